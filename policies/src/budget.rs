@@ -1,0 +1,185 @@
+//! How much the manager may do: bytes copied per second and a share of one CPU, over all VMs of the host together.
+//!
+//! A bucket of each fills with time and is emptied by plans. A plan takes what it *expects* to cost; when the action
+//! is done the difference to what it *did* cost is settled, and an action that took longer than expected leaves a
+//! debt that the next intervals pay. So the rates hold over time even where an estimate is wrong.
+//!
+//! ```text
+//!   now ──▶ refill ──▶ [ copy ███████░░░ ]  ── try_take(estimate) ──▶ plan
+//!                      [ cpu  ████░░░░░░ ]  ◀── settle(estimate, actual) ── outcome
+//! ```
+
+use core::time::Duration;
+
+use crate::units::{Bytes, Moment, PerTenThousand};
+
+/// What an action costs, or is expected to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Guest memory copied.
+    pub copied: Bytes,
+    /// Time of one CPU.
+    pub cpu: Duration,
+}
+
+/// The rates a budget keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetLimits {
+    /// Guest memory that may be copied per second.
+    pub copy_per_second: Bytes,
+    /// Share of one CPU the manager's actions may use.
+    pub cpu_share: PerTenThousand,
+    /// How much unused allowance is kept for a burst, as time at full rate.
+    pub burst: Duration,
+}
+
+impl Default for BudgetLimits {
+    /// 2 GiB/s and half a CPU, bursts of 250 ms: a gibibyte of RAM is promoted in well under two seconds while a
+    /// guest that shares the core keeps at least half of it. Collapse itself runs at about 3.5 GiB/s.
+    fn default() -> BudgetLimits {
+        BudgetLimits {
+            copy_per_second: crate::units::gib(2),
+            cpu_share: PerTenThousand::new(5_000),
+            burst: Duration::from_millis(250),
+        }
+    }
+}
+
+/// Which of the two rates ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetSpent {
+    /// Bytes copied per second.
+    Copy,
+    /// CPU time.
+    Cpu,
+}
+
+/// The allowance itself. Signed: a debt is below zero.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    limits: BudgetLimits,
+    copy_left: i128,
+    cpu_left_ns: i128,
+    refilled_at: Moment,
+    refusals: u64,
+}
+
+const NANOS_PER_SECOND: u128 = 1_000_000_000;
+
+impl Budget {
+    /// A budget that is full at `now`.
+    pub fn new(limits: BudgetLimits, now: Moment) -> Budget {
+        let mut budget = Budget { limits, copy_left: 0, cpu_left_ns: 0, refilled_at: now, refusals: 0 };
+        budget.copy_left = budget.copy_burst();
+        budget.cpu_left_ns = budget.cpu_burst_ns();
+        budget
+    }
+
+    /// The rates.
+    pub fn limits(&self) -> BudgetLimits {
+        self.limits
+    }
+
+    /// Adds what the time since the last call allows, up to one burst.
+    pub fn refill(&mut self, now: Moment) {
+        let elapsed = now.since(self.refilled_at);
+        self.refilled_at = now;
+        self.copy_left = (self.copy_left + self.copy_in(elapsed)).min(self.copy_burst());
+        self.cpu_left_ns = (self.cpu_left_ns + self.cpu_ns_in(elapsed)).min(self.cpu_burst_ns());
+    }
+
+    /// Takes `cost`, or nothing at all.
+    ///
+    /// # Errors
+    /// The rate that does not allow it now.
+    pub fn try_take(&mut self, cost: Cost) -> Result<(), BudgetSpent> {
+        let (copied, cpu_ns) = (i128::from(cost.copied.get()), cost.cpu.as_nanos() as i128);
+        let spent = if copied > self.copy_left.max(0) {
+            BudgetSpent::Copy
+        } else if cpu_ns > self.cpu_left_ns.max(0) {
+            BudgetSpent::Cpu
+        } else {
+            self.copy_left -= copied;
+            self.cpu_left_ns -= cpu_ns;
+            return Ok(());
+        };
+        self.refusals += 1;
+        Err(spent)
+    }
+
+    /// Replaces an estimate that was taken by what the action did cost. May leave a debt.
+    pub fn settle(&mut self, estimate: Cost, actual: Cost) {
+        self.copy_left += i128::from(estimate.copied.get()) - i128::from(actual.copied.get());
+        self.cpu_left_ns += estimate.cpu.as_nanos() as i128 - actual.cpu.as_nanos() as i128;
+    }
+
+    /// How often something was refused.
+    pub fn refusals(&self) -> u64 {
+        self.refusals
+    }
+
+    fn copy_in(&self, time: Duration) -> i128 {
+        (u128::from(self.limits.copy_per_second.get()) * time.as_nanos() / NANOS_PER_SECOND) as i128
+    }
+
+    fn cpu_ns_in(&self, time: Duration) -> i128 {
+        (u128::from(self.limits.cpu_share.get()) * time.as_nanos() / 10_000) as i128
+    }
+
+    fn copy_burst(&self) -> i128 {
+        self.copy_in(self.limits.burst)
+    }
+
+    fn cpu_burst_ns(&self) -> i128 {
+        self.cpu_ns_in(self.limits.burst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::mib;
+
+    const LIMITS: BudgetLimits = BudgetLimits {
+        copy_per_second: mib(100),
+        cpu_share: PerTenThousand::new(1_000), // 100 ms of CPU per second
+        burst: Duration::from_secs(1),
+    };
+
+    fn at(ms: u64) -> Moment {
+        Moment::after_start(Duration::from_millis(ms))
+    }
+
+    fn cost(copied: Bytes, cpu_ms: u64) -> Cost {
+        Cost { copied, cpu: Duration::from_millis(cpu_ms) }
+    }
+
+    #[test]
+    fn a_burst_is_all_that_is_ever_saved_up() {
+        let mut budget = Budget::new(LIMITS, at(0));
+        budget.refill(at(60_000));
+        assert_eq!(budget.try_take(cost(mib(100), 0)), Ok(()));
+        assert_eq!(budget.try_take(cost(Bytes::new(1), 0)), Err(BudgetSpent::Copy));
+    }
+
+    #[test]
+    fn each_rate_refuses_on_its_own() {
+        let mut budget = Budget::new(LIMITS, at(0));
+        assert_eq!(budget.try_take(cost(mib(1), 101)), Err(BudgetSpent::Cpu));
+        assert_eq!(budget.try_take(cost(mib(101), 1)), Err(BudgetSpent::Copy));
+        assert_eq!(budget.try_take(cost(mib(100), 100)), Ok(()));
+        assert_eq!(budget.refusals(), 2);
+    }
+
+    #[test]
+    fn a_debt_is_paid_before_anything_new_is_granted() {
+        let mut budget = Budget::new(LIMITS, at(0));
+        let estimate = cost(mib(50), 50);
+        assert_eq!(budget.try_take(estimate), Ok(()));
+        budget.settle(estimate, cost(mib(50), 200)); // 50 ms were left, 150 more were used: 100 ms of debt
+        budget.refill(at(1_000)); // +100 ms: the debt is gone, nothing is left
+        assert_eq!(budget.try_take(cost(Bytes::ZERO, 1)), Err(BudgetSpent::Cpu));
+        budget.refill(at(1_100));
+        assert_eq!(budget.try_take(cost(Bytes::ZERO, 10)), Ok(()));
+    }
+}

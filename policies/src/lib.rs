@@ -1,0 +1,42 @@
+//! What should be large, and when: the deciding half of wideleaf.
+//!
+//! ```text
+//!  sensors ──▶ Snapshot ──▶ Policy::plan(snapshot, now, budget) ──▶ Plan ──▶ actuators ──▶ Outcomes
+//!     ▲                                                                          │
+//!     └───────────── re-read the counters: did the mapping really change? ◀──────┘
+//! ```
+//!
+//! This crate owns the vocabulary (units, [`Snapshot`], [`Action`], [`Outcome`]) because the layer that decides
+//! defines the interface; `memory` implements it against the kernel. It has no `std`, no `unsafe`, no dependency, no
+//! clock and no randomness: time arrives as a [`Moment`], so the same snapshot always gives the same plan, on a live
+//! guest and on a recording.
+//!
+//! The unit of decision is the *window*, a naturally aligned 2 MiB range of guest-physical memory; 512 windows make a
+//! *giant* (1 GiB). Policies say *promote* and *demote*; which mechanism does it is the choice of `memory`.
+//!
+//! Guarantees every [`Policy`] keeps, checked by `tests/invariants.rs`: the plan never costs more than the budget
+//! grants, never names a window that is not backed, never names a window twice, and is a function of its arguments
+//! and the policy's own past alone.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod account;
+pub mod action;
+pub mod budget;
+pub mod geometry;
+pub mod outcome;
+pub mod policy;
+pub mod snapshot;
+pub mod units;
+pub mod window;
+
+pub use action::{Action, Plan, PlannedAction};
+pub use budget::{Budget, BudgetLimits, Cost};
+pub use geometry::GpaRange;
+pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
+pub use policy::Policy;
+pub use snapshot::{Backing, MappingStats, Snapshot, VmId, VmSnapshot};
+pub use units::{Bytes, Gfn, Gpa, Hva, Moment, PageSize, PerTenThousand, WindowIndex};

@@ -1,0 +1,19 @@
+//! Base pages only: the lower line of every comparison.
+
+use super::Policy;
+use crate::action::Plan;
+use crate::budget::Budget;
+use crate::snapshot::Snapshot;
+use crate::units::Moment;
+
+/// Plans nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Never;
+
+impl Policy for Never {
+    fn name(&self) -> &'static str {
+        "never"
+    }
+
+    fn plan(&mut self, _snapshot: &Snapshot, _now: Moment, _budget: &mut Budget, _plan: &mut Plan) {}
+}

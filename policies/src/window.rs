@@ -1,0 +1,162 @@
+//! What is remembered of a window between two snapshots: whether it may be acted on, and how often it refused.
+//!
+//! ```text
+//!            begin                    done
+//!   Ready ──────────▶ Acting ──────────────────────▶ Ready
+//!     ▲                 │ refused
+//!     │  now ≥ until    ▼
+//!     └───────────── BackedOff { until, refusals }        until = now + first · 2^(refusals-1), at most `longest`
+//! ```
+//!
+//! A window that is not eligible is asked rarely, since what makes it so (a hole, an advice) changes rarely; a busy
+//! one soon. Undoing needs no state of its own: demotion goes the same way.
+
+use core::time::Duration;
+
+use crate::outcome::Refusal;
+use crate::units::Moment;
+
+/// State of one window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WindowState {
+    /// May be acted on.
+    #[default]
+    Ready,
+    /// An actuator is at work on it; `refusals` is how often in a row it refused before.
+    Acting {
+        /// Refusals in a row so far.
+        refusals: u8,
+    },
+    /// Refused, and left alone until then.
+    BackedOff {
+        /// Not before this moment.
+        until: Moment,
+        /// Refusals in a row so far.
+        refusals: u8,
+    },
+}
+
+/// First and longest wait after a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Backoff {
+    first: Duration,
+    longest: Duration,
+}
+
+const fn backoff_after(refusal: Refusal) -> Backoff {
+    match refusal {
+        // A locked page is unlocked within milliseconds.
+        Refusal::Busy | Refusal::NotObserved => {
+            Backoff { first: Duration::from_millis(10), longest: Duration::from_secs(1) }
+        }
+        // Free huge pages come back when somebody frees memory or compaction has run: seconds.
+        Refusal::NoHugePage => Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) },
+        Refusal::NotEligible | Refusal::NotPermitted | Refusal::Other(_) => {
+            Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) }
+        }
+    }
+}
+
+/// A transition that the drawing above does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotAllowed {
+    /// The window backs off until then.
+    BackedOff(Moment),
+    /// Somebody is already at work on it.
+    AlreadyActing,
+    /// Nobody was at work on it.
+    NotActing,
+}
+
+impl WindowState {
+    /// When the window may be acted on: the past for [`WindowState::Ready`].
+    pub const fn ready_at(self) -> Moment {
+        match self {
+            WindowState::Ready => Moment::START,
+            WindowState::Acting { .. } => Moment::after_start(Duration::MAX),
+            WindowState::BackedOff { until, .. } => until,
+        }
+    }
+
+    /// An actuator begins.
+    ///
+    /// # Errors
+    /// [`NotAllowed`] with the reason; the state stays as it was.
+    pub fn begin(self, now: Moment) -> Result<WindowState, NotAllowed> {
+        match self {
+            WindowState::Ready => Ok(WindowState::Acting { refusals: 0 }),
+            WindowState::BackedOff { until, refusals } if now >= until => Ok(WindowState::Acting { refusals }),
+            WindowState::BackedOff { until, .. } => Err(NotAllowed::BackedOff(until)),
+            WindowState::Acting { .. } => Err(NotAllowed::AlreadyActing),
+        }
+    }
+
+    /// The actuator is done, or had nothing to do.
+    ///
+    /// # Errors
+    /// [`NotAllowed::NotActing`] where none was at work.
+    pub fn done(self) -> Result<WindowState, NotAllowed> {
+        match self {
+            WindowState::Acting { .. } => Ok(WindowState::Ready),
+            WindowState::Ready | WindowState::BackedOff { .. } => Err(NotAllowed::NotActing),
+        }
+    }
+
+    /// The kernel refused.
+    ///
+    /// # Errors
+    /// [`NotAllowed::NotActing`] where no actuator was at work.
+    pub fn refused(self, refusal: Refusal, now: Moment) -> Result<WindowState, NotAllowed> {
+        let WindowState::Acting { refusals } = self else {
+            return Err(NotAllowed::NotActing);
+        };
+        let Backoff { first, longest } = backoff_after(refusal);
+        let wait = first.saturating_mul(1 << refusals.min(16)).min(longest);
+        Ok(WindowState::BackedOff { until: now + wait, refusals: refusals.saturating_add(1) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::after_start(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn the_wait_doubles_with_each_refusal_up_to_the_longest() {
+        let mut state = WindowState::Ready;
+        let mut waits = alloc::vec::Vec::new();
+        let mut now = at(0);
+        for _ in 0..9 {
+            state = state.begin(now).expect("its time has come").refused(Refusal::Busy, now).expect("it is acting");
+            waits.push(state.ready_at().since(now).as_millis());
+            now = state.ready_at();
+        }
+        assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    }
+
+    #[test]
+    fn success_forgets_the_refusals() {
+        let refused = WindowState::Ready.begin(at(0)).and_then(|s| s.refused(Refusal::Busy, at(0))).expect("legal");
+        let ready = refused.begin(at(10)).and_then(WindowState::done).expect("legal");
+        assert_eq!(ready, WindowState::Ready);
+    }
+
+    #[test]
+    fn a_window_that_backs_off_cannot_be_acted_on_early() {
+        let refused =
+            WindowState::Ready.begin(at(5)).and_then(|s| s.refused(Refusal::NoHugePage, at(5))).expect("legal");
+        assert_eq!(refused.begin(at(254)), Err(NotAllowed::BackedOff(at(255))));
+        assert!(refused.begin(at(255)).is_ok());
+    }
+
+    #[test]
+    fn a_window_is_acted_on_by_one_at_a_time() {
+        let acting = WindowState::Ready.begin(at(0)).expect("legal");
+        assert_eq!(acting.begin(at(0)), Err(NotAllowed::AlreadyActing));
+        assert_eq!(WindowState::Ready.done(), Err(NotAllowed::NotActing));
+        assert_eq!(WindowState::Ready.refused(Refusal::Busy, at(0)), Err(NotAllowed::NotActing));
+    }
+}
