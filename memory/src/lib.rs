@@ -1,1 +1,32 @@
-//! wideleaf-memory
+//! The host kernel's side of guest memory: what backs it, what is seen of it, what can be done to it, and the loop
+//! between them.
+//!
+//! | module | kernel interface | privilege |
+//! |---|---|---|
+//! | [`region`] | `mmap`, `memfd_create` | none |
+//! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
+//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
+//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
+//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
+//! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
+//!
+//! Every effect on the kernel goes through one of two doors, [`host::Host`] (an address space) and
+//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. `unsafe` is in
+//! `sys` alone.
+
+pub mod actuators;
+pub mod backing;
+pub mod capabilities;
+pub mod host;
+pub mod manager;
+pub mod pool;
+pub mod region;
+pub mod second_level;
+pub mod sensors;
+mod sys;
+
+pub use backing::{BackingConfig, BackingKind};
+pub use host::{Host, linux::LinuxHost};
+pub use manager::{Manager, ManagerConfig, ManagerReport};
+pub use region::{GuestRam, RamRange};
+pub use second_level::{Paging, SecondLevel};

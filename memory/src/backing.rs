@@ -1,0 +1,133 @@
+//! What stands behind guest RAM, and every consequence of the choice: page size, flags, advice, limits. One value, so
+//! that no two options can contradict each other.
+
+use std::fs::File;
+
+use wideleaf_policies::{Bytes, Hva, PageSize};
+
+use crate::host::{Advice, Host, HostError, linux::LinuxHost};
+use crate::sys::mapping::{MapError, create_memfd};
+
+/// The kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackingKind {
+    /// Private anonymous memory: THP and collapse work best here.
+    Anon,
+    /// A memfd (shmem), shared: other processes can map the RAM too.
+    Memfd,
+    /// Pages of the hugetlb pool.
+    Hugetlb,
+}
+
+impl BackingKind {
+    /// All kinds.
+    pub const ALL: [BackingKind; 3] = [BackingKind::Anon, BackingKind::Memfd, BackingKind::Hugetlb];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackingKind::Anon => "anon",
+            BackingKind::Memfd => "memfd",
+            BackingKind::Hugetlb => "hugetlb",
+        }
+    }
+}
+
+/// Kind and page size to start with: only the combinations that exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackingConfig {
+    kind: BackingKind,
+    start_page: PageSize,
+}
+
+/// A combination that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackingError {
+    /// hugetlb with base pages.
+    #[error("the hugetlb pool has no 4k pages: use --host-page 2m or 1g, or --backing anon")]
+    HugetlbOf4K,
+    /// Giant pages outside hugetlb.
+    #[error("{} RAM cannot start with 1g pages, only the hugetlb pool has them: use --backing hugetlb", .0.name())]
+    GiantNeedsHugetlb(BackingKind),
+}
+
+impl BackingConfig {
+    /// The combination, if it exists.
+    ///
+    /// # Errors
+    /// [`BackingError`] with what to use instead.
+    pub const fn new(kind: BackingKind, start_page: PageSize) -> Result<BackingConfig, BackingError> {
+        match (kind, start_page) {
+            (BackingKind::Hugetlb, PageSize::Base4K) => Err(BackingError::HugetlbOf4K),
+            (BackingKind::Anon | BackingKind::Memfd, PageSize::Giant1G) => Err(BackingError::GiantNeedsHugetlb(kind)),
+            _ => Ok(BackingConfig { kind, start_page }),
+        }
+    }
+
+    /// The kind of memory.
+    pub const fn kind(self) -> BackingKind {
+        self.kind
+    }
+
+    /// The page size RAM starts with.
+    pub const fn start_page(self) -> PageSize {
+        self.start_page
+    }
+
+    /// RAM must be a whole number of these.
+    pub const fn granule(self) -> PageSize {
+        match self.kind {
+            BackingKind::Hugetlb => self.start_page,
+            // Windows are what is managed; a tail of base pages could never become large.
+            BackingKind::Anon | BackingKind::Memfd => PageSize::Huge2M,
+        }
+    }
+
+    /// Whether a window that is large is part of a page of this size, and stays so.
+    pub(crate) const fn fixed_page(self) -> Option<PageSize> {
+        match self.kind {
+            BackingKind::Hugetlb => Some(self.start_page),
+            BackingKind::Anon | BackingKind::Memfd => None,
+        }
+    }
+
+    pub(crate) fn create_file(self, bytes: Bytes) -> Result<Option<File>, MapError> {
+        match self.kind {
+            BackingKind::Anon => Ok(None),
+            BackingKind::Memfd => create_memfd(bytes, None).map(Some),
+            BackingKind::Hugetlb => create_memfd(bytes, Some(self.start_page)).map(Some),
+        }
+    }
+
+    /// The advice that makes new pages the size asked for. It must come before the first touch: pages that are there
+    /// already do not change.
+    ///
+    /// RAM that starts at 4 KiB is marked `MADV_NOHUGEPAGE`, so that neither a fault under `enabled=always` nor
+    /// khugepaged promotes it behind the manager's back; the collapse actuator lifts the mark window by window.
+    pub(crate) fn advise_at_start(self, start: Hva, bytes: Bytes) -> Result<(), HostError> {
+        let advice = match (self.kind, self.start_page) {
+            (BackingKind::Hugetlb, _) => return Ok(()),
+            (_, PageSize::Base4K) => Advice::NoHugePage,
+            (_, PageSize::Huge2M | PageSize::Giant1G) => Advice::HugePage,
+        };
+        LinuxHost::open()?.advise(start, bytes, advice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_combinations_that_exist_can_be_made() {
+        use BackingKind::{Anon, Hugetlb, Memfd};
+        use PageSize::{Base4K, Giant1G, Huge2M};
+        let exists = |kind, page| BackingConfig::new(kind, page).is_ok();
+        assert!(exists(Anon, Base4K) && exists(Anon, Huge2M) && exists(Memfd, Base4K) && exists(Memfd, Huge2M));
+        assert!(exists(Hugetlb, Huge2M) && exists(Hugetlb, Giant1G));
+        assert_eq!(BackingConfig::new(Hugetlb, Base4K), Err(BackingError::HugetlbOf4K));
+        assert_eq!(BackingConfig::new(Anon, Giant1G), Err(BackingError::GiantNeedsHugetlb(Anon)));
+        assert_eq!(BackingConfig::new(Memfd, Giant1G), Err(BackingError::GiantNeedsHugetlb(Memfd)));
+    }
+}

@@ -1,0 +1,128 @@
+//! What this host can do: a table, each entry probed, each "no" with its reason and what is done without it. The
+//! kernel is asked, its version string is not compared.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Gpa, GpaRange, PageSize};
+
+use crate::backing::{BackingConfig, BackingKind};
+use crate::host::{Advice, Host, linux::LinuxHost};
+use crate::pool::HugetlbPools;
+use crate::region::GuestRam;
+
+/// One row of the table.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Capability {
+    /// Short name.
+    pub name: &'static str,
+    /// Whether it is there.
+    pub is_available: bool,
+    /// What was found, or why not.
+    pub detail: String,
+    /// What is done without it.
+    pub without: &'static str,
+}
+
+fn row(name: &'static str, without: &'static str, found: Result<String, String>) -> Capability {
+    let is_available = found.is_ok();
+    Capability { name, is_available, detail: found.unwrap_or_else(|why| why), without }
+}
+
+/// Probes the host's side. `root` is where `sys/` and `proc/` are found, for the entries that are files; system calls
+/// are tried on a window of memory that is unmapped again.
+pub fn probe(root: &Path) -> Vec<Capability> {
+    let thp = |file: &str| chosen_setting(&root.join("sys/kernel/mm/transparent_hugepage").join(file));
+    vec![
+        row("collapse", "guest RAM keeps the page size it started with", probe_collapse(BackingKind::Anon)),
+        row("collapse_memfd", "memfd RAM keeps its page size; use --backing anon", probe_collapse(BackingKind::Memfd)),
+        row("pagemap_scan", "no outcome can be checked: the manager does not act", probe_scan()),
+        row(
+            "thp_enabled",
+            "--host-page 2m starts with base pages; collapse works all the same",
+            match thp("enabled") {
+                Ok(setting) if setting == "never" => Err("enabled=never: no huge page at the fault".into()),
+                Ok(setting) => Ok(format!("enabled={setting}")),
+                Err(why) => Err(why),
+            },
+        ),
+        row(
+            "thp_shmem",
+            "memfd RAM starts with base pages; collapse works all the same",
+            match thp("shmem_enabled") {
+                Ok(setting) if setting == "never" || setting == "deny" => Err(format!("shmem_enabled={setting}")),
+                Ok(setting) => Ok(format!("shmem_enabled={setting}")),
+                Err(why) => Err(why),
+            },
+        ),
+        row(
+            "hugetlb_2m",
+            "--backing hugetlb --host-page 2m is refused, or --fallback thp",
+            pool(root, PageSize::Huge2M),
+        ),
+        row(
+            "hugetlb_1g",
+            "--backing hugetlb --host-page 1g is refused, or --fallback thp",
+            pool(root, PageSize::Giant1G),
+        ),
+        row(
+            "userfaultfd",
+            "no first-touch policy, no access sensor",
+            exists(root, "dev/userfaultfd").or_else(|_| exists(root, "proc/sys/vm/unprivileged_userfaultfd")),
+        ),
+        row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
+        row("damon", "no access heat from DAMON", exists(root, "sys/kernel/mm/damon/admin")),
+    ]
+}
+
+/// The word in brackets: `always [madvise] never`.
+fn chosen_setting(file: &Path) -> Result<String, String> {
+    let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let chosen = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+    chosen.map(str::to_owned).ok_or_else(|| format!("{}: no setting is chosen in {text:?}", file.display()))
+}
+
+fn exists(root: &Path, file: &str) -> Result<String, String> {
+    let path: PathBuf = root.join(file);
+    if path.exists() { Ok(format!("/{file}")) } else { Err(format!("/{file} is not there")) }
+}
+
+fn pool(root: &Path, size: PageSize) -> Result<String, String> {
+    let pool = HugetlbPools::at(root).status(size).map_err(|error| error.to_string())?;
+    let text = format!("{} pages can be mapped ({} in the pool, {} free)", pool.available(), pool.total, pool.free);
+    if pool.available() > 0 { Ok(text) } else { Err(text) }
+}
+
+/// One window of memory, populated with base pages.
+fn one_window(kind: BackingKind) -> Result<std::sync::Arc<GuestRam>, String> {
+    let backing = BackingConfig::new(kind, PageSize::Base4K).map_err(|error| error.to_string())?;
+    let range = GpaRange::new(Gpa::new(0), mib(2)).expect("two mebibytes fit");
+    let ram = GuestRam::map(&[range], backing).map_err(|error| error.to_string())?;
+    LinuxHost::open()
+        .and_then(|host| host.advise(ram.base(), ram.bytes(), Advice::PopulateWrite))
+        .map_err(|error| error.to_string())?;
+    Ok(ram)
+}
+
+fn probe_collapse(kind: BackingKind) -> Result<String, String> {
+    let ram = one_window(kind)?;
+    let host = LinuxHost::open().map_err(|error| error.to_string())?;
+    let window = wideleaf_policies::WindowIndex::new(0);
+    let collapse = crate::actuators::collapse::collapse_window(&host, ram.ranges()[0], window);
+    match collapse.result {
+        wideleaf_policies::OutcomeResult::Done => {
+            Ok(format!("MADV_COLLAPSE of one window took {:.2} ms", collapse.unavailable.as_secs_f64() * 1e3))
+        }
+        other => Err(format!("MADV_COLLAPSE of one window: {other}")),
+    }
+}
+
+fn probe_scan() -> Result<String, String> {
+    let ram = one_window(BackingKind::Anon)?;
+    let host = LinuxHost::open().map_err(|error| error.to_string())?;
+    let mut runs = Vec::new();
+    host.scan(ram.base(), ram.bytes(), &mut runs).map_err(|error| error.to_string())?;
+    let present: wideleaf_policies::Bytes = runs.iter().map(|run| run.bytes).sum();
+    if present == ram.bytes() { Ok("PAGEMAP_SCAN".into()) } else { Err(format!("saw {present} of {}", ram.bytes())) }
+}

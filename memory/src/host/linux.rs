@@ -1,0 +1,68 @@
+//! The real host: this process's own address space under Linux.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use wideleaf_policies::{Bytes, Hva, Moment};
+
+use super::{Advice, Host, HostError, PageRun};
+use crate::sys;
+
+/// This process's address space.
+#[derive(Debug)]
+pub struct LinuxHost {
+    pagemap: File,
+    opened_at: Instant,
+}
+
+impl LinuxHost {
+    /// Opens `/proc/self/pagemap`. No privilege is needed: page frame numbers, which would need one, are not read.
+    ///
+    /// # Errors
+    /// [`HostError`] where `/proc` is not mounted.
+    pub fn open() -> Result<LinuxHost, HostError> {
+        let pagemap =
+            File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
+        Ok(LinuxHost { pagemap, opened_at: Instant::now() })
+    }
+}
+
+impl Host for LinuxHost {
+    fn now(&self) -> Moment {
+        Moment::after_start(self.opened_at.elapsed())
+    }
+
+    fn thread_cpu_time(&self) -> Duration {
+        sys::clock::thread_cpu_time()
+    }
+
+    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
+        let what = match advice {
+            Advice::HugePage => "madvise(MADV_HUGEPAGE)",
+            Advice::NoHugePage => "madvise(MADV_NOHUGEPAGE)",
+            Advice::Collapse => "madvise(MADV_COLLAPSE)",
+            Advice::PopulateWrite => "madvise(MADV_POPULATE_WRITE)",
+        };
+        sys::madvise::madvise(start, bytes, advice).map_err(|source| HostError { what, source })
+    }
+
+    fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        sys::pagemap::scan(&self.pagemap, start, bytes, runs)
+            .map_err(|source| HostError { what: "PAGEMAP_SCAN of /proc/self/pagemap", source })
+    }
+
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        std::fs::read_to_string(path).map_err(|source| HostError { what: "read a kernel file", source })
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
+/// The machine's warm copy speed in bytes per second: what a promotion's speed is put beside. Allocates twice `bytes`
+/// and frees it.
+pub fn warm_copy_bytes_per_second(bytes: Bytes) -> f64 {
+    const ROUNDS: u32 = 3;
+    bytes.get() as f64 / sys::memcpy::fastest_copy(bytes, ROUNDS).as_secs_f64()
+}

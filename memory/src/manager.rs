@@ -1,0 +1,508 @@
+//! The loop: sense → decide → act → check, for all VMs of a host, in a thread of its own.
+//!
+//! ```text
+//!        ┌────────────────────────────── tick ──────────────────────────────┐
+//!        │ sense    host backing per window, slot states, KVM's totals      │
+//!        │ decide   Policy::plan within the budget                          │
+//!        │ act      one action at a time, no lock held, stop flag between   │
+//!        │ check    host backing of that window at once (in the actuator),  │
+//!        │          KVM's totals at the next tick: they rise on re-touch    │
+//!        └───────────────────────────────────────────────────────────────────┘
+//!   nothing done? the next tick comes after twice the time, up to `tick_longest`; something done: after `tick_shortest`
+//! ```
+//!
+//! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
+//! later.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use wideleaf_policies::account::{self, HostBacking};
+use wideleaf_policies::window::WindowState;
+use wideleaf_policies::{
+    Action, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, Plan, PlannedAction,
+    Policy, Skip, Snapshot, VmId, VmSnapshot,
+};
+
+use crate::actuators::collapse::collapse_window;
+use crate::actuators::hold::{Hold, hold_cost, set_hold};
+use crate::backing::BackingConfig;
+use crate::host::Host;
+use crate::region::{GuestRam, RamRange};
+use crate::second_level::SecondLevel;
+use crate::sensors::host_backing::HostBackingSensor;
+
+/// How the loop runs.
+#[derive(Clone, Copy, Debug)]
+pub struct ManagerConfig {
+    /// What actions may cost, over all VMs.
+    pub limits: BudgetLimits,
+    /// Time to the next tick after one that did something.
+    pub tick_shortest: Duration,
+    /// Time to the next tick when nothing has happened for long.
+    pub tick_longest: Duration,
+}
+
+impl Default for ManagerConfig {
+    /// 10 ms while there is work: a fraction of the budget's burst, and ten times what sensing a gibibyte costs. One
+    /// second when idle: a window that becomes resident waits at most that long.
+    fn default() -> ManagerConfig {
+        ManagerConfig {
+            limits: BudgetLimits::default(),
+            tick_shortest: Duration::from_millis(10),
+            tick_longest: Duration::from_secs(1),
+        }
+    }
+}
+
+/// One VM under the manager, or one native kernel (which has no second level).
+pub struct ManagedVm {
+    /// Its name towards the policy.
+    pub id: VmId,
+    /// Where its RAM is.
+    pub ranges: Vec<RamRange>,
+    /// What backs its RAM.
+    pub backing: BackingConfig,
+    /// KVM's side, if there is one.
+    pub second_level: Option<Arc<dyn SecondLevel>>,
+    /// Keeps the mapping alive for as long as the manager may act on it; tests on a fake host have none.
+    pub ram: Option<Arc<GuestRam>>,
+}
+
+impl ManagedVm {
+    /// A VM whose RAM is `ram`.
+    pub fn new(id: VmId, ram: Arc<GuestRam>, second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
+        ManagedVm { id, ranges: ram.ranges().to_vec(), backing: ram.backing(), second_level, ram: Some(ram) }
+    }
+}
+
+/// What was seen of one VM at one tick.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// When.
+    pub at: Moment,
+    /// Host backing of all its windows together.
+    pub host: HostBacking,
+    /// KVM's totals.
+    pub mapping: Option<MappingStats>,
+}
+
+/// Everything the loop counted.
+#[derive(Clone, Debug)]
+pub struct ManagerReport {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Ticks.
+    pub ticks: u64,
+    /// Actions by mechanism and result.
+    pub outcomes: BTreeMap<(&'static str, &'static str), u64>,
+    /// Sensors that failed, by name.
+    pub sensor_failures: BTreeMap<&'static str, u64>,
+    /// Times the budget said no.
+    pub budget_refusals: u64,
+    /// Guest memory copied by promotions.
+    pub copied: Bytes,
+    /// CPU time of the actions.
+    pub action_cpu: Duration,
+    /// CPU time of the whole loop, sensing and deciding included.
+    pub total_cpu: Duration,
+    /// How long each acted-on window was unavailable at most, in nanoseconds.
+    pub unavailable_ns: Histogram<u64>,
+    /// Became resident only because the page is large.
+    pub bloat: Bytes,
+    /// When the first action was done.
+    pub first_done_at: Option<Moment>,
+    /// When the last action was done.
+    pub last_done_at: Option<Moment>,
+    /// What was seen, by VM in the order given; at most [`SAMPLES_KEPT`] each, thinned out evenly.
+    pub samples: Vec<(VmId, Vec<Sample>)>,
+}
+
+/// More samples than this say nothing more in a report; when reached, every second one is dropped.
+pub const SAMPLES_KEPT: usize = 2048;
+
+impl ManagerReport {
+    fn new(policy: &'static str, vms: &[ManagedVm]) -> ManagerReport {
+        ManagerReport {
+            policy,
+            ticks: 0,
+            outcomes: BTreeMap::new(),
+            sensor_failures: BTreeMap::new(),
+            budget_refusals: 0,
+            copied: Bytes::ZERO,
+            action_cpu: Duration::ZERO,
+            total_cpu: Duration::ZERO,
+            unavailable_ns: Histogram::new(3).expect("three significant digits are allowed"),
+            bloat: Bytes::ZERO,
+            first_done_at: None,
+            last_done_at: None,
+            samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
+        }
+    }
+
+    /// How many actions of a mechanism were done.
+    pub fn done(&self, mechanism: &str) -> u64 {
+        self.outcomes.iter().filter(|((m, result), _)| *m == mechanism && *result == "done").map(|(_, n)| n).sum()
+    }
+
+    /// Bytes copied per second of the time the kernel's copying calls took.
+    pub fn copy_bytes_per_second(&self) -> Option<f64> {
+        let busy_ns: u64 =
+            self.unavailable_ns.iter_recorded().map(|v| v.value_iterated_to() * v.count_at_value()).sum();
+        (busy_ns > 0).then(|| self.copied.get() as f64 / (busy_ns as f64 / 1e9))
+    }
+}
+
+/// Mechanisms an action is done with; the name is what reports count under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mechanism {
+    Collapse,
+    HoldAt4K,
+    Recover,
+    None,
+}
+
+impl Mechanism {
+    const fn name(self) -> &'static str {
+        match self {
+            Mechanism::Collapse => "collapse",
+            Mechanism::HoldAt4K => "hold_at_4k",
+            Mechanism::Recover => "recover",
+            Mechanism::None => "none",
+        }
+    }
+}
+
+/// The loop's state; [`Manager::spawn`] runs it in a thread, tests call [`ManagerLoop::tick`] themselves.
+pub struct ManagerLoop {
+    host: Arc<dyn Host>,
+    vms: Vec<ManagedVm>,
+    policy: Box<dyn Policy>,
+    config: ManagerConfig,
+    budget: Budget,
+    /// By VM in the order given, by row of its snapshot.
+    states: Vec<Vec<WindowState>>,
+    sensor: HostBackingSensor,
+    plan: Plan,
+    report: ManagerReport,
+    should_stop: Arc<AtomicBool>,
+}
+
+impl ManagerLoop {
+    /// A loop over `vms` that has done nothing yet.
+    pub fn new(
+        host: Arc<dyn Host>,
+        vms: Vec<ManagedVm>,
+        policy: Box<dyn Policy>,
+        config: ManagerConfig,
+    ) -> ManagerLoop {
+        let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
+        ManagerLoop {
+            budget: Budget::new(config.limits, host.now()),
+            states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
+            report: ManagerReport::new(policy.name(), &vms),
+            sensor: HostBackingSensor::default(),
+            plan: Plan::default(),
+            should_stop: Arc::default(),
+            host,
+            vms,
+            policy,
+            config,
+        }
+    }
+
+    /// One round. Returns how many actions were done.
+    pub fn tick(&mut self) -> u64 {
+        let began_cpu = self.host.thread_cpu_time();
+        self.budget.refill(self.host.now());
+        let snapshot = self.sense();
+        let mut plan = std::mem::take(&mut self.plan);
+        plan.clear();
+        self.policy.plan(&snapshot, self.host.now(), &mut self.budget, &mut plan);
+        let done = plan.actions().iter().filter(|planned| self.act(planned, &snapshot) == OutcomeResult::Done).count();
+        self.plan = plan;
+        self.report.ticks += 1;
+        self.report.budget_refusals = self.budget.refusals();
+        self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(began_cpu);
+        done as u64
+    }
+
+    /// What has been counted so far.
+    pub fn report(&self) -> &ManagerReport {
+        &self.report
+    }
+
+    /// Takes a last look at all VMs, so that the report ends with the state at the end.
+    pub fn finish(mut self) -> ManagerReport {
+        self.sense();
+        self.report
+    }
+
+    fn sense(&mut self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for (index, vm) in self.vms.iter().enumerate() {
+            let states = &self.states[index];
+            let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
+            let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
+            let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
+            for range in &vm.ranges {
+                match self.sensor.sample(self.host.as_ref(), *range, vm.backing.fixed_page()) {
+                    Err(error) => {
+                        tracing::warn!("{}: host backing of {}: {error}", vm.id, range.gpa.start());
+                        *self.report.sensor_failures.entry("host_backing").or_default() += 1;
+                        // Rows of one VM must cover all its windows or the row numbers would shift: what was not
+                        // seen is reported as unbacked, which no policy acts on.
+                        for window in range.gpa.windows() {
+                            let ready = states[rows.len()].ready_at();
+                            rows.push(window, 0, wideleaf_policies::Backing::Unbacked, false, ready);
+                        }
+                    }
+                    Ok(seen) => {
+                        for row in seen {
+                            let ready = states[rows.len()].ready_at();
+                            rows.push(row.window, row.resident, row.backing, is_held(row.window.start()), ready);
+                        }
+                    }
+                }
+            }
+            rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
+                Ok(stats) => Some(stats),
+                Err(error) => {
+                    tracing::warn!("{}: KVM statistics: {error}", vm.id);
+                    *self.report.sensor_failures.entry("kvm_stats").or_default() += 1;
+                    None
+                }
+            });
+            let sample = Sample { at: self.host.now(), host: account::host_backing(&rows), mapping: rows.mapping };
+            keep_sample(&mut self.report.samples[index].1, sample);
+            snapshot.vms.push(rows);
+        }
+        snapshot
+    }
+
+    fn act(&mut self, planned: &PlannedAction, snapshot: &Snapshot) -> OutcomeResult {
+        let (action, now) = (planned.action, self.host.now());
+        let Some((index, row)) = self.find(action, snapshot) else {
+            // A policy that names what is not there is broken; the guest must not suffer for it.
+            tracing::error!("the policy named {action:?}, which is not in its snapshot");
+            return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::NotResident), Duration::ZERO);
+        };
+        if self.should_stop.load(Ordering::Relaxed) {
+            return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::Stopping), Duration::ZERO);
+        }
+        let Ok(acting) = self.states[index][row].begin(now) else {
+            return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::BackingOff), Duration::ZERO);
+        };
+        let result = self.perform(planned, index, snapshot.vms[index].is_held[row]);
+        let next = match result {
+            OutcomeResult::Refused(refusal) => acting.refused(refusal, self.host.now()),
+            OutcomeResult::Done | OutcomeResult::Skipped(_) => acting.done(),
+        };
+        self.states[index][row] = next.expect("a window that is being acted on may be done or refused");
+        result
+    }
+
+    /// VM (in the order given) and row of the window an action is about.
+    fn find(&self, action: Action, snapshot: &Snapshot) -> Option<(usize, usize)> {
+        let index = self.vms.iter().position(|vm| vm.id == action.vm())?;
+        Some((index, snapshot.vms[index].row(action.window())?))
+    }
+
+    /// Chooses the mechanism and uses it. The cheapest that reaches the size comes first: lifting a hold copies
+    /// nothing, collapse copies 2 MiB.
+    fn perform(&mut self, planned: &PlannedAction, index: usize, is_held: bool) -> OutcomeResult {
+        let vm = &self.vms[index];
+        let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
+        match (planned.action, vm.second_level.clone()) {
+            (Action::Promote { window, to: PageSize::Huge2M, .. }, Some(kvm)) if is_held => {
+                self.switch_hold(planned, kvm.as_ref(), window, Hold::Recover)
+            }
+            (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
+                let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(window.start())).copied() else {
+                    return self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO);
+                };
+                let collapse = collapse_window(self.host.as_ref(), range, window);
+                self.report.bloat += collapse.bloat;
+                self.record_cost(planned, Mechanism::Collapse, collapse.result, collapse.cost, collapse.unavailable)
+            }
+            (Action::Demote { window, to: PageSize::Base4K, .. }, Some(kvm)) => {
+                self.switch_hold(planned, kvm.as_ref(), window, Hold::At4K)
+            }
+            _ => self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO),
+        }
+    }
+
+    fn switch_hold(
+        &mut self,
+        planned: &PlannedAction,
+        kvm: &dyn SecondLevel,
+        window: wideleaf_policies::WindowIndex,
+        hold: Hold,
+    ) -> OutcomeResult {
+        let mechanism = match hold {
+            Hold::At4K => Mechanism::HoldAt4K,
+            Hold::Recover => Mechanism::Recover,
+        };
+        let began_cpu = self.host.thread_cpu_time();
+        let result = set_hold(kvm, window, hold);
+        let cpu = self.host.thread_cpu_time().saturating_sub(began_cpu);
+        self.record(planned, mechanism, result, cpu)
+    }
+
+    fn record(
+        &mut self,
+        planned: &PlannedAction,
+        mechanism: Mechanism,
+        result: OutcomeResult,
+        cpu: Duration,
+    ) -> OutcomeResult {
+        self.record_cost(planned, mechanism, result, hold_cost(cpu), Duration::ZERO)
+    }
+
+    /// Counts an outcome, settles its cost with the budget and tells the policy.
+    fn record_cost(
+        &mut self,
+        planned: &PlannedAction,
+        mechanism: Mechanism,
+        result: OutcomeResult,
+        cost: wideleaf_policies::Cost,
+        unavailable: Duration,
+    ) -> OutcomeResult {
+        let at = self.host.now();
+        self.budget.settle(planned.cost, cost);
+        let report = &mut self.report;
+        *report.outcomes.entry((mechanism.name(), result.name())).or_default() += 1;
+        report.action_cpu += cost.cpu;
+        report.copied += cost.copied;
+        if result == OutcomeResult::Done {
+            report.first_done_at.get_or_insert(at);
+            report.last_done_at = Some(at);
+        }
+        if unavailable > Duration::ZERO && result == OutcomeResult::Done {
+            report.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
+        }
+        self.policy.learn(&Outcome { action: planned.action, at, cost, unavailable, result });
+        result
+    }
+}
+
+fn keep_sample(samples: &mut Vec<Sample>, sample: Sample) {
+    if samples.len() >= SAMPLES_KEPT {
+        let mut number = 0;
+        samples.retain(|_| {
+            number += 1;
+            number % 2 == 1
+        });
+    }
+    samples.push(sample);
+}
+
+/// The loop in its thread.
+pub struct Manager {
+    shared: Arc<Shared>,
+    should_stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<ManagerReport>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<RunState>,
+    changed: Condvar,
+}
+
+/// The thread senses from the start; it acts only while active.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum RunState {
+    #[default]
+    Waiting,
+    Active,
+    Stopping,
+}
+
+impl Manager {
+    /// Starts the loop's thread. It waits until [`Manager::activate`].
+    ///
+    /// # Errors
+    /// The kernel's, where no thread can be had.
+    pub fn spawn(
+        host: Arc<dyn Host>,
+        vms: Vec<ManagedVm>,
+        policy: Box<dyn Policy>,
+        config: ManagerConfig,
+    ) -> std::io::Result<Manager> {
+        let shared = Arc::<Shared>::default();
+        let mut work = ManagerLoop::new(host, vms, policy, config);
+        let should_stop = work.should_stop.clone();
+        let thread = {
+            let shared = shared.clone();
+            std::thread::Builder::new().name("manager".into()).spawn(move || {
+                let mut pause = work.config.tick_shortest;
+                while shared.wait(pause) == RunState::Active {
+                    let done = work.tick();
+                    pause = if done > 0 { work.config.tick_shortest } else { pause * 2 }.min(work.config.tick_longest);
+                }
+                work.finish()
+            })?
+        };
+        Ok(Manager { shared, should_stop, thread: Some(thread) })
+    }
+
+    /// Lets the loop act.
+    pub fn activate(&self) {
+        self.shared.set(RunState::Active);
+    }
+
+    /// Ends the loop after the action it is at, and returns what it counted.
+    pub fn stop(mut self) -> ManagerReport {
+        self.end();
+        let thread = self.thread.take().expect("a manager is stopped once");
+        thread.join().expect("the manager's thread does not panic")
+    }
+
+    fn end(&self) {
+        self.should_stop.store(true, Ordering::Relaxed);
+        self.shared.set(RunState::Stopping);
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn set(&self, state: RunState) {
+        let mut current = self.state.lock().expect("nothing panics under this lock");
+        if *current != RunState::Stopping {
+            *current = state;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next tick, or until told to stop; while not active, until told anything.
+    fn wait(&self, pause: Duration) -> RunState {
+        let mut state = self.state.lock().expect("nothing panics under this lock");
+        let mut has_paused = false;
+        loop {
+            match *state {
+                RunState::Waiting => {
+                    state = self.changed.wait(state).expect("nothing panics under this lock");
+                    has_paused = *state == RunState::Active; // the first tick comes at once
+                }
+                RunState::Active if !has_paused => {
+                    (state, _) = self.changed.wait_timeout(state, pause).expect("nothing panics under this lock");
+                    has_paused = true;
+                }
+                RunState::Active | RunState::Stopping => return *state,
+            }
+        }
+    }
+}

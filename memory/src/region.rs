@@ -1,0 +1,156 @@
+//! Guest RAM as the host sees it: an owned mapping, unmapped on drop, placed so that every guest-physical address and
+//! its host virtual address are equal modulo 1 GiB. Only then can one page of 2 MiB or 1 GiB back the same range on
+//! both levels.
+//!
+//! ```text
+//!   guest     0 ........ 3 GiB            4 GiB .....
+//!             [ RAM      )     (hole)     [ RAM     )
+//!             |                           |                hva = base + gpa, base a multiple of 1 GiB
+//!   host      base                        base + 4 GiB
+//!   [ PROT_NONE address reservation ........................ )
+//! ```
+//!
+//! One address reservation spans everything from guest address zero, so the hole stays unmapped and stray accesses
+//! fault, and translation is one addition.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use wideleaf_policies::geometry::is_congruent;
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
+
+use crate::backing::BackingConfig;
+use crate::host::HostError;
+use crate::sys::mapping::{AddressReservation, MapError};
+
+/// One contiguous piece of guest RAM and where it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamRange {
+    /// Where the guest sees it.
+    pub gpa: GpaRange,
+    /// Where this process sees it.
+    pub hva: Hva,
+}
+
+/// All RAM of one VM (or of one native kernel), mapped in this process.
+///
+/// Memory is reached by address only; there are no references into it, because the guest writes it at any time.
+#[derive(Debug)]
+pub struct GuestRam {
+    ranges: Vec<RamRange>,
+    backing: BackingConfig,
+    reservation: AddressReservation,
+    /// Keeps the memfd open: the VMM's children and an attached debugger find the RAM through it.
+    _file: Option<File>,
+}
+
+/// Why guest RAM could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum RamError {
+    /// Nothing to map.
+    #[error("the guest needs some RAM: the layout is empty")]
+    EmptyLayout,
+    /// A range does not begin or end at a page of the backing.
+    #[error("RAM {start}..{end} is not a whole number of {size} pages")]
+    Misaligned {
+        /// First address.
+        start: Gpa,
+        /// First address behind.
+        end: Gpa,
+        /// The backing's page size.
+        size: PageSize,
+    },
+    /// Ranges overlap or descend.
+    #[error("RAM ranges must ascend without overlap: {0} comes after {1}")]
+    Unordered(Gpa, Gpa),
+    /// The kernel refused the mapping.
+    #[error("cannot map {bytes} of guest RAM: {source}")]
+    Map {
+        /// All of it.
+        bytes: Bytes,
+        /// What refused.
+        source: MapError,
+    },
+    /// The kernel refused an advice the backing needs.
+    #[error("cannot prepare guest RAM for {size} pages: {source}")]
+    Advise {
+        /// The page size to start with.
+        size: PageSize,
+        /// What refused.
+        source: HostError,
+    },
+}
+
+impl GuestRam {
+    /// Maps RAM for the ranges of `layout` (ascending, disjoint, whole pages of the backing). Nothing is populated
+    /// yet: see [`crate::actuators::prefault`].
+    ///
+    /// # Errors
+    /// [`RamError`]; nothing stays mapped.
+    pub fn map(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>, RamError> {
+        check_layout(layout, backing)?;
+        let end = layout.last().ok_or(RamError::EmptyLayout)?.end();
+        let total: Bytes = layout.iter().map(|range| range.bytes()).sum();
+        let map_error = |source| RamError::Map { bytes: total, source };
+
+        let reservation = AddressReservation::new(end - Gpa::new(0), PageSize::Giant1G).map_err(map_error)?;
+        let file = backing.create_file(total).map_err(map_error)?;
+        let mut file_offset = Bytes::ZERO;
+        let mut ranges = Vec::with_capacity(layout.len());
+        for gpa in layout.iter().copied() {
+            let hva = reservation
+                .map_at(gpa.start() - Gpa::new(0), gpa.bytes(), file.as_ref().map(|file| (file, file_offset)))
+                .map_err(map_error)?;
+            assert!(is_congruent(gpa.start(), hva, PageSize::Giant1G), "{hva} must equal {} modulo 1 GiB", gpa.start());
+            file_offset += gpa.bytes();
+            ranges.push(RamRange { gpa, hva });
+        }
+        let ram = GuestRam { ranges, backing, reservation, _file: file };
+        for range in &ram.ranges {
+            backing
+                .advise_at_start(range.hva, range.gpa.bytes())
+                .map_err(|source| RamError::Advise { size: backing.start_page(), source })?;
+        }
+        Ok(Arc::new(ram))
+    }
+
+    /// The ranges, ascending.
+    pub fn ranges(&self) -> &[RamRange] {
+        &self.ranges
+    }
+
+    /// What backs it.
+    pub fn backing(&self) -> BackingConfig {
+        self.backing
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> Bytes {
+        self.ranges.iter().map(|range| range.gpa.bytes()).sum()
+    }
+
+    /// Where guest address zero would be mapped; every range is at this plus its guest address.
+    pub fn base(&self) -> Hva {
+        self.reservation.base()
+    }
+
+    /// Where a guest address is mapped, if it is RAM.
+    pub fn hva(&self, gpa: Gpa) -> Option<Hva> {
+        self.ranges.iter().find(|range| range.gpa.contains(gpa)).map(|range| range.hva + (gpa - range.gpa.start()))
+    }
+}
+
+fn check_layout(layout: &[GpaRange], backing: BackingConfig) -> Result<(), RamError> {
+    let size = backing.granule();
+    for range in layout {
+        if !(range.start().is_aligned_to(size) && range.end().is_aligned_to(size)) || range.bytes() == Bytes::ZERO {
+            return Err(RamError::Misaligned { start: range.start(), end: range.end(), size });
+        }
+    }
+    for pair in layout.windows(2) {
+        if pair[1].start() < pair[0].end() {
+            return Err(RamError::Unordered(pair[1].start(), pair[0].start()));
+        }
+    }
+    Ok(())
+}

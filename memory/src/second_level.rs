@@ -1,0 +1,127 @@
+//! The door to KVM's side of one VM. Defined here, where the loop uses it; implemented in `vmm/src/kvm`, and by
+//! [`fake::FakeSecondLevel`] for tests.
+//!
+//! KVM counts leaf mappings per VM, not per window. What a window is mapped with is inferred from its host backing and
+//! the state of its memslot, and checked against these totals.
+
+use wideleaf_policies::{GpaRange, MappingStats};
+
+pub mod fake;
+
+/// Which tables the second level is made of on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Paging {
+    /// Intel's extended page tables: two-dimensional paging in hardware.
+    Ept,
+    /// AMD's nested page tables: two-dimensional paging in hardware.
+    Npt,
+    /// Shadow paging: KVM folds both levels into one table. Mapping sizes are real (the smaller of the guest's and
+    /// the host's page), the cost of a two-dimensional walk is not there to be saved.
+    Shadow,
+}
+
+impl Paging {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Paging::Ept => "ept",
+            Paging::Npt => "npt",
+            Paging::Shadow => "shadow",
+        }
+    }
+}
+
+/// The number of a memslot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// A memslot: the unit in which the second level can be held at 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its number.
+    pub id: SlotId,
+    /// The guest-physical memory it covers.
+    pub range: GpaRange,
+    /// Whether dirty logging is on, which makes KVM map it with 4 KiB leaves.
+    pub is_dirty_logged: bool,
+}
+
+/// KVM's side of one VM. Every call may fail and none may block for longer than a vCPU needs to leave the guest.
+pub trait SecondLevel: Send + Sync {
+    /// What the second level is made of.
+    fn paging(&self) -> Paging;
+
+    /// KVM's count of leaf mappings by size, now.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`] where the statistics can not be read.
+    fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError>;
+
+    /// All memslots that hold guest RAM, ascending by address.
+    fn slots(&self) -> Vec<Slot>;
+
+    /// Switches dirty logging of a memslot: on makes KVM drop large mappings there and map 4 KiB leaves as the guest
+    /// touches memory, off lets it map large again, on the next touch (`KVM_SET_USER_MEMORY_REGION`,
+    /// `KVM_MEM_LOG_DIRTY_PAGES`).
+    ///
+    /// # Errors
+    /// [`SecondLevelError`]; the slot is then as it was.
+    fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError>;
+
+    /// Fetches and clears the dirty log of a memslot: one bit per base page, lowest address first
+    /// (`KVM_GET_DIRTY_LOG`).
+    ///
+    /// # Errors
+    /// [`SecondLevelError`], also where logging is off.
+    fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError>;
+
+    /// Takes all vCPUs out of the guest and returns when none runs guest code any more. Nests: as many
+    /// [`SecondLevel::resume`] as `pause` let them run again.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`] where a vCPU does not leave the guest in time; then none is paused.
+    fn pause(&self) -> Result<(), SecondLevelError>;
+
+    /// Undoes one [`SecondLevel::pause`].
+    ///
+    /// # Errors
+    /// [`SecondLevelError`] where nothing was paused.
+    fn resume(&self) -> Result<(), SecondLevelError>;
+
+    /// The page-table root (CR3) of each vCPU, in order. The vCPUs must be paused.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`], also where the VM is not paused.
+    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError>;
+}
+
+/// Why KVM's side did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SecondLevelError {
+    /// An ioctl failed.
+    #[error("{what} failed: {source}")]
+    Ioctl {
+        /// Which request, by its name in the KVM API.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// No such memslot.
+    #[error("there is no memslot {}", .0.0)]
+    NoSuchSlot(SlotId),
+    /// A vCPU did not leave the guest in time.
+    #[error("vcpu {vcpu} did not leave the guest within {waited_ms} ms")]
+    PauseTimedOut {
+        /// The first vCPU that did not.
+        vcpu: usize,
+        /// How long was waited.
+        waited_ms: u64,
+    },
+    /// The call does not fit the state of the VM.
+    #[error("{0}")]
+    WrongState(&'static str),
+    /// KVM has no such statistic.
+    #[error("this kernel's KVM has no statistic {0}")]
+    NoSuchStatistic(&'static str),
+}

@@ -1,0 +1,129 @@
+//! KVM's side of a VM in memory, for tests: slots have a flag, mapping totals are what the test says, and every call
+//! can be made to fail.
+
+use std::io;
+use std::sync::Mutex;
+
+use wideleaf_policies::{GpaRange, MappingStats, PageSize};
+
+use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+
+/// See the module.
+#[derive(Debug)]
+pub struct FakeSecondLevel {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    slots: Vec<Slot>,
+    stats: MappingStats,
+    paused: u32,
+    calls: u64,
+    fail_call: Option<(u64, i32)>,
+    ignores_dirty_log: bool,
+}
+
+impl FakeSecondLevel {
+    /// A VM with these memslots, nothing mapped yet.
+    pub fn new(slots: &[GpaRange]) -> FakeSecondLevel {
+        let slots = slots
+            .iter()
+            .zip(0..)
+            .map(|(range, id)| Slot { id: SlotId(id), range: *range, is_dirty_logged: false })
+            .collect();
+        FakeSecondLevel {
+            state: Mutex::new(State {
+                slots,
+                stats: MappingStats::default(),
+                paused: 0,
+                calls: 0,
+                fail_call: None,
+                ignores_dirty_log: false,
+            }),
+        }
+    }
+
+    /// What [`SecondLevel::mapping_stats`] says from now on.
+    pub fn set_stats(&self, stats: MappingStats) {
+        self.state().stats = stats;
+    }
+
+    /// The `call`-th call that can fail from now on (the next is 0) fails with `errno`, once.
+    pub fn fail_call(&self, call: u64, errno: i32) {
+        let mut state = self.state();
+        state.fail_call = Some((state.calls + call, errno));
+    }
+
+    /// From now on switching dirty logs says yes and does nothing.
+    pub fn ignore_dirty_log(&self) {
+        self.state().ignores_dirty_log = true;
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no test panics while it holds the fake second level")
+    }
+
+    fn enter(&self, what: &'static str) -> Result<std::sync::MutexGuard<'_, State>, SecondLevelError> {
+        let mut state = self.state();
+        let call = state.calls;
+        state.calls += 1;
+        match state.fail_call {
+            Some((number, errno)) if number == call => {
+                state.fail_call = None;
+                Err(SecondLevelError::Ioctl { what, source: io::Error::from_raw_os_error(errno) })
+            }
+            _ => Ok(state),
+        }
+    }
+}
+
+impl SecondLevel for FakeSecondLevel {
+    fn paging(&self) -> Paging {
+        Paging::Npt
+    }
+
+    fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
+        self.enter("fake statistics").map(|state| state.stats)
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        self.state().slots.clone()
+    }
+
+    fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
+        let mut state = self.enter("fake dirty log")?;
+        let ignores = state.ignores_dirty_log;
+        let slot = state.slots.iter_mut().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
+        slot.is_dirty_logged = if ignores { slot.is_dirty_logged } else { is_on };
+        Ok(())
+    }
+
+    fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let state = self.enter("fake dirty log")?;
+        let slot = state.slots.iter().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
+        if !slot.is_dirty_logged {
+            return Err(SecondLevelError::WrongState("the memslot's dirty log is off"));
+        }
+        Ok(vec![0; slot.range.bytes().pages(PageSize::Base4K).div_ceil(64) as usize])
+    }
+
+    fn pause(&self) -> Result<(), SecondLevelError> {
+        self.enter("fake pause")?.paused += 1;
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), SecondLevelError> {
+        let mut state = self.enter("fake resume")?;
+        state.paused = state.paused.checked_sub(1).ok_or(SecondLevelError::WrongState("the VM is not paused"))?;
+        Ok(())
+    }
+
+    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+        let state = self.enter("fake roots")?;
+        if state.paused == 0 {
+            return Err(SecondLevelError::WrongState("the VM is not paused"));
+        }
+        Ok(vec![0x1000])
+    }
+}

@@ -1,0 +1,4 @@
+//! What is seen, one source a file. Each turns a kernel interface into plain columns or typed samples.
+
+pub mod host_backing;
+pub mod smaps;

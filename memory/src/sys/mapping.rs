@@ -1,0 +1,122 @@
+//! `mmap(2)`, `munmap(2)` and `memfd_create(2)` for guest RAM: an address reservation and the pieces mapped into it.
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use wideleaf_policies::{Bytes, Hva, PageSize};
+
+/// Why a mapping could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The size does not fit an address space.
+    #[error("{0} do not fit into this process's address space")]
+    TooLarge(Bytes),
+    /// A system call failed.
+    #[error("{call}: {source}")]
+    Call {
+        /// Which.
+        call: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+fn call_error(call: &'static str) -> MapError {
+    MapError::Call { call, source: std::io::Error::last_os_error() }
+}
+
+/// A range of addresses held with `PROT_NONE`, aligned as asked, that pieces can be mapped into. Unmaps everything in
+/// it on drop.
+#[derive(Debug)]
+pub(crate) struct AddressReservation {
+    base: usize,
+    bytes: usize,
+    /// What `mmap` returned: up to one alignment more than was asked for, so that an aligned base lies inside.
+    mapped_at: usize,
+    mapped_bytes: usize,
+}
+
+impl AddressReservation {
+    pub(crate) fn new(bytes: Bytes, alignment: PageSize) -> Result<AddressReservation, MapError> {
+        let total = bytes.checked_add(alignment.bytes()).ok_or(MapError::TooLarge(bytes))?.as_usize();
+        // SAFETY: a new private mapping at an address of the kernel's choice; touches no existing memory.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                total,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(call_error("mmap of an address reservation"));
+        }
+        let mapped_at = start as usize;
+        let base = mapped_at.next_multiple_of(alignment.bytes().as_usize());
+        Ok(AddressReservation { base, bytes: bytes.as_usize(), mapped_at, mapped_bytes: total })
+    }
+
+    pub(crate) fn base(&self) -> Hva {
+        Hva::new(self.base as u64)
+    }
+
+    /// Maps readable and writable memory `offset` behind the base: anonymous, or shared from a file at an offset of
+    /// its own. Space for anonymous memory is not reserved (guests are larger than what they use); for hugetlb it
+    /// is, so that a shortage shows here and not as a SIGBUS.
+    pub(crate) fn map_at(&self, offset: Bytes, bytes: Bytes, file: Option<(&File, Bytes)>) -> Result<Hva, MapError> {
+        let end = offset.checked_add(bytes).ok_or(MapError::TooLarge(bytes))?;
+        assert!(end.as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
+        let (flags, fd, file_offset) = match file {
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
+            Some((file, at)) => (libc::MAP_SHARED, file.as_raw_fd(), at.get() as libc::off_t),
+        };
+        let address = self.base + offset.as_usize();
+        // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above), which nothing else refers to:
+        // it was PROT_NONE until now.
+        let mapped = unsafe {
+            libc::mmap(
+                address as *mut libc::c_void,
+                bytes.as_usize(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags | libc::MAP_FIXED,
+                fd,
+                file_offset,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(call_error("mmap of guest RAM"));
+        }
+        Ok(Hva::new(address as u64))
+    }
+}
+
+impl Drop for AddressReservation {
+    fn drop(&mut self) {
+        // SAFETY: this is the range mmap returned; the owner of guest RAM is dropped last (an Arc), so nobody uses
+        // an address in it any more.
+        let result = unsafe { libc::munmap(self.mapped_at as *mut libc::c_void, self.mapped_bytes) };
+        assert_eq!(result, 0, "munmap of a whole mapping fails only for a bad address");
+    }
+}
+
+/// A sealed-off memory file of the given size: shmem, or hugetlb pages of `huge`.
+pub(crate) fn create_memfd(bytes: Bytes, huge: Option<PageSize>) -> Result<File, MapError> {
+    let size_flags = match huge {
+        None => 0,
+        Some(PageSize::Base4K) => unreachable!("hugetlb has no 4k pages"),
+        Some(PageSize::Huge2M) => libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+        Some(PageSize::Giant1G) => libc::MFD_HUGETLB | libc::MFD_HUGE_1GB,
+    };
+    // SAFETY: the name is a NUL-terminated literal; the call has no other pointer.
+    let fd: c_int = unsafe { libc::memfd_create(c"wideleaf-guest-ram".as_ptr(), libc::MFD_CLOEXEC | size_flags) };
+    if fd < 0 {
+        return Err(call_error("memfd_create"));
+    }
+    // SAFETY: the descriptor is new and nobody else owns it.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.set_len(bytes.get()).map_err(|source| MapError::Call { call: "ftruncate of the guest RAM memfd", source })?;
+    Ok(file)
+}

@@ -1,0 +1,83 @@
+//! `PAGEMAP_SCAN`, the ioctl on `/proc/<pid>/pagemap` that reports runs of pages by category (Linux 6.7,
+//! Documentation/admin-guide/mm/pagemap.rst, include/uapi/linux/fs.h).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use wideleaf_policies::{Bytes, Hva};
+
+use crate::host::PageRun;
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_HUGE: u64 = 1 << 6;
+
+nix::ioctl_readwrite!(pagemap_scan, b'f', 16, ScanArgument);
+
+/// Runs fetched per call: 24 bytes each, so that one call's answer is 24 KiB.
+const REGIONS_PER_CALL: usize = 1024;
+
+/// The present pages of `[start, start + bytes)` as runs of one kind, ascending. The shared zero page counts as not
+/// present: it holds nothing of the guest's, and collapse would have to allocate it like a hole.
+pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
+    let mut regions = [Region::default(); REGIONS_PER_CALL];
+    let end = (start + bytes).get();
+    let mut at = start.get();
+    while at < end {
+        let mut argument = ScanArgument {
+            size: size_of::<ScanArgument>() as u64,
+            flags: 0,
+            start: at,
+            end,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: REGIONS_PER_CALL as u64,
+            max_pages: 0,
+            category_inverted: PAGE_IS_PFNZERO,
+            category_mask: PAGE_IS_PRESENT | PAGE_IS_PFNZERO,
+            category_anyof_mask: 0,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
+        };
+        // SAFETY: the argument is the kernel's structure with its size in it, `vec` points to `vec_len` regions that
+        // live until the call returns, and the kernel writes nothing else.
+        let count = unsafe { pagemap_scan(pagemap.as_raw_fd(), &mut argument) }?;
+        let found = regions.get(..count as usize).ok_or(io::ErrorKind::InvalidData)?;
+        runs.extend(found.iter().map(|region| PageRun {
+            start: Hva::new(region.start),
+            bytes: Bytes::new(region.end - region.start),
+            is_huge: region.categories & PAGE_IS_HUGE != 0,
+        }));
+        if argument.walk_end <= at {
+            return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+        }
+        at = argument.walk_end;
+    }
+    Ok(())
+}

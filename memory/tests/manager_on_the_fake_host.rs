@@ -1,0 +1,358 @@
+//! The loop on a host in memory: what it does when all goes well, and at every call that can fail.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wideleaf_memory::backing::{BackingConfig, BackingKind};
+use wideleaf_memory::host::fake::FakeHost;
+use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, ManagerReport};
+use wideleaf_memory::region::RamRange;
+use wideleaf_memory::second_level::fake::FakeSecondLevel;
+use wideleaf_memory::second_level::{SecondLevel, SlotId};
+use wideleaf_policies::policy::{self, Policy};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{
+    Action, Budget, BudgetLimits, Bytes, Cost, Gpa, GpaRange, Hva, MappingStats, Moment, PageSize, PerTenThousand,
+    Plan, Snapshot, VmId, WindowIndex,
+};
+
+const RAM_AT: Hva = Hva::new(1 << 40);
+const WINDOWS: u64 = 8;
+
+fn ram() -> RamRange {
+    RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap(), hva: RAM_AT }
+}
+
+/// RAM that starts with base pages, all of it present.
+fn host() -> Arc<FakeHost> {
+    let host = FakeHost::default();
+    host.make_present(RAM_AT, ram().gpa.bytes(), false);
+    host.forbid_huge(RAM_AT, ram().gpa.bytes());
+    Arc::new(host)
+}
+
+fn vm(second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
+    ManagedVm {
+        id: VmId(0),
+        ranges: vec![ram()],
+        backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap(),
+        second_level,
+        ram: None,
+    }
+}
+
+/// A budget no test meets by accident.
+fn plenty() -> ManagerConfig {
+    ManagerConfig {
+        limits: BudgetLimits {
+            copy_per_second: mib(1 << 20),
+            cpu_share: PerTenThousand::new(1_000_000),
+            burst: Duration::from_secs(1),
+        },
+        ..ManagerConfig::default()
+    }
+}
+
+fn greedy() -> Box<dyn Policy> {
+    (policy::by_name("greedy").unwrap().make)()
+}
+
+fn greedy_loop(host: &Arc<FakeHost>) -> ManagerLoop {
+    ManagerLoop::new(host.clone(), vec![vm(None)], greedy(), plenty())
+}
+
+/// Ticks until the time is up, a tick a second: longer than any back-off lasts in the end.
+fn run(work: &mut ManagerLoop, host: &FakeHost, ticks: u32) {
+    for _ in 0..ticks {
+        work.tick();
+        host.sleep(Duration::from_secs(1));
+    }
+}
+
+fn count(report: &ManagerReport, mechanism: &str, result: &str) -> u64 {
+    report.outcomes.iter().filter(|((m, r), _)| (*m, *r) == (mechanism, result)).map(|(_, n)| n).sum()
+}
+
+#[test]
+fn greedy_makes_every_resident_window_huge() {
+    let host = host();
+    let mut work = greedy_loop(&host);
+    assert_eq!(work.tick(), WINDOWS);
+    assert_eq!(host.huge_windows(), WINDOWS);
+    assert_eq!(work.tick(), 0, "what is huge needs nothing more");
+    let report = work.finish();
+    assert_eq!(report.copied, mib(2) * WINDOWS);
+    assert_eq!(report.unavailable_ns.len(), WINDOWS);
+    let (_, samples) = &report.samples[0];
+    assert_eq!(samples.last().unwrap().host.huge_2m, mib(2) * WINDOWS);
+}
+
+#[test]
+fn never_leaves_every_window_alone() {
+    let host = host();
+    let policy = (policy::by_name("never").unwrap().make)();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, plenty());
+    run(&mut work, &host, 3);
+    assert_eq!(host.huge_windows(), 0);
+    assert!(work.report().outcomes.is_empty());
+}
+
+#[test]
+fn an_unbacked_window_is_not_filled() {
+    let host = host();
+    host.make_absent(RAM_AT + mib(4), mib(2));
+    let mut work = greedy_loop(&host);
+    run(&mut work, &host, 3);
+    assert_eq!(host.huge_windows(), WINDOWS - 1);
+}
+
+#[test]
+fn bloat_is_counted() {
+    let host = host();
+    host.make_absent(RAM_AT + mib(1), mib(1)); // half of window 0
+    let mut work = greedy_loop(&host);
+    work.tick();
+    assert_eq!(work.report().bloat, mib(1));
+}
+
+#[test]
+fn whatever_call_fails_the_loop_goes_on_and_comes_to_the_same_end() {
+    let calls = {
+        let host = host();
+        let mut work = greedy_loop(&host);
+        work.tick();
+        host.calls()
+    };
+    assert!(calls > WINDOWS * 4, "scan, advise, collapse and scan again for each window, {calls} calls");
+    for errno in [libc::ENOMEM, libc::EAGAIN, libc::EBUSY, libc::EINVAL, libc::EPERM, libc::EIO] {
+        for call in 0..calls {
+            let host = host();
+            host.fail_call(call, errno);
+            let mut work = greedy_loop(&host);
+            run(&mut work, &host, 3);
+            assert_eq!(host.huge_windows(), WINDOWS, "call {call} failed with errno {errno}");
+            let report = work.finish();
+            let failures = report.sensor_failures.values().sum::<u64>()
+                + report.outcomes.iter().filter(|((_, r), _)| r.starts_with("refused")).map(|(_, n)| n).sum::<u64>();
+            assert_eq!(failures, 1, "the failure of call {call} is counted once, under its name: {report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_window_that_refuses_is_left_alone_for_a_growing_time() {
+    let host = host();
+    host.fail_advice(Advice::Collapse, libc::ENOMEM, u64::MAX);
+    let mut work = greedy_loop(&host);
+    for _ in 0..1_000 {
+        work.tick();
+        host.sleep(Duration::from_millis(10));
+    }
+    // 10 s of ticks; after a refusal for want of a page: 250, 500, 1000, 2000, 4000, 8000 ms
+    assert_eq!(count(work.report(), "collapse", "refused_no_huge_page"), WINDOWS * 6);
+    assert_eq!(count(work.report(), "collapse", "done"), 0);
+}
+
+#[test]
+fn each_errno_is_counted_under_its_class() {
+    for (errno, name) in [
+        (libc::ENOMEM, "refused_no_huge_page"),
+        (libc::EAGAIN, "refused_busy"),
+        (libc::EBUSY, "refused_busy"),
+        (libc::EINVAL, "refused_not_eligible"),
+        (libc::EPERM, "refused_not_permitted"),
+        (libc::EIO, "refused_other"),
+    ] {
+        let host = host();
+        host.fail_advice(Advice::Collapse, errno, 1);
+        let mut work = greedy_loop(&host);
+        work.tick();
+        assert_eq!(count(work.report(), "collapse", name), 1, "errno {errno}");
+        assert_eq!(count(work.report(), "collapse", "done"), WINDOWS - 1, "the others are not held up");
+    }
+}
+
+#[test]
+fn a_yes_that_did_nothing_is_not_believed() {
+    let host = host();
+    host.collapse_does_nothing(true);
+    let mut work = greedy_loop(&host);
+    work.tick();
+    assert_eq!(count(work.report(), "collapse", "refused_not_observed"), WINDOWS);
+    assert_eq!(work.report().copied, Bytes::ZERO);
+    host.collapse_does_nothing(false);
+    run(&mut work, &host, 2);
+    assert_eq!(host.huge_windows(), WINDOWS);
+}
+
+#[test]
+fn the_budget_bounds_what_is_done_per_second() {
+    let host = host();
+    let limits = BudgetLimits {
+        copy_per_second: mib(4), // two windows a second
+        cpu_share: PerTenThousand::ALL,
+        burst: Duration::from_secs(1),
+    };
+    let mut work =
+        ManagerLoop::new(host.clone(), vec![vm(None)], greedy(), ManagerConfig { limits, ..ManagerConfig::default() });
+    let mut huge = Vec::new();
+    for _ in 0..4 {
+        work.tick();
+        huge.push(host.huge_windows());
+        host.sleep(Duration::from_secs(1));
+    }
+    assert_eq!(huge, [2, 4, 6, 8]);
+    assert!(work.report().budget_refusals >= 3);
+}
+
+/// Plans what the test says, budget or not.
+struct Script(Vec<Vec<Action>>);
+
+impl Policy for Script {
+    fn name(&self) -> &'static str {
+        "script"
+    }
+
+    fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
+        if !self.0.is_empty() {
+            self.0.remove(0).into_iter().for_each(|action| plan.push(action, Cost::default()));
+        }
+    }
+}
+
+fn promote(window: u64, to: PageSize) -> Action {
+    Action::Promote { vm: VmId(0), window: WindowIndex::new(window), to }
+}
+
+fn demote(window: u64) -> Action {
+    Action::Demote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Base4K }
+}
+
+/// Two memslots of four windows each.
+fn second_level() -> Arc<FakeSecondLevel> {
+    let half = |i: u64| GpaRange::new(Gpa::new(i * mib(8).get()), mib(8)).unwrap();
+    Arc::new(FakeSecondLevel::new(&[half(0), half(1)]))
+}
+
+fn scripted(host: &Arc<FakeHost>, kvm: &Arc<FakeSecondLevel>, script: Vec<Vec<Action>>) -> ManagerLoop {
+    ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], Box::new(Script(script)), plenty())
+}
+
+#[test]
+fn demotion_holds_the_slot_and_promotion_recovers_it_without_a_copy() {
+    let (host, kvm) = (host(), second_level());
+    let mut work = scripted(&host, &kvm, vec![vec![demote(5)], vec![promote(5, PageSize::Huge2M)]]);
+    work.tick();
+    let logged: Vec<bool> = kvm.slots().iter().map(|slot| slot.is_dirty_logged).collect();
+    assert_eq!(logged, [false, true], "window 5 is in the second slot");
+    work.tick();
+    assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged));
+    assert_eq!((count(work.report(), "hold_at_4k", "done"), count(work.report(), "recover", "done")), (1, 1));
+    assert_eq!(work.report().copied, Bytes::ZERO);
+}
+
+#[test]
+fn a_second_demotion_in_the_same_slot_has_nothing_to_do() {
+    let (host, kvm) = (host(), second_level());
+    let mut work = scripted(&host, &kvm, vec![vec![demote(0), demote(1)]]);
+    work.tick();
+    assert_eq!(count(work.report(), "hold_at_4k", "done"), 1);
+    assert_eq!(count(work.report(), "hold_at_4k", "skipped_already_done"), 1);
+}
+
+#[test]
+fn a_failing_dirty_log_is_refused_and_leaves_the_slot_as_it_was() {
+    let (host, kvm) = (host(), second_level());
+    let mut work = scripted(&host, &kvm, vec![vec![demote(0)]]);
+    kvm.fail_call(1, libc::ENOMEM); // 0: the statistics of the snapshot
+    work.tick();
+    assert_eq!(count(work.report(), "hold_at_4k", "refused_other"), 1);
+    assert!(!kvm.slots()[0].is_dirty_logged);
+}
+
+#[test]
+fn a_dirty_log_that_does_not_switch_is_not_believed() {
+    let (host, kvm) = (host(), second_level());
+    kvm.ignore_dirty_log();
+    let mut work = scripted(&host, &kvm, vec![vec![demote(0)]]);
+    work.tick();
+    assert_eq!(count(work.report(), "hold_at_4k", "refused_not_observed"), 1);
+}
+
+#[test]
+fn failing_statistics_are_counted_and_do_not_stop_promotion() {
+    let (host, kvm) = (host(), second_level());
+    kvm.fail_call(0, libc::EIO);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], greedy(), plenty());
+    work.tick();
+    assert_eq!(host.huge_windows(), WINDOWS);
+    assert_eq!(work.report().sensor_failures["kvm_stats"], 1);
+}
+
+#[test]
+fn kvms_totals_are_sampled_at_every_tick() {
+    let (host, kvm) = (host(), second_level());
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], greedy(), plenty());
+    work.tick();
+    kvm.set_stats(MappingStats { pages_4k: 1, pages_2m: WINDOWS, pages_1g: 0 }); // the guest touched it again
+    let report = work.finish();
+    let seen: Vec<u64> = report.samples[0].1.iter().map(|sample| sample.mapping.unwrap().pages_2m).collect();
+    assert_eq!(seen, [0, WINDOWS]);
+}
+
+#[test]
+fn what_no_mechanism_can_do_is_skipped_under_that_name() {
+    let host = host();
+    let script = Script(vec![vec![demote(0), promote(1, PageSize::Giant1G)]]);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], Box::new(script), plenty());
+    work.tick();
+    assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 2, "no KVM to hold with, no giant swap");
+}
+
+#[test]
+fn a_window_the_policy_made_up_is_skipped() {
+    let host = host();
+    let script = Script(vec![vec![promote(WINDOWS + 7, PageSize::Huge2M)]]);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], Box::new(script), plenty());
+    work.tick();
+    assert_eq!(count(work.report(), "none", "skipped_not_resident"), 1);
+    assert_eq!(host.huge_windows(), 0);
+}
+
+#[test]
+fn hugetlb_ram_is_never_collapsed() {
+    let host = host();
+    let mut hugetlb = vm(None);
+    hugetlb.backing = BackingConfig::new(BackingKind::Hugetlb, PageSize::Huge2M).unwrap();
+    let script = Script(vec![vec![promote(0, PageSize::Huge2M)]]);
+    let mut work = ManagerLoop::new(host.clone(), vec![hugetlb], Box::new(script), plenty());
+    work.tick();
+    assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 1);
+}
+
+#[test]
+fn two_vms_share_one_budget_window_by_window() {
+    let host = host();
+    let other = RamRange { gpa: ram().gpa, hva: RAM_AT + mib(64) };
+    host.make_present(other.hva, other.gpa.bytes(), false);
+    let second = ManagedVm { id: VmId(1), ranges: vec![other], ..vm(None) };
+    let limits =
+        BudgetLimits { copy_per_second: mib(8), cpu_share: PerTenThousand::ALL, burst: Duration::from_secs(1) };
+    let config = ManagerConfig { limits, ..ManagerConfig::default() };
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None), second], greedy(), config);
+    work.tick();
+    let report = work.finish();
+    let huge: Vec<Bytes> = report.samples.iter().map(|(_, s)| s.last().unwrap().host.huge_2m).collect();
+    assert_eq!(huge, [mib(4), mib(4)], "four windows were allowed, two for each");
+}
+
+#[test]
+fn an_unknown_slot_is_an_error() {
+    let kvm = second_level();
+    assert!(kvm.set_dirty_log(SlotId(9), true).is_err());
+    assert!(kvm.take_dirty_log(SlotId(0)).is_err(), "the log is off");
+    assert!(kvm.resume().is_err(), "nothing is paused");
+    assert!(kvm.page_table_roots().is_err(), "not paused");
+}
