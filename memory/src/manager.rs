@@ -122,6 +122,9 @@ pub struct ManagerReport {
     pub samples: Vec<(VmId, Vec<Sample>)>,
 }
 
+/// A window that was out of reach for longer is counted as this long: a minute is a hung host.
+const UNAVAILABLE_NS_MAX: u64 = 60_000_000_000;
+
 /// More samples than this say nothing more in a report; when reached, every second one is dropped.
 pub const SAMPLES_KEPT: usize = 2048;
 
@@ -136,7 +139,7 @@ impl ManagerReport {
             copied: Bytes::ZERO,
             action_cpu: Duration::ZERO,
             total_cpu: Duration::ZERO,
-            unavailable_ns: Histogram::new(3).expect("three significant digits are allowed"),
+            unavailable_ns: Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 3).expect("the bounds are literals"),
             bloat: Bytes::ZERO,
             first_done_at: None,
             last_done_at: None,

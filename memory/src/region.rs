@@ -15,6 +15,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
@@ -34,7 +35,8 @@ pub struct RamRange {
 
 /// All RAM of one VM (or of one native kernel), mapped in this process.
 ///
-/// Memory is reached by address only; there are no references into it, because the guest writes it at any time.
+/// A guest's memory is reached by address only; there are no references into it but atomic ones, because the guest
+/// writes it at any time.
 #[derive(Debug)]
 pub struct GuestRam {
     ranges: Vec<RamRange>,
@@ -132,6 +134,12 @@ impl GuestRam {
     /// Where guest address zero would be mapped; every range is at this plus its guest address.
     pub fn base(&self) -> Hva {
         self.reservation.base()
+    }
+
+    /// The words of one range, for a kernel that runs in this process instead of in a guest.
+    pub fn words(&self, range: RamRange) -> &[AtomicU64] {
+        assert!(self.ranges.contains(&range), "{range:?} is not a range of this RAM");
+        self.reservation.words(range.gpa.start() - Gpa::new(0), range.gpa.bytes())
     }
 
     /// Where a guest address is mapped, if it is RAM.

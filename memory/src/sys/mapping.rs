@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 
 use wideleaf_policies::{Bytes, Hva, PageSize};
 
@@ -90,6 +91,20 @@ impl AddressReservation {
             return Err(call_error("mmap of guest RAM"));
         }
         Ok(Hva::new(address as u64))
+    }
+
+    /// The words of a mapped piece. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on
+    /// them at once.
+    ///
+    /// # Panics
+    /// Where the piece is not inside the reservation.
+    pub(crate) fn words(&self, offset: Bytes, bytes: Bytes) -> &[AtomicU64] {
+        assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
+        let start = (self.base + offset.as_usize()) as *const AtomicU64;
+        // SAFETY: `map_at` mapped the piece readable and writable (the caller, `GuestRam`, passes only such pieces) and
+        // it stays so for as long as the reservation lives; it is page aligned; AtomicU64 allows any bits and any
+        // number of writers.
+        unsafe { std::slice::from_raw_parts(start, bytes.as_usize() / size_of::<AtomicU64>()) }
     }
 }
 

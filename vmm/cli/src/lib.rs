@@ -1,1 +1,20 @@
-//! wideleaf
+//! The command line of wideleaf, as a library: `main` parses and prints, everything else is here, so that tests and
+//! benches can call what a person would type.
+//!
+//! ```text
+//!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
+//!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
+//!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
+//! ```
+
+pub mod args;
+pub mod demo;
+pub mod doctor;
+pub mod environment;
+pub mod failure;
+pub mod interrupts;
+pub mod mappings;
+pub mod output;
+pub mod report;
+pub mod run;
+pub mod session;

@@ -1,0 +1,342 @@
+//! GUPS: the RandomAccess benchmark of the HPC Challenge (HPCC), random updates all over a table.
+//!
+//! ```text
+//!   a₁, a₂, …, a₄ₙ            a pseudo-random sequence of 64-bit words, N = 2^k the table's length
+//!      │  128 streams per vCPU, each its own stretch of the sequence
+//!      ▼
+//!   T[a mod N] ^= a           T[i] = i at first
+//! ```
+//!
+//! An update is a read and a write at an address nobody can foresee, so nearly each one misses the TLB: its rate is the price
+//! of the walk. Exclusive-or is its own inverse, so running the same sequence again must bring `T[i] = i` back; that is the
+//! verification, and it notices every word that the memory beneath lost.
+//!
+//! The definition is HPCC's: generator x⁶³ + x² + x + 1 over GF(2) ([`step`], [`starts`]), 4·N updates a round, 128 streams,
+//! wall time of the updates only. With one vCPU and one round the table is, bit by bit, the one of HPCC's single-CPU
+//! RandomAccess. Two differences, both only when asked for:
+//! - several vCPUs share one table, each with 1/n of the sequence; two that update one word at once may lose an update, which
+//!   HPCC allows for up to 1 % of the words;
+//! - several rounds repeat the same sequence, so after an odd number the table is the one of a single round, and after an even
+//!   number `T[i] = i`. The verification stays exact and as short as one round.
+
+use core::array;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use wideleaf_protocol::{Message, Name, Status, VCPUS_MAX};
+
+use crate::parameters::{Parameter, Parameters};
+use crate::platform::ticks_to_seconds;
+use crate::registry::{Kernel, KernelError};
+use crate::rounds::{Batches, Progress, Tally, part, run_rounds};
+use crate::{Arena, Platform};
+
+/// GUPS in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("gups"),
+    summary: "HPCC RandomAccess: random updates all over a table, in giga-updates per second",
+    parameters: PARAMETERS,
+    run,
+};
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "log2_words",
+        default: "25",
+        unit: "log2 of a count",
+        meaning: "length of the table in 64-bit words: 25 is 256 MiB, 26 is 512 MiB",
+    },
+    Parameter {
+        name: "rounds",
+        default: "1",
+        unit: "count",
+        meaning: "how often the 4 x 2^log2_words updates are run; HPCC runs them once",
+    },
+    Parameter {
+        name: "seconds",
+        default: "not used",
+        unit: "s",
+        meaning: "repeat whole rounds until that much time has passed (instead of rounds=)",
+    },
+    Parameter {
+        name: "progress_ms",
+        default: "100",
+        unit: "ms",
+        meaning: "least time between two progress lines, 50 or more; 0 prints none",
+    },
+];
+
+/// The generator's polynomial: x² + x + 1 below x⁶³ (HPCC calls it POLY).
+const POLYNOMIAL: u64 = 7;
+/// Length of the generator's cycle, (2⁶³ − 1) / 7.
+const PERIOD: u64 = 1_317_624_576_693_539_401;
+const _: () = assert!(PERIOD == ((1 << 63) - 1) / 7, "the cycle is a seventh of the field's");
+/// Streams of updates that one vCPU interleaves, as many memory accesses may be under way at once.
+const STREAMS: usize = 128;
+/// Updates per word of the table in one round.
+const UPDATES_PER_WORD: u64 = 4;
+/// Table lengths: every vCPU of 16 must have a batch of 128 updates, and the region must be an address range.
+const LOG2_WORDS: Range<u64> = 10..41;
+const _: () = assert!(UPDATES_PER_WORD << LOG2_WORDS.start >= (VCPUS_MAX * STREAMS) as u64);
+/// Least spacing of progress lines: at 20 a second their exits cost at most some per mille of the run.
+const PROGRESS_MS_MIN: u64 = 50;
+/// HPCC passes a run with up to 1 % wrong words.
+const PASSING_ERRORS_DIVISOR: u64 = 100;
+
+/// The element after `a` in the sequence.
+#[inline]
+pub const fn step(a: u64) -> u64 {
+    (a << 1) ^ if a >> 63 == 1 { POLYNOMIAL } else { 0 }
+}
+
+/// Element `n` of the sequence a₀ = 1, a₁ = 2, …, in about 64 steps instead of n.
+pub const fn starts(n: u64) -> u64 {
+    let n = n % PERIOD;
+    if n == 0 {
+        return 1;
+    }
+    // n's bits from the second highest down: square, and one step for a set bit. a₁ stands for the highest.
+    let mut a = 2;
+    let mut bit = n.ilog2();
+    while bit > 0 {
+        bit -= 1;
+        a = square(a);
+        if n >> bit & 1 == 1 {
+            a = step(a);
+        }
+    }
+    a
+}
+
+/// a₂ₙ from aₙ: squaring in GF(2)[x] sends x^i to x^2i.
+const fn square(a: u64) -> u64 {
+    let mut sum = 0;
+    let mut i = 0;
+    while i < 64 {
+        if a >> i & 1 == 1 {
+            sum ^= EVEN_ELEMENTS[i];
+        }
+        i += 1;
+    }
+    sum
+}
+
+/// a₀, a₂, a₄, …, a₁₂₆.
+const EVEN_ELEMENTS: [u64; 64] = {
+    let mut elements = [0; 64];
+    let mut a = 1;
+    let mut i = 0;
+    while i < 64 {
+        elements[i] = a;
+        a = step(step(a));
+        i += 1;
+    }
+    elements
+};
+
+/// Sets `T[i] = i` for `range`.
+pub fn fill(table: &[AtomicU64], range: Range<u64>) {
+    for index in range {
+        table[index as usize].store(index, Ordering::Relaxed);
+    }
+}
+
+/// A stretch of the sequence, dealt to 128 streams.
+pub struct Streams {
+    elements: [u64; STREAMS],
+    batches: u64,
+}
+
+impl Streams {
+    /// The streams of `batches`. A batch is one update of each stream; batches 0 to 4·N/128 are a whole round.
+    pub fn new(batches: Range<u64>) -> Self {
+        let stretch = batches.end - batches.start;
+        let first = |stream: usize| starts(batches.start * STREAMS as u64 + stream as u64 * stretch);
+        Self { elements: array::from_fn(first), batches: stretch }
+    }
+
+    /// Runs all updates on the words for which `is_mine` says yes, calls `after_batch(n)` when n batches are done, and
+    /// returns the last element of each stream. The table's length is a power of two.
+    #[inline]
+    pub fn run(
+        mut self,
+        table: &[AtomicU64],
+        is_mine: impl Fn(u64) -> bool,
+        mut after_batch: impl FnMut(u64),
+    ) -> [u64; STREAMS] {
+        assert!(table.len().is_power_of_two(), "the sequence's words are reduced to the table by a mask");
+        let mask = table.len() as u64 - 1;
+        for done in 1..=self.batches {
+            for element in &mut self.elements {
+                *element = step(*element);
+                let index = *element & mask;
+                if is_mine(index) {
+                    let word = &table[index as usize];
+                    // A load and a store, not an atomic exchange: what HPCC measures, and what may lose an update.
+                    word.store(word.load(Ordering::Relaxed) ^ *element, Ordering::Relaxed);
+                }
+            }
+            after_batch(done);
+        }
+        self.elements
+    }
+}
+
+/// Words of `range` that are not as [`fill`] left them.
+pub fn count_errors(table: &[AtomicU64], range: Range<u64>) -> u64 {
+    range.filter(|index| table[*index as usize].load(Ordering::Relaxed) != *index).count() as u64
+}
+
+/// Batches of one round for a table of that many words.
+pub const fn batches_per_round(words: u64) -> u64 {
+    UPDATES_PER_WORD * words / STREAMS as u64
+}
+
+/// When to stop repeating rounds.
+enum Until {
+    Rounds(u64),
+    Seconds(u64),
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    let log2_words = parameters.count("log2_words", LOG2_WORDS.start, LOG2_WORDS.end - 1)?.unwrap_or(25);
+    let rounds = parameters.count("rounds", 1, 1 << 32)?;
+    let seconds = parameters.count("seconds", 1, 1 << 32)?;
+    let progress_ms = match parameters.count("progress_ms", 0, 1 << 32)?.unwrap_or(100) {
+        0 => 0,
+        interval => interval.max(PROGRESS_MS_MIN),
+    };
+    let until = match (rounds, seconds) {
+        (Some(_), Some(_)) => return Err(KernelError::Conflict { one: "rounds", other: "seconds" }),
+        (_, Some(_)) if platform.tsc_hz() == 0 => return Err(KernelError::NeedsClock { name: "seconds" }),
+        (_, Some(seconds)) => Until::Seconds(seconds),
+        (rounds, None) => Until::Rounds(rounds.unwrap_or(1)),
+    };
+    let words = 1 << log2_words;
+    if arena.bytes() < words * 8 {
+        return Err(KernelError::ArenaTooSmall { needed: words * 8, bytes: arena.bytes() });
+    }
+    let table = &arena.words()[..words as usize];
+    platform.emit(&Message::Region { name: Name::literal("table"), address: arena.address(), bytes: words * 8 });
+
+    let vcpus = platform.vcpus();
+    phase(platform, Name::literal("init"), || {
+        platform.run_on_all(&|vcpu| fill(table, part(words, vcpu, vcpus)));
+    });
+    let rounds = updates(platform, table, until, progress_ms);
+    verify(platform, table, rounds, progress_ms)
+}
+
+/// The timed part. Returns how many rounds were run.
+fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_ms: u64) -> u64 {
+    const PHASE: Name<'static> = Name::literal("update");
+    let vcpus = platform.vcpus();
+    let batches = batches_per_round(table.len() as u64);
+    let updates_per_round = batches * STREAMS as u64;
+    let planned = match until {
+        Until::Rounds(rounds) => rounds * updates_per_round,
+        Until::Seconds(_) => 0,
+    };
+
+    platform.emit(&Message::Begin { phase: PHASE, tsc: platform.now() });
+    let tally = Tally::default();
+    let rounds_run = AtomicU64::new(0);
+    let end = AtomicU64::new(0);
+    let progress = Progress::new(platform, PHASE, planned, progress_ms);
+    let start = platform.now();
+
+    let work = |vcpu: usize, round: u64, clock: &mut Batches<'_>| {
+        let mine = part(batches, vcpu, vcpus);
+        let done_before = round * (mine.end - mine.start);
+        let streams = Streams::new(mine);
+        clock.restart();
+        let after_batch = |done: u64| {
+            let now = clock.end_batch();
+            tally.set(vcpu, (done_before + done) * STREAMS as u64);
+            if vcpu == 0 && progress.is_due(now) {
+                progress.emit(now, tally.sum());
+                clock.restart();
+            }
+        };
+        streams.run(table, |_| true, after_batch);
+    };
+    let again = |round: u64| {
+        let now = platform.now();
+        end.store(now, Ordering::Relaxed);
+        rounds_run.store(round + 1, Ordering::Relaxed);
+        match until {
+            Until::Rounds(rounds) => round + 1 < rounds,
+            Until::Seconds(seconds) => now.saturating_sub(start) < seconds.saturating_mul(platform.tsc_hz()),
+        }
+    };
+    let gaps = run_rounds(platform, work, again);
+    platform.emit(&Message::End { phase: PHASE, tsc: platform.now() });
+
+    let rounds = rounds_run.into_inner();
+    let updates = rounds * updates_per_round;
+    let ticks = end.into_inner().saturating_sub(start);
+    let hz = platform.tsc_hz();
+    let result = |name, value, unit| platform.emit(&Message::Result { name, value, unit });
+    result(Name::literal("updates"), updates as f64, Name::literal("updates"));
+    if hz == 0 {
+        result(Name::literal("ticks"), ticks as f64, Name::literal("ticks"));
+    } else {
+        let seconds = ticks_to_seconds(ticks, hz);
+        result(Name::literal("seconds"), seconds, Name::literal("s"));
+        result(Name::literal("gups"), updates as f64 / seconds / 1e9, Name::literal("GUP/s"));
+        // Part of `seconds`, on vCPU 0: what the progress lines cost the measurement.
+        result(Name::literal("console"), ticks_to_seconds(progress.console_ticks(), hz), Name::literal("s"));
+    }
+    for (vcpu, summary) in gaps.iter().enumerate().take(vcpus) {
+        if let Some(message) = summary.message(vcpu, hz) {
+            platform.emit(&message);
+        }
+    }
+    rounds
+}
+
+/// Undoes an odd number of rounds and counts the words that are not back.
+///
+/// Each vCPU owns a part of the table, generates the whole sequence and applies what falls into its part, so no update can be
+/// lost here: the errors are those of the timed part, or the memory's.
+fn verify<'a>(
+    platform: &dyn Platform,
+    table: &[AtomicU64],
+    rounds: u64,
+    progress_ms: u64,
+) -> Result<(), KernelError<'a>> {
+    const PHASE: Name<'static> = Name::literal("verify");
+    let vcpus = platform.vcpus();
+    let words = table.len() as u64;
+    let batches = batches_per_round(words);
+    let errors = AtomicU64::new(0);
+    phase(platform, PHASE, || {
+        let progress = Progress::new(platform, PHASE, batches * STREAMS as u64, progress_ms);
+        platform.run_on_all(&|vcpu| {
+            let mine = part(words, vcpu, vcpus);
+            let after_batch = |done: u64| {
+                let now = platform.now();
+                if vcpu == 0 && progress.is_due(now) {
+                    progress.emit(now, done * STREAMS as u64);
+                }
+            };
+            if !rounds.is_multiple_of(2) {
+                Streams::new(0..batches).run(table, |index| mine.contains(&index), after_batch);
+            }
+            errors.fetch_add(count_errors(table, mine), Ordering::Relaxed);
+        });
+    });
+    let errors = errors.into_inner();
+    // One vCPU cannot lose an update: then every wrong word is the memory's fault, and none is tolerated.
+    let tolerated = if vcpus == 1 { 0 } else { words / PASSING_ERRORS_DIVISOR };
+    let is_passed = errors <= tolerated;
+    let status = if is_passed { Status::Pass } else { Status::Fail };
+    platform.emit(&Message::Verify { status, errors, checked: words });
+    if is_passed { Ok(()) } else { Err(KernelError::VerificationFailed { errors, checked: words }) }
+}
+
+fn phase(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce()) {
+    platform.emit(&Message::Begin { phase, tsc: platform.now() });
+    body();
+    platform.emit(&Message::End { phase, tsc: platform.now() });
+}

@@ -1,0 +1,45 @@
+//! The benchmark kernels: one source, run in the freestanding guest image and natively on the host.
+//!
+//! ```text
+//!   image: arena = guest RAM, team = vCPUs ─┐
+//!                                           ├─▶ registry::run("gups log2_words=25") ──▶ gups::run ──▶ Messages
+//!   native: arena = mapped memory, threads ─┘          │
+//!                                                      └─ pattern::run
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`registry`] | the table of kernels with their parameters; finds one, runs it, turns its end into an exit code |
+//! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
+//! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
+//! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
+//! | [`arena`] | the memory a kernel works on, as words |
+//! | [`team`] | several vCPUs or threads doing one job |
+//! | [`native`] | the platform of an ordinary process (feature `std`) |
+//! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
+//! | [`parameters`], [`gaps`], [`text`] | reading parameters, that histogram, formatting without allocation |
+//!
+//! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering, which
+//! compiles to the plain moves that are to be measured. Two vCPUs that update one word at once may lose an update; they
+//! may not do anything else.
+#![no_std]
+
+#[cfg(any(test, feature = "std"))]
+extern crate std;
+
+pub mod arena;
+pub mod gaps;
+pub mod gups;
+#[cfg(any(test, feature = "std"))]
+pub mod native;
+pub mod parameters;
+pub mod pattern;
+pub mod platform;
+pub mod registry;
+pub mod rounds;
+pub mod team;
+pub mod text;
+
+pub use arena::Arena;
+pub use platform::Platform;
+pub use registry::{KERNELS, Kernel, KernelError};

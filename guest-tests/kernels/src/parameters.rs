@@ -1,0 +1,62 @@
+//! A kernel's parameters: what they are called, what they mean, and reading them from a command line.
+
+use wideleaf_protocol::CommandLine;
+use wideleaf_protocol::arguments::{parse_count, parse_size};
+
+use crate::KernelError;
+
+/// One parameter of a kernel, as the help prints it.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Key on the command line.
+    pub name: &'static str,
+    /// What holds when it is not given, in words or as a value.
+    pub default: &'static str,
+    /// Unit of the value.
+    pub unit: &'static str,
+    /// What it does, one sentence.
+    pub meaning: &'static str,
+}
+
+/// The part of a command line that is a kernel's, checked against the parameters it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameters<'a> {
+    line: CommandLine<'a>,
+}
+
+impl<'a> Parameters<'a> {
+    /// Refuses the first key that is neither the image's nor in `known`.
+    pub fn new(line: CommandLine<'a>, known: &'static [Parameter]) -> Result<Self, KernelError<'a>> {
+        let unknown =
+            line.kernel_arguments().find(|argument| known.iter().all(|parameter| parameter.name != argument.key));
+        match unknown {
+            Some(argument) => Err(KernelError::UnknownParameter { name: argument.key }),
+            None => Ok(Self { line }),
+        }
+    }
+
+    /// A count from `least` to `most`; `None` when it is not given.
+    pub fn count(&self, name: &'static str, least: u64, most: u64) -> Result<Option<u64>, KernelError<'a>> {
+        self.read(name, least, most, "a count", parse_count)
+    }
+
+    /// A size in bytes from `least` to `most`, with an optional K, M, G or T; `None` when it is not given.
+    pub fn size(&self, name: &'static str, least: u64, most: u64) -> Result<Option<u64>, KernelError<'a>> {
+        self.read(name, least, most, "a size in bytes (K, M, G, T)", parse_size)
+    }
+
+    fn read(
+        &self,
+        name: &'static str,
+        least: u64,
+        most: u64,
+        what: &'static str,
+        parse: fn(&str) -> Option<u64>,
+    ) -> Result<Option<u64>, KernelError<'a>> {
+        let Some(value) = self.line.value(name) else { return Ok(None) };
+        match parse(value) {
+            Some(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            _ => Err(KernelError::BadValue { name, value, what, least, most }),
+        }
+    }
+}

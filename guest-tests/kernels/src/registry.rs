@@ -1,0 +1,192 @@
+//! The table of kernels: finding one by its name, running it, turning its end into lines and an exit code.
+
+use core::fmt;
+
+use wideleaf_protocol::arguments::{CommandLineError, KEY_KERNEL};
+use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, PROTOCOL_VERSION};
+
+use crate::parameters::{Parameter, Parameters};
+use crate::text::FixedText;
+use crate::{Arena, Platform, gups, pattern};
+
+/// Every kernel there is.
+pub const KERNELS: &[Kernel] = &[gups::KERNEL, pattern::KERNEL];
+
+/// A kernel: what the help says about it, and its entry.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// Its name on the command line and in the `hello` line.
+    pub name: Name<'static>,
+    /// What it does, one line.
+    pub summary: &'static str,
+    /// The parameters it takes.
+    pub parameters: &'static [Parameter],
+    /// Runs it in this arena. Prints its own results and its own verification.
+    pub run: for<'a> fn(&dyn Platform, &Arena<'_>, &Parameters<'a>) -> Result<(), KernelError<'a>>,
+}
+
+/// What the `hello` line says about how the kernel was started.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// Through which door.
+    pub entry: Entry,
+    /// Page size of the tables the kernel runs on.
+    pub guest_page: GuestPage,
+}
+
+/// The kernel a command line names.
+pub fn find<'a>(line: CommandLine<'a>) -> Result<&'static Kernel, KernelError<'a>> {
+    let name = line.value(KEY_KERNEL).ok_or(KernelError::NoKernel)?;
+    KERNELS.iter().find(|kernel| kernel.name == *name).ok_or(KernelError::UnknownKernel { name })
+}
+
+/// A whole run: finds the kernel that `line` names, says hello, runs it, and says how it ended. The last line is `exit` with
+/// the code that is returned; writing it to the exit port, or exiting the process with it, is the caller's.
+pub fn run(platform: &dyn Platform, arena: &Arena<'_>, line: &str, started: Started) -> ExitCode {
+    let code = match try_run(platform, arena, line, started) {
+        Ok(()) => ExitCode::Success,
+        Err(error) => {
+            // The verify line has already said all about a failed verification.
+            if error.exit_code() != ExitCode::VerificationFailed {
+                let text = FixedText::new(format_args!("{error}"));
+                platform.emit(&Message::Panic { message: text.as_str() });
+            }
+            error.exit_code()
+        }
+    };
+    platform.emit(&Message::Exit { code });
+    code
+}
+
+fn try_run<'a>(
+    platform: &dyn Platform,
+    arena: &Arena<'_>,
+    line: &'a str,
+    started: Started,
+) -> Result<(), KernelError<'a>> {
+    let line = CommandLine::new(line).map_err(KernelError::CommandLine)?;
+    let kernel = find(line)?;
+    let parameters = Parameters::new(line, kernel.parameters)?;
+    platform.emit(&Message::Hello {
+        version: PROTOCOL_VERSION,
+        kernel: kernel.name,
+        vcpus: platform.vcpus() as u32,
+        guest_page: started.guest_page,
+        tsc_hz: platform.tsc_hz(),
+        entry: started.entry,
+    });
+    (kernel.run)(platform, arena, &parameters)
+}
+
+/// Why a kernel did not run, or did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelError<'a> {
+    /// The command line has not the right form.
+    CommandLine(CommandLineError<'a>),
+    /// The command line names no kernel.
+    NoKernel,
+    /// The command line names a kernel that does not exist.
+    UnknownKernel {
+        /// The name.
+        name: &'a str,
+    },
+    /// The kernel has no such parameter.
+    UnknownParameter {
+        /// The name.
+        name: &'a str,
+    },
+    /// A value is no number or not in its range.
+    BadValue {
+        /// Name of the parameter.
+        name: &'static str,
+        /// The value given.
+        value: &'a str,
+        /// What it must be.
+        what: &'static str,
+        /// Least value.
+        least: u64,
+        /// Greatest value.
+        most: u64,
+    },
+    /// Two parameters exclude each other.
+    Conflict {
+        /// One.
+        one: &'static str,
+        /// The other.
+        other: &'static str,
+    },
+    /// The arena cannot hold what was asked for.
+    ArenaTooSmall {
+        /// Bytes it would take.
+        needed: u64,
+        /// Bytes there are.
+        bytes: u64,
+    },
+    /// The parameter is in seconds, and nobody knows the frequency of the counter.
+    NeedsClock {
+        /// Name of the parameter.
+        name: &'static str,
+    },
+    /// The kernel's verification failed.
+    VerificationFailed {
+        /// Words that are wrong.
+        errors: u64,
+        /// Words that were looked at.
+        checked: u64,
+    },
+}
+
+impl KernelError<'_> {
+    /// The exit code for it.
+    pub const fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::VerificationFailed { .. } => ExitCode::VerificationFailed,
+            Self::ArenaTooSmall { .. } | Self::NeedsClock { .. } => ExitCode::Unsupported,
+            Self::CommandLine(_)
+            | Self::NoKernel
+            | Self::UnknownKernel { .. }
+            | Self::UnknownParameter { .. }
+            | Self::BadValue { .. }
+            | Self::Conflict { .. } => ExitCode::BadArguments,
+        }
+    }
+}
+
+impl fmt::Display for KernelError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CommandLine(error) => write!(f, "command line: {error}"),
+            Self::NoKernel => write!(f, "no kernel named; say kernel=NAME, where NAME is {}", KernelNames),
+            Self::UnknownKernel { name } => write!(f, "unknown kernel \"{name}\"; there is {}", KernelNames),
+            Self::UnknownParameter { name } => write!(f, "unknown parameter {name}="),
+            Self::BadValue { name, value, what, least, most } => {
+                write!(f, "{name}={value}: expected {what} from {least} to {most}")
+            }
+            Self::Conflict { one, other } => write!(f, "{one}= and {other}= exclude each other"),
+            Self::ArenaTooSmall { needed, bytes } => {
+                write!(f, "needs {needed} bytes of memory, there are {bytes}; give the guest more RAM or ask for less")
+            }
+            Self::NeedsClock { name } => {
+                write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")
+            }
+            Self::VerificationFailed { errors, checked } => {
+                write!(f, "{errors} of {checked} words are not what was written")
+            }
+        }
+    }
+}
+
+impl core::error::Error for KernelError<'_> {}
+
+/// The names of all kernels, separated by commas.
+struct KernelNames;
+
+impl fmt::Display for KernelNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, kernel) in KERNELS.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{}", kernel.name)?;
+        }
+        Ok(())
+    }
+}

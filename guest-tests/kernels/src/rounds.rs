@@ -1,0 +1,160 @@
+//! Repeating a round of work on every vCPU, with progress lines and a record of what interrupted it.
+//!
+//! ```text
+//!   vCPU 0   work(0, r) ──┐         ┌─ again(r)? ─┐
+//!   vCPU 1   work(1, r) ──┤ barrier │   (waits)   │ barrier ──▶ next round, or the end
+//!   vCPU 2   work(2, r) ──┘         └─   (waits)  ┘
+//! ```
+//!
+//! All rounds are one job of the team, so that every vCPU keeps its histogram on its own stack.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use wideleaf_protocol::{Message, Name, VCPUS_MAX};
+
+use crate::Platform;
+use crate::gaps::{Histogram, Summary};
+use crate::team::Barrier;
+
+/// Runs `work(vcpu, round, batches)` for round 0, 1, … on every vCPU until `again(round)`, asked by vCPU 0 alone while the
+/// others wait, says no. Returns what each vCPU recorded in its histogram, by vCPU.
+pub fn run_rounds(
+    platform: &dyn Platform,
+    work: impl Fn(usize, u64, &mut Batches<'_>) + Sync,
+    again: impl Fn(u64) -> bool + Sync,
+) -> [Summary; VCPUS_MAX] {
+    let vcpus = platform.vcpus();
+    let barrier = Barrier::new();
+    let stop = AtomicBool::new(false);
+    let slots: [Slot; VCPUS_MAX] = core::array::from_fn(|_| Slot::default());
+    platform.run_on_all(&|vcpu| {
+        let mut histogram = Histogram::new();
+        for round in 0.. {
+            let mut batches = Batches { platform, histogram: &mut histogram, last: platform.now() };
+            work(vcpu, round, &mut batches);
+            barrier.wait(vcpus);
+            if vcpu == 0 {
+                stop.store(!again(round), Ordering::Relaxed);
+            }
+            barrier.wait(vcpus);
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        slots[vcpu].set(histogram.summary());
+    });
+    slots.each_ref().map(Slot::get)
+}
+
+/// The clock of one vCPU's batches within one round.
+pub struct Batches<'h> {
+    platform: &'h dyn Platform,
+    histogram: &'h mut Histogram,
+    last: u64,
+}
+
+impl Batches<'_> {
+    /// The first batch begins now; what came before (setting up, printing) was no work and is no gap.
+    pub fn restart(&mut self) -> u64 {
+        self.last = self.platform.now();
+        self.last
+    }
+
+    /// A batch is done and the next begins: counts the time since the previous call. Returns the time.
+    #[inline]
+    pub fn end_batch(&mut self) -> u64 {
+        let now = self.platform.now();
+        // Counters of two CPUs may differ by some ticks when a thread moves between them.
+        self.histogram.record(now.saturating_sub(self.last));
+        self.last = now;
+        now
+    }
+}
+
+/// A summary that its vCPU writes and the leader reads after the job.
+#[derive(Default)]
+struct Slot([AtomicU64; 5]);
+
+impl Slot {
+    fn set(&self, summary: Summary) {
+        let values = [summary.count, summary.p50, summary.p99, summary.p999, summary.max];
+        for (slot, value) in self.0.iter().zip(values) {
+            slot.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self) -> Summary {
+        let [count, p50, p99, p999, max] = self.0.each_ref().map(|slot| slot.load(Ordering::Relaxed));
+        Summary { count, p50, p99, p999, max }
+    }
+}
+
+/// Work done so far, counted by each vCPU on a cache line of its own, so that counting costs no vCPU another's line.
+#[derive(Default)]
+pub struct Tally([Line; VCPUS_MAX]);
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line(AtomicU64);
+
+impl Tally {
+    /// `vcpu` has done `total` units since the phase began.
+    #[inline]
+    pub fn set(&self, vcpu: usize, total: u64) {
+        self.0[vcpu].0.store(total, Ordering::Relaxed);
+    }
+
+    /// Units done by all.
+    pub fn sum(&self) -> u64 {
+        self.0.iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// For how long an unknown counter is taken to tick when lines are spaced: 2.5 GHz. Only the spacing depends on it.
+const ASSUMED_TSC_HZ: u64 = 2_500_000_000;
+
+/// Spaces the progress lines of one phase and adds up what they cost. Only vCPU 0 uses it.
+pub struct Progress<'p> {
+    platform: &'p dyn Platform,
+    phase: Name<'static>,
+    total: u64,
+    /// Least ticks between two lines; `u64::MAX` for none at all.
+    interval: u64,
+    next: AtomicU64,
+    console_ticks: AtomicU64,
+}
+
+impl<'p> Progress<'p> {
+    /// Lines for `phase` at least `interval_ms` apart (0: no lines), of `total` units (0: until the time is up).
+    pub fn new(platform: &'p dyn Platform, phase: Name<'static>, total: u64, interval_ms: u64) -> Self {
+        let hz = if platform.tsc_hz() == 0 { ASSUMED_TSC_HZ } else { platform.tsc_hz() };
+        let interval = if interval_ms == 0 { u64::MAX } else { (hz / 1000).saturating_mul(interval_ms) };
+        let next = platform.now().saturating_add(interval);
+        Self { platform, phase, total, interval, next: AtomicU64::new(next), console_ticks: AtomicU64::new(0) }
+    }
+
+    /// Whether enough time has passed for another line.
+    #[inline]
+    pub fn is_due(&self, now: u64) -> bool {
+        now >= self.next.load(Ordering::Relaxed)
+    }
+
+    /// Prints a line: `done` units were done at `now`.
+    pub fn emit(&self, now: u64, done: u64) {
+        self.platform.emit(&Message::Progress { phase: self.phase, tsc: now, done, total: self.total });
+        let after = self.platform.now();
+        self.console_ticks.fetch_add(after.saturating_sub(now), Ordering::Relaxed);
+        self.next.store(after.saturating_add(self.interval), Ordering::Relaxed);
+    }
+
+    /// Ticks spent printing so far.
+    pub fn console_ticks(&self) -> u64 {
+        self.console_ticks.load(Ordering::Relaxed)
+    }
+}
+
+/// Part `index` of `count` nearly equal parts of `0..total`, as a half-open range.
+pub fn part(total: u64, index: usize, count: usize) -> core::ops::Range<u64> {
+    let border = |index: usize| (u128::from(total) * index as u128 / count as u128) as u64;
+    border(index)..border(index + 1)
+}

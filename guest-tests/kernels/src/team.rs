@@ -1,0 +1,192 @@
+//! Several vCPUs or threads doing one job: dispatch, wait, and the counter they all read.
+//!
+//! ```text
+//!   member 0 (leader)                       members 1…n−1
+//!   lead(job): publish job                  follow(i): spin on `generation`
+//!              generation += 1  ─────────▶  changed: run job(i)
+//!              run job(0)                            done += 1
+//!              spin until done = n − 1  ◀──────────┘
+//!   dismiss(): generation = DISMISSED ───▶  return
+//! ```
+//!
+//! Members spin instead of sleeping: a guest in ring 3 cannot halt, and a sleeping thread would measure the host's wake-up.
+#![expect(
+    unsafe_code,
+    reason = "the job is borrowed by threads that outlive the borrow's scope, and rdtsc is an intrinsic"
+)]
+
+use core::cell::UnsafeCell;
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Ticks of this CPU's time stamp counter (SDM volume 3, 17.17: invariant on every CPU KVM runs on since 2008).
+///
+/// Not serialising: the CPU may read it some tens of instructions early or late, which is nothing beside a batch of
+/// memory accesses.
+pub fn ticks() -> u64 {
+    // SAFETY: rdtsc exists on every x86-64 CPU; in ring 3 it needs CR4.TSD clear, which the boot contract, the image's own
+    // boot code and Linux all provide.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// A job as the team carries it: the borrow's lifetime is erased, [`Team::lead`] does not return before its last use.
+type Job = *const (dyn Fn(usize) + Sync);
+
+/// Value of `generation` that sends the followers home; no team counts that far.
+const DISMISSED: u64 = u64::MAX;
+
+/// A leader and its followers. `const`-constructible, so that an image can keep it in a `static`.
+pub struct Team {
+    /// Counts the jobs. A change is the signal, and its release/acquire pair carries the job.
+    generation: AtomicU64,
+    /// Followers that have finished the current job.
+    done: AtomicUsize,
+    /// Followers that take part; set before the first job.
+    followers: AtomicUsize,
+    /// A follower's job ended by a panic: it will not come for the next one.
+    broken: AtomicBool,
+    /// Current job. Written by the leader while no follower runs, read by followers after they saw `generation` change.
+    job: UnsafeCell<Option<Job>>,
+}
+
+// SAFETY: `job` is only written between jobs (the leader has waited for `done`) and only read during one; the jobs
+// themselves are Sync.
+unsafe impl Sync for Team {}
+// SAFETY: the team holds no thread's identity; a job pointer is only alive within `lead`.
+unsafe impl Send for Team {}
+
+impl Default for Team {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Team {
+    /// A team of the leader alone.
+    pub const fn new() -> Self {
+        Self {
+            generation: AtomicU64::new(0),
+            done: AtomicUsize::new(0),
+            followers: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+        }
+    }
+
+    /// Says how many members there are, the leader included. Before the first job, once.
+    ///
+    /// # Panics
+    /// When `members` is 0, or a job has run already.
+    pub fn set_members(&self, members: usize) {
+        assert!(members > 0, "a team has at least its leader");
+        assert!(self.generation.load(Ordering::Relaxed) == 0, "the team has already worked");
+        self.followers.store(members - 1, Ordering::Relaxed);
+    }
+
+    /// Runs `job(i)` on every member i and returns when all are done. Only member 0 calls this, and not within a job.
+    ///
+    /// # Panics
+    /// When a follower's part panicked.
+    pub fn lead(&self, job: &(dyn Fn(usize) + Sync)) {
+        let job: *const (dyn Fn(usize) + Sync + '_) = job;
+        // SAFETY: only the lifetime changes. The pointer is used by followers until they count themselves in `done`, and
+        // this function waits for all of them while the borrow lives, also when the leader's own part panics.
+        let job: Job = unsafe { core::mem::transmute(job) };
+        let followers = self.followers.load(Ordering::Relaxed);
+        self.done.store(0, Ordering::Relaxed);
+        // SAFETY: no follower reads `job` now: the previous call waited for all of them.
+        unsafe { *self.job.get() = Some(job) };
+        self.generation.fetch_add(1, Ordering::Release);
+        let wait = WaitForFollowers { team: self, followers };
+        // SAFETY: the pointer came from a reference that is still borrowed.
+        unsafe { (*job)(0) };
+        drop(wait);
+        assert!(!self.broken.load(Ordering::Relaxed), "a member of the team panicked in its job");
+    }
+
+    /// The life of member `index`: does its part of every job until the leader dismisses the team.
+    pub fn follow(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            let generation = self.generation.load(Ordering::Acquire);
+            if generation == seen {
+                spin_loop();
+                continue;
+            }
+            if generation == DISMISSED {
+                return;
+            }
+            seen = generation;
+            // SAFETY: the acquire load above saw the leader's release, so the write of `job` is visible and complete; the
+            // leader does not write it again before this member has counted itself in `done`.
+            let job = unsafe { *self.job.get() };
+            let mut part = Part { team: self, is_complete: false };
+            if let Some(job) = job {
+                // SAFETY: the leader is inside `lead` and holds the borrow until this member is done.
+                unsafe { (*job)(index) };
+            }
+            part.is_complete = true;
+        }
+    }
+
+    /// Sends the followers home. No job may follow.
+    pub fn dismiss(&self) {
+        self.generation.store(DISMISSED, Ordering::Release);
+    }
+}
+
+/// Waits when dropped, so that the borrow of a job cannot end early by a panic.
+struct WaitForFollowers<'t> {
+    team: &'t Team,
+    followers: usize,
+}
+
+impl Drop for WaitForFollowers<'_> {
+    fn drop(&mut self) {
+        while self.team.done.load(Ordering::Acquire) != self.followers {
+            spin_loop();
+        }
+    }
+}
+
+/// A follower's part of a job, counted as done when dropped: a native thread that panics must not leave the leader spinning.
+struct Part<'t> {
+    team: &'t Team,
+    is_complete: bool,
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            self.team.broken.store(true, Ordering::Relaxed);
+        }
+        self.team.done.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Where members of one job wait for each other. Reusable: the last to come opens it for all.
+#[derive(Debug, Default)]
+pub struct Barrier {
+    arrived: AtomicUsize,
+    openings: AtomicUsize,
+}
+
+impl Barrier {
+    /// A closed barrier.
+    pub const fn new() -> Self {
+        Self { arrived: AtomicUsize::new(0), openings: AtomicUsize::new(0) }
+    }
+
+    /// Waits until `members` have come. Everything they wrote before is visible to all of them afterwards.
+    pub fn wait(&self, members: usize) {
+        let opening = self.openings.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == members {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.openings.fetch_add(1, Ordering::Release);
+        } else {
+            while self.openings.load(Ordering::Acquire) == opening {
+                spin_loop();
+            }
+        }
+    }
+}

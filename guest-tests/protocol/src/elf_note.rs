@@ -1,0 +1,108 @@
+//! The ELF notes by which an image says which entries it has, and a reader for them.
+//!
+//! | owner | type | descriptor | entry |
+//! |---|---|---|---|
+//! | `Xen` | [`PVH_NOTE_TYPE`] | u64 physical address | 32-bit protected mode, EBX = start info (Xen: docs/misc/pvh.pandoc) |
+//! | `wideleaf` | [`DIRECT_NOTE_TYPE`] | [`DirectNote`] | 64-bit ring 3 ([`direct`](crate::direct)) |
+
+/// Owner of the PVH note.
+pub const PVH_NOTE_OWNER: &str = "Xen";
+/// Type of the PVH note: `XEN_ELFNOTE_PHYS32_ENTRY` (Xen: public/elfnote.h).
+pub const PVH_NOTE_TYPE: u32 = 18;
+/// Owner of the note of the direct entry.
+pub const DIRECT_NOTE_OWNER: &str = "wideleaf";
+/// Type of the note of the direct entry.
+pub const DIRECT_NOTE_TYPE: u32 = 1;
+/// Version in the descriptor of the direct entry.
+pub const DIRECT_NOTE_VERSION: u32 = 1;
+
+/// One note of an ELF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Note<'a> {
+    /// Who defined the type, without the terminating zero.
+    pub owner: &'a [u8],
+    /// What the descriptor is, in the owner's numbering.
+    pub kind: u32,
+    /// The content.
+    pub descriptor: &'a [u8],
+}
+
+/// Descriptor of the direct entry's note: `u32 version, u32 reserved, u64 entry64`, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectNote {
+    /// [`DIRECT_NOTE_VERSION`].
+    pub version: u32,
+    /// Where every vCPU starts.
+    pub entry64: u64,
+}
+
+/// The direct entry of an image; `None` when the file is no ELF64 file or has no such note of a version we know.
+pub fn direct_entry(elf: &[u8]) -> Option<DirectNote> {
+    let mut notes = notes(elf);
+    let note = notes.find(|note| note.owner == DIRECT_NOTE_OWNER.as_bytes() && note.kind == DIRECT_NOTE_TYPE)?;
+    let note = DirectNote { version: read_u32(note.descriptor, 0)?, entry64: read_u64(note.descriptor, 8)? };
+    (note.version == DIRECT_NOTE_VERSION).then_some(note)
+}
+
+/// The PVH entry of an image; `None` when the file is no ELF64 file or has no such note.
+pub fn pvh_entry(elf: &[u8]) -> Option<u32> {
+    let mut notes = notes(elf);
+    let note = notes.find(|note| note.owner == PVH_NOTE_OWNER.as_bytes() && note.kind == PVH_NOTE_TYPE)?;
+    read_u32(note.descriptor, 0)
+}
+
+/// The notes in the `PT_NOTE` segments of a little-endian ELF64 file, in the order they stand. Ends at the first thing
+/// that does not lie inside the file, and is empty for a file of another kind.
+pub fn notes(elf: &[u8]) -> impl Iterator<Item = Note<'_>> {
+    const PT_NOTE: u32 = 4;
+    // ELF identification: magic, 64 bits, little-endian.
+    let is_elf64 = elf.starts_with(b"\x7fELF\x02\x01");
+    let header_count = if is_elf64 { read_u16(elf, 56).unwrap_or(0) } else { 0 };
+    (0..u64::from(header_count)).flat_map(move |index| {
+        let segment = || {
+            let start = read_u64(elf, 32)?.checked_add(index.checked_mul(u64::from(read_u16(elf, 54)?))?)?;
+            let header = elf.get(usize::try_from(start).ok()?..)?;
+            if read_u32(header, 0)? != PT_NOTE {
+                return None;
+            }
+            let start = usize::try_from(read_u64(header, 8)?).ok()?;
+            let bytes = usize::try_from(read_u64(header, 32)?).ok()?;
+            elf.get(start..start.checked_add(bytes)?)
+        };
+        SegmentNotes { rest: segment().unwrap_or(&[]) }
+    })
+}
+
+/// The notes of one segment. Names and descriptors are padded to 4 bytes (gABI, "Note Section").
+struct SegmentNotes<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for SegmentNotes<'a> {
+    type Item = Note<'a>;
+
+    fn next(&mut self) -> Option<Note<'a>> {
+        const HEADER_BYTES: usize = 12;
+        let owner_bytes = read_u32(self.rest, 0)? as usize;
+        let descriptor_bytes = read_u32(self.rest, 4)? as usize;
+        let kind = read_u32(self.rest, 8)?;
+        let descriptor_start = HEADER_BYTES.checked_add(owner_bytes.checked_next_multiple_of(4)?)?;
+        let end = descriptor_start.checked_add(descriptor_bytes)?;
+        let owner = self.rest.get(HEADER_BYTES..HEADER_BYTES + owner_bytes)?;
+        let descriptor = self.rest.get(descriptor_start..end)?;
+        self.rest = self.rest.get(end.checked_next_multiple_of(4)?..).unwrap_or(&[]);
+        Some(Note { owner: owner.strip_suffix(b"\0").unwrap_or(owner), kind, descriptor })
+    }
+}
+
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn read_u64(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}

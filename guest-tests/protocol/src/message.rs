@@ -1,0 +1,517 @@
+//! The lines a guest prints, as one typed enum with an encoder ([`Display`](core::fmt::Display)) and a parser ([`parse`]).
+//!
+//! ```text
+//! @wideleaf hello version=1 kernel=gups vcpus=2 guest_page=2m tsc_hz=2500000000 entry=direct
+//! @wideleaf region name=table address=0x400000 bytes=268435456
+//! @wideleaf begin phase=update tsc=81250000000
+//! @wideleaf progress phase=update tsc=81300000000 done=1300000 total=134217728
+//! @wideleaf end phase=update tsc=86412000000
+//! @wideleaf result name=gups value=0.065 unit=GUP/s
+//! @wideleaf gaps vcpu=0 count=1048576 p50_ns=1900 p99_ns=2100 p999_ns=4400 max_ns=310000
+//! @wideleaf verify status=pass errors=0 checked=33554432
+//! @wideleaf exit code=0
+//! ```
+//!
+//! A line begins with [`PREFIX`], then a verb, then `key=value` pairs separated by single spaces, in any order, each
+//! key exactly once. Everything else on the console is not ours. The rest of a `panic` line is its message.
+
+use core::fmt;
+
+use crate::{ExitCode, Name};
+
+/// How every line of ours begins.
+pub const PREFIX: &str = "@wideleaf ";
+
+/// One line from the guest. The variants are the verbs, the fields are the keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Message<'a> {
+    /// First line of every run that got as far as knowing its kernel.
+    Hello {
+        /// [`PROTOCOL_VERSION`](crate::PROTOCOL_VERSION) of the guest.
+        version: u32,
+        /// Kernel that is about to run.
+        kernel: Name<'a>,
+        /// vCPUs (native: threads) that take part.
+        vcpus: u32,
+        /// Page size of the guest's own page tables (native: what the process asked for).
+        guest_page: GuestPage,
+        /// Time stamp counter ticks per second; 0 = unknown, then no result is in seconds.
+        tsc_hz: u64,
+        /// How the kernel was started.
+        entry: Entry,
+    },
+    /// Where the kernel's data live: a half-open range `[address, address + bytes)`.
+    Region {
+        /// What the range holds.
+        name: Name<'a>,
+        /// GPA in a guest (which maps memory one to one), virtual address in a native process.
+        address: u64,
+        /// Length of the range.
+        bytes: u64,
+    },
+    /// A phase begins now: the host takes its counters on this line.
+    Begin {
+        /// Phase that begins.
+        phase: Name<'a>,
+        /// Time stamp counter when the guest began to write this line.
+        tsc: u64,
+    },
+    /// A phase has ended: the host takes its counters again.
+    End {
+        /// Phase that ended.
+        phase: Name<'a>,
+        /// Time stamp counter when the guest began to write this line.
+        tsc: u64,
+    },
+    /// How far a phase is. The host computes the rate over any section from two of these.
+    Progress {
+        /// Phase that is running.
+        phase: Name<'a>,
+        /// Time stamp counter at which `done` was true.
+        tsc: u64,
+        /// Units of work done since the phase began, over all vCPUs.
+        done: u64,
+        /// Units of work planned; 0 = until the time is up.
+        total: u64,
+    },
+    /// One measured number.
+    Result {
+        /// What was measured.
+        name: Name<'a>,
+        /// The number.
+        value: f64,
+        /// Its unit, for instance `GUP/s` or `s`.
+        unit: Name<'a>,
+    },
+    /// How long a vCPU was kept from its work: the distribution of the time one small batch of work took.
+    Gaps {
+        /// vCPU whose batches these are.
+        vcpu: u32,
+        /// Batches measured.
+        count: u64,
+        /// Median, in nanoseconds.
+        p50_ns: u64,
+        /// 99th percentile, in nanoseconds.
+        p99_ns: u64,
+        /// 99.9th percentile, in nanoseconds.
+        p999_ns: u64,
+        /// The longest batch, in nanoseconds.
+        max_ns: u64,
+    },
+    /// Memory holds something else than the kernel wrote. At most one line per run: the first that was met.
+    Mismatch(Mismatch),
+    /// What the kernel's own verification found.
+    Verify {
+        /// Whether the kernel's rule for passing is met.
+        status: Status,
+        /// Words that are wrong.
+        errors: u64,
+        /// Words that were looked at.
+        checked: u64,
+    },
+    /// The guest gives up; the message says why. Control characters in it are printed as spaces.
+    Panic {
+        /// One sentence, to the end of the line.
+        message: &'a str,
+    },
+    /// Last line of every run; the same code then goes to the exit port.
+    Exit {
+        /// How the run ended.
+        code: ExitCode,
+    },
+}
+
+/// A word of memory that is not what it should be (verb `mismatch`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Address of the word, in the same space as [`Message::Region`]'s.
+    pub address: u64,
+    /// Value that was written there last.
+    pub expected: u64,
+    /// Value that was read.
+    pub found: u64,
+    /// What the found value looks like.
+    pub kind: MismatchKind,
+}
+
+/// A set of words that stand for the variants of an enum: one place for both directions.
+macro_rules! words {
+    ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $type { $($(#[$doc])* $variant),+ }
+
+        impl $type {
+            /// Every variant, in the order of declaration.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The word that stands for it in a line or on the command line.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+
+            /// What a word stands for; `None` for a word nobody defined.
+            pub fn from_word(word: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.as_str() == word)
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+words! {
+    /// Page size of the guest's own tables, in the words of the command line's `guest_pages=`.
+    GuestPage {
+        /// 4 KiB base pages.
+        Base4K = "4k",
+        /// 2 MiB huge pages.
+        Huge2M = "2m",
+        /// 1 GiB giant pages.
+        Giant1G = "1g",
+    }
+}
+
+impl GuestPage {
+    /// Size of one page in bytes.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Base4K => 1 << 12,
+            Self::Huge2M => 1 << 21,
+            Self::Giant1G => 1 << 30,
+        }
+    }
+
+    /// The page size with that many bytes; `None` when x86-64 has no such page.
+    pub fn from_bytes(bytes: u64) -> Option<Self> {
+        Self::ALL.iter().copied().find(|page| page.bytes() == bytes)
+    }
+}
+
+words! {
+    /// How a kernel was started.
+    Entry {
+        /// In a guest, through the PVH entry and the image's own boot code.
+        Pvh = "pvh",
+        /// In a guest whose VMM started the vCPUs in 64-bit ring 3.
+        Direct = "direct",
+        /// As an ordinary process, on the host or in a Linux guest.
+        Native = "native",
+    }
+}
+
+words! {
+    /// Whether a verification met its rule.
+    Status {
+        /// It did.
+        Pass = "pass",
+        /// It did not.
+        Fail = "fail",
+    }
+}
+
+words! {
+    /// What the value found in place of the expected one looks like. Only a hint for whoever reads it: any value can
+    /// come about by chance.
+    MismatchKind {
+        /// Zero, as in a page that was dropped and faulted in anew.
+        Zero = "zero",
+        /// A value this very word had earlier, as in a copy taken too soon.
+        Stale = "stale",
+        /// A value another word has or had, as in a page put at the wrong place.
+        Elsewhere = "elsewhere",
+        /// Nothing this run ever wrote.
+        Foreign = "foreign",
+    }
+}
+
+impl fmt::Display for Message<'_> {
+    /// Writes the line without its end of line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(PREFIX)?;
+        match self {
+            Self::Hello { version, kernel, vcpus, guest_page, tsc_hz, entry } => write!(
+                f,
+                "hello version={version} kernel={kernel} vcpus={vcpus} guest_page={guest_page} tsc_hz={tsc_hz} entry={entry}"
+            ),
+            Self::Region { name, address, bytes } => {
+                write!(f, "region name={name} address={address:#x} bytes={bytes}")
+            }
+            Self::Begin { phase, tsc } => write!(f, "begin phase={phase} tsc={tsc}"),
+            Self::End { phase, tsc } => write!(f, "end phase={phase} tsc={tsc}"),
+            Self::Progress { phase, tsc, done, total } => {
+                write!(f, "progress phase={phase} tsc={tsc} done={done} total={total}")
+            }
+            Self::Result { name, value, unit } => write!(f, "result name={name} value={value:?} unit={unit}"),
+            Self::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => write!(
+                f,
+                "gaps vcpu={vcpu} count={count} p50_ns={p50_ns} p99_ns={p99_ns} p999_ns={p999_ns} max_ns={max_ns}"
+            ),
+            Self::Mismatch(Mismatch { address, expected, found, kind }) => {
+                write!(f, "mismatch address={address:#x} expected={expected:#x} found={found:#x} kind={kind}")
+            }
+            Self::Verify { status, errors, checked } => {
+                write!(f, "verify status={status} errors={errors} checked={checked}")
+            }
+            Self::Panic { message } => {
+                f.write_str("panic message=")?;
+                for part in message.split_inclusive(char::is_control) {
+                    let text = part.strip_suffix(char::is_control);
+                    f.write_str(text.unwrap_or(part))?;
+                    if text.is_some() {
+                        f.write_str(" ")?;
+                    }
+                }
+                Ok(())
+            }
+            Self::Exit { code } => write!(f, "exit code={}", code.port_value()),
+        }
+    }
+}
+
+impl Message<'_> {
+    /// The verb of this message, as it is printed.
+    pub const fn verb(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "hello",
+            Self::Region { .. } => "region",
+            Self::Begin { .. } => "begin",
+            Self::End { .. } => "end",
+            Self::Progress { .. } => "progress",
+            Self::Result { .. } => "result",
+            Self::Gaps { .. } => "gaps",
+            Self::Mismatch(_) => "mismatch",
+            Self::Verify { .. } => "verify",
+            Self::Panic { .. } => "panic",
+            Self::Exit { .. } => "exit",
+        }
+    }
+}
+
+/// Why a line that begins like ours is not one. `at` is the byte offset in the line where the trouble begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtocolError {
+    /// The word after the prefix is no verb of ours.
+    UnknownVerb {
+        /// Offset of the word.
+        at: usize,
+    },
+    /// A word is not `key=value`, or there is more than one space between two.
+    NotAPair {
+        /// Offset of the word.
+        at: usize,
+    },
+    /// The verb has no such key.
+    UnknownKey {
+        /// Verb of the line.
+        verb: &'static str,
+        /// Offset of the pair.
+        at: usize,
+    },
+    /// A key is given twice.
+    DuplicateKey {
+        /// The key.
+        key: &'static str,
+        /// Offset of the second pair.
+        at: usize,
+    },
+    /// A key is not given.
+    MissingKey {
+        /// Verb of the line.
+        verb: &'static str,
+        /// The key.
+        key: &'static str,
+    },
+    /// A value is not what its key takes.
+    BadValue {
+        /// The key.
+        key: &'static str,
+        /// What it takes.
+        expected: &'static str,
+        /// Offset of the value.
+        at: usize,
+    },
+}
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownVerb { at } => write!(f, "byte {at}: unknown verb"),
+            Self::NotAPair { at } => write!(f, "byte {at}: expected one space and key=value"),
+            Self::UnknownKey { verb, at } => write!(f, "byte {at}: unknown key for {verb}"),
+            Self::DuplicateKey { key, at } => write!(f, "byte {at}: {key}= is given twice"),
+            Self::MissingKey { verb, key } => write!(f, "{verb} lacks {key}="),
+            Self::BadValue { key, expected, at } => write!(f, "byte {at}: {key}= takes {expected}"),
+        }
+    }
+}
+
+impl core::error::Error for ProtocolError {}
+
+/// Reads one console line, with or without its end of line.
+///
+/// `None`: an ordinary line that is not ours. `Some(Err)`: it begins like one of ours and is malformed; a host treats
+/// that as a failed run, because a lost byte here may be a lost byte elsewhere.
+pub fn parse(line: &str) -> Option<Result<Message<'_>, ProtocolError>> {
+    let line = line.strip_suffix('\n').unwrap_or(line);
+    let line = line.strip_suffix('\r').unwrap_or(line);
+    line.strip_prefix(PREFIX).map(|rest| parse_verb(line, rest))
+}
+
+fn parse_verb<'a>(line: &'a str, rest: &'a str) -> Result<Message<'a>, ProtocolError> {
+    let (verb, pairs) = rest.split_once(' ').unwrap_or((rest, ""));
+    let offset = line.len() - pairs.len();
+    match verb {
+        "hello" => {
+            const KEYS: &[&str] = &["version", "kernel", "vcpus", "guest_page", "tsc_hz", "entry"];
+            let fields = Fields::new("hello", KEYS, pairs, offset)?;
+            Ok(Message::Hello {
+                version: fields.number("version")?,
+                kernel: fields.name("kernel")?,
+                vcpus: fields.number("vcpus")?,
+                guest_page: fields.word("guest_page", "4k, 2m or 1g", GuestPage::from_word)?,
+                tsc_hz: fields.number("tsc_hz")?,
+                entry: fields.word("entry", "pvh, direct or native", Entry::from_word)?,
+            })
+        }
+        "region" => {
+            let fields = Fields::new("region", &["name", "address", "bytes"], pairs, offset)?;
+            Ok(Message::Region {
+                name: fields.name("name")?,
+                address: fields.hex("address")?,
+                bytes: fields.number("bytes")?,
+            })
+        }
+        "begin" => {
+            let fields = Fields::new("begin", &["phase", "tsc"], pairs, offset)?;
+            Ok(Message::Begin { phase: fields.name("phase")?, tsc: fields.number("tsc")? })
+        }
+        "end" => {
+            let fields = Fields::new("end", &["phase", "tsc"], pairs, offset)?;
+            Ok(Message::End { phase: fields.name("phase")?, tsc: fields.number("tsc")? })
+        }
+        "progress" => {
+            let fields = Fields::new("progress", &["phase", "tsc", "done", "total"], pairs, offset)?;
+            Ok(Message::Progress {
+                phase: fields.name("phase")?,
+                tsc: fields.number("tsc")?,
+                done: fields.number("done")?,
+                total: fields.number("total")?,
+            })
+        }
+        "result" => {
+            let fields = Fields::new("result", &["name", "value", "unit"], pairs, offset)?;
+            Ok(Message::Result {
+                name: fields.name("name")?,
+                value: fields.word("value", "a number", |word| word.parse().ok())?,
+                unit: fields.name("unit")?,
+            })
+        }
+        "gaps" => {
+            const KEYS: &[&str] = &["vcpu", "count", "p50_ns", "p99_ns", "p999_ns", "max_ns"];
+            let fields = Fields::new("gaps", KEYS, pairs, offset)?;
+            Ok(Message::Gaps {
+                vcpu: fields.number("vcpu")?,
+                count: fields.number("count")?,
+                p50_ns: fields.number("p50_ns")?,
+                p99_ns: fields.number("p99_ns")?,
+                p999_ns: fields.number("p999_ns")?,
+                max_ns: fields.number("max_ns")?,
+            })
+        }
+        "mismatch" => {
+            let fields = Fields::new("mismatch", &["address", "expected", "found", "kind"], pairs, offset)?;
+            Ok(Message::Mismatch(Mismatch {
+                address: fields.hex("address")?,
+                expected: fields.hex("expected")?,
+                found: fields.hex("found")?,
+                kind: fields.word("kind", "zero, stale, elsewhere or foreign", MismatchKind::from_word)?,
+            }))
+        }
+        "verify" => {
+            let fields = Fields::new("verify", &["status", "errors", "checked"], pairs, offset)?;
+            Ok(Message::Verify {
+                status: fields.word("status", "pass or fail", Status::from_word)?,
+                errors: fields.number("errors")?,
+                checked: fields.number("checked")?,
+            })
+        }
+        "panic" => match pairs.strip_prefix("message=") {
+            Some(message) => Ok(Message::Panic { message }),
+            None => Err(ProtocolError::MissingKey { verb: "panic", key: "message" }),
+        },
+        "exit" => {
+            let fields = Fields::new("exit", &["code"], pairs, offset)?;
+            let code = |word: &str| ExitCode::from_port_value(word.parse().ok()?);
+            Ok(Message::Exit { code: fields.word("code", "an exit code (0 to 5)", code)? })
+        }
+        _ => Err(ProtocolError::UnknownVerb { at: PREFIX.len() }),
+    }
+}
+
+/// Most keys that a verb has.
+const KEYS_MAX: usize = 6;
+
+/// The pairs of one line, checked against the keys of its verb.
+struct Fields<'a> {
+    verb: &'static str,
+    keys: &'static [&'static str],
+    /// Value of the key at the same index, and its offset in the line.
+    values: [Option<(&'a str, usize)>; KEYS_MAX],
+}
+
+impl<'a> Fields<'a> {
+    fn new(
+        verb: &'static str,
+        keys: &'static [&'static str],
+        pairs: &'a str,
+        offset: usize,
+    ) -> Result<Self, ProtocolError> {
+        assert!(keys.len() <= KEYS_MAX, "{verb} has more keys than KEYS_MAX");
+        let mut fields = Self { verb, keys, values: [None; KEYS_MAX] };
+        let mut at = offset;
+        for pair in pairs.split(' ') {
+            let (key, value) = pair.split_once('=').ok_or(ProtocolError::NotAPair { at })?;
+            let index = keys.iter().position(|known| *known == key).ok_or(ProtocolError::UnknownKey { verb, at })?;
+            if fields.values[index].is_some() {
+                return Err(ProtocolError::DuplicateKey { key: keys[index], at });
+            }
+            fields.values[index] = Some((value, at + key.len() + 1));
+            at += pair.len() + 1;
+        }
+        Ok(fields)
+    }
+
+    /// The value of `key`, as `read` understands it.
+    fn word<T>(
+        &self,
+        key: &'static str,
+        expected: &'static str,
+        read: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Result<T, ProtocolError> {
+        let index = self.keys.iter().position(|known| *known == key);
+        let value = index.and_then(|index| self.values[index]);
+        let (value, at) = value.ok_or(ProtocolError::MissingKey { verb: self.verb, key })?;
+        read(value).ok_or(ProtocolError::BadValue { key, expected, at })
+    }
+
+    fn name(&self, key: &'static str) -> Result<Name<'a>, ProtocolError> {
+        self.word(key, "printable ASCII without space and '='", Name::new)
+    }
+
+    fn number<T: core::str::FromStr>(&self, key: &'static str) -> Result<T, ProtocolError> {
+        self.word(key, "a decimal number in its range", |word| word.parse().ok())
+    }
+
+    fn hex(&self, key: &'static str) -> Result<u64, ProtocolError> {
+        let read = |word: &str| {
+            let digits = word.strip_prefix("0x")?;
+            u64::from_str_radix(digits, 16).ok()
+        };
+        self.word(key, "0x and hexadecimal digits, at most 64 bits", read)
+    }
+}

@@ -1,0 +1,1 @@
+//! wideleaf-guest-tests

@@ -1,0 +1,267 @@
+//! What a person types, as types. Nothing here touches the machine, so `--help` and every message about a wrong
+//! argument work anywhere.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use wideleaf_memory::BackingKind;
+use wideleaf_policies::policy::{POLICIES, PolicyInfo};
+use wideleaf_policies::{Bytes, PageSize};
+
+/// Runs guests whose pages grow under them.
+#[derive(Debug, Parser)]
+#[command(name = "wideleaf", version, max_term_width = 110, after_long_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  done, and the guest verified its memory
+    1  the guest found a wrong word in its memory, or said that it failed
+    2  an argument makes no sense
+    3  the image, the initrd or the configuration can not be used
+    4  the host lacks something: KVM, a hugetlb page, memory
+    5  the guest crashed: triple fault, panic, an instruction KVM could not run
+    6  the guest did not end within --timeout
+    7  the result could not be written
+  130  interrupted (Ctrl-C)
+
+Environment:
+    WIDELEAF_LOG  what to log on standard error, for instance `debug` or `wideleaf_memory=trace`";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a benchmark kernel, a guest image or a Linux kernel under a memory policy
+    Run(RunArgs),
+    /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
+    Demo(DemoArgs),
+    /// Show what this host can do, and why not
+    Doctor(DoctorArgs),
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  GUPS in a guest whose RAM starts on base pages and is promoted while it runs:
+    wideleaf run gups --memory 1G --cmdline 'log2_words=26' --policy greedy
+
+  The same kernel in a process instead of a guest, never promoted:
+    wideleaf run --native gups --memory 1G --cmdline 'log2_words=26' --policy never
+
+  Two vCPUs that check every word of their RAM for 30 seconds, on the hugetlb pool, as JSON:
+    wideleaf run pattern --vcpus 2 --cmdline 'seconds=30' --backing hugetlb --host-page 2m --format json
+
+  A Linux kernel with an initrd:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m";
+
+/// `wideleaf run`.
+#[derive(Args, Debug)]
+#[command(after_long_help = RUN_EXAMPLES)]
+pub struct RunArgs {
+    /// A built-in kernel (gups, pattern), an ELF image with a PVH entry, a bzImage or a vmlinux
+    #[arg(value_name = "KERNEL|IMAGE")]
+    pub workload: String,
+
+    /// Run the built-in kernel in this process instead of in a guest: the baseline without our second level
+    #[arg(long)]
+    pub native: bool,
+
+    /// The guest's command line; for a built-in kernel its parameters, like `log2_words=25`
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub cmdline: String,
+
+    /// Initial RAM disk for a Linux kernel
+    #[arg(long, value_name = "FILE", conflicts_with = "native")]
+    pub initrd: Option<PathBuf>,
+
+    /// Guest RAM: a number with K, M, G or T behind it (powers of 1024), or bytes
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = Bytes::parse)]
+    pub memory: Bytes,
+
+    /// Virtual CPUs; native: threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub vcpus: u8,
+
+    /// What stands behind guest RAM
+    #[arg(long, value_enum, default_value = "anon")]
+    pub backing: BackingArg,
+
+    /// Page size the host backs RAM with at the start [default: 4k; with --backing hugetlb 2m]
+    #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]
+    pub host_page: Option<PageSize>,
+
+    /// Page size of the guest's own page tables, for images that let it be chosen
+    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse)]
+    pub guest_page: PageSize,
+
+    /// Which windows become large; `--policy help` lists them
+    #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = parse_policy)]
+    pub policy: PolicyArg,
+
+    /// Let the policy act only this long after the guest's timed part has begun [default: from the start]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub policy_delay: Option<Duration>,
+
+    /// Fault all guest RAM in before the guest starts
+    #[arg(long)]
+    pub prefault: bool,
+
+    /// What to do when the hugetlb pool is short: fail, or use transparent huge pages instead
+    #[arg(long, value_enum, default_value = "fail")]
+    pub fallback: FallbackArg,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// End the guest after this time: a number with ms, s, m or h behind it [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+/// `wideleaf demo`.
+#[derive(Args, Debug)]
+pub struct DemoArgs {
+    /// Table of 2^N words of 8 bytes
+    #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u8).range(20..=30))]
+    pub log2_words: u8,
+
+    /// How often each arm runs, alternating
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Run natively even where there is a usable /dev/kvm
+    #[arg(long)]
+    pub native: bool,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// `wideleaf doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Also run small guests and compare KVM's mapping counters with what they should be (needs KVM, half a minute)
+    #[arg(long)]
+    pub mappings: bool,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+}
+
+/// `--backing`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum BackingArg {
+    /// Private anonymous memory
+    Anon,
+    /// Shared memory of a memfd
+    Memfd,
+    /// Pages of the hugetlb pool
+    Hugetlb,
+}
+
+impl From<BackingArg> for BackingKind {
+    fn from(arg: BackingArg) -> BackingKind {
+        match arg {
+            BackingArg::Anon => BackingKind::Anon,
+            BackingArg::Memfd => BackingKind::Memfd,
+            BackingArg::Hugetlb => BackingKind::Hugetlb,
+        }
+    }
+}
+
+/// `--fallback`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FallbackArg {
+    /// Refuse to start
+    Fail,
+    /// Anonymous memory that starts with transparent huge pages
+    Thp,
+}
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+/// `--policy`.
+#[derive(Clone, Copy)]
+pub enum PolicyArg {
+    /// List the policies and end.
+    Help,
+    /// Use this one.
+    Use(&'static PolicyInfo),
+}
+
+impl std::fmt::Debug for PolicyArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PolicyArg::Help => "help",
+            PolicyArg::Use(policy) => policy.name,
+        })
+    }
+}
+
+fn parse_policy(name: &str) -> Result<PolicyArg, String> {
+    if name == "help" {
+        return Ok(PolicyArg::Help);
+    }
+    let names: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
+    wideleaf_policies::policy::by_name(name)
+        .map(PolicyArg::Use)
+        .ok_or_else(|| format!("there is no such policy; there are {}", names.join(", ")))
+}
+
+/// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is refused: nobody remembers its unit.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    const FORM: &str = "not a time: write a whole number with ms, s, m or h behind it (250ms, 10s)";
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| FORM)?;
+    let milliseconds = match unit {
+        "ms" => Some(number),
+        "s" => number.checked_mul(1_000),
+        "m" => number.checked_mul(60_000),
+        "h" => number.checked_mul(3_600_000),
+        _ => return Err(FORM.into()),
+    };
+    milliseconds.map(Duration::from_millis).ok_or_else(|| "longer than time itself".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "99999999999999999999s"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! `wideleaf demo`: what live promotion is worth, as an experiment in miniature. Three arms in turn, each a
+//! `wideleaf run` in a process of its own, several rounds, medians of ratios within a round.
+//!
+//! | arm | RAM |
+//! |---|---|
+//! | base | 4 KiB pages, never promoted |
+//! | promoted | 4 KiB pages, promoted to 2 MiB while GUPS runs |
+//! | hugetlb | 2 MiB pages from the pool from the start (THP where no pool can be had) |
+//! | native | as hugetlb, in a process instead of a guest (only where there is a guest to compare with) |
+//!
+//! Host memory is kept warm until the promotion is over: where the host is itself a VM, frames that were free for a
+//! few seconds cost ten times as much to touch, and that would be measured instead.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use comfy_table::Cell;
+use serde::{Deserialize, Serialize};
+use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
+use wideleaf_memory::pool::{HugetlbPools, PoolLease};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, PageSize};
+
+use crate::args::DemoArgs;
+use crate::environment::Environment;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::Output;
+use crate::report::{Phase, RunReport, number, rate, table};
+use crate::run::{evidence, guest, visible_bar};
+
+/// The promoted arm runs this long on base pages first, so that both stretches are seen.
+const POLICY_DELAY: Duration = Duration::from_millis(500);
+
+/// Host memory is kept warm this long after the policy may act: enough for the default table at the budget's rate.
+const WARM_AFTER_DELAY: Duration = Duration::from_millis(500);
+
+/// All arms are judged by what they do from here on: neither the promotion nor the warming falls into it.
+const JUDGED_FROM: Duration = Duration::from_millis(1_050);
+const _: () = assert!(
+    JUDGED_FROM.as_millis() > POLICY_DELAY.as_millis() + WARM_AFTER_DELAY.as_millis(),
+    "warming costs a core that the guest may be sharing"
+);
+
+/// An arm that takes longer than this hangs.
+const ARM_TIMEOUT: &str = "5m";
+
+/// All of the demo.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct DemoReport {
+    /// `guest` or `native`.
+    pub mode: String,
+    /// Why it is not a guest, if so.
+    pub why_native: Option<String>,
+    /// Paging of the guests.
+    pub paging: String,
+    /// The machine's warm copy speed, in the same run.
+    pub memcpy_gib_per_s: f64,
+    /// The arms, in the order they took turns.
+    pub arms: Vec<Arm>,
+    /// Comparisons within rounds.
+    pub ratios: Vec<Ratio>,
+    /// The machine.
+    pub environment: Environment,
+}
+
+/// One arm.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Arm {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub summary: String,
+    /// The arguments of `wideleaf`.
+    pub arguments: Vec<String>,
+    /// One report a round.
+    pub runs: Vec<RunReport>,
+}
+
+/// One arm against another, round by round.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Ratio {
+    /// What is compared with what.
+    pub name: String,
+    /// Median over the rounds.
+    pub median: f64,
+    /// Lowest round.
+    pub lowest: f64,
+    /// Highest round.
+    pub highest: f64,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`]; no pool page, file or process is left.
+pub fn main(args: &DemoArgs) -> Result<(), Failure> {
+    let output = Output::open(args.format, args.output.as_deref())?;
+    let interrupts = Interrupts::install()?;
+    let report = run_all(args, &interrupts)?;
+    output.write(&report, DemoReport::to_table)?;
+    let failed = report.arms.iter().flat_map(|arm| &arm.runs).filter(|run| !is_verified(run)).count();
+    if failed > 0 {
+        return Err(Failure::GuestFailed(format!("{failed} runs did not pass their verification")));
+    }
+    Ok(())
+}
+
+fn is_verified(run: &RunReport) -> bool {
+    run.verification.as_ref().is_some_and(|verification| verification.passed)
+}
+
+fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failure> {
+    let why_native = if args.native { Some("asked for".to_owned()) } else { guest::why_no_kvm() };
+    let is_native = why_native.is_some();
+    let paging = if is_native { "none" } else { guest::paging_name()? };
+    let environment = Environment::capture();
+    say_what_it_is(why_native.as_deref(), paging, &environment);
+
+    let table_bytes = Bytes::new(8 << args.log2_words);
+    let ram = table_bytes + mib(256);
+    let pool = lease_pool(ram);
+    let mut arms = arms(args.log2_words, ram, is_native, pool.is_ok());
+    if let Err(why) = &pool {
+        eprintln!("no hugetlb pool for the hugetlb arm, THP from the start instead: {why}");
+    }
+
+    let bar = visible_bar(u64::from(args.rounds) * arms.len() as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    for round in 1..=args.rounds {
+        for arm in &mut arms {
+            interrupts.check()?;
+            bar.set_message(format!("round {round}: {}", arm.name));
+            arm.runs.push(run_arm(&arm.arguments, ram + table_bytes)?);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let memcpy = warm_copy_bytes_per_second(mib(256)) / f64::from(1 << 30);
+    let ratios = ratios(&arms);
+    Ok(DemoReport {
+        mode: if is_native { "native" } else { "guest" }.into(),
+        why_native,
+        paging: paging.into(),
+        memcpy_gib_per_s: memcpy,
+        arms,
+        ratios,
+        environment,
+    })
+}
+
+/// The first line: what the numbers that follow are, and are not.
+fn say_what_it_is(why_native: Option<&str>, paging: &str, environment: &Environment) {
+    if let Some(why) = why_native {
+        eprintln!("running natively, not in a guest: {why}");
+    }
+    eprintln!("{}", evidence(paging, environment.is_virtual));
+}
+
+fn lease_pool(ram: Bytes) -> Result<PoolLease, String> {
+    let pools = HugetlbPools::of_this_machine();
+    pools.lease(PageSize::Huge2M, ram.pages(PageSize::Huge2M)).map_err(|error| error.to_string())
+}
+
+fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm> {
+    let hugetlb = if has_pool {
+        ("2 MiB pages of the hugetlb pool from the start", ["--backing", "hugetlb", "--host-page", "2m"])
+    } else {
+        ("2 MiB transparent huge pages from the start", ["--backing", "anon", "--host-page", "2m"])
+    };
+    let delay = format!("{}ms", POLICY_DELAY.as_millis());
+    let arm = |name: &str, summary: &str, extra: &[&str], is_native: bool| {
+        let mut arguments: Vec<String> = vec!["run".into(), "gups".into()];
+        arguments.extend(is_native.then(|| "--native".to_owned()));
+        arguments.extend(["--cmdline".into(), format!("log2_words={log2_words}")]);
+        arguments.extend(["--memory".into(), ram.get().to_string()]);
+        arguments.extend(extra.iter().map(|argument| (*argument).to_owned()));
+        arguments.extend(["--timeout".into(), ARM_TIMEOUT.into()]);
+        Arm { name: name.into(), summary: summary.into(), arguments, runs: Vec::new() }
+    };
+    let promoted = ["--host-page", "4k", "--policy", "greedy", "--policy-delay", &delay];
+    let from_start: Vec<&str> = hugetlb.1.into_iter().chain(["--policy", "never"]).collect();
+    let mut arms = vec![
+        arm("base", "4 KiB pages, never promoted", &["--host-page", "4k", "--policy", "never"], is_native),
+        arm("promoted", "4 KiB pages, promoted to 2 MiB while it runs", &promoted, is_native),
+        arm("hugetlb", hugetlb.0, &from_start, is_native),
+    ];
+    if !is_native {
+        arms.push(arm("native", "as hugetlb, in a process instead of a guest", &from_start, true));
+    }
+    arms
+}
+
+/// Runs one arm in a process of its own, with host memory warm until its promotion is over.
+fn run_arm(arguments: &[String], working_set: Bytes) -> Result<RunReport, Failure> {
+    let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
+    let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
+    let file = folder.path().join("run.json");
+    warm_host_memory(working_set).map_err(|error| host("warm host memory", &error))?;
+    let program = std::env::current_exe().map_err(|error| host("find this program", &error))?;
+    let is_over = AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let began = Instant::now();
+            while !is_over.load(Ordering::Relaxed) && began.elapsed() < POLICY_DELAY + WARM_AFTER_DELAY {
+                std::thread::sleep(Duration::from_millis(200));
+                if let Err(error) = warm_host_memory(mib(256)) {
+                    tracing::warn!("host memory is not kept warm: {error}");
+                }
+            }
+        });
+        let output = Command::new(program)
+            .args(arguments)
+            .args(["--format", "json", "--output"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .output();
+        is_over.store(true, Ordering::Relaxed);
+        output
+    })
+    .map_err(|error| host("start an arm", &error))?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        Some(0 | 1) if file.exists() => read_report(&file),
+        code => {
+            let why = words.trim().rsplit("wideleaf: ").next().unwrap_or_default();
+            let message = format!("wideleaf {}: {why}", arguments.join(" "));
+            Err(Failure::from_exit_code(code.unwrap_or(130), message))
+        }
+    }
+}
+
+fn read_report(file: &Path) -> Result<RunReport, Failure> {
+    let failure = |error: &dyn std::fmt::Display| Failure::Output(format!("an arm's report is unreadable: {error}"));
+    let text = std::fs::read_to_string(file).map_err(|error| failure(&error))?;
+    serde_json::from_str(&text).map_err(|error| failure(&error))
+}
+
+/// The part of GUPS that is measured.
+fn update(run: &RunReport) -> Option<&Phase> {
+    run.phases.iter().find(|phase| phase.name == "update")
+}
+
+/// What an arm is judged by: updates per second of the guest's clock from [`JUDGED_FROM`] on, or from the end of the
+/// promotion where that is later.
+fn judged_rate(run: &RunReport) -> f64 {
+    let Some(phase) = update(run) else { return 0.0 };
+    let promoted_at = run.manager.last_done_at_s.map_or(0.0, |at| at - phase.began_at_s);
+    let from = JUDGED_FROM.as_secs_f64().max(promoted_at);
+    match (phase.progress.iter().find(|(at, _)| *at >= from), phase.progress.last()) {
+        (Some((from, done_from)), Some((to, done_to))) if to > from => (done_to - done_from) as f64 / (to - from),
+        _ => phase.rate_per_s, // over before that: the table is too small for a promotion to be seen
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let half = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[half],
+        _ => f64::midpoint(sorted[half - 1], sorted[half]),
+    }
+}
+
+fn ratios(arms: &[Arm]) -> Vec<Ratio> {
+    let arm = |name: &str| arms.iter().find(|arm| arm.name == name);
+    [("promoted", "base"), ("promoted", "hugetlb"), ("hugetlb", "base"), ("hugetlb", "native")]
+        .into_iter()
+        .filter_map(|(a, b)| {
+            let rounds = arm(a)?.runs.iter().zip(&arm(b)?.runs);
+            let values: Vec<f64> = rounds.map(|(a, b)| judged_rate(a) / judged_rate(b)).collect();
+            Some(Ratio {
+                name: format!("{a} : {b}"),
+                median: median(&values),
+                lowest: values.iter().copied().fold(f64::INFINITY, f64::min),
+                highest: values.iter().copied().fold(0.0, f64::max),
+            })
+        })
+        .collect()
+}
+
+fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<(f64, f64, f64)> {
+    let values: Vec<f64> = arm.runs.iter().filter_map(value).collect();
+    let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
+    (!values.is_empty()).then(|| (median(&values), lowest, values.iter().copied().fold(0.0, f64::max)))
+}
+
+impl DemoReport {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let mut out = String::new();
+        self.write_arms(&mut out);
+        self.write_ratios(&mut out);
+        self.write_promotion(&mut out);
+        let Environment { cpu, cpus, kernel, thp_enabled, load_1m, .. } = &self.environment;
+        let _ = writeln!(
+            out,
+            "\nMeasured on {cpus} x {cpu}, kernel {kernel}, THP {thp_enabled}, paging {}, load {load_1m} at the start.",
+            self.paging
+        );
+        let stolen: u64 = self.arms.iter().flat_map(|arm| &arm.runs).map(|run| run.environment.steal_ms).sum();
+        let _ = writeln!(out, "The hypervisor took {stolen} ms of CPU time away during all runs together.");
+        let _ = writeln!(out, "Not controlled: CPU frequency, other load on the machine and on its host.");
+        out
+    }
+
+    fn write_arms(&self, out: &mut String) {
+        let mut arms = table(&[
+            "arm",
+            "updates, whole run",
+            "judged (lowest - highest)",
+            "table on 2m",
+            "KVM 2m",
+            "gap 99 %",
+            "verified",
+        ]);
+        for arm in &self.arms {
+            let whole = over_runs(arm, |run| update(run).map(|phase| phase.rate_per_s));
+            let judged = over_runs(arm, |run| Some(judged_rate(run)));
+            let gap = over_runs(arm, |run| run.gaps.first().map(|gap| gap.p99_ns as f64 / 1e3));
+            let region = arm.runs.last().and_then(|run| run.regions.first());
+            let kvm = arm.runs.last().and_then(|run| update(run)?.at_end.kvm);
+            let verified = arm.runs.iter().filter(|run| is_verified(run)).count();
+            arms.add_row([
+                Cell::new(&arm.name),
+                number(whole.map_or("-".into(), |(median, ..)| rate(median))),
+                number(
+                    judged.map_or("-".into(), |(m, low, high)| format!("{} ({} - {})", rate(m), rate(low), rate(high))),
+                ),
+                number(region.map_or("-".into(), |r| format!("{} of {}", r.windows_host_large, r.windows))),
+                number(kvm.map_or("-".into(), |kvm| kvm.pages_2m.to_string())),
+                number(gap.map_or("-".into(), |(median, ..)| format!("{median:.1} us"))),
+                number(format!("{verified} of {}", arm.runs.len())),
+            ]);
+        }
+        let _ = writeln!(out, "{arms}");
+        for arm in &self.arms {
+            let _ = writeln!(out, "  {:8} {}", arm.name, arm.summary);
+        }
+        let _ =
+            writeln!(out, "  judged: from {:.2} s of the run on, when promotion is over", JUDGED_FROM.as_secs_f64());
+    }
+
+    fn write_ratios(&self, out: &mut String) {
+        let rounds = self.arms.first().map_or(0, |arm| arm.runs.len());
+        let mut ratios = table(&["ratio within a round", "median", "lowest", "highest"]);
+        for Ratio { name, median, lowest, highest } in &self.ratios {
+            let three = |value: &f64| number(format!("{value:.3}"));
+            ratios.add_row([Cell::new(name), three(median), three(lowest), three(highest)]);
+        }
+        let _ = writeln!(out, "\n{ratios}\n  {rounds} rounds, arms alternating");
+    }
+
+    /// The last promoted run: what the manager did, how long windows were out of reach, and the rate over time.
+    fn write_promotion(&self, out: &mut String) {
+        let Some(promoted) = self.arms.iter().find(|arm| arm.name == "promoted") else { return };
+        let speed = over_runs(promoted, |run| run.manager.copy_gib_per_s);
+        if let Some((median, lowest, highest)) = speed {
+            let _ = writeln!(
+                out,
+                "\nPromotion copied at {median:.2} GiB/s ({lowest:.2} - {highest:.2}); memcpy of warm memory runs at {:.2} GiB/s here.",
+                self.memcpy_gib_per_s
+            );
+        }
+        let Some(run) = promoted.runs.last() else { return };
+        if let Some(times) = &run.manager.unavailable {
+            let _ = writeln!(out, "A window was out of the guest's reach for at most (last promoted run):");
+            let most = times.buckets.iter().map(|(_, count)| *count).max().unwrap_or(1);
+            for (up_to_us, count) in &times.buckets {
+                let _ = writeln!(out, "  up to {up_to_us:>8.0} us {count:>5} {}", bar_of(*count, most, 40));
+            }
+        }
+        if let Some(phase) = update(run) {
+            write_rates(out, run, phase);
+        }
+    }
+}
+
+fn bar_of(value: u64, most: u64, width: u64) -> String {
+    "█".repeat((value * width).div_ceil(most.max(1)) as usize)
+}
+
+/// The rate over time as rows of bars, with the promotion marked.
+fn write_rates(out: &mut String, run: &RunReport, phase: &Phase) {
+    const ROWS: usize = 16;
+    let step = phase.seconds / ROWS as f64;
+    let done_at = |seconds: f64| {
+        let after = phase.progress.partition_point(|(at, _)| *at < seconds);
+        let (to, from) = (phase.progress.get(after), after.checked_sub(1).map_or((0.0, 0), |i| phase.progress[i]));
+        let Some((at, done)) = to else { return from.1 as f64 };
+        let share = if *at > from.0 { (seconds - from.0) / (at - from.0) } else { 1.0 };
+        from.1 as f64 + share * (*done as f64 - from.1 as f64)
+    };
+    let rates: Vec<f64> =
+        (0..ROWS).map(|row| (done_at((row + 1) as f64 * step) - done_at(row as f64 * step)) / step).collect();
+    let most = rates.iter().copied().fold(1.0, f64::max);
+    let _ = writeln!(out, "Updates per second over the last promoted run:");
+    for (row, value) in rates.iter().enumerate() {
+        let (from, to) = (row as f64 * step, (row + 1) as f64 * step);
+        let within = |at: Option<f64>| at.is_some_and(|at| (from..to).contains(&(at - phase.began_at_s)));
+        let note = match (within(run.manager.first_done_at_s), within(run.manager.last_done_at_s)) {
+            (true, true) => "  ◀ promoted",
+            (true, false) => "  ◀ promotion begins",
+            (false, true) => "  ◀ promotion is over",
+            (false, false) => "",
+        };
+        let _ = writeln!(out, "  {from:>6.2} s {:>11} {}{note}", rate(*value), bar_of(*value as u64, most as u64, 40));
+    }
+}

@@ -1,0 +1,59 @@
+//! Why a command ended without its result: one line, and the exit code it stands for.
+
+/// Every way to fail, by exit code.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The guest said that it failed, or that its memory is not what it wrote.
+    #[error("{0}")]
+    GuestFailed(String),
+    /// Arguments that contradict each other.
+    #[error("{0}")]
+    Usage(String),
+    /// The image, the initrd or the configuration can not be used.
+    #[error("{0}")]
+    Input(String),
+    /// The host lacks something.
+    #[error("{0}")]
+    Host(String),
+    /// The guest crashed.
+    #[error("{0}")]
+    GuestCrashed(String),
+    /// The guest did not end in time.
+    #[error("the guest did not end within {0:?} (--timeout)")]
+    TimedOut(std::time::Duration),
+    /// The result could not be written.
+    #[error("{0}")]
+    Output(String),
+    /// Ctrl-C or a polite kill.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Failure {
+    /// The documented exit code.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Failure::GuestFailed(_) => 1,
+            Failure::Usage(_) => 2,
+            Failure::Input(_) => 3,
+            Failure::Host(_) => 4,
+            Failure::GuestCrashed(_) => 5,
+            Failure::TimedOut(_) => 6,
+            Failure::Output(_) => 7,
+            Failure::Interrupted => 130,
+        }
+    }
+
+    /// The failure that an exit code of a child stands for.
+    pub fn from_exit_code(code: i32, message: String) -> Failure {
+        match code {
+            1 => Failure::GuestFailed(message),
+            2 => Failure::Usage(message),
+            3 => Failure::Input(message),
+            5 => Failure::GuestCrashed(message),
+            7 => Failure::Output(message),
+            130 => Failure::Interrupted,
+            _ => Failure::Host(message),
+        }
+    }
+}

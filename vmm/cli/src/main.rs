@@ -1,0 +1,30 @@
+//! Parses, runs, prints one line where it failed, sets the exit code. Everything else is in the library.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use wideleaf::args::{Cli, Command};
+use wideleaf::{demo, doctor, run};
+
+fn main() -> ExitCode {
+    let process_start = Instant::now();
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_env_var("WIDELEAF_LOG")
+        .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
+        .from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let result = match cli.command {
+        Command::Run(args) => run::main(args, process_start),
+        Command::Demo(args) => demo::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("wideleaf: {failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}

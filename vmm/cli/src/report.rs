@@ -1,0 +1,376 @@
+//! What a run was: one struct, read by programs as JSON and by people as a table. Units are in the names.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+use wideleaf_policies::units::PerTenThousand;
+use wideleaf_policies::{Bytes, MappingStats};
+
+use crate::environment::Environment;
+
+/// One run of one guest or native kernel.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct RunReport {
+    /// What ran, and how.
+    pub setup: Setup,
+    /// How it ended: `success`, or what the guest said.
+    pub outcome: String,
+    /// The guest's own verification, if it has one.
+    pub verification: Option<Verification>,
+    /// The guest's own measurements, by name.
+    pub results: BTreeMap<String, Measurement>,
+    /// The timed parts, in order.
+    pub phases: Vec<Phase>,
+    /// How long each vCPU was kept from its work.
+    pub gaps: Vec<Gaps>,
+    /// The guest's data and what backs them, at the end of the last timed part.
+    pub regions: Vec<Region>,
+    /// What the manager did.
+    pub manager: ManagerSummary,
+    /// What the VMM itself took.
+    pub vmm: VmmCost,
+    /// Where it ran.
+    pub environment: Environment,
+}
+
+/// What ran, and how.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Setup {
+    /// Kernel or image.
+    pub workload: String,
+    /// Its parameters.
+    pub cmdline: String,
+    /// `guest` or `native`.
+    pub mode: String,
+    /// `ept`, `npt`, `shadow`, or `none` for a native run.
+    pub paging: String,
+    /// What the speeds are evidence of.
+    pub evidence: String,
+    /// Guest RAM.
+    pub memory_bytes: u64,
+    /// vCPUs or threads.
+    pub vcpus: u32,
+    /// `anon`, `memfd` or `hugetlb`.
+    pub backing: String,
+    /// Page size at the start.
+    pub host_page: String,
+    /// Page size of the guest's tables.
+    pub guest_page: String,
+    /// Policy.
+    pub policy: String,
+    /// Why the backing is not what was asked for, if so.
+    pub fallback: Option<String>,
+}
+
+/// A number with its unit.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Measurement {
+    /// The number.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+}
+
+/// What the guest's verification found.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Verification {
+    /// Whether its rule is met.
+    pub passed: bool,
+    /// Wrong words.
+    pub errors: u64,
+    /// Words looked at.
+    pub checked: u64,
+    /// The first wrong word, if the guest named it.
+    pub first_mismatch: Option<String>,
+}
+
+/// Host backing and second-level mappings at one instant.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub struct Counters {
+    /// Guest RAM present in base pages.
+    pub host_4k_bytes: u64,
+    /// In huge pages.
+    pub host_2m_bytes: u64,
+    /// In giant pages.
+    pub host_1g_bytes: u64,
+    /// KVM's leaf mappings, where there is a second level.
+    pub kvm: Option<KvmPages>,
+}
+
+/// KVM's counters.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct KvmPages {
+    /// Leaves of 4 KiB.
+    pub pages_4k: u64,
+    /// Leaves of 2 MiB.
+    pub pages_2m: u64,
+    /// Leaves of 1 GiB.
+    pub pages_1g: u64,
+}
+
+impl From<MappingStats> for KvmPages {
+    fn from(stats: MappingStats) -> KvmPages {
+        KvmPages { pages_4k: stats.pages_4k, pages_2m: stats.pages_2m, pages_1g: stats.pages_1g }
+    }
+}
+
+/// A timed part.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// Its length by the guest's clock.
+    pub seconds: f64,
+    /// When it began, after the manager's start.
+    pub began_at_s: f64,
+    /// Counters exactly at its begin.
+    pub at_begin: Counters,
+    /// Counters exactly at its end.
+    pub at_end: Counters,
+    /// Work done.
+    pub units: u64,
+    /// Units of work per second over the whole part.
+    pub rate_per_s: f64,
+    /// Until the first promotion was done, from progress marks.
+    pub rate_before_promotion_per_s: Option<f64>,
+    /// Since the last promotion was done, from progress marks.
+    pub rate_after_promotion_per_s: Option<f64>,
+    /// How far the work was when: seconds since the begin by the guest's clock, units of work done.
+    pub progress: Vec<(f64, u64)>,
+}
+
+/// How long a vCPU's smallest measured batch of work took.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct Gaps {
+    /// vCPU.
+    pub vcpu: u32,
+    /// Batches measured.
+    pub count: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99 %.
+    pub p99_ns: u64,
+    /// 99.9 %.
+    pub p999_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+}
+
+/// Where the guest's data are and what backs them.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Region {
+    /// What they are.
+    pub name: String,
+    /// Length.
+    pub bytes: u64,
+    /// Whole windows in it.
+    pub windows: u64,
+    /// Of these, backed by the host with 2 MiB or more.
+    pub windows_host_large: u64,
+}
+
+/// What the manager did.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct ManagerSummary {
+    /// Rounds of the loop.
+    pub ticks: u64,
+    /// Actions by `mechanism.result`.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Sensors that failed.
+    pub sensor_failures: BTreeMap<String, u64>,
+    /// Times the budget said no.
+    pub budget_refusals: u64,
+    /// Copied by promotions.
+    pub copied_bytes: u64,
+    /// Became resident only because the page is large.
+    pub bloat_bytes: u64,
+    /// CPU time of the loop, all included.
+    pub cpu_s: f64,
+    /// When the first action was done, after the manager's start.
+    pub first_done_at_s: Option<f64>,
+    /// When the last action was done.
+    pub last_done_at_s: Option<f64>,
+    /// Copying speed while copying.
+    pub copy_gib_per_s: Option<f64>,
+    /// How long each promoted window was unavailable at most.
+    pub unavailable: Option<Histogram>,
+    /// What was seen over time.
+    pub samples: Vec<SampleAt>,
+}
+
+/// A distribution of times.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Histogram {
+    /// Values.
+    pub count: u64,
+    /// Median.
+    pub p50_us: f64,
+    /// 90 %.
+    pub p90_us: f64,
+    /// 99 %.
+    pub p99_us: f64,
+    /// Longest.
+    pub max_us: f64,
+    /// Counts by upper border in microseconds, powers of two.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+/// Counters at one tick.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct SampleAt {
+    /// After the manager's start.
+    pub at_s: f64,
+    /// What was seen.
+    #[serde(flatten)]
+    pub counters: Counters,
+}
+
+/// What the VMM itself took.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct VmmCost {
+    /// Resident memory of the process beyond guest RAM, at the end of the last timed part.
+    pub resident_beyond_guest_ram_bytes: Option<u64>,
+    /// From the start of the process to the guest's first byte on its serial port.
+    pub first_byte_ms: Option<f64>,
+}
+
+/// Units per second, with a prefix.
+pub fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r >= 1e9 => format!("{:.3} G/s", r / 1e9),
+        r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
+        r if r >= 1e3 => format!("{:.1} k/s", r / 1e3),
+        r => format!("{r:.1} /s"),
+    }
+}
+
+/// A table in the house's look, numbers to the right.
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+    table
+}
+
+/// A cell that holds a number.
+pub fn number(text: impl ToString) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
+impl RunReport {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let mut out = String::new();
+        let Setup { workload, cmdline, mode, paging, evidence, .. } = &self.setup;
+        let _ = writeln!(out, "{workload} {cmdline}\n  {mode}, paging: {paging} ({evidence})");
+        let _ = writeln!(
+            out,
+            "  {} RAM, {} vCPU, {} backing, {} host pages at the start, {} guest pages, policy {}",
+            Bytes::new(self.setup.memory_bytes),
+            self.setup.vcpus,
+            self.setup.backing,
+            self.setup.host_page,
+            self.setup.guest_page,
+            self.setup.policy
+        );
+        if let Some(why) = &self.setup.fallback {
+            let _ = writeln!(out, "  fallback: {why}");
+        }
+        if !self.phases.is_empty() {
+            let mut phases =
+                table(&["phase", "seconds", "rate", "before promotion", "after", "host 4k", "host 2m", "host 1g"]);
+            for phase in &self.phases {
+                let optional = |r: Option<f64>| r.map_or("-".into(), rate);
+                let whole = (phase.units > 0).then_some(phase.rate_per_s);
+                phases.add_row([
+                    Cell::new(&phase.name),
+                    number(format!("{:.3}", phase.seconds)),
+                    number(optional(whole)),
+                    number(optional(phase.rate_before_promotion_per_s)),
+                    number(optional(phase.rate_after_promotion_per_s)),
+                    number(Bytes::new(phase.at_end.host_4k_bytes)),
+                    number(Bytes::new(phase.at_end.host_2m_bytes)),
+                    number(Bytes::new(phase.at_end.host_1g_bytes)),
+                ]);
+            }
+            let _ = writeln!(out, "{phases}");
+            for phase in self.phases.iter().filter(|phase| phase.at_end.kvm.is_some()) {
+                let (from, to) = (phase.at_begin.kvm.unwrap_or_default(), phase.at_end.kvm.unwrap_or_default());
+                let _ = writeln!(
+                    out,
+                    "  {}: KVM maps pages_4k {} -> {}, pages_2m {} -> {}, pages_1g {} -> {}",
+                    phase.name, from.pages_4k, to.pages_4k, from.pages_2m, to.pages_2m, from.pages_1g, to.pages_1g
+                );
+            }
+        }
+        for region in &self.regions {
+            let share = PerTenThousand::of(region.windows_host_large, region.windows);
+            let Region { name, windows, windows_host_large, bytes } = region;
+            let _ = writeln!(
+                out,
+                "  {name}: {}, {windows_host_large} of {windows} windows on large host pages ({share})",
+                Bytes::new(*bytes)
+            );
+        }
+        for (name, Measurement { value, unit }) in &self.results {
+            let _ = writeln!(out, "  {name}: {value:.6} {unit}");
+        }
+        for gap in &self.gaps {
+            let us = |ns: u64| ns as f64 / 1e3;
+            let _ = writeln!(
+                out,
+                "  gaps of vCPU {}: median {:.1} us, 99 % {:.1} us, 99.9 % {:.1} us, longest {:.1} us",
+                gap.vcpu,
+                us(gap.p50_ns),
+                us(gap.p99_ns),
+                us(gap.p999_ns),
+                us(gap.max_ns)
+            );
+        }
+        self.write_manager(&mut out);
+        if let Some(bytes) = self.vmm.resident_beyond_guest_ram_bytes {
+            let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
+        }
+        if let Some(ms) = self.vmm.first_byte_ms {
+            let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
+        }
+        if let Some(Verification { passed, errors, checked, first_mismatch }) = &self.verification {
+            let word = if *passed { "passed" } else { "FAILED" };
+            let _ = writeln!(out, "  verification {word}: {errors} errors in {checked} words");
+            if let Some(mismatch) = first_mismatch {
+                let _ = writeln!(out, "  first wrong word: {mismatch}");
+            }
+        }
+        let _ = writeln!(out, "  outcome: {}", self.outcome);
+        out
+    }
+
+    fn write_manager(&self, out: &mut String) {
+        let manager = &self.manager;
+        for (name, count) in &manager.outcomes {
+            let _ = writeln!(out, "  manager: {name}: {count}");
+        }
+        for (name, count) in &manager.sensor_failures {
+            let _ = writeln!(out, "  manager: sensor {name} failed {count} times");
+        }
+        if let (Some(speed), Some(times)) = (manager.copy_gib_per_s, &manager.unavailable) {
+            let _ = writeln!(
+                out,
+                "  manager: copied {} at {speed:.2} GiB/s; a window was unavailable for {:.0} us (median), {:.0} us (99 %), {:.0} us (longest)",
+                Bytes::new(manager.copied_bytes),
+                times.p50_us,
+                times.p99_us,
+                times.max_us
+            );
+        }
+        let _ = writeln!(
+            out,
+            "  manager: {} ticks, {:.1} ms of CPU, bloat {}, budget said no {} times",
+            manager.ticks,
+            manager.cpu_s * 1e3,
+            Bytes::new(manager.bloat_bytes),
+            manager.budget_refusals
+        );
+    }
+}

@@ -1,0 +1,381 @@
+//! `wideleaf run`: from arguments to a report, in numbered steps.
+//!
+//! 1. what runs, and whether it can (arguments, image, output file): nothing is touched yet
+//! 2. RAM: the hugetlb pool is checked, the mapping made, prefaulted if asked
+//! 3. the manager and the guest (or the native kernel) start
+//! 4. wait: for the guest, the time, or Ctrl-C
+//! 5. the report
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use wideleaf_kernels::{Arena, Kernel, native};
+use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::manager::{ManagedVm, ManagerConfig};
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
+use wideleaf_policies::policy::{POLICIES, PolicyInfo};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, VmId};
+use wideleaf_protocol::{Entry, ExitCode, GuestPage};
+
+use crate::args::{FallbackArg, PolicyArg, RunArgs};
+use crate::environment::{Environment, stolen_ms};
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::Output;
+use crate::report::{RunReport, Setup, table};
+use crate::session::{Observed, Session, summarize};
+
+/// How often what waits looks at the clock and the interrupts.
+const WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// What runs.
+#[derive(Clone, Debug)]
+pub enum Workload {
+    /// A built-in kernel, in the embedded guest image or natively.
+    Kernel(&'static str),
+    /// A file: an ELF image with a PVH entry, a bzImage or a vmlinux.
+    Image(PathBuf),
+}
+
+/// A run whose arguments make sense.
+#[derive(Clone)]
+pub struct RunSpec {
+    /// What runs.
+    pub workload: Workload,
+    /// In this process instead of in a guest.
+    pub is_native: bool,
+    /// Its command line.
+    pub cmdline: String,
+    /// Initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// RAM.
+    pub memory: Bytes,
+    /// vCPUs or threads.
+    pub vcpus: u8,
+    /// Backing.
+    pub backing: BackingConfig,
+    /// Page size of the guest's tables.
+    pub guest_page: PageSize,
+    /// Policy.
+    pub policy: &'static PolicyInfo,
+    /// When it may act.
+    pub policy_delay: Option<Duration>,
+    /// Fault all RAM in first.
+    pub is_prefaulted: bool,
+    /// What to do when the pool is short.
+    pub fallback: FallbackArg,
+    /// When to give up.
+    pub timeout: Option<Duration>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`], with nothing left behind.
+pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
+    let PolicyArg::Use(policy) = args.policy else {
+        list_policies();
+        return Ok(());
+    };
+    let spec = RunSpec::new(&args, policy)?;
+    let output = Output::open(args.format, args.output.as_deref())?;
+    let interrupts = Interrupts::install()?;
+    let report = execute(&spec, &interrupts, process_start)?;
+    output.write(&report, RunReport::to_table)?;
+    match report.verification {
+        Some(verification) if !verification.passed => {
+            let (errors, checked) = (verification.errors, verification.checked);
+            Err(Failure::GuestFailed(format!("verification failed: {errors} of {checked} words are wrong")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn list_policies() {
+    let mut list = table(&["policy", "what it does"]);
+    for policy in POLICIES {
+        list.add_row([policy.name, policy.summary]);
+    }
+    println!("{list}");
+}
+
+fn kernel_named(name: &str) -> Option<&'static Kernel> {
+    wideleaf_kernels::KERNELS.iter().find(|kernel| kernel.name == *name)
+}
+
+impl RunSpec {
+    fn new(args: &RunArgs, policy: &'static PolicyInfo) -> Result<RunSpec, Failure> {
+        let workload = match kernel_named(&args.workload) {
+            Some(kernel) => Workload::Kernel(kernel.name.as_str()),
+            None if args.native => {
+                let names: Vec<_> = wideleaf_kernels::KERNELS.iter().map(|kernel| kernel.name.as_str()).collect();
+                let (name, names) = (&args.workload, names.join(", "));
+                return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
+            }
+            None => Workload::Image(PathBuf::from(&args.workload)),
+        };
+        let kind = BackingKind::from(args.backing);
+        let start_page = args.host_page.unwrap_or(match kind {
+            BackingKind::Hugetlb => PageSize::Huge2M,
+            BackingKind::Anon | BackingKind::Memfd => PageSize::Base4K,
+        });
+        let backing = BackingConfig::new(kind, start_page).map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(RunSpec {
+            workload,
+            is_native: args.native,
+            cmdline: args.cmdline.clone(),
+            initrd: args.initrd.clone(),
+            memory: args.memory,
+            vcpus: args.vcpus,
+            backing,
+            guest_page: args.guest_page,
+            policy,
+            policy_delay: args.policy_delay,
+            is_prefaulted: args.prefault,
+            fallback: args.fallback,
+            timeout: args.timeout,
+        })
+    }
+
+    /// The guest's whole command line: what the image needs to know, then what the user said.
+    fn guest_cmdline(&self) -> String {
+        match self.workload {
+            Workload::Kernel(name) => format!("kernel={name} {}", self.cmdline).trim_end().to_owned(),
+            Workload::Image(_) => self.cmdline.clone(),
+        }
+    }
+
+    fn workload_name(&self) -> String {
+        match &self.workload {
+            Workload::Kernel(name) => (*name).to_owned(),
+            Workload::Image(path) => path.display().to_string(),
+        }
+    }
+}
+
+/// How the guest ended, as the waiting thread saw it.
+pub(crate) enum Ended {
+    /// It said so itself.
+    Exit(u8),
+    /// It crashed; the text says how.
+    Crashed(String),
+    /// We ended it: the time was up.
+    TimedOut,
+    /// We ended it: somebody asked for it.
+    Interrupted,
+}
+
+/// Runs `spec` to its end.
+///
+/// # Errors
+/// [`Failure`]; the guest is gone and its memory given back.
+pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
+    let mut environment = Environment::capture();
+    let stolen_before = stolen_ms();
+    let prepared = crate::run::guest::prepare(spec)?;
+    let (backing, fallback) = choose_backing(spec)?;
+    let ram = map_ram(&prepared.layout, backing)?;
+    let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
+    if spec.is_prefaulted {
+        prefault_ram(&host, &ram)?;
+    }
+    let bar = progress_bar(spec);
+    let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
+    let manager = |second_level| {
+        let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
+        Manager::spawn(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default())
+            .map_err(|error| Failure::Host(format!("cannot start the manager's thread: {error}")))
+    };
+    let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
+    let should_end = || match deadline {
+        _ if interrupts.is_set() => Some(Ended::Interrupted),
+        Some(deadline) if Instant::now() >= deadline => Some(Ended::TimedOut),
+        _ => None,
+    };
+    let paging = prepared.paging_name();
+    let ended = match prepared.machine {
+        None => {
+            session.attach(None, manager(None)?);
+            run_native(spec, &ram, &session, &should_end)?
+        }
+        Some(machine) => {
+            let running = machine.start(spec, ram.clone(), &session)?;
+            session.attach(Some(running.second_level()), manager(Some(running.second_level()))?);
+            running.wait(&should_end)
+        }
+    };
+    bar.finish_and_clear();
+    let manager_report = session.stop_manager();
+    let observed = session.observed(manager_report.as_ref(), process_start);
+    let outcome = judge(spec, ended, &observed)?;
+    environment.steal_ms = stolen_ms() - stolen_before;
+    let Observed { phases, regions, results, gaps, verification, vmm, .. } = observed;
+    Ok(RunReport {
+        setup: setup(spec, backing, paging, fallback, &environment),
+        outcome,
+        verification,
+        results,
+        phases,
+        gaps,
+        regions,
+        manager: manager_report.as_ref().map(summarize).unwrap_or_default(),
+        vmm,
+        environment,
+    })
+}
+
+/// What the guest's end means: a word for the report, or the failure it is.
+fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<String, Failure> {
+    if let Some(line) = observed.malformed.first() {
+        return Err(Failure::GuestCrashed(format!("the guest wrote a line that makes no sense: {line}")));
+    }
+    match ended {
+        Ended::TimedOut => Err(Failure::TimedOut(spec.timeout.unwrap_or_default())),
+        Ended::Interrupted => Err(Failure::Interrupted),
+        Ended::Crashed(how) => Err(Failure::GuestCrashed(how)),
+        Ended::Exit(code) => match (ExitCode::from_port_value(code), &observed.panic) {
+            (Some(ExitCode::Success | ExitCode::VerificationFailed), _) => {
+                Ok(ExitCode::from_port_value(code).map(|code| code.to_string()).unwrap_or_default())
+            }
+            (Some(ExitCode::BadArguments), Some(why)) => Err(Failure::Usage(format!("--cmdline: {why}"))),
+            (Some(ExitCode::Unsupported), Some(why)) => Err(Failure::Input(format!("the guest refuses: {why}"))),
+            (_, Some(why)) => Err(Failure::GuestCrashed(format!("the guest panicked: {why}"))),
+            (Some(known), None) => Err(Failure::GuestCrashed(format!("the guest ended: {known}"))),
+            (None, None) => Err(Failure::GuestFailed(format!("the guest ended with exit code {code}"))),
+        },
+    }
+}
+
+fn setup(
+    spec: &RunSpec,
+    backing: BackingConfig,
+    paging: &str,
+    fallback: Option<String>,
+    environment: &Environment,
+) -> Setup {
+    Setup {
+        workload: spec.workload_name(),
+        cmdline: spec.cmdline.clone(),
+        mode: if spec.is_native { "native" } else { "guest" }.into(),
+        paging: paging.into(),
+        evidence: evidence(paging, environment.is_virtual).into(),
+        memory_bytes: spec.memory.get(),
+        vcpus: u32::from(spec.vcpus),
+        backing: backing.kind().name().into(),
+        host_page: backing.start_page().name().into(),
+        guest_page: spec.guest_page.name().into(),
+        policy: spec.policy.name.into(),
+        fallback,
+    }
+}
+
+/// What a speed measured under this paging is evidence of.
+pub fn evidence(paging: &str, is_virtual: bool) -> &'static str {
+    match (paging, is_virtual) {
+        ("shadow", _) => "shadow paging: mapping sizes are real, speeds are no EPT/NPT result",
+        ("none", true) => "no second level of ours, but this host is itself a VM: not a one-dimensional baseline",
+        ("none", false) => "no second level: a one-dimensional baseline",
+        (_, true) => "two-dimensional paging inside a VM: function only, speeds are not hardware's",
+        (_, false) => "two-dimensional paging in hardware",
+    }
+}
+
+fn choose_backing(spec: &RunSpec) -> Result<(BackingConfig, Option<String>), Failure> {
+    let backing = spec.backing;
+    if backing.kind() != BackingKind::Hugetlb {
+        return Ok((backing, None));
+    }
+    let Err(error) = HugetlbPools::of_this_machine().check(backing.start_page(), spec.memory) else {
+        return Ok((backing, None));
+    };
+    if spec.fallback == FallbackArg::Fail {
+        return Err(Failure::Host(error.to_string()));
+    }
+    let thp = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM can start huge");
+    Ok((thp, Some(format!("anonymous RAM with transparent huge pages, because: {error}"))))
+}
+
+fn map_ram(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>, Failure> {
+    GuestRam::map(layout, backing).map_err(|error| match error {
+        wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("--memory: {error}")),
+        other => Failure::Host(other.to_string()),
+    })
+}
+
+fn prefault_ram(host: &LinuxHost, ram: &GuestRam) -> Result<(), Failure> {
+    let bar = visible_bar(ram.bytes().get(), "prefault {bar:30} {bytes}/{total_bytes}");
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let result = prefault(host, ram.ranges(), threads, &|bytes| bar.inc(bytes.get()));
+    bar.finish_and_clear();
+    result.map_err(|error| Failure::Host(format!("cannot prefault {} of guest RAM: {error}", ram.bytes())))
+}
+
+/// A progress bar on a terminal, nothing anywhere else.
+pub fn visible_bar(length: u64, template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).expect("the templates are literals of this program");
+    ProgressBar::new(length).with_style(style)
+}
+
+fn progress_bar(spec: &RunSpec) -> ProgressBar {
+    let bar = visible_bar(0, "{spinner} {prefix} {msg} {wide_bar} {percent}%");
+    bar.set_prefix(spec.workload_name());
+    bar
+}
+
+/// The kernel in threads of this process. They can not be killed: where the time is up the process ends with them
+/// still at work, which is why a native run has a process of its own.
+fn run_native(
+    spec: &RunSpec,
+    ram: &Arc<GuestRam>,
+    session: &Arc<Session>,
+    should_end: &dyn Fn() -> Option<Ended>,
+) -> Result<Ended, Failure> {
+    /// Good to one part in 50 000.
+    const TSC_MEASURED_OVER: Duration = Duration::from_millis(50);
+    let guest_page = GuestPage::from_bytes(PageSize::Base4K.bytes().get()).expect("x86 has 4 KiB pages");
+    let (line, threads) = (spec.guest_cmdline(), usize::from(spec.vcpus));
+    let (ram, lines) = (ram.clone(), session.clone());
+    let (sender, receiver) = mpsc::channel();
+    let work = move || {
+        let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
+        let code = native::run(threads, tsc_hz, Box::new(|message| lines.on_message(message)), |platform| {
+            let arena = Arena::from_shared_words(ram.words(ram.ranges()[0]));
+            let started = wideleaf_kernels::registry::Started { entry: Entry::Native, guest_page };
+            wideleaf_kernels::registry::run(platform, &arena, &line, started)
+        });
+        let _ = sender.send(code);
+    };
+    let thread = std::thread::Builder::new().name("kernel".into()).spawn(work);
+    let thread = thread.map_err(|error| Failure::Host(format!("cannot start the kernel's thread: {error}")))?;
+    loop {
+        match receiver.recv_timeout(WAIT_STEP) {
+            Ok(code) => {
+                let _ = thread.join();
+                return Ok(Ended::Exit(code.port_value()));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                if let Some(ended) = should_end() {
+                    return Ok(ended);
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Ok(Ended::Crashed("the native kernel panicked".into()));
+            }
+        }
+    }
+}
+
+pub mod guest;
+
+/// RAM of a native kernel: one piece.
+pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {
+    let range = GpaRange::new(Gpa::new(0), memory);
+    range.map(|range| vec![range]).ok_or_else(|| Failure::Usage(format!("--memory {memory} does not fit 64 bits")))
+}

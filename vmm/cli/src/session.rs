@@ -1,0 +1,403 @@
+//! One guest, or one native kernel, watched from its first line to its last: takes the counters exactly where the
+//! guest marks them, lets the policy act when it is time, and puts everything into a report.
+//!
+//! ```text
+//!   guest line ──▶ on_line ──┬─ begin, end   take counters now: the vCPU that wrote the line is out of the guest
+//!   (vCPU thread)            ├─ progress     (guest clock, host clock, work done): rates of any stretch afterwards
+//!                            └─ result, gaps, verify, …  kept as they are
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use wideleaf_memory::manager::ManagerReport;
+use wideleaf_memory::sensors::host_backing::HostBackingSensor;
+use wideleaf_memory::sensors::smaps::resident_memory;
+use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
+use wideleaf_policies::account::HostBacking;
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment, PageSize};
+use wideleaf_protocol::message::Mismatch;
+use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
+
+use crate::report::{
+    Counters, Gaps, Histogram, ManagerSummary, Measurement, Phase, Region, SampleAt, Verification, VmmCost,
+};
+
+/// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
+pub struct Session {
+    host: Arc<LinuxHost>,
+    ram: Arc<GuestRam>,
+    policy_delay: Option<Duration>,
+    bar: ProgressBar,
+    /// Set once the guest is built; a line that comes earlier waits for it.
+    attached: OnceLock<Attached>,
+    log: Mutex<Log>,
+}
+
+struct Attached {
+    second_level: Option<Arc<dyn SecondLevel>>,
+    manager: Mutex<Option<Manager>>,
+}
+
+/// A stretch between `begin` and `end`.
+struct PhaseLog {
+    name: String,
+    began_at: Moment,
+    begin_tsc: u64,
+    end_tsc: Option<u64>,
+    at_begin: Counters,
+    at_end: Option<Counters>,
+    marks: Vec<Mark>,
+}
+
+/// How far the guest was, on both clocks.
+#[derive(Clone, Copy)]
+struct Mark {
+    at: Moment,
+    tsc: u64,
+    done: u64,
+}
+
+#[derive(Default)]
+struct Log {
+    is_native: bool,
+    tsc_hz: u64,
+    phases: Vec<PhaseLog>,
+    regions: Vec<(String, GpaRange)>,
+    regions_seen: Vec<Region>,
+    results: BTreeMap<String, Measurement>,
+    gaps: Vec<Gaps>,
+    verification: Option<Verification>,
+    mismatch: Option<String>,
+    panic: Option<String>,
+    exit: Option<ExitCode>,
+    malformed: Vec<String>,
+    resident_beyond_guest_ram: Option<Bytes>,
+    first_line_at: Option<Instant>,
+}
+
+/// What the lines said, once the guest is gone.
+pub struct Observed {
+    /// Timed parts.
+    pub phases: Vec<Phase>,
+    /// The guest's data.
+    pub regions: Vec<Region>,
+    /// Its measurements.
+    pub results: BTreeMap<String, Measurement>,
+    /// Its gaps.
+    pub gaps: Vec<Gaps>,
+    /// Its verification.
+    pub verification: Option<Verification>,
+    /// Its last words, if it panicked.
+    pub panic: Option<String>,
+    /// The code in its `exit` line.
+    pub exit: Option<ExitCode>,
+    /// Lines that begin like ours and are not.
+    pub malformed: Vec<String>,
+    /// What the VMM took.
+    pub vmm: VmmCost,
+}
+
+impl Session {
+    /// A session over `ram`; `bar` shows how far the guest is.
+    pub fn new(
+        host: Arc<LinuxHost>,
+        ram: Arc<GuestRam>,
+        policy_delay: Option<Duration>,
+        bar: ProgressBar,
+    ) -> Arc<Session> {
+        Arc::new(Session { host, ram, policy_delay, bar, attached: OnceLock::new(), log: Mutex::default() })
+    }
+
+    /// Hands over KVM's side and the manager. From now on lines are dealt with.
+    pub fn attach(&self, second_level: Option<Arc<dyn SecondLevel>>, manager: Manager) {
+        if self.policy_delay.is_none() {
+            manager.activate();
+        }
+        let attached = Attached { second_level, manager: Mutex::new(Some(manager)) };
+        assert!(self.attached.set(attached).is_ok(), "a session is attached once");
+    }
+
+    /// Ends the manager and returns what it counted; `None` the second time, or where none was attached.
+    pub fn stop_manager(&self) -> Option<ManagerReport> {
+        let manager = self.attached.get()?.manager.lock().expect("nothing panics under this lock").take();
+        manager.map(Manager::stop)
+    }
+
+    /// A line of the guest's console, without its end. Returns `false` where it is not one of ours.
+    pub fn on_line(&self, line: &str) -> bool {
+        match parse(line) {
+            None => return false,
+            Some(Ok(message)) => self.on_message(&message),
+            Some(Err(error)) => self.log().malformed.push(format!("{error}: {line}")),
+        }
+        true
+    }
+
+    /// A message, from a line or straight from a native kernel.
+    pub fn on_message(&self, message: &Message<'_>) {
+        let attached = self.attached.wait();
+        let at = self.host.now();
+        let mut log = self.log();
+        log.first_line_at.get_or_insert_with(Instant::now);
+        match *message {
+            Message::Hello { tsc_hz, entry, .. } => {
+                log.tsc_hz = tsc_hz;
+                log.is_native = entry == Entry::Native;
+            }
+            Message::Region { name, address, bytes } => {
+                let start = if log.is_native { address - self.ram.base().get() } else { address };
+                if let Some(range) = GpaRange::new(Gpa::new(start), Bytes::new(bytes)) {
+                    log.regions.push((name.to_string(), range));
+                }
+            }
+            Message::Begin { phase, tsc } => {
+                let at_begin = self.counters(attached);
+                self.bar.set_message(phase.to_string());
+                log.phases.push(PhaseLog {
+                    name: phase.to_string(),
+                    began_at: self.host.now(),
+                    begin_tsc: tsc,
+                    end_tsc: None,
+                    at_begin,
+                    at_end: None,
+                    marks: Vec::new(),
+                });
+            }
+            Message::End { phase, tsc } => {
+                let at_end = self.counters(attached);
+                let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
+                log.regions_seen = regions;
+                log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
+                if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
+                    (open.end_tsc, open.at_end) = (Some(tsc), Some(at_end));
+                }
+            }
+            Message::Progress { phase, tsc, done, total } => {
+                self.bar.set_length(total.max(done));
+                self.bar.set_position(done);
+                if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
+                    open.marks.push(Mark { at, tsc, done });
+                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) {
+                        self.activate(attached);
+                    }
+                }
+            }
+            Message::Result { name, value, unit } => {
+                log.results.insert(name.to_string(), Measurement { value, unit: unit.to_string() });
+            }
+            Message::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => {
+                log.gaps.push(Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns });
+            }
+            Message::Mismatch(Mismatch { address, expected, found, kind }) => {
+                log.mismatch = Some(format!("at {address:#x}: expected {expected:#x}, found {found:#x} ({kind})"));
+            }
+            Message::Verify { status, errors, checked } => {
+                log.verification =
+                    Some(Verification { passed: status == Status::Pass, errors, checked, first_mismatch: None });
+            }
+            Message::Panic { message } => log.panic = Some(message.to_owned()),
+            Message::Exit { code } => log.exit = Some(code),
+        }
+    }
+
+    /// How many times a phase has been seen through to its `total`, or how many units it has done: what a caller that
+    /// waits for the guest to touch its memory again looks at.
+    pub fn units_done(&self, phase: &str) -> Option<u64> {
+        let log = self.log();
+        let open = log.phases.iter().rev().find(|open| open.name == phase)?;
+        Some(open.marks.last().map_or(0, |mark| mark.done))
+    }
+
+    /// Where the guest's data are, once it has said so.
+    pub fn region_of(&self, name: &str) -> Option<GpaRange> {
+        self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
+    }
+
+    /// Everything the guest said, with the rates before and after what the manager did.
+    pub fn observed(&self, manager: Option<&ManagerReport>, process_start: Instant) -> Observed {
+        let mut log = self.log();
+        let tsc_hz = log.tsc_hz;
+        let phases = log.phases.iter().map(|phase| phase.report(tsc_hz, manager)).collect();
+        let mut verification = log.verification.take();
+        if let Some(verification) = &mut verification {
+            verification.first_mismatch = log.mismatch.take();
+        }
+        Observed {
+            phases,
+            regions: std::mem::take(&mut log.regions_seen),
+            results: std::mem::take(&mut log.results),
+            gaps: std::mem::take(&mut log.gaps),
+            verification,
+            panic: log.panic.take(),
+            exit: log.exit,
+            malformed: std::mem::take(&mut log.malformed),
+            vmm: VmmCost {
+                resident_beyond_guest_ram_bytes: log.resident_beyond_guest_ram.map(Bytes::get),
+                first_byte_ms: log
+                    .first_line_at
+                    .filter(|_| !log.is_native)
+                    .map(|at| at.duration_since(process_start).as_secs_f64() * 1e3),
+            },
+        }
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn activate(&self, attached: &Attached) {
+        if let Some(manager) = attached.manager.lock().expect("nothing panics under this lock").as_ref() {
+            manager.activate();
+        }
+    }
+
+    fn fixed_page(&self) -> Option<PageSize> {
+        let backing = self.ram.backing();
+        (backing.kind() == BackingKind::Hugetlb).then(|| backing.start_page())
+    }
+
+    fn counters(&self, attached: &Attached) -> Counters {
+        let mut host = HostBacking::default();
+        let mut sensor = HostBackingSensor::default();
+        for range in self.ram.ranges() {
+            match sensor.sample(self.host.as_ref(), *range, self.fixed_page()) {
+                Err(error) => tracing::warn!("host backing: {error}"),
+                Ok(rows) => {
+                    for row in rows {
+                        let present = PageSize::Base4K.bytes() * u64::from(row.resident);
+                        match row.backing.page_size() {
+                            None => {}
+                            Some(PageSize::Base4K) => host.base_4k += present,
+                            Some(PageSize::Huge2M) => host.huge_2m += present,
+                            Some(PageSize::Giant1G) => host.giant_1g += present,
+                        }
+                    }
+                }
+            }
+        }
+        let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
+        counters(host, kvm)
+    }
+
+    fn region(&self, name: &str, range: GpaRange) -> Region {
+        let mut windows_host_large = 0;
+        let mut sensor = HostBackingSensor::default();
+        for ram in self.ram.ranges() {
+            if let Ok(rows) = sensor.sample(self.host.as_ref(), *ram, self.fixed_page()) {
+                windows_host_large += rows
+                    .filter(|row| row.backing.is_large() && row.resident == BASE_PAGES_PER_WINDOW)
+                    .filter(|row| range.windows().len() > 0 && range.start() <= row.window.start())
+                    .filter(|row| row.window.start() + PageSize::Huge2M.bytes() <= range.end())
+                    .count() as u64;
+            }
+        }
+        let windows = range.windows().len() as u64;
+        Region { name: name.to_owned(), bytes: range.bytes().get(), windows, windows_host_large }
+    }
+
+    fn resident_beyond_guest_ram(&self) -> Option<Bytes> {
+        let smaps = self.host.read_text("/proc/self/smaps").ok()?;
+        let ram: Vec<_> = self.ram.ranges().iter().map(|range| (range.hva, range.gpa.bytes())).collect();
+        match resident_memory(&smaps, &ram) {
+            Ok(memory) => Some(memory.beyond_guest_ram),
+            Err(error) => {
+                tracing::warn!("{error}");
+                None
+            }
+        }
+    }
+}
+
+fn counters(host: HostBacking, kvm: Option<wideleaf_policies::MappingStats>) -> Counters {
+    Counters {
+        host_4k_bytes: host.base_4k.get(),
+        host_2m_bytes: host.huge_2m.get(),
+        host_1g_bytes: host.giant_1g.get(),
+        kvm: kvm.map(Into::into),
+    }
+}
+
+impl PhaseLog {
+    fn report(&self, tsc_hz: u64, manager: Option<&ManagerReport>) -> Phase {
+        let hz = tsc_hz as f64;
+        let end_tsc = self.end_tsc.or(self.marks.last().map(|mark| mark.tsc)).unwrap_or(self.begin_tsc);
+        let seconds = end_tsc.saturating_sub(self.begin_tsc) as f64 / hz.max(1.0);
+        let units = self.marks.last().map_or(0, |mark| mark.done);
+        let first_done = manager.and_then(|manager| manager.first_done_at);
+        let last_done = manager.and_then(|manager| manager.last_done_at);
+        let start = Mark { at: self.began_at, tsc: self.begin_tsc, done: 0 };
+        let before = first_done.and_then(|first| self.marks.iter().rev().find(|mark| mark.at <= first));
+        let after = last_done.and_then(|last| {
+            // A promotion that was over before the phase began is what the whole phase ran on.
+            if last <= self.began_at { Some(&start) } else { self.marks.iter().find(|mark| mark.at >= last) }
+        });
+        Phase {
+            name: self.name.clone(),
+            seconds,
+            began_at_s: self.began_at.since_start().as_secs_f64(),
+            at_begin: self.at_begin,
+            at_end: self.at_end.unwrap_or(self.at_begin),
+            units,
+            rate_per_s: self.marks.last().and_then(|last| rate_between(&start, last, hz)).unwrap_or(0.0),
+            rate_before_promotion_per_s: before.and_then(|mark| rate_between(&start, mark, hz)),
+            rate_after_promotion_per_s: after
+                .and_then(|mark| self.marks.last().and_then(|last| rate_between(mark, last, hz))),
+            progress: self
+                .marks
+                .iter()
+                .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz.max(1.0), mark.done))
+                .collect(),
+        }
+    }
+}
+
+/// Units per second between two marks, by the guest's clock; nothing where they are too close to mean anything.
+fn rate_between(from: &Mark, to: &Mark, tsc_hz: f64) -> Option<f64> {
+    /// A progress mark is late by up to one line's exit, tens of microseconds: 1 % of this at most.
+    const SHORTEST_S: f64 = 0.01;
+    let seconds = to.tsc.saturating_sub(from.tsc) as f64 / tsc_hz;
+    (tsc_hz > 0.0 && seconds >= SHORTEST_S).then(|| to.done.saturating_sub(from.done) as f64 / seconds)
+}
+
+/// The manager's part of a report.
+pub fn summarize(report: &ManagerReport) -> ManagerSummary {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let times = &report.unavailable_ns;
+    let unavailable = (!times.is_empty()).then(|| Histogram {
+        count: times.len(),
+        p50_us: us(times.value_at_quantile(0.5)),
+        p90_us: us(times.value_at_quantile(0.9)),
+        p99_us: us(times.value_at_quantile(0.99)),
+        max_us: us(times.max()),
+        buckets: times
+            .iter_log(1_000, 2.0)
+            .map(|bucket| (us(bucket.value_iterated_to()), bucket.count_since_last_iteration()))
+            .filter(|(_, count)| *count > 0)
+            .collect(),
+    });
+    let samples = report.samples.first().map_or(&[][..], |(_, samples)| samples);
+    ManagerSummary {
+        ticks: report.ticks,
+        outcomes: report.outcomes.iter().map(|((m, result), n)| (format!("{m}.{result}"), *n)).collect(),
+        sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
+        budget_refusals: report.budget_refusals,
+        copied_bytes: report.copied.get(),
+        bloat_bytes: report.bloat.get(),
+        cpu_s: report.total_cpu.as_secs_f64(),
+        first_done_at_s: report.first_done_at.map(|at| at.since_start().as_secs_f64()),
+        last_done_at_s: report.last_done_at.map(|at| at.since_start().as_secs_f64()),
+        copy_gib_per_s: report.copy_bytes_per_second().map(|rate| rate / f64::from(1 << 30)),
+        unavailable,
+        samples: samples
+            .iter()
+            .map(|sample| SampleAt {
+                at_s: sample.at.since_start().as_secs_f64(),
+                counters: counters(sample.host, sample.mapping),
+            })
+            .collect(),
+    }
+}
