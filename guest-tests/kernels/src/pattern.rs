@@ -13,7 +13,6 @@
 //! window put together from both as a mixture: each word is checked against exactly one value, so all are found, at the latest
 //! one pass after they happened. Between passes the pages change hands, so a vCPU with a stale TLB entry is found too.
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::message::MismatchKind;
@@ -310,10 +309,4 @@ fn check<'a>(platform: &dyn Platform, memory: &Memory<'_>, generation: u64) -> R
     let status = if errors == 0 { Status::Pass } else { Status::Fail };
     platform.emit(&Message::Verify { status, errors, checked });
     if errors == 0 { Ok(()) } else { Err(KernelError::VerificationFailed { errors, checked }) }
-}
-
-/// The words of a page range, for tests that damage memory on purpose.
-pub fn page_words(page: u64) -> Range<usize> {
-    let first = (page * PAGE_WORDS) as usize;
-    first..first + PAGE_WORDS as usize
 }

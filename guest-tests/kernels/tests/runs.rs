@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use wideleaf_kernels::native::{self, measure_tsc_hz};
-use wideleaf_kernels::pattern::{FIRST_GENERATION, page_words, word};
+use wideleaf_kernels::pattern::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_kernels::registry::{self, Started};
 use wideleaf_kernels::{Arena, KERNELS};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message, parse};
@@ -120,6 +120,11 @@ fn pattern_for_a_second_keeps_its_lines_apart() {
     assert!((1..=21).contains(&progress), "{progress} progress lines");
 }
 
+/// Indices of the words of a page.
+fn page_words(page: usize) -> std::ops::Range<usize> {
+    page * PAGE_WORDS as usize..(page + 1) * PAGE_WORDS as usize
+}
+
 /// Damages the memory when the fill is done, lets the passes run, and returns the mismatch line and the exit code.
 fn mismatch_after(threads: usize, damage: impl Fn(&Arena<'_>) + Sync) -> (String, ExitCode) {
     let meddle = |message: &Message<'_>, arena: &Arena<'_>| {
@@ -167,11 +172,10 @@ fn pattern_finds_two_swapped_pages() {
     assert!(line.ends_with("kind=elsewhere"), "{line}");
 }
 
-/// Damages the memory at a chosen pass mark. Passes this small are shorter than the spacing of marks with a known clock, so
-/// the only pass mark is the last: the damage is for the final check to find.
+/// Damages the memory at the mark of the last of three passes: it is for the final check to find.
 fn mismatch_at_last_pass(damage: impl Fn(&Arena<'_>) + Sync) -> String {
     let meddle = |message: &Message<'_>, arena: &Arena<'_>| {
-        if matches!(message, Message::Progress { phase, .. } if *phase == "pass") {
+        if matches!(message, Message::Progress { phase, done: 3, .. } if *phase == "pass") {
             damage(arena);
         }
     };

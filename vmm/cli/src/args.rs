@@ -114,6 +114,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "fail")]
     pub fallback: FallbackArg,
 
+    /// Copy every line of the guest's serial console to standard error; without it, only lines that are no results
+    #[arg(long)]
+    pub console: bool,
+
     /// Form of the result
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,

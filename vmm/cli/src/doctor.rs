@@ -1,6 +1,71 @@
-//! The doctor.
-use crate::{args::DoctorArgs, failure::Failure};
-/// x
-pub fn main(_: &DoctorArgs) -> Result<(), Failure> {
+//! `wideleaf doctor`: what this host can do, each "no" with its reason and what is done without it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use comfy_table::{Cell, ContentArrangement};
+use serde::Serialize;
+use wideleaf_memory::capabilities::{Capability, probe};
+
+use crate::args::DoctorArgs;
+use crate::environment::Environment;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::mappings::{MappingReport, check_all};
+use crate::output::Output;
+use crate::report::table;
+use crate::run::guest;
+
+/// Everything the doctor found.
+#[derive(Serialize)]
+pub struct DoctorReport {
+    /// The machine.
+    pub environment: Environment,
+    /// The table.
+    pub capabilities: Vec<Capability>,
+    /// With `--mappings`: KVM's counters against what they should be.
+    pub mappings: Option<MappingReport>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`]: where a mapping is not what it should be, that is one of the guest's.
+pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
+    let output = Output::open(args.format, None)?;
+    let interrupts = Interrupts::install()?;
+    let mut capabilities = guest::capabilities();
+    capabilities.extend(probe(Path::new("/")));
+    let mappings = if args.mappings { Some(check_all(&interrupts)?) } else { None };
+    let report = DoctorReport { environment: Environment::capture(), capabilities, mappings };
+    let wrong = report.mappings.as_ref().map_or(0, MappingReport::wrong);
+    output.write(&report, DoctorReport::to_table)?;
+    if wrong > 0 {
+        return Err(Failure::GuestFailed(format!("{wrong} mappings are not what they should be")));
+    }
     Ok(())
+}
+
+impl DoctorReport {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let Environment { cpu, cpus, kernel, .. } = &self.environment;
+        let mut out = format!("{cpus} x {cpu}, kernel {kernel}\n");
+        let mut rows = table(&["what", "", "found", "without it"]);
+        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        for capability in &self.capabilities {
+            let without = if capability.is_available { "" } else { capability.without };
+            rows.add_row([
+                Cell::new(capability.name),
+                Cell::new(if capability.is_available { "yes" } else { "no" }),
+                Cell::new(&capability.detail),
+                Cell::new(without),
+            ]);
+        }
+        let _ = writeln!(out, "{rows}");
+        if let Some(mappings) = &self.mappings {
+            out.push_str(&mappings.to_table());
+        }
+        out
+    }
 }

@@ -44,6 +44,20 @@ impl Failure {
         }
     }
 
+    /// The same failure, saying what was being done.
+    pub fn during(self, what: &str) -> Failure {
+        let say = |message: String| format!("{what}: {message}");
+        match self {
+            Failure::GuestFailed(message) => Failure::GuestFailed(say(message)),
+            Failure::Usage(message) => Failure::Usage(say(message)),
+            Failure::Input(message) => Failure::Input(say(message)),
+            Failure::Host(message) => Failure::Host(say(message)),
+            Failure::GuestCrashed(message) => Failure::GuestCrashed(say(message)),
+            Failure::Output(message) => Failure::Output(say(message)),
+            other @ (Failure::TimedOut(_) | Failure::Interrupted) => other,
+        }
+    }
+
     /// The failure that an exit code of a child stands for.
     pub fn from_exit_code(code: i32, message: String) -> Failure {
         match code {

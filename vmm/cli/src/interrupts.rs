@@ -33,6 +33,11 @@ impl Interrupts {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// The flag itself, for who waits on it.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
+
     /// An error if so.
     ///
     /// # Errors

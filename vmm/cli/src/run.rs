@@ -29,7 +29,7 @@ use crate::output::Output;
 use crate::report::{RunReport, Setup, table};
 use crate::session::{Observed, Session, summarize};
 
-/// How often what waits looks at the clock and the interrupts.
+/// How often what waits for a native kernel looks at the clock and the interrupts.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
 /// What runs.
@@ -70,6 +70,19 @@ pub struct RunSpec {
     pub fallback: FallbackArg,
     /// When to give up.
     pub timeout: Option<Duration>,
+    /// What of the guest's serial console goes to standard error.
+    pub console: Console,
+}
+
+/// What of the guest's serial console goes to standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Console {
+    /// Every line.
+    All,
+    /// Lines that are no results of a kernel.
+    Others,
+    /// Nothing.
+    Nothing,
 }
 
 /// Runs the subcommand.
@@ -138,6 +151,7 @@ impl RunSpec {
             is_prefaulted: args.prefault,
             fallback: args.fallback,
             timeout: args.timeout,
+            console: if args.console { Console::All } else { Console::Others },
         })
     }
 
@@ -176,9 +190,10 @@ pub(crate) enum Ended {
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let mut environment = Environment::capture();
     let stolen_before = stolen_ms();
-    let prepared = crate::run::guest::prepare(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
-    let ram = map_ram(&prepared.layout, backing)?;
+    let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
+    let layout = plan.as_ref().map_or_else(|| native_layout(spec.memory), |plan| Ok(plan.layout()))?;
+    let ram = map_ram(&layout, backing)?;
     let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
     if spec.is_prefaulted {
         prefault_ram(&host, &ram)?;
@@ -190,27 +205,22 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         Manager::spawn(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default())
             .map_err(|error| Failure::Host(format!("cannot start the manager's thread: {error}")))
     };
-    let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
-    let should_end = || match deadline {
-        _ if interrupts.is_set() => Some(Ended::Interrupted),
-        Some(deadline) if Instant::now() >= deadline => Some(Ended::TimedOut),
-        _ => None,
-    };
-    let paging = prepared.paging_name();
-    let ended = match prepared.machine {
+    let ended = match &plan {
         None => {
-            session.attach(None, manager(None)?);
-            run_native(spec, &ram, &session, &should_end)?
+            session.attach(None, Some(manager(None)?));
+            run_native(spec, &ram, &session, interrupts)?
         }
-        Some(machine) => {
-            let running = machine.start(spec, ram.clone(), &session)?;
-            session.attach(Some(running.second_level()), manager(Some(running.second_level()))?);
-            running.wait(&should_end)
+        Some(plan) => {
+            let guest = plan.start(ram.clone(), &session, spec.console)?;
+            let kvm = guest.second_level();
+            session.attach(Some(kvm.clone()), Some(manager(Some(kvm))?));
+            guest.wait(spec.timeout, interrupts)
         }
     };
     bar.finish_and_clear();
     let manager_report = session.stop_manager();
     let observed = session.observed(manager_report.as_ref(), process_start);
+    let paging = plan.as_ref().map_or("none", |plan| plan.paging);
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { phases, regions, results, gaps, verification, vmm, .. } = observed;
@@ -335,7 +345,7 @@ fn run_native(
     spec: &RunSpec,
     ram: &Arc<GuestRam>,
     session: &Arc<Session>,
-    should_end: &dyn Fn() -> Option<Ended>,
+    interrupts: &Interrupts,
 ) -> Result<Ended, Failure> {
     /// Good to one part in 50 000.
     const TSC_MEASURED_OVER: Duration = Duration::from_millis(50);
@@ -354,6 +364,7 @@ fn run_native(
     };
     let thread = std::thread::Builder::new().name("kernel".into()).spawn(work);
     let thread = thread.map_err(|error| Failure::Host(format!("cannot start the kernel's thread: {error}")))?;
+    let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
     loop {
         match receiver.recv_timeout(WAIT_STEP) {
             Ok(code) => {
@@ -361,8 +372,11 @@ fn run_native(
                 return Ok(Ended::Exit(code.port_value()));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                if let Some(ended) = should_end() {
-                    return Ok(ended);
+                if interrupts.is_set() {
+                    return Ok(Ended::Interrupted);
+                }
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Ok(Ended::TimedOut);
                 }
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {

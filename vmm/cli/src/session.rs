@@ -113,11 +113,11 @@ impl Session {
     }
 
     /// Hands over KVM's side and the manager. From now on lines are dealt with.
-    pub fn attach(&self, second_level: Option<Arc<dyn SecondLevel>>, manager: Manager) {
-        if self.policy_delay.is_none() {
+    pub fn attach(&self, second_level: Option<Arc<dyn SecondLevel>>, manager: Option<Manager>) {
+        if let Some(manager) = manager.as_ref().filter(|_| self.policy_delay.is_none()) {
             manager.activate();
         }
-        let attached = Attached { second_level, manager: Mutex::new(Some(manager)) };
+        let attached = Attached { second_level, manager: Mutex::new(manager) };
         assert!(self.attached.set(attached).is_ok(), "a session is attached once");
     }
 

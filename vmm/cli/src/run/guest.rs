@@ -1,49 +1,182 @@
-//! The KVM side of a run.
+//! The guest of a run: from arguments to a machine, and from a machine's end to what it means.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use wideleaf_memory::{GuestRam, SecondLevel};
-use wideleaf_policies::GpaRange;
+use wideleaf_guest_image::IMAGE;
+use wideleaf_memory::capabilities::Capability;
+use wideleaf_memory::{BackingConfig, GuestRam, SecondLevel};
+use wideleaf_policies::{GpaRange, PageSize};
+use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
+use wideleaf_vmm::x86::cpuid::has_page_size;
+use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-use super::{Ended, RunSpec, native_layout};
+use super::{Console, Ended, RunSpec, Workload};
 use crate::failure::Failure;
+use crate::interrupts::Interrupts;
 use crate::session::Session;
 
-pub(crate) struct Prepared {
-    pub(crate) layout: Vec<GpaRange>,
-    pub(crate) machine: Option<Plan>,
+/// A guest whose arguments make sense on this host; nothing of it exists yet.
+pub(crate) struct GuestPlan {
+    config: VmConfig,
+    /// `ept`, `npt` or `shadow`.
+    pub(crate) paging: &'static str,
 }
 
-pub(crate) struct Plan;
-pub(crate) struct Running;
-
-impl Prepared {
-    pub(crate) fn paging_name(&self) -> &'static str {
-        "none"
-    }
+/// A guest that runs.
+pub(crate) struct RunningGuest {
+    machine: Machine,
 }
 
-pub(crate) fn prepare(spec: &RunSpec) -> Result<Prepared, Failure> {
-    Ok(Prepared { layout: native_layout(spec.memory)?, machine: None })
-}
-
-impl Plan {
-    pub(crate) fn start(self, _: &RunSpec, _: Arc<GuestRam>, _: &Arc<Session>) -> Result<Running, Failure> {
-        unreachable!()
-    }
-}
-impl Running {
-    pub(crate) fn second_level(&self) -> Arc<dyn SecondLevel> {
-        unreachable!()
-    }
-    pub(crate) fn wait(self, _: &dyn Fn() -> Option<Ended>) -> Ended {
-        unreachable!()
-    }
-}
-
+/// Why there can be no guest here, if so.
 pub fn why_no_kvm() -> Option<String> {
-    Some("not yet".into())
+    KvmSystem::open().err().map(|error| error.to_string())
 }
+
+/// What the second level is made of here.
+///
+/// # Errors
+/// [`Failure::Host`] where it can not be told.
 pub fn paging_name() -> Result<&'static str, Failure> {
-    Ok("none")
+    detect_paging(Path::new("/sys")).map(|paging| paging.name()).map_err(|error| Failure::Host(error.to_string()))
+}
+
+/// KVM's part of the doctor's table.
+pub fn capabilities() -> Vec<Capability> {
+    let row = |name, without, found: Result<String, String>| Capability {
+        name,
+        is_available: found.is_ok(),
+        detail: found.unwrap_or_else(|why| why),
+        without,
+    };
+    let system = KvmSystem::open().map_err(|error| error.to_string());
+    let on_system = |ask: &dyn Fn(&KvmSystem) -> Result<String, String>| match &system {
+        Ok(system) => ask(system),
+        Err(_) => Err("there is no usable KVM".to_owned()),
+    };
+    let paging = paging_name().map_err(|error| error.to_string());
+    vec![
+        row(
+            "kvm",
+            "`run` and `demo` only natively (--native); the labs have a KVM in software",
+            system.as_ref().map(|kvm| format!("/dev/kvm, {} memslots", kvm.memslots_max())).map_err(Clone::clone),
+        ),
+        row(
+            "two_dimensional",
+            "mapping sizes are real, speeds are no EPT/NPT result",
+            on_system(&|_| match paging.clone()? {
+                "shadow" => Err("KVM shadows the guest's page tables".into()),
+                name => Ok(name.to_owned()),
+            }),
+        ),
+        row(
+            "kvm_stats",
+            "no mapping counters: promotion is checked on the host's side only",
+            on_system(&|kvm| {
+                kvm.has_binary_stats().then(|| "KVM_GET_STATS_FD".into()).ok_or("needs Linux 5.14".into())
+            }),
+        ),
+        row(
+            "whole_nx_huge_pages",
+            "KVM breaks huge pages that the guest executes (iTLB multihit); data are not affected",
+            nx_huge_pages(Path::new("/sys")),
+        ),
+    ]
+}
+
+/// Documentation/admin-guide/hw-vuln/multihit.rst.
+fn nx_huge_pages(sys: &Path) -> Result<String, String> {
+    let path = sys.join("module/kvm/parameters/nx_huge_pages");
+    match std::fs::read_to_string(&path).map(|text| text.trim().to_owned()) {
+        Ok(off) if off == "N" || off == "never" => Ok(format!("nx_huge_pages={off}")),
+        Ok(on) => Err(format!("nx_huge_pages={on}")),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Checks everything about the guest that needs no memory.
+pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
+    let image = match &spec.workload {
+        Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
+        Workload::Image(path) => ImageSource::File(path.clone()),
+    };
+    let mut options = VmOptions::new(image, backing);
+    options.memory = spec.memory;
+    options.vcpus = u32::from(spec.vcpus);
+    options.guest_page = spec.guest_page;
+    options.cmdline = spec.guest_cmdline();
+    options.initrd = spec.initrd.clone();
+    let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
+    let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
+    KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
+    Ok(GuestPlan { config, paging: paging_name()? })
+}
+
+impl GuestPlan {
+    pub(crate) fn layout(&self) -> Vec<GpaRange> {
+        self.config.ram_layout()
+    }
+
+    /// Builds the guest in `ram` and lets it run; its lines go to `session`, others to standard error.
+    pub(crate) fn start(
+        &self,
+        ram: Arc<GuestRam>,
+        session: &Arc<Session>,
+        console: Console,
+    ) -> Result<RunningGuest, Failure> {
+        let lines = session.clone();
+        let sink = move |line: &[u8]| {
+            let line = String::from_utf8_lossy(line);
+            let is_ours = lines.on_line(&line);
+            match console {
+                Console::All => eprintln!("{line}"),
+                Console::Others if !is_ours => eprintln!("{line}"),
+                Console::Others | Console::Nothing => {}
+            }
+        };
+        let machine = Machine::start(&self.config, ram, Box::new(sink)).map_err(from_boot_error)?;
+        tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
+        Ok(RunningGuest { machine })
+    }
+}
+
+fn from_boot_error(error: wideleaf_vmm::boot::BootError) -> Failure {
+    use wideleaf_vmm::boot::BootError;
+    let text = error.to_string();
+    match error {
+        BootError::Kvm(_) | BootError::Memory(_) | BootError::Thread { .. } | BootError::Event(_) => {
+            Failure::Host(text)
+        }
+        _ => Failure::Input(text),
+    }
+}
+
+impl RunningGuest {
+    pub(crate) fn second_level(&self) -> Arc<dyn SecondLevel> {
+        self.machine.second_level()
+    }
+
+    /// Waits for the guest's end, or ends it when the time is up or somebody interrupts. No vCPU runs afterwards.
+    pub(crate) fn wait(self, timeout: Option<Duration>, interrupts: &Interrupts) -> Ended {
+        match self.machine.wait(WaitLimits { timeout, stop: Some(interrupts.flag()) }) {
+            GuestExit::ExitPort(code) => Ended::Exit(u8::try_from(code).unwrap_or(u8::MAX)),
+            GuestExit::Reset | GuestExit::PowerOff => Ended::Exit(0),
+            GuestExit::Stopped => Ended::Interrupted,
+            GuestExit::TimedOut => Ended::TimedOut,
+            crash => Ended::Crashed(crash.to_string()),
+        }
+    }
+
+    /// The machine, for a caller that looks at the guest while it runs.
+    pub(crate) fn into_machine(self) -> Machine {
+        self.machine
+    }
+}
+
+/// Page sizes a guest may use for its own tables on this host.
+pub(crate) fn guest_pages() -> Vec<PageSize> {
+    let cpuid = KvmSystem::open().and_then(|kvm| kvm.supported_cpuid());
+    let has = |size| cpuid.as_ref().is_ok_and(|cpuid| has_page_size(cpuid, size));
+    PageSize::ALL.into_iter().filter(|size| has(*size)).collect()
 }

@@ -1,0 +1,32 @@
+# Two commands do everything on a fresh machine (Debian or alike, Rust installed):
+#   make demo   builds wideleaf and shows what live promotion does
+#   make test   checks formatting, lints, documentation and all tests
+# The others: make lab (both labs' tables), make bench, make build.
+
+BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
+
+.PHONY: build demo test lab bench tools
+
+build:
+	cargo build --release --locked -p wideleaf
+
+demo: build
+	@$(BIN) demo
+
+# What the tests run beside Rust. As root it is installed, else it is named.
+tools:
+	@guest-tests/install-tools
+
+test: tools
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	cargo test --workspace --locked
+
+# The tables of both labs, from our own binary: real two-dimensional paging in software. Function only.
+lab: build
+	guest-tests/lab/lab npt --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
+	guest-tests/lab/lab ept --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
+
+bench: build
+	cargo bench --locked -p wideleaf-benches

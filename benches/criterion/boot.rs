@@ -1,0 +1,91 @@
+//! From exec to the guest's first byte on its serial port, against QEMU's microvm with the same image and the same
+//! RAM, neither prefaulted. Not a criterion bench: the two take turns, so that a machine that changes its speed
+//! changes it for both, and the median of the pairwise ratios is what counts.
+//!
+//! `cargo bench -p wideleaf-benches --bench boot`
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 31;
+const MEMORY: &str = "512M";
+const CMDLINE: &str = "kernel=gups log2_words=10";
+
+/// Time from spawn to the first byte on the pipe that `first_byte_of` takes; the process is then killed.
+fn first_byte(mut command: Command, on_stderr: bool) -> Duration {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if on_stderr { command.stderr(Stdio::piped()) } else { command.stdout(Stdio::piped()) };
+    let began = Instant::now();
+    let mut child = command.spawn().expect("it was found a moment ago");
+    let mut byte = [0];
+    let pipe: &mut dyn Read =
+        if on_stderr { child.stderr.as_mut().expect("piped") } else { child.stdout.as_mut().expect("piped") };
+    pipe.read_exact(&mut byte).expect("the guest prints a line before it ends");
+    let took = began.elapsed();
+    let _ = child.kill();
+    let _ = child.wait();
+    took
+}
+
+fn wideleaf(program: &Path, image: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg("run").arg(image).args(["--memory", MEMORY, "--cmdline", CMDLINE, "--policy", "never", "--console"]);
+    command
+}
+
+fn qemu(image: &Path) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command
+        .args(["-M", "microvm", "-accel", "kvm", "-cpu", "host", "-m", MEMORY, "-nodefaults", "-no-user-config"])
+        .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", CMDLINE, "-kernel"])
+        .arg(image);
+    command
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    // `cargo test --benches` runs this too; it measures only when asked to.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    let skip = |why: &str| println!("boot: skipped: {why}");
+    if std::fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        return skip("there is no usable /dev/kvm");
+    }
+    if Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return skip("qemu-system-x86_64 is not installed");
+    }
+    let Some(program) = find_wideleaf() else {
+        return skip("the wideleaf program is not built: cargo build --release -p wideleaf");
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let image = folder.path().join("guest.elf");
+    wideleaf_guest_image::write_to(&image).expect("a file");
+
+    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (a, b) = (first_byte(wideleaf(&program, &image), true), first_byte(qemu(&image), false));
+        ours.push(a.as_secs_f64() * 1e3);
+        theirs.push(b.as_secs_f64() * 1e3);
+        ratios.push(b.as_secs_f64() / a.as_secs_f64());
+    }
+    let (ours, theirs) = (median(&mut ours), median(&mut theirs));
+    let ratio = median(&mut ratios);
+    println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {ROUNDS} alternating rounds");
+    println!("boot: wideleaf {ours:.2} ms, qemu microvm {theirs:.2} ms, qemu : wideleaf {ratio:.2}");
+    println!("boot: ratio from {:.2} to {:.2}", ratios[0], ratios[ROUNDS - 1]);
+}
+
+/// The release build of the program, beside this bench's own target folder.
+fn find_wideleaf() -> Option<std::path::PathBuf> {
+    let bench = std::env::current_exe().ok()?;
+    let program = bench.parent()?.parent()?.join("wideleaf");
+    program.exists().then_some(program)
+}

@@ -1,0 +1,158 @@
+//! The serial line, and the ends that the program can come to.
+
+#![expect(unsafe_code, reason = "boot.s sends a vCPU here by name after an exception")]
+
+use core::fmt::{self, Write as _};
+use core::hint::spin_loop;
+use core::panic::PanicInfo;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use wideleaf_kernels::text::FixedText;
+use wideleaf_protocol::{Entry, ExitCode, Message, port};
+
+use crate::machine::{self, entry, in8, out8, out16};
+
+/// Bytes that a 16550 takes at once when its line status says that the transmitter is empty. QEMU drops what comes while its
+/// reader is slow, so after a PVH start the status is read once for that many bytes.
+const FIFO_BYTES: u32 = 16;
+/// Bit of the line status: the transmitter can take bytes. Also set where nothing answers (0xff).
+const TRANSMITTER_EMPTY: u8 = 0x20;
+/// Most reads of the line status before a byte is written anyhow: some seconds, then a line lost is better than silence.
+const STATUS_READS_MAX: u32 = 1 << 20;
+/// Most turns that a dying vCPU waits for another's line to end.
+const LOCK_TURNS_MAX: u32 = 1 << 24;
+
+static IS_LOCKED: AtomicBool = AtomicBool::new(false);
+static BYTES_IN_FIFO: AtomicU32 = AtomicU32::new(0);
+/// Set when the program has begun to die: no ordinary line follows.
+static IS_DYING: AtomicBool = AtomicBool::new(false);
+
+/// Switches the FIFO on. Only after a PVH start; a direct start has a line that always takes a byte.
+pub fn init() {
+    const FIFO_CONTROL: u16 = port::SERIAL + 2;
+    const FIFO_ENABLE_AND_CLEAR: u8 = 0x07;
+    if entry() == Entry::Pvh {
+        out8(FIFO_CONTROL, FIFO_ENABLE_AND_CLEAR);
+    }
+}
+
+/// Prints one line of ours.
+pub fn emit(message: &Message<'_>) {
+    note(format_args!("{message}"));
+}
+
+/// Prints a line that is not one of ours, for whoever reads the console.
+pub fn note(text: fmt::Arguments<'_>) {
+    while IS_LOCKED.swap(true, Ordering::Acquire) || IS_DYING.load(Ordering::Relaxed) {
+        spin_loop();
+    }
+    print(format_args!("{text}\n"));
+    IS_LOCKED.store(false, Ordering::Release);
+}
+
+/// Ends the program with a panic line that says why, and this exit code.
+pub fn fail(code: ExitCode, reason: fmt::Arguments<'_>) -> ! {
+    if IS_DYING.swap(true, Ordering::Relaxed) {
+        // Another vCPU is dying already, or this one failed while it did. Its own line may never end: only the exit counts.
+        exit(code);
+    }
+    let mut turns = 0;
+    while IS_LOCKED.swap(true, Ordering::Acquire) && turns < LOCK_TURNS_MAX {
+        turns += 1;
+        spin_loop();
+    }
+    if turns == LOCK_TURNS_MAX {
+        // In the middle of somebody's line.
+        print(format_args!("\n"));
+    }
+    let text = FixedText::new(reason);
+    print(format_args!("{}\n", Message::Panic { message: text.as_str() }));
+    print(format_args!("{}\n", Message::Exit { code }));
+    exit(code)
+}
+
+/// Ends the program: the exit port, then a power-off, then nothing, as often as somebody lets it.
+pub fn exit(code: ExitCode) -> ! {
+    out8(port::EXIT, code.port_value());
+    out16(port::ACPI_PM1A_CONTROL, port::ACPI_POWER_OFF);
+    loop {
+        spin_loop();
+    }
+}
+
+/// Tells what exception ended the program. Ring 0 has noted it and sent this vCPU here, on a stack of its own.
+#[unsafe(no_mangle)]
+extern "C" fn exception_main() -> ! {
+    let read = |value: &core::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+    let vector = read(&machine::exception_vector);
+    fail(
+        ExitCode::Exception,
+        format_args!(
+            "exception {vector} ({}), error code {:#x}, rip {:#x}, rsp {:#x}, cr2 {:#x}",
+            exception_name(vector),
+            read(&machine::exception_error),
+            read(&machine::exception_rip),
+            read(&machine::exception_rsp),
+            read(&machine::exception_cr2),
+        ),
+    )
+}
+
+const fn exception_name(vector: u64) -> &'static str {
+    match vector {
+        0 => "divide error",
+        1 => "debug",
+        2 => "non-maskable interrupt",
+        3 => "breakpoint",
+        6 => "invalid opcode",
+        7 => "no floating point",
+        8 => "double fault",
+        10 => "invalid task segment",
+        11 => "segment not present",
+        12 => "stack fault",
+        13 => "general protection",
+        14 => "page fault",
+        16 => "x87 floating point",
+        17 => "alignment check",
+        18 => "machine check",
+        19 => "SIMD floating point",
+        _ => "unknown",
+    }
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    match info.location() {
+        Some(location) => {
+            fail(ExitCode::Panic, format_args!("{} ({}:{})", info.message(), location.file(), location.line()))
+        }
+        None => fail(ExitCode::Panic, format_args!("{}", info.message())),
+    }
+}
+
+/// Prints without looking at the lock.
+fn print(text: fmt::Arguments<'_>) {
+    // Our `write_str` never fails, and no Display of ours does.
+    let _ = Serial.write_fmt(text);
+}
+
+struct Serial;
+
+impl fmt::Write for Serial {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.bytes().for_each(put);
+        Ok(())
+    }
+}
+
+fn put(byte: u8) {
+    if entry() == Entry::Pvh {
+        let waiting = BYTES_IN_FIFO.load(Ordering::Relaxed);
+        if waiting == 0 {
+            let is_empty = |_: &u32| in8(port::SERIAL_LINE_STATUS) & TRANSMITTER_EMPTY != 0;
+            let _ = (0..STATUS_READS_MAX).find(is_empty);
+        }
+        BYTES_IN_FIFO.store((waiting + 1) % FIFO_BYTES, Ordering::Relaxed);
+    }
+    out8(port::SERIAL, byte);
+}

@@ -1,0 +1,364 @@
+//! From a configuration to a runnable VM, in numbered steps.
+//!
+//! ```text
+//!   1  read the image and say what it is      errors about it come before KVM is touched
+//!   2  open KVM, ask what the CPU can do
+//!   3  create the VM with its memslots        before any interrupt controller: 16 times faster
+//!   4  interrupt controllers and timer        not for the direct entry, whose guests have no interrupts
+//!   5  image, tables and boot data into RAM   see [`load`]
+//!   6  vCPUs with CPUID and registers
+//!   7  devices
+//! ```
+//!
+//! The way to the guest's first byte is short on purpose; [`SetupTimes`] says where it went.
+
+pub mod image;
+pub mod load;
+
+use std::borrow::Cow;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use wideleaf_memory::{GuestRam, Paging};
+use wideleaf_policies::{Bytes, Gpa, PageSize};
+use wideleaf_protocol::port;
+
+use crate::config::{ImageSource, VmConfig};
+use crate::devices::bus::Bus;
+use crate::devices::exit_port::{ExitPort, FaultPort};
+use crate::devices::legacy::{CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, PowerManagement};
+use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort, SerialSink};
+use crate::kvm::guest_memory::GuestMemoryError;
+use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm, detect_paging};
+use crate::x86::{acpi, cpuid, fault_report, layout, registers};
+use image::{Image, ImageError};
+use load::Loaded;
+
+/// Why a VM could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The image (or initrd) is not there.
+    #[error("{what} {} does not exist", path.display())]
+    Missing {
+        /// "image" or "initrd".
+        what: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The image (or initrd) cannot be read.
+    #[error("cannot read {what} {}: {source}", path.display())]
+    Unreadable {
+        /// "image" or "initrd".
+        what: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The image cannot be booted.
+    #[error("image {image} {source}")]
+    Image {
+        /// Which.
+        image: ImageSource,
+        /// Why.
+        source: ImageError,
+    },
+    /// The initrd does not fit.
+    #[error("initrd {} has {bytes}, between the image and {limit} there is room for {room}: use more --memory", path.display())]
+    InitrdTooLarge {
+        /// Which file.
+        path: PathBuf,
+        /// Its size.
+        bytes: Bytes,
+        /// What there is.
+        room: Bytes,
+        /// Where the room ends.
+        limit: Gpa,
+    },
+    /// An initrd for a guest that takes none.
+    #[error("a directly started image takes no initrd: leave --initrd out")]
+    InitrdForDirect,
+    /// The page tables do not fit.
+    #[error(
+        "image and {page} page tables need memory up to {end}, guest RAM below the hole ends at {ram_end}: use more \
+         --memory or larger guest pages"
+    )]
+    NoRoomForTables {
+        /// Size of the guest's pages.
+        page: PageSize,
+        /// Where they would end.
+        end: Gpa,
+        /// Where RAM ends.
+        ram_end: Gpa,
+    },
+    /// The RAM is not the one the configuration describes.
+    #[error("guest RAM has {ram}, the configuration says {config}")]
+    OtherRam {
+        /// What was given.
+        ram: Bytes,
+        /// What was expected.
+        config: Bytes,
+    },
+    /// The guest's physical addresses are too short.
+    #[error("RAM ends at {end}, this host's guests have {bits} bits of physical address ({max})")]
+    AddressesTooShort {
+        /// Where RAM ends.
+        end: Gpa,
+        /// What the CPU has.
+        bits: u32,
+        /// How much that is.
+        max: Bytes,
+    },
+    /// The guest's CPU lacks the page size.
+    #[error("this host gives its guests no {page} pages: use --guest-page 2m")]
+    NoSuchGuestPage {
+        /// Which.
+        page: PageSize,
+    },
+    /// KVM refused.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// RAM could not be shown to the loader.
+    #[error(transparent)]
+    Memory(#[from] GuestMemoryError),
+    /// Something of ours did not get into RAM.
+    #[error("cannot write {what} into guest RAM: {source}")]
+    Write {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A thread could not be made.
+    #[error("cannot start the thread of vcpu {vcpu}: {source}")]
+    Thread {
+        /// Whose.
+        vcpu: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// An interrupt's event could not be made.
+    #[error("cannot create the serial port's interrupt: {0}")]
+    Event(io::Error),
+    /// The CPUID leaves do not fit KVM's table.
+    #[error("cannot describe the CPU: {0:?}")]
+    Cpuid(vmm_sys_util::fam::Error),
+}
+
+/// How long each step of the way took.
+#[derive(Clone, Debug, Default)]
+pub struct SetupTimes {
+    /// Name and duration, in order.
+    pub steps: Vec<(&'static str, Duration)>,
+}
+
+impl SetupTimes {
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        self.steps.iter().map(|(_, time)| *time).sum()
+    }
+}
+
+pub(crate) struct Stopwatch {
+    lap_start: Instant,
+    times: SetupTimes,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch { lap_start: Instant::now(), times: SetupTimes::default() }
+    }
+
+    pub(crate) fn lap(&mut self, step: &'static str) {
+        let now = Instant::now();
+        let time = now - self.lap_start;
+        tracing::debug!(step, us = time.as_micros() as u64, "setup");
+        self.times.steps.push((step, time));
+        self.lap_start = now;
+    }
+
+    pub(crate) fn stop(self) -> SetupTimes {
+        self.times
+    }
+}
+
+/// A VM whose vCPUs only need threads.
+pub(crate) struct Prepared {
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) vcpus: Vec<Vcpu>,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) bus: Arc<Bus>,
+    pub(crate) serial: SerialPort,
+    pub(crate) paging: Paging,
+    pub(crate) entry_name: &'static str,
+    pub(crate) tsc_hz: Option<u64>,
+}
+
+/// All steps.
+pub(crate) fn prepare(
+    config: &VmConfig,
+    ram: Arc<GuestRam>,
+    sink: SerialSink,
+    watch: &mut Stopwatch,
+) -> Result<Prepared, BootError> {
+    // 1. The image.
+    let bytes = read_image(config.image())?;
+    let image = image::identify(&bytes, config.entry())
+        .map_err(|source| BootError::Image { image: config.image().clone(), source })?;
+    let is_direct = matches!(image, Image::Direct { .. });
+    if is_direct && config.initrd().is_some() {
+        return Err(BootError::InitrdForDirect);
+    }
+    watch.lap("image");
+
+    // 2. KVM and the CPU.
+    let system = KvmSystem::open()?;
+    let supported = system.supported_cpuid()?;
+    check_cpu(config, &supported, is_direct)?;
+    check_ram(config, &ram)?;
+    let paging = detect_paging(Path::new("/sys")).unwrap_or_else(|error| {
+        tracing::warn!(%error, "taking the second level for shadow paging");
+        Paging::Shadow
+    });
+    watch.lap("kvm");
+
+    // 3. The VM.
+    let memory = Arc::new(GuestMemory::new(Arc::clone(&ram))?);
+    let vm = Vm::create(&system, ram, config.slot_bytes())?;
+    watch.lap("vm");
+
+    // 4. Interrupts.
+    let interrupt = if is_direct { SerialInterrupt::None } else { create_interrupts(&vm)? };
+    watch.lap("interrupts");
+
+    // 5. Guest memory, except what needs a vCPU's answer.
+    let mut loaded = load::load(config, &bytes, &image, &memory)?;
+    watch.lap("load");
+
+    // 6. vCPUs.
+    let mut vcpus = Vec::with_capacity(config.vcpus() as usize);
+    for index in 0..config.vcpus() {
+        vcpus.push(vm.create_vcpu(index)?);
+    }
+    watch.lap("vcpus");
+    // A host whose counter is not stable gives no frequency; the guest then has to live without.
+    let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0);
+    let tsc_hz = tsc_khz.map(|khz| u64::from(khz) * 1000);
+    load::write_boot_data(config, &memory, &mut loaded, tsc_hz)?;
+    for vcpu in &vcpus {
+        let tsc_khz = tsc_khz.filter(|_| is_direct);
+        let cpuid = cpuid::for_vcpu(&supported, vcpu.index(), config.vcpus(), tsc_khz).map_err(BootError::Cpuid)?;
+        vcpu.set_cpuid(&cpuid)?;
+        set_registers(vcpu, &loaded)?;
+    }
+    watch.lap("registers");
+
+    // 7. Devices.
+    let serial = SerialPort::new(interrupt, sink);
+    let bus = Arc::new(create_bus(&serial, is_direct));
+    watch.lap("devices");
+    Ok(Prepared { vm, vcpus, memory, bus, serial, paging, entry_name: image.name(), tsc_hz })
+}
+
+fn read_image(source: &ImageSource) -> Result<Cow<'_, [u8]>, BootError> {
+    match source {
+        ImageSource::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
+        ImageSource::File(path) => {
+            std::fs::read(path).map(Cow::Owned).map_err(|source| file_error("image", path, source))
+        }
+    }
+}
+
+pub(crate) fn file_error(what: &'static str, path: &Path, source: io::Error) -> BootError {
+    match source.kind() {
+        io::ErrorKind::NotFound => BootError::Missing { what, path: path.to_owned() },
+        _ => BootError::Unreadable { what, path: path.to_owned(), source },
+    }
+}
+
+fn check_cpu(config: &VmConfig, supported: &CpuId, is_direct: bool) -> Result<(), BootError> {
+    let bits = cpuid::physical_address_bits(supported);
+    let end = config.ram_layout().last().map(|range| range.end()).unwrap_or_default();
+    if bits < 64 && end.get() > 1 << bits {
+        return Err(BootError::AddressesTooShort { end, bits, max: Bytes::new(1 << bits) });
+    }
+    if is_direct && !cpuid::has_page_size(supported, config.guest_page()) {
+        return Err(BootError::NoSuchGuestPage { page: config.guest_page() });
+    }
+    Ok(())
+}
+
+fn check_ram(config: &VmConfig, ram: &GuestRam) -> Result<(), BootError> {
+    let is_as_configured = ram.ranges().iter().map(|range| range.gpa).eq(config.ram_layout());
+    if is_as_configured { Ok(()) } else { Err(BootError::OtherRam { ram: ram.bytes(), config: config.memory() }) }
+}
+
+fn create_interrupts(vm: &Vm) -> Result<SerialInterrupt, BootError> {
+    vm.set_identity_map_and_tss(layout::KVM_IDENTITY_MAP, layout::KVM_TSS)?;
+    vm.create_irqchip()?;
+    vm.create_pit()?;
+    let event = EventFd::new(EFD_NONBLOCK).map_err(BootError::Event)?;
+    vm.register_irqfd(&event, SERIAL_GSI)?;
+    Ok(SerialInterrupt::Event(event))
+}
+
+fn set_registers(vcpu: &Vcpu, loaded: &Loaded) -> Result<(), KvmError> {
+    let index = vcpu.index();
+    let new = vcpu.sregs()?;
+    let (system, general) = match *loaded {
+        Loaded::Direct { entry, tables, .. } => {
+            (registers::direct_system(new, tables.root, index), registers::direct(entry, layout::DIRECT_BOOT, index))
+        }
+        // The others wait for the first one's startup interrupt, as on every PC.
+        Loaded::Pvh { .. } | Loaded::Linux64 { .. } if index > 0 => return Ok(()),
+        Loaded::Pvh { entry } => (registers::pvh_system(new), registers::pvh(entry, layout::START_INFO)),
+        Loaded::Linux64 { entry, tables } => {
+            (registers::linux64_system(new, tables.root), registers::linux64(entry, layout::ZERO_PAGE))
+        }
+    };
+    vcpu.set_sregs(&system)?;
+    vcpu.set_regs(&general)?;
+    vcpu.set_fpu(&registers::fpu())?;
+    if !matches!(loaded, Loaded::Direct { .. }) {
+        set_firmware_msrs(vcpu)?;
+    }
+    Ok(())
+}
+
+/// What firmware would have set: fast string operations, and write-back memory by default (SDM vol. 4, IA32_MISC_ENABLE;
+/// vol. 3, 11.11.2.1).
+fn set_firmware_msrs(vcpu: &Vcpu) -> Result<(), KvmError> {
+    const IA32_MISC_ENABLE: u32 = 0x1a0;
+    const FAST_STRINGS: u64 = 1;
+    const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
+    const ENABLED_WRITE_BACK: u64 = 1 << 11 | 6;
+    let entries = [(IA32_MISC_ENABLE, FAST_STRINGS), (IA32_MTRR_DEF_TYPE, ENABLED_WRITE_BACK)]
+        .map(|(index, data)| kvm_msr_entry { index, data, ..Default::default() });
+    if let Ok(msrs) = Msrs::from_entries(&entries) {
+        let taken = vcpu.set_msrs(&msrs)?;
+        if taken < entries.len() {
+            // Both only speed things up; a KVM that knows neither still boots.
+            tracing::debug!(taken, "KVM did not take all firmware MSRs");
+        }
+    }
+    Ok(())
+}
+
+fn create_bus(serial: &SerialPort, is_direct: bool) -> Bus {
+    const SERIAL_PORTS: u16 = 8;
+    let mut bus = Bus::new();
+    bus.insert(port::SERIAL..=port::SERIAL + (SERIAL_PORTS - 1), Box::new(serial.clone()));
+    bus.insert(port::EXIT..=port::EXIT, Box::new(ExitPort));
+    bus.insert(acpi::POWER_PORTS..=acpi::POWER_PORTS_LAST, Box::new(PowerManagement));
+    if is_direct {
+        bus.insert(fault_report::PORT..=fault_report::PORT, Box::new(FaultPort));
+    } else {
+        bus.insert(KEYBOARD_PORTS, Box::new(KeyboardController));
+        bus.insert(CLOCK_PORTS, Box::new(ClockMemory));
+    }
+    bus
+}

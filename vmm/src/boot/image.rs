@@ -1,0 +1,569 @@
+//! Which image this is, and what it needs: everything that can be said before a byte of it is in guest memory.
+
+use std::ops::Range;
+
+use linux_loader::loader::bootparam::setup_header;
+use vm_memory::ByteValued;
+use wideleaf_policies::{Bytes, Gpa, GpaRange};
+use wideleaf_protocol::elf_note::{
+    DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, direct_entry, notes, pvh_entry,
+};
+
+use crate::config::EntryChoice;
+use crate::x86::layout::IMAGE_START_MIN;
+
+/// An image that is understood.
+#[derive(Clone, Debug)]
+pub enum Image {
+    /// An ELF file with a wideleaf note: 64-bit ring 3, no boot code.
+    Direct {
+        /// Where every vCPU starts.
+        entry: u64,
+        /// What is loaded where.
+        segments: Vec<Segment>,
+    },
+    /// An ELF file with a PVH note: 32 bits, unpaged. Linux's `vmlinux`, and our image.
+    Pvh {
+        /// Where the first vCPU starts.
+        entry: u32,
+        /// What is loaded where.
+        segments: Vec<Segment>,
+    },
+    /// Linux's bzImage.
+    BzImage {
+        /// Its header; boxed because it is large.
+        header: Box<setup_header>,
+        /// Bytes of the file in front of the part that is loaded.
+        setup_bytes: usize,
+    },
+}
+
+impl Image {
+    /// The name in reports.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Image::Direct { .. } => "direct",
+            Image::Pvh { .. } => "pvh",
+            Image::BzImage { .. } => "bzimage",
+        }
+    }
+}
+
+/// A part of an ELF file that is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its bytes in the file.
+    pub file: Range<usize>,
+    /// Its place in guest memory, with the part that is zero.
+    pub memory: GpaRange,
+}
+
+/// Why an image cannot be booted. One line each, to follow "image PATH".
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// No bytes.
+    #[error("is empty")]
+    Empty,
+    /// Not a format we boot.
+    #[error("is neither an ELF file nor a bzImage: it looks like {looks_like}")]
+    Unknown {
+        /// What its first bytes say.
+        looks_like: &'static str,
+    },
+    /// It ends early.
+    #[error("is truncated: {what} ends at byte {needs}, the file has {has}")]
+    Truncated {
+        /// Which part.
+        what: &'static str,
+        /// Where that part ends.
+        needs: u64,
+        /// How much there is.
+        has: usize,
+    },
+    /// ELF, and not for a 64-bit CPU.
+    #[error("is a 32-bit ELF file: build it for x86_64")]
+    Elf32,
+    /// ELF, and for another CPU.
+    #[error("is an ELF file for {machine}: build it for x86_64")]
+    WrongMachine {
+        /// Which.
+        machine: &'static str,
+    },
+    /// ELF with header fields nobody writes.
+    #[error("is a malformed ELF file: {0}")]
+    MalformedElf(&'static str),
+    /// ELF without an entry we know.
+    #[error(
+        "is an ELF file without a {wanted} note: an ordinary program cannot be booted; for Linux use the bzImage, or \
+         build with CONFIG_PVH=y"
+    )]
+    NoEntryNote {
+        /// Which notes would do.
+        wanted: &'static str,
+    },
+    /// Our note, of another time.
+    #[error("has a wideleaf note of version {found}, this VMM knows {DIRECT_NOTE_VERSION}: rebuild the image")]
+    DirectNoteVersion {
+        /// Which.
+        found: u32,
+    },
+    /// Nothing to load.
+    #[error("has nothing to load: no PT_LOAD segment")]
+    NothingToLoad,
+    /// A segment where the VMM's own tables are.
+    #[error("wants to be loaded at {start}, below {IMAGE_START_MIN} where the VMM keeps its tables: link it higher")]
+    TooLow {
+        /// Where.
+        start: Gpa,
+    },
+    /// A segment outside RAM.
+    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: use at least {} of --memory", Bytes::new(end.get()))]
+    BeyondRam {
+        /// Where the image ends.
+        end: Gpa,
+        /// Where RAM ends.
+        ram_end: Gpa,
+    },
+    /// A segment in the hole below 4 GiB.
+    #[error("wants to be loaded at {start}..{end}, where there is no RAM: the hole is 3 to 4 GiB")]
+    InHole {
+        /// Where.
+        start: Gpa,
+        /// First address behind.
+        end: Gpa,
+    },
+    /// Two segments at one place.
+    #[error("has segments that overlap: {first} and {second}")]
+    Overlap {
+        /// Start of one.
+        first: Gpa,
+        /// Start of the other.
+        second: Gpa,
+    },
+    /// The entry is not in the image.
+    #[error("starts at {entry:#x}, which no segment covers")]
+    EntryOutside {
+        /// Where.
+        entry: u64,
+    },
+    /// A kernel of another time.
+    #[error("is a bzImage of boot protocol {}.{:02}: Linux has had the 64-bit entry since 2.12 (Linux 3.8)", version >> 8, version & 0xff)]
+    OldBzImage {
+        /// Its version.
+        version: u16,
+    },
+    /// A kernel for another mode.
+    #[error("is a 32-bit bzImage: build it with CONFIG_64BIT=y")]
+    BzImage32,
+}
+
+/// Where a bzImage's header begins, and the word that tells it is one (Linux, Documentation/arch/x86/boot.rst).
+const HEADER_AT: usize = 0x1f1;
+const HEADER_MAGIC_AT: usize = 0x202;
+const HEADER_MAGIC: &[u8] = b"HdrS";
+/// The first protocol with a 64-bit entry.
+const VERSION_64: u16 = 0x020c;
+/// `xloadflags`: the kernel has the 64-bit entry at 0x200.
+const XLF_KERNEL_64: u16 = 1;
+
+/// Says which image `bytes` are.
+///
+/// # Errors
+/// [`ImageError`].
+pub fn identify(bytes: &[u8], choice: EntryChoice) -> Result<Image, ImageError> {
+    if bytes.is_empty() {
+        return Err(ImageError::Empty);
+    }
+    if bytes.starts_with(b"\x7fELF") {
+        return identify_elf(bytes, choice);
+    }
+    if bytes.get(HEADER_MAGIC_AT..).is_some_and(|rest| rest.starts_with(HEADER_MAGIC)) {
+        return identify_bzimage(bytes);
+    }
+    Err(ImageError::Unknown { looks_like: looks_like(bytes) })
+}
+
+fn identify_bzimage(bytes: &[u8]) -> Result<Image, ImageError> {
+    let truncated = |what, needs: usize| ImageError::Truncated { what, needs: needs as u64, has: bytes.len() };
+    let mut header = setup_header::default();
+    let end = HEADER_AT + size_of::<setup_header>();
+    let raw = bytes.get(HEADER_AT..end).ok_or_else(|| truncated("the setup header", end))?;
+    header.as_mut_slice().copy_from_slice(raw);
+    let (version, flags) = (header.version, header.xloadflags);
+    if version < VERSION_64 {
+        return Err(ImageError::OldBzImage { version });
+    }
+    if flags & XLF_KERNEL_64 == 0 {
+        return Err(ImageError::BzImage32);
+    }
+    // Zero means four, for historical reasons; the boot sector comes on top.
+    let sectors = if header.setup_sects == 0 { 4 } else { usize::from(header.setup_sects) };
+    let setup_bytes = (sectors + 1) * 512;
+    let needs = setup_bytes + header.syssize as usize * 16;
+    if bytes.len() < needs || bytes.len() == setup_bytes {
+        return Err(truncated("the kernel", needs));
+    }
+    Ok(Image::BzImage { header: Box::new(header), setup_bytes })
+}
+
+fn identify_elf(bytes: &[u8], choice: EntryChoice) -> Result<Image, ImageError> {
+    let segments = parse_elf(bytes)?;
+    if choice == EntryChoice::Best
+        && let Some(note) =
+            notes(bytes).find(|note| note.owner == DIRECT_NOTE_OWNER.as_bytes() && note.kind == DIRECT_NOTE_TYPE)
+    {
+        let entry = direct_entry(bytes).map(|direct| direct.entry64).ok_or_else(|| {
+            let found = note.descriptor.first_chunk().map_or(0, |version| u32::from_le_bytes(*version));
+            ImageError::DirectNoteVersion { found }
+        })?;
+        check_entry(entry, &segments)?;
+        return Ok(Image::Direct { entry, segments });
+    }
+    let wanted = match choice {
+        EntryChoice::Best => "wideleaf or PVH (Xen, type 18)",
+        EntryChoice::Pvh => "PVH (Xen, type 18)",
+    };
+    let entry = pvh_entry(bytes).ok_or(ImageError::NoEntryNote { wanted })?;
+    check_entry(u64::from(entry), &segments)?;
+    Ok(Image::Pvh { entry, segments })
+}
+
+fn check_entry(entry: u64, segments: &[Segment]) -> Result<(), ImageError> {
+    let is_inside = segments.iter().any(|segment| segment.memory.contains(Gpa::new(entry)));
+    if is_inside { Ok(()) } else { Err(ImageError::EntryOutside { entry }) }
+}
+
+/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are ascending and disjoint.
+fn parse_elf(bytes: &[u8]) -> Result<Vec<Segment>, ImageError> {
+    const HEADER_BYTES: usize = 64;
+    const PROGRAM_HEADER_BYTES: usize = 56;
+    const CLASS_64: u8 = 2;
+    const LITTLE_ENDIAN: u8 = 1;
+    const MACHINE_X86_64: u16 = 62;
+    const PT_LOAD: u32 = 1;
+    let truncated = |what, needs: u64| ImageError::Truncated { what, needs, has: bytes.len() };
+
+    let (class, data) = match bytes.get(4..6) {
+        Some([class, data]) => (*class, *data),
+        _ => return Err(truncated("the ELF header", HEADER_BYTES as u64)),
+    };
+    if class != CLASS_64 {
+        return Err(ImageError::Elf32);
+    }
+    if data != LITTLE_ENDIAN {
+        return Err(ImageError::WrongMachine { machine: "a big-endian CPU" });
+    }
+    let header = bytes.get(..HEADER_BYTES).ok_or_else(|| truncated("the ELF header", HEADER_BYTES as u64))?;
+    let machine = u16_at(header, 18);
+    if machine != MACHINE_X86_64 {
+        return Err(ImageError::WrongMachine { machine: machine_name(machine) });
+    }
+    let table = u64_at(header, 32);
+    let (stride, count) = (u64::from(u16_at(header, 54)), u64::from(u16_at(header, 56)));
+    if count > 0 && stride < PROGRAM_HEADER_BYTES as u64 {
+        return Err(ImageError::MalformedElf("its program headers are too short"));
+    }
+
+    let mut segments = Vec::new();
+    for index in 0..count {
+        let end = table.saturating_add((index + 1) * stride);
+        let start = end.saturating_sub(stride);
+        let header = slice(bytes, start, PROGRAM_HEADER_BYTES as u64)
+            .ok_or_else(|| truncated("a program header", start.saturating_add(PROGRAM_HEADER_BYTES as u64)))?;
+        let (file_at, file_bytes, memory_bytes) = (u64_at(header, 8), u64_at(header, 32), u64_at(header, 40));
+        if u32_at(header, 0) != PT_LOAD || memory_bytes == 0 {
+            continue;
+        }
+        if file_bytes > memory_bytes {
+            return Err(ImageError::MalformedElf("a segment is longer in the file than in memory"));
+        }
+        slice(bytes, file_at, file_bytes).ok_or_else(|| truncated("a segment", file_at.saturating_add(file_bytes)))?;
+        let memory = GpaRange::new(Gpa::new(u64_at(header, 24)), Bytes::new(memory_bytes))
+            .ok_or(ImageError::MalformedElf("a segment ends past the last address"))?;
+        segments.push(Segment { file: file_at as usize..(file_at + file_bytes) as usize, memory });
+    }
+    if segments.is_empty() {
+        return Err(ImageError::NothingToLoad);
+    }
+    segments.sort_by_key(|segment| segment.memory.start());
+    for pair in segments.windows(2) {
+        if pair[0].memory.overlaps(pair[1].memory) {
+            return Err(ImageError::Overlap { first: pair[0].memory.start(), second: pair[1].memory.start() });
+        }
+    }
+    Ok(segments)
+}
+
+/// Whether every segment has RAM of its own, clear of the VMM's tables. Gives the first address behind the image.
+///
+/// # Errors
+/// [`ImageError::TooLow`], [`ImageError::BeyondRam`], [`ImageError::InHole`].
+pub fn check_placement(segments: &[Segment], ram: &[GpaRange]) -> Result<Gpa, ImageError> {
+    let ram_end = ram.iter().map(|range| range.end()).max().unwrap_or_default();
+    let mut image_end = Gpa::default();
+    for segment in segments {
+        let (start, end) = (segment.memory.start(), segment.memory.end());
+        if start < IMAGE_START_MIN {
+            return Err(ImageError::TooLow { start });
+        }
+        if end > ram_end {
+            return Err(ImageError::BeyondRam { end, ram_end });
+        }
+        if !ram.iter().any(|range| range.start() <= start && end <= range.end()) {
+            return Err(ImageError::InHole { start, end });
+        }
+        image_end = image_end.max(end);
+    }
+    Ok(image_end)
+}
+
+/// What a file that is no image is, by its first bytes.
+fn looks_like(bytes: &[u8]) -> &'static str {
+    const MAGICS: [(&[u8], &str); 14] = [
+        (b"\x1f\x8b", "a gzip file (unpack it; a kernel inside may be a vmlinux)"),
+        (b"\xfd7zXZ", "an xz file (unpack it)"),
+        (b"\x28\xb5\x2f\xfd", "a zstd file (unpack it)"),
+        (b"BZh", "a bzip2 file (unpack it)"),
+        (b"PK\x03\x04", "a zip file"),
+        (b"QFI\xfb", "a qcow2 disk: give the kernel inside"),
+        (b"070701", "a cpio archive: is this the initrd?"),
+        (b"!<arch>", "an archive or a .deb package: unpack it"),
+        (b"\xed\xab\xee\xdb", "an .rpm package: unpack it"),
+        (b"#!", "a script"),
+        (b"MZ", "an EFI program without a Linux boot header"),
+        (b"hsqs", "a squashfs image"),
+        (b"\xde\xc0\x17\x0b", "LLVM bitcode"),
+        (b"\xca\xfe\xba\xbe", "a Mach-O or Java file"),
+    ];
+    if let Some((_, name)) = MAGICS.into_iter().find(|(magic, _)| bytes.starts_with(magic)) {
+        return name;
+    }
+    if bytes.get(510..512) == Some(&[0x55, 0xaa]) {
+        return "a boot sector or a raw disk: give the kernel inside";
+    }
+    let sample = &bytes[..bytes.len().min(512)];
+    if sample.iter().all(|byte| *byte == 0) {
+        return "zeroes";
+    }
+    if std::str::from_utf8(sample).is_ok_and(|text| text.chars().all(|c| !c.is_control() || c.is_whitespace())) {
+        return "text";
+    }
+    "unknown data"
+}
+
+fn machine_name(machine: u16) -> &'static str {
+    match machine {
+        3 => "32-bit x86",
+        8 => "MIPS",
+        20 | 21 => "POWER",
+        22 => "s390",
+        40 => "32-bit ARM",
+        183 => "aarch64",
+        243 => "RISC-V",
+        258 => "LoongArch",
+        _ => "another CPU",
+    }
+}
+
+fn slice(bytes: &[u8], start: u64, length: u64) -> Option<&[u8]> {
+    let end = usize::try_from(start.checked_add(length)?).ok()?;
+    bytes.get(usize::try_from(start).ok()?..end)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::x86::layout::ram_ranges;
+    use wideleaf_policies::units::{gib, mib};
+
+    /// A note as the linker lays it out.
+    fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
+        let mut owner = owner.as_bytes().to_vec();
+        owner.push(0);
+        let mut bytes = Vec::new();
+        bytes.extend((owner.len() as u32).to_le_bytes());
+        bytes.extend((descriptor.len() as u32).to_le_bytes());
+        bytes.extend(kind.to_le_bytes());
+        owner.resize(owner.len().next_multiple_of(4), 0);
+        bytes.extend(owner);
+        bytes.extend(descriptor);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn direct_note(version: u32, entry: u64) -> Vec<u8> {
+        let descriptor = [&version.to_le_bytes()[..], &[0; 4], &entry.to_le_bytes()].concat();
+        note("wideleaf", 1, &descriptor)
+    }
+
+    fn pvh_note(entry: u64) -> Vec<u8> {
+        note("Xen", 18, &entry.to_le_bytes())
+    }
+
+    /// An ELF file with these segments (address, bytes in memory, content) and notes.
+    fn elf(segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
+        let count = segments.len() + 1;
+        let mut file = vec![0; 64];
+        file[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\0");
+        file[16..20].copy_from_slice(&[2, 0, 62, 0]);
+        file[32] = 64;
+        file[54] = 56;
+        file[56] = count as u8;
+        let mut content_at = 64 + 56 * count;
+        let contents = segments.iter().map(|(address, memory, content)| (1u32, *address, *memory, *content));
+        for (kind, address, memory, content) in contents.chain([(4, 0, 0, notes)]) {
+            file.extend(kind.to_le_bytes());
+            file.extend(7u32.to_le_bytes());
+            for word in [content_at as u64, address, address, content.len() as u64, memory, 4] {
+                file.extend(word.to_le_bytes());
+            }
+            content_at += content.len();
+        }
+        segments.iter().for_each(|(_, _, content)| file.extend(*content));
+        file.extend(notes);
+        file
+    }
+
+    fn direct_image() -> Vec<u8> {
+        elf(&[(0x20_0000, 0x1000, b"code")], &direct_note(1, 0x20_0000))
+    }
+
+    fn reject(bytes: &[u8]) -> ImageError {
+        identify(bytes, EntryChoice::Best).unwrap_err()
+    }
+
+    #[test]
+    fn an_image_with_both_notes_starts_directly_unless_pvh_is_asked_for() {
+        let both = elf(&[(0x20_0000, 0x1000, b"code")], &[pvh_note(0x20_0008), direct_note(1, 0x20_0000)].concat());
+        assert!(matches!(identify(&both, EntryChoice::Best), Ok(Image::Direct { entry: 0x20_0000, .. })));
+        assert!(matches!(identify(&both, EntryChoice::Pvh), Ok(Image::Pvh { entry: 0x20_0008, .. })));
+    }
+
+    #[test]
+    fn segments_say_where_their_bytes_are() {
+        let bytes = elf(&[(0x30_0000, 16, b"data"), (0x20_0000, 4, b"code")], &pvh_note(0x20_0000));
+        let Ok(Image::Pvh { segments, .. }) = identify(&bytes, EntryChoice::Best) else { panic!("it has a PVH note") };
+        assert_eq!(&bytes[segments[0].file.clone()], b"code");
+        assert_eq!(&bytes[segments[1].file.clone()], b"data");
+        assert_eq!(segments[1].memory.bytes(), Bytes::new(16));
+    }
+
+    #[test]
+    fn what_is_no_image_is_told_by_its_looks() {
+        assert_eq!(reject(b"").to_string(), "is empty");
+        let gzip = reject(b"\x1f\x8b\x08").to_string();
+        assert_eq!(
+            gzip,
+            "is neither an ELF file nor a bzImage: it looks like a gzip file (unpack it; a kernel inside may be a vmlinux)"
+        );
+        assert_eq!(reject(b"hello\n"), ImageError::Unknown { looks_like: "text" });
+        assert_eq!(reject(&[0; 100]), ImageError::Unknown { looks_like: "zeroes" });
+        assert_eq!(reject(b"\x01\x02\x00\xff"), ImageError::Unknown { looks_like: "unknown data" });
+    }
+
+    #[test]
+    fn other_architectures_are_named() {
+        let mut i386 = direct_image();
+        i386[4] = 1;
+        assert_eq!(reject(&i386), ImageError::Elf32);
+        let mut arm = direct_image();
+        arm[18..20].copy_from_slice(&183u16.to_le_bytes());
+        assert_eq!(reject(&arm).to_string(), "is an ELF file for aarch64: build it for x86_64");
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_is_truncated_or_misses_something_never_a_panic() {
+        let whole = direct_image();
+        for bytes in 4..whole.len() {
+            let error = reject(&whole[..bytes]);
+            assert!(
+                matches!(
+                    error,
+                    ImageError::Truncated { .. }
+                        | ImageError::NoEntryNote { .. }
+                        | ImageError::DirectNoteVersion { .. }
+                ),
+                "{bytes}: {error}"
+            );
+        }
+        assert_eq!(reject(&whole[..63]).to_string(), "is truncated: the ELF header ends at byte 64, the file has 63");
+    }
+
+    #[test]
+    fn an_ordinary_program_is_not_an_image() {
+        let error = reject(&elf(&[(0x40_0000, 4, b"main")], &note("GNU", 3, b"id__")));
+        assert!(error.to_string().contains("without a wideleaf or PVH (Xen, type 18) note"), "{error}");
+    }
+
+    #[test]
+    fn a_note_of_another_version_asks_for_a_rebuild() {
+        let error = reject(&elf(&[(0x20_0000, 4, b"code")], &direct_note(2, 0x20_0000)));
+        assert_eq!(error, ImageError::DirectNoteVersion { found: 2 });
+    }
+
+    #[test]
+    fn segments_and_entry_must_make_sense() {
+        let overlap = elf(&[(0x20_0000, 0x2000, b"a"), (0x20_1000, 8, b"b")], &direct_note(1, 0x20_0000));
+        assert!(matches!(reject(&overlap), ImageError::Overlap { .. }));
+        let outside = elf(&[(0x20_0000, 0x1000, b"a")], &direct_note(1, 0x20_1000));
+        assert_eq!(reject(&outside), ImageError::EntryOutside { entry: 0x20_1000 });
+        let wrapping = elf(&[(u64::MAX - 2, 8, b"a")], &direct_note(1, 0x20_1000));
+        assert!(matches!(reject(&wrapping), ImageError::MalformedElf(_)));
+        let longer = elf(&[(0x20_0000, 1, b"long")], &direct_note(1, 0x20_0000));
+        assert!(matches!(reject(&longer), ImageError::MalformedElf(_)));
+        assert_eq!(reject(&elf(&[], &direct_note(1, 0))), ImageError::NothingToLoad);
+    }
+
+    fn segment(start: u64, bytes: Bytes) -> Segment {
+        Segment { file: 0..0, memory: GpaRange::new(Gpa::new(start), bytes).unwrap() }
+    }
+
+    #[test]
+    fn images_must_fit_ram_with_numbers_if_not() {
+        let ram = ram_ranges(mib(64));
+        assert_eq!(check_placement(&[segment(0x20_0000, mib(2))], &ram), Ok(Gpa::new(0x40_0000)));
+        let large = check_placement(&[segment(0x20_0000, mib(100))], &ram).unwrap_err();
+        assert_eq!(
+            large.to_string(),
+            "needs memory up to 0x6600000, guest RAM ends at 0x4000000: use at least 102 MiB of --memory"
+        );
+        let low = check_placement(&[segment(0x8000, mib(2))], &ram).unwrap_err();
+        assert!(matches!(low, ImageError::TooLow { .. }));
+        let hole = check_placement(&[segment(0xc000_0000, mib(2))], &ram_ranges(gib(4))).unwrap_err();
+        assert!(matches!(hole, ImageError::InHole { .. }));
+    }
+
+    /// A bzImage's front: setup header with these fields, then `kernel_bytes` of kernel.
+    fn bzimage(version: u16, xloadflags: u16, kernel_bytes: usize) -> Vec<u8> {
+        let mut bytes = vec![0; 1024 + kernel_bytes];
+        bytes[0x1f1] = 1;
+        bytes[0x1f4..0x1f8].copy_from_slice(&64u32.to_le_bytes());
+        bytes[0x202..0x206].copy_from_slice(b"HdrS");
+        bytes[0x206..0x208].copy_from_slice(&version.to_le_bytes());
+        bytes[0x236..0x238].copy_from_slice(&xloadflags.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_bzimage_is_known_by_its_header() {
+        let image = identify(&bzimage(0x20f, 0x3f, 1024), EntryChoice::Best).unwrap();
+        assert!(matches!(image, Image::BzImage { setup_bytes: 1024, .. }));
+        assert_eq!(reject(&bzimage(0x20f, 0, 1024)), ImageError::BzImage32);
+        let old = reject(&bzimage(0x20a, 1, 1024)).to_string();
+        assert_eq!(old, "is a bzImage of boot protocol 2.10: Linux has had the 64-bit entry since 2.12 (Linux 3.8)");
+        let cut = reject(&bzimage(0x20f, 1, 1000));
+        assert_eq!(cut, ImageError::Truncated { what: "the kernel", needs: 2048, has: 2024 });
+    }
+}

@@ -1,0 +1,277 @@
+//! Step 5: image, page tables and boot data into guest RAM, which is fresh and therefore zero.
+//!
+//! ```text
+//!   direct   [ GDT IDT TSS … DirectBoot cmdline )   [ image )[ page tables )··[ free_start: all the image's …
+//!   PVH      [ GDT start info, map, cmdline     )   [ image ) …                          … [ initrd )
+//!   Linux    [ GDT zero page, cmdline, tables   )   [ bzImage at 1 MiB ) …               … [ initrd )
+//! ```
+
+use std::fs::File;
+use std::io::Cursor;
+use std::path::Path;
+
+use linux_loader::loader::bootparam::setup_header;
+use linux_loader::loader::{BzImage, KernelLoader};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
+use wideleaf_protocol::{DirectBoot, RamRange};
+
+use super::image::{Image, ImageError, Segment, check_placement};
+use super::{BootError, file_error};
+use crate::config::VmConfig;
+use crate::kvm::GuestMemory;
+use crate::x86::page_tables::{self, IdentityTables};
+use crate::x86::{acpi, fault_report, gdt, layout, mp_table, start_info, zero_page};
+
+/// What the vCPUs' registers need to know.
+#[derive(Debug)]
+pub(crate) enum Loaded {
+    /// Ring 3, everywhere at once.
+    Direct {
+        /// Where.
+        entry: u64,
+        /// The identity tables.
+        tables: IdentityTables,
+        /// First address the image may use.
+        free_start: Gpa,
+    },
+    /// 32 bits, unpaged.
+    Pvh {
+        /// Where.
+        entry: u32,
+    },
+    /// Linux's 64-bit entry.
+    Linux64 {
+        /// Where.
+        entry: u64,
+        /// Identity tables of the first 4 GiB.
+        tables: IdentityTables,
+    },
+}
+
+/// Loads the image, the initrd and everything that does not depend on a vCPU.
+pub(crate) fn load(config: &VmConfig, bytes: &[u8], image: &Image, memory: &GuestMemory) -> Result<Loaded, BootError> {
+    let view = memory.view();
+    match image {
+        Image::Direct { entry, segments } => load_direct(config, bytes, *entry, segments, view),
+        Image::Pvh { entry, segments } => load_pvh(config, bytes, *entry, segments, view),
+        Image::BzImage { header, setup_bytes } => load_bzimage(config, bytes, header, *setup_bytes, view),
+    }
+}
+
+/// Writes the direct entry's boot data, which say how fast the guest's clock is.
+pub(crate) fn write_boot_data(
+    config: &VmConfig,
+    memory: &GuestMemory,
+    loaded: &mut Loaded,
+    tsc_hz: Option<u64>,
+) -> Result<(), BootError> {
+    let Loaded::Direct { free_start, .. } = loaded else { return Ok(()) };
+    let mut boot = DirectBoot {
+        vcpus: config.vcpus(),
+        tsc_hz: tsc_hz.unwrap_or(0),
+        guest_page_bytes: config.guest_page().bytes().get(),
+        cmdline_gpa: layout::CMDLINE.get(),
+        cmdline_len: config.cmdline().len() as u64,
+        free_start: free_start.get(),
+        ..DirectBoot::default()
+    };
+    for range in config.ram_layout() {
+        boot.push_ram(RamRange { gpa: range.start().get(), bytes: range.bytes().get() })
+            .map_err(|range| write_error("the RAM ranges")(format!("no room for the one at {:#x}", range.gpa)))?;
+    }
+    boot.validate().map_err(write_error("the boot data"))?;
+    write(memory.view(), "the boot data", layout::DIRECT_BOOT, &boot.to_bytes())
+}
+
+fn load_direct(
+    config: &VmConfig,
+    bytes: &[u8],
+    entry: u64,
+    segments: &[Segment],
+    view: &GuestMemoryMmap<()>,
+) -> Result<Loaded, BootError> {
+    let ram = config.ram_layout();
+    let image_end = place(config, segments, &ram)?;
+    let page = config.guest_page();
+    let (root, free_start) = place_tables(image_end, &ram, page)?;
+
+    write_segments(view, bytes, segments)?;
+    let tables = page_tables::write(view, root, &ram, page).map_err(write_error("the page tables"))?;
+    write_words(view, "the GDT", layout::GDT, &gdt::DIRECT_TABLE)?;
+    fault_report::write(view, config.vcpus()).map_err(write_error("the fault gates"))?;
+    write_cmdline(view, config.cmdline())?;
+    Ok(Loaded::Direct { entry, tables, free_start })
+}
+
+/// Page tables follow the image, and what is free follows them, at the next window: so that no window is shared between
+/// what the VMM wrote and what the image uses.
+fn place_tables(image_end: Gpa, ram: &[GpaRange], page: PageSize) -> Result<(Gpa, Gpa), BootError> {
+    let ram_end = ram
+        .iter()
+        .find(|range| range.start() <= image_end && image_end <= range.end())
+        .map_or(Gpa::default(), |range| range.end());
+    let placed = image_end.checked_align_up(PageSize::Base4K).and_then(|root| {
+        let end = root.checked_add(page_tables::bytes_needed(ram, page))?;
+        Some((root, end.checked_align_up(PageSize::Huge2M)?))
+    });
+    match placed {
+        Some((root, free_start)) if free_start <= ram_end => Ok((root, free_start)),
+        Some((_, end)) => Err(BootError::NoRoomForTables { page, end, ram_end }),
+        None => Err(BootError::NoRoomForTables { page, end: Gpa::new(u64::MAX), ram_end }),
+    }
+}
+
+fn load_pvh(
+    config: &VmConfig,
+    bytes: &[u8],
+    entry: u32,
+    segments: &[Segment],
+    view: &GuestMemoryMmap<()>,
+) -> Result<Loaded, BootError> {
+    let image_end = place(config, segments, &config.ram_layout())?;
+    write_segments(view, bytes, segments)?;
+    // PVH guests run unpaged: what they are given must lie below 4 GiB.
+    let initrd = load_initrd(config, view, image_end, layout::HOLE_START)?;
+    write_words(view, "the GDT", layout::GDT, &gdt::PVH_TABLE)?;
+    write_cmdline(view, config.cmdline())?;
+    write_machine_tables(config, view)?;
+    start_info::write(view, &layout::usable_ram(config.memory()), initrd)
+        .map_err(|error| write_error("the start info")(error.to_string()))?;
+    Ok(Loaded::Pvh { entry })
+}
+
+fn load_bzimage(
+    config: &VmConfig,
+    bytes: &[u8],
+    header: &setup_header,
+    setup_bytes: usize,
+    view: &GuestMemoryMmap<()>,
+) -> Result<Loaded, BootError> {
+    /// From the start of the loaded part (Linux boot protocol, "64-bit boot protocol").
+    const ENTRY64_OFFSET: u64 = 0x200;
+    let start = layout::IMAGE_START_MIN;
+    let (preferred, init_bytes, initrd_max) = (header.pref_address, header.init_size, header.initrd_addr_max);
+    // The kernel unpacks itself to where it prefers to be, or right where it is if that is higher.
+    let unpacked_end = Gpa::new(preferred.max(start.get()).saturating_add(u64::from(init_bytes)));
+    let packed_end = start + Bytes::new((bytes.len() - setup_bytes) as u64);
+    let image_end = unpacked_end.max(packed_end);
+    let ram_end = below_hole_end(config);
+    if image_end > ram_end {
+        let source = ImageError::BeyondRam { end: image_end, ram_end };
+        return Err(BootError::Image { image: config.image().clone(), source });
+    }
+
+    let loaded = BzImage::load(view, Some(GuestAddress(start.get())), &mut Cursor::new(bytes), None)
+        .map_err(|error| write_error("the kernel")(error.to_string()))?;
+    let initrd_limit = Gpa::new(u64::from(initrd_max).saturating_add(1));
+    let initrd = load_initrd(config, view, image_end, initrd_limit)?;
+    let usable = layout::usable_ram(config.memory());
+    let header = loaded.setup_header.unwrap_or(*header);
+    let params = zero_page::build(header, &usable, config.cmdline().len() as u32, initrd);
+    zero_page::write(view, &params).map_err(|error| write_error("the zero page")(error.to_string()))?;
+    write_words(view, "the GDT", layout::GDT, &gdt::LINUX_TABLE)?;
+    write_cmdline(view, config.cmdline())?;
+    write_machine_tables(config, view)?;
+    // The first 4 GiB, whether RAM or not: the entry wants the kernel, the zero page and the command line mapped, and
+    // makes tables of its own at once.
+    let first_4g: Vec<GpaRange> = GpaRange::new(Gpa::new(0), layout::HOLE_END - Gpa::new(0)).into_iter().collect();
+    let tables = page_tables::write(view, layout::LINUX_PAGE_TABLES, &first_4g, PageSize::Huge2M)
+        .map_err(write_error("the page tables"))?;
+    Ok(Loaded::Linux64 { entry: start.get() + ENTRY64_OFFSET, tables })
+}
+
+/// Copies the initrd as high as it may be: kernels unpack themselves low.
+fn load_initrd(
+    config: &VmConfig,
+    view: &GuestMemoryMmap<()>,
+    image_end: Gpa,
+    limit: Gpa,
+) -> Result<Option<GpaRange>, BootError> {
+    let Some(path) = config.initrd() else { return Ok(None) };
+    let open = |path: &Path| -> std::io::Result<(File, u64)> {
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok((file, bytes))
+    };
+    let (mut file, length) = open(path).map_err(|source| file_error("initrd", path, source))?;
+    let bytes = Bytes::new(length);
+    let limit = limit.min(below_hole_end(config)).align_down(PageSize::Base4K);
+    let room = if limit > image_end { limit - image_end } else { Bytes::ZERO };
+    let range = limit
+        .get()
+        .checked_sub(length)
+        .map(|start| Gpa::new(start).align_down(PageSize::Base4K))
+        .filter(|start| *start >= image_end)
+        .and_then(|start| GpaRange::new(start, bytes))
+        .ok_or_else(|| BootError::InitrdTooLarge { path: path.to_owned(), bytes, room, limit })?;
+    view.read_exact_volatile_from(GuestAddress(range.start().get()), &mut file, bytes.as_usize())
+        .map_err(write_error("the initrd"))?;
+    Ok(Some(range))
+}
+
+fn below_hole_end(config: &VmConfig) -> Gpa {
+    config.ram_layout().first().map(|range| range.end()).unwrap_or_default()
+}
+
+fn place(config: &VmConfig, segments: &[Segment], ram: &[GpaRange]) -> Result<Gpa, BootError> {
+    check_placement(segments, ram).map_err(|source| BootError::Image { image: config.image().clone(), source })
+}
+
+fn write_segments(view: &GuestMemoryMmap<()>, bytes: &[u8], segments: &[Segment]) -> Result<(), BootError> {
+    for segment in segments {
+        write(view, "the image", segment.memory.start(), &bytes[segment.file.clone()])?;
+    }
+    Ok(())
+}
+
+fn write_cmdline(view: &GuestMemoryMmap<()>, cmdline: &str) -> Result<(), BootError> {
+    let mut bytes = cmdline.as_bytes().to_vec();
+    bytes.push(0);
+    write(view, "the command line", layout::CMDLINE, &bytes)
+}
+
+/// What tells a kernel about CPUs and interrupts: twice, because kernels look in one place or the other.
+fn write_machine_tables(config: &VmConfig, view: &GuestMemoryMmap<()>) -> Result<(), BootError> {
+    let vcpus = config.vcpus() as u8;
+    write(view, "the ACPI tables", layout::ACPI, &acpi::bytes(vcpus))?;
+    write(view, "the MP table", layout::MP_TABLE, &mp_table::bytes(vcpus))
+}
+
+fn write_words(view: &GuestMemoryMmap<()>, what: &'static str, at: Gpa, words: &[u64]) -> Result<(), BootError> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    write(view, what, at, &bytes)
+}
+
+fn write(view: &GuestMemoryMmap<()>, what: &'static str, at: Gpa, bytes: &[u8]) -> Result<(), BootError> {
+    view.write_slice(bytes, GuestAddress(at.get())).map_err(write_error(what))
+}
+
+fn write_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(what: &'static str) -> impl Fn(E) -> BootError {
+    move |source| BootError::Write { what, source: source.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::x86::layout::ram_ranges;
+    use wideleaf_policies::units::{gib, mib};
+
+    #[test]
+    fn tables_follow_the_image_and_free_memory_begins_at_a_window() {
+        // Image ends inside a page; 2m tables of 1 GiB take three pages.
+        let (root, free_start) = place_tables(Gpa::new(0x20_1234), &ram_ranges(gib(1)), PageSize::Huge2M).unwrap();
+        assert_eq!((root.get(), free_start.get()), (0x20_2000, 0x40_0000));
+    }
+
+    #[test]
+    fn tables_that_do_not_fit_say_so_with_numbers() {
+        let ram = ram_ranges(mib(4));
+        let error = place_tables(Gpa::new(0x3f_f001), &ram, PageSize::Huge2M).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "image and 2m page tables need memory up to 0x600000, guest RAM below the hole ends at 0x400000: use more \
+             --memory or larger guest pages"
+        );
+    }
+}

@@ -1,0 +1,385 @@
+//! What a VM is: validated, so that once built it cannot contradict itself.
+//!
+//! [`VmOptions`] is what somebody asked for; [`VmConfig::new`] is the only way from there, and refuses with numbers and a
+//! remedy.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, GpaRange, PageSize};
+use wideleaf_protocol::VCPUS_MAX;
+
+use crate::kvm::memslot;
+use crate::x86::layout::{self, CMDLINE_BYTES_MAX, MEMORY_MAX, MEMORY_MIN};
+
+/// Where the image comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageSource {
+    /// A file.
+    File(PathBuf),
+    /// Bytes in this program: the embedded guest image, or a test's.
+    Bytes(Cow<'static, [u8]>),
+}
+
+impl fmt::Display for ImageSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ImageSource::File(path) => write!(f, "{}", path.display()),
+            ImageSource::Bytes(_) => f.write_str("(built in)"),
+        }
+    }
+}
+
+/// Which of an image's entries is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EntryChoice {
+    /// The best one it has: direct, then PVH, then Linux's.
+    #[default]
+    Best,
+    /// PVH, also where there is a direct one.
+    Pvh,
+}
+
+/// What somebody asks for.
+#[derive(Clone, Debug)]
+pub struct VmOptions {
+    /// Guest RAM.
+    pub memory: Bytes,
+    /// How many vCPUs.
+    pub vcpus: u32,
+    /// Page size of the tables a directly started guest gets. Guests that make their own tables ignore it.
+    pub guest_page: PageSize,
+    /// What stands behind the RAM.
+    pub backing: BackingConfig,
+    /// What to boot.
+    pub image: ImageSource,
+    /// Which entry of it.
+    pub entry: EntryChoice,
+    /// The guest's command line.
+    pub cmdline: String,
+    /// Linux's initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// Size of the memslots; `None` chooses it ([`memslot::default_slot_bytes`]).
+    pub slot_bytes: Option<Bytes>,
+}
+
+impl VmOptions {
+    /// One vCPU, 512 MiB, 2 MiB guest pages; for tests and as a start.
+    pub fn new(image: ImageSource, backing: BackingConfig) -> VmOptions {
+        VmOptions {
+            memory: mib(512),
+            vcpus: 1,
+            guest_page: PageSize::Huge2M,
+            backing,
+            image,
+            entry: EntryChoice::Best,
+            cmdline: String::new(),
+            initrd: None,
+            slot_bytes: None,
+        }
+    }
+}
+
+/// What the host can give at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostLimits {
+    /// All memory of the host; `None` where the host does not say.
+    pub memory_total: Option<Bytes>,
+}
+
+impl HostLimits {
+    /// Asks the host whose `/proc` is at `proc`. What it does not say is no limit.
+    pub fn read(proc: &Path) -> HostLimits {
+        let meminfo = std::fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
+        HostLimits { memory_total: parse_memory_total(&meminfo) }
+    }
+
+    /// No limits: for tests of everything else.
+    pub const fn none() -> HostLimits {
+        HostLimits { memory_total: None }
+    }
+}
+
+fn parse_memory_total(meminfo: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024).map(Bytes::new)
+}
+
+/// Why a VM cannot be as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Too little RAM to describe a guest in.
+    #[error("{memory} of RAM is too little: a guest needs at least {MEMORY_MIN}, try --memory 512M")]
+    TooLittleMemory {
+        /// What was asked.
+        memory: Bytes,
+    },
+    /// RAM ends inside a page.
+    #[error("{memory} of RAM is not a whole number of {page} {whose} pages: use {down} or {up}")]
+    NotWholePages {
+        /// What was asked.
+        memory: Bytes,
+        /// The page.
+        page: PageSize,
+        /// "host" or "guest".
+        whose: &'static str,
+        /// The next smaller size that works; zero does not.
+        down: Bytes,
+        /// The next larger one.
+        up: Bytes,
+    },
+    /// No x86 CPU has so many address bits.
+    #[error("{memory} of RAM is more than x86-64 can address ({MEMORY_MAX})")]
+    BeyondArchitecture {
+        /// What was asked.
+        memory: Bytes,
+    },
+    /// More RAM than the host has.
+    #[error("{memory} of guest RAM is more than the host's {host}: use less --memory")]
+    MoreThanHost {
+        /// What was asked.
+        memory: Bytes,
+        /// What there is.
+        host: Bytes,
+    },
+    /// No vCPU, or too many.
+    #[error("{vcpus} vCPUs: use 1 to {VCPUS_MAX}")]
+    Vcpus {
+        /// What was asked.
+        vcpus: u32,
+    },
+    /// A memslot that would cut pages.
+    #[error("memslots of {slot}: use a multiple of {granule}, or KVM cannot map {page} pages across their borders")]
+    SlotCutsPages {
+        /// What was asked.
+        slot: Bytes,
+        /// The multiple it must be of.
+        granule: Bytes,
+        /// The pages that would be cut.
+        page: PageSize,
+    },
+    /// The command line does not fit.
+    #[error("the command line has {bytes} bytes, the guest gets {} at most", CMDLINE_BYTES_MAX - 1)]
+    CmdlineTooLong {
+        /// What it has.
+        bytes: usize,
+    },
+    /// The command line would end early.
+    #[error("the command line has a zero byte at {at}, where the guest would take it to end")]
+    CmdlineHasZero {
+        /// Where.
+        at: usize,
+    },
+}
+
+/// A VM that can be built.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    options: VmOptions,
+    slot_bytes: Bytes,
+}
+
+impl VmConfig {
+    /// The VM, if it makes sense on a host with these limits.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first that applies.
+    pub fn new(options: VmOptions, host: &HostLimits) -> Result<VmConfig, ConfigError> {
+        check_memory(&options, host)?;
+        if options.vcpus == 0 || options.vcpus as usize > VCPUS_MAX {
+            return Err(ConfigError::Vcpus { vcpus: options.vcpus });
+        }
+        let slot_bytes = check_slot(&options)?;
+        check_cmdline(&options.cmdline)?;
+        Ok(VmConfig { options, slot_bytes })
+    }
+
+    /// Guest RAM.
+    pub fn memory(&self) -> Bytes {
+        self.options.memory
+    }
+
+    /// Where RAM is: `[0, 3 GiB)` and from 4 GiB up. What [`wideleaf_memory::GuestRam::map`] wants.
+    pub fn ram_layout(&self) -> Vec<GpaRange> {
+        layout::ram_ranges(self.options.memory)
+    }
+
+    /// How many vCPUs.
+    pub fn vcpus(&self) -> u32 {
+        self.options.vcpus
+    }
+
+    /// Page size of a directly started guest.
+    pub fn guest_page(&self) -> PageSize {
+        self.options.guest_page
+    }
+
+    /// What stands behind the RAM.
+    pub fn backing(&self) -> BackingConfig {
+        self.options.backing
+    }
+
+    /// What to boot.
+    pub fn image(&self) -> &ImageSource {
+        &self.options.image
+    }
+
+    /// Which entry of it.
+    pub fn entry(&self) -> EntryChoice {
+        self.options.entry
+    }
+
+    /// The guest's command line.
+    pub fn cmdline(&self) -> &str {
+        &self.options.cmdline
+    }
+
+    /// Linux's initial RAM disk.
+    pub fn initrd(&self) -> Option<&Path> {
+        self.options.initrd.as_deref()
+    }
+
+    /// Size of the memslots.
+    pub fn slot_bytes(&self) -> Bytes {
+        self.slot_bytes
+    }
+}
+
+fn check_memory(options: &VmOptions, host: &HostLimits) -> Result<(), ConfigError> {
+    let memory = options.memory;
+    if memory < MEMORY_MIN {
+        return Err(ConfigError::TooLittleMemory { memory });
+    }
+    if memory > MEMORY_MAX {
+        return Err(ConfigError::BeyondArchitecture { memory });
+    }
+    for (page, whose) in [(options.backing.granule(), "host"), (options.guest_page, "guest")] {
+        if !memory.is_multiple_of(page) {
+            let down = page.bytes() * (memory.get() / page.bytes().get());
+            return Err(ConfigError::NotWholePages { memory, page, whose, down, up: down + page.bytes() });
+        }
+    }
+    match host.memory_total {
+        Some(total) if memory > total => Err(ConfigError::MoreThanHost { memory, host: total }),
+        _ => Ok(()),
+    }
+}
+
+fn check_slot(options: &VmOptions) -> Result<Bytes, ConfigError> {
+    let backing_page = match options.backing.kind() {
+        BackingKind::Hugetlb => options.backing.start_page(),
+        BackingKind::Anon | BackingKind::Memfd => PageSize::Huge2M,
+    };
+    let Some(slot) = options.slot_bytes else {
+        return Ok(memslot::default_slot_bytes(options.memory, backing_page));
+    };
+    if slot == Bytes::ZERO || !slot.is_multiple_of(backing_page) {
+        return Err(ConfigError::SlotCutsPages { slot, granule: backing_page.bytes(), page: backing_page });
+    }
+    Ok(slot)
+}
+
+fn check_cmdline(cmdline: &str) -> Result<(), ConfigError> {
+    if cmdline.len() as u64 >= CMDLINE_BYTES_MAX {
+        return Err(ConfigError::CmdlineTooLong { bytes: cmdline.len() });
+    }
+    match cmdline.bytes().position(|byte| byte == 0) {
+        Some(at) => Err(ConfigError::CmdlineHasZero { at }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_policies::units::{gib, kib};
+
+    fn options() -> VmOptions {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).unwrap();
+        VmOptions::new(ImageSource::Bytes(Cow::Borrowed(b"")), backing)
+    }
+
+    fn giant() -> BackingConfig {
+        BackingConfig::new(BackingKind::Hugetlb, PageSize::Giant1G).unwrap()
+    }
+
+    fn reject(options: VmOptions) -> ConfigError {
+        VmConfig::new(options, &HostLimits::none()).unwrap_err()
+    }
+
+    #[test]
+    fn the_defaults_make_a_vm() {
+        let config = VmConfig::new(options(), &HostLimits::none()).unwrap();
+        assert_eq!((config.vcpus(), config.memory(), config.slot_bytes()), (1, mib(512), mib(64)));
+        assert_eq!(config.ram_layout().len(), 1);
+    }
+
+    #[test]
+    fn memory_must_be_there() {
+        let zero = reject(VmOptions { memory: Bytes::ZERO, ..options() });
+        assert_eq!(zero.to_string(), "0 B of RAM is too little: a guest needs at least 2 MiB, try --memory 512M");
+        assert!(matches!(reject(VmOptions { memory: kib(4), ..options() }), ConfigError::TooLittleMemory { .. }));
+    }
+
+    #[test]
+    fn memory_must_be_whole_pages_of_host_and_guest() {
+        let host = reject(VmOptions { memory: mib(512) + kib(4), ..options() });
+        assert!(host.to_string().ends_with("2m host pages: use 512 MiB or 514 MiB"), "{host}");
+        let guest = reject(VmOptions { guest_page: PageSize::Giant1G, ..options() });
+        assert!(matches!(guest, ConfigError::NotWholePages { whose: "guest", .. }));
+        let pool = reject(VmOptions { memory: mib(1536), backing: giant(), ..options() });
+        assert!(matches!(pool, ConfigError::NotWholePages { page: PageSize::Giant1G, whose: "host", .. }));
+    }
+
+    #[test]
+    fn memory_must_exist() {
+        let absurd = reject(VmOptions { memory: gib(1 << 30), ..options() });
+        assert!(matches!(absurd, ConfigError::BeyondArchitecture { .. }));
+        let host = HostLimits { memory_total: Some(gib(16)) };
+        let large = VmConfig::new(VmOptions { memory: gib(32), ..options() }, &host).unwrap_err();
+        assert_eq!(large, ConfigError::MoreThanHost { memory: gib(32), host: gib(16) });
+    }
+
+    #[test]
+    fn vcpus_are_one_to_sixteen() {
+        assert_eq!(reject(VmOptions { vcpus: 0, ..options() }).to_string(), "0 vCPUs: use 1 to 16");
+        assert_eq!(reject(VmOptions { vcpus: 17, ..options() }), ConfigError::Vcpus { vcpus: 17 });
+    }
+
+    #[test]
+    fn slots_do_not_cut_pages() {
+        for slot in [Bytes::ZERO, kib(4), mib(3)] {
+            assert!(matches!(
+                reject(VmOptions { slot_bytes: Some(slot), ..options() }),
+                ConfigError::SlotCutsPages { .. }
+            ));
+        }
+        let giant_slots = VmOptions { memory: gib(1), backing: giant(), slot_bytes: Some(mib(64)), ..options() };
+        assert!(matches!(reject(giant_slots), ConfigError::SlotCutsPages { page: PageSize::Giant1G, .. }));
+        let small = VmConfig::new(VmOptions { slot_bytes: Some(mib(2)), ..options() }, &HostLimits::none()).unwrap();
+        assert_eq!(small.slot_bytes(), mib(2));
+    }
+
+    #[test]
+    fn command_lines_fit_and_are_one_string() {
+        let longest = "x".repeat(CMDLINE_BYTES_MAX as usize - 1);
+        assert!(VmConfig::new(VmOptions { cmdline: longest.clone(), ..options() }, &HostLimits::none()).is_ok());
+        let longer = reject(VmOptions { cmdline: longest + "x", ..options() });
+        assert_eq!(longer.to_string(), "the command line has 4096 bytes, the guest gets 4095 at most");
+        let cut = reject(VmOptions { cmdline: "a\0b".to_owned(), ..options() });
+        assert_eq!(cut, ConfigError::CmdlineHasZero { at: 1 });
+    }
+
+    #[test]
+    fn the_hosts_memory_comes_from_meminfo() {
+        let proc = tempfile::tempdir().unwrap();
+        assert_eq!(HostLimits::read(proc.path()), HostLimits::none(), "absent is no limit");
+        std::fs::write(proc.path().join("meminfo"), "MemTotal:       24555428 kB\nMemFree: 1 kB\n").unwrap();
+        assert_eq!(HostLimits::read(proc.path()).memory_total, Some(kib(24_555_428)));
+        assert_eq!(parse_memory_total("MemTotal: much\n"), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Port and memory-mapped I/O: finds the device, counts what nobody answers.
+//!
+//! An access as wide as the CPU makes it arrives as its bytes; a string instruction (`rep outsb`) arrives as all of its
+//! items at once, at one port. Each device has a lock of its own, so vCPUs wait for each other only at the same device.
+
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// What an access means for the whole VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BusEvent {
+    /// Nothing: the guest goes on.
+    None,
+    /// The guest ended itself with this code.
+    Exit(u32),
+    /// A fault stub of the direct entry reports.
+    Fault,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest switched itself off.
+    PowerOff,
+}
+
+/// A device behind ports.
+pub trait PortDevice: Send {
+    /// Fills `data` with what the guest reads at the port `offset` ports behind the device's first.
+    fn read(&mut self, offset: u16, data: &mut [u8]);
+    /// Takes what the guest writes there.
+    fn write(&mut self, offset: u16, data: &[u8]) -> BusEvent;
+    /// Gives out what is held back; the guest has ended.
+    fn flush(&mut self) {}
+}
+
+struct Range {
+    ports: RangeInclusive<u16>,
+    device: Mutex<Box<dyn PortDevice>>,
+}
+
+/// All devices of a VM.
+#[derive(Default)]
+pub struct Bus {
+    ranges: Vec<Range>,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Counters {
+    port_reads_unanswered: AtomicU64,
+    port_writes_unanswered: AtomicU64,
+    mmio_reads_unanswered: AtomicU64,
+    mmio_writes_unanswered: AtomicU64,
+}
+
+/// Accesses nobody answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct BusCounters {
+    /// Reads of ports without a device: they gave ones.
+    pub port_reads_unanswered: u64,
+    /// Writes to ports without a device: dropped.
+    pub port_writes_unanswered: u64,
+    /// Reads of guest-physical addresses without RAM: they gave ones.
+    pub mmio_reads_unanswered: u64,
+    /// Writes to guest-physical addresses without RAM: dropped.
+    pub mmio_writes_unanswered: u64,
+}
+
+/// What a bus reads as when nobody drives it.
+const NOBODY: u8 = 0xff;
+
+impl Bus {
+    /// A bus without devices.
+    pub fn new() -> Bus {
+        Bus::default()
+    }
+
+    /// Adds a device.
+    pub fn insert(&mut self, ports: RangeInclusive<u16>, device: Box<dyn PortDevice>) {
+        let overlaps = |range: &Range| *range.ports.start() <= *ports.end() && *ports.start() <= *range.ports.end();
+        assert!(!self.ranges.iter().any(overlaps), "ports {ports:x?} have a device already");
+        self.ranges.push(Range { ports, device: Mutex::new(device) });
+    }
+
+    /// The guest reads a port.
+    pub fn read_port(&self, port: u16, data: &mut [u8]) {
+        match self.find(port) {
+            Some((range, offset)) => range.device.lock().unwrap_or_else(PoisonError::into_inner).read(offset, data),
+            None => {
+                self.counters.port_reads_unanswered.fetch_add(1, Ordering::Relaxed);
+                data.fill(NOBODY);
+            }
+        }
+    }
+
+    /// The guest writes a port.
+    pub fn write_port(&self, port: u16, data: &[u8]) -> BusEvent {
+        match self.find(port) {
+            Some((range, offset)) => range.device.lock().unwrap_or_else(PoisonError::into_inner).write(offset, data),
+            None => {
+                self.counters.port_writes_unanswered.fetch_add(1, Ordering::Relaxed);
+                BusEvent::None
+            }
+        }
+    }
+
+    /// The guest reads an address that is not RAM. There are no devices in memory.
+    pub fn read_memory(&self, data: &mut [u8]) {
+        self.counters.mmio_reads_unanswered.fetch_add(1, Ordering::Relaxed);
+        data.fill(NOBODY);
+    }
+
+    /// The guest writes an address that is not RAM.
+    pub fn write_memory(&self) {
+        self.counters.mmio_writes_unanswered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells every device that the guest has ended.
+    pub fn flush(&self) {
+        for range in &self.ranges {
+            range.device.lock().unwrap_or_else(PoisonError::into_inner).flush();
+        }
+    }
+
+    /// What nobody answered, until now.
+    pub fn counters(&self) -> BusCounters {
+        let Counters { port_reads_unanswered, port_writes_unanswered, mmio_reads_unanswered, mmio_writes_unanswered } =
+            &self.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        BusCounters {
+            port_reads_unanswered: load(port_reads_unanswered),
+            port_writes_unanswered: load(port_writes_unanswered),
+            mmio_reads_unanswered: load(mmio_reads_unanswered),
+            mmio_writes_unanswered: load(mmio_writes_unanswered),
+        }
+    }
+
+    fn find(&self, port: u16) -> Option<(&Range, u16)> {
+        let range = self.ranges.iter().find(|range| range.ports.contains(&port))?;
+        Some((range, port - range.ports.start()))
+    }
+}
+
+impl std::fmt::Debug for Bus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bus")
+            .field("ports", &self.ranges.iter().map(|range| &range.ports).collect::<Vec<_>>())
+            .field("counters", &self.counters())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads as its offset, and ends the guest with what is written.
+    struct Echo;
+
+    impl PortDevice for Echo {
+        fn read(&mut self, offset: u16, data: &mut [u8]) {
+            data.fill(offset as u8);
+        }
+        fn write(&mut self, offset: u16, data: &[u8]) -> BusEvent {
+            BusEvent::Exit(u32::from(offset) << 8 | u32::from(data[0]))
+        }
+    }
+
+    #[test]
+    fn a_device_sees_offsets_from_its_first_port() {
+        let mut bus = Bus::new();
+        bus.insert(0x60..=0x64, Box::new(Echo));
+        let mut data = [0];
+        bus.read_port(0x64, &mut data);
+        assert_eq!(data, [4]);
+        assert_eq!(bus.write_port(0x61, &[7]), BusEvent::Exit(0x107));
+    }
+
+    #[test]
+    fn what_nobody_answers_reads_as_ones_and_is_counted() {
+        let bus = Bus::new();
+        let mut data = [0; 4];
+        bus.read_port(0xcf8, &mut data);
+        assert_eq!(data, [0xff; 4]);
+        assert_eq!(bus.write_port(0xcf8, &[1]), BusEvent::None);
+        data = [0; 4];
+        bus.read_memory(&mut data);
+        assert_eq!(data, [0xff; 4]);
+        bus.write_memory();
+        assert_eq!(
+            bus.counters(),
+            BusCounters {
+                port_reads_unanswered: 1,
+                port_writes_unanswered: 1,
+                mmio_reads_unanswered: 1,
+                mmio_writes_unanswered: 1,
+            }
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "already")]
+    fn two_devices_cannot_have_one_port() {
+        let mut bus = Bus::new();
+        bus.insert(0x60..=0x64, Box::new(Echo));
+        bus.insert(0x64..=0x70, Box::new(Echo));
+    }
+}

@@ -1,0 +1,20 @@
+//! The ports a guest can reach.
+//!
+//! | ports | device | who uses it |
+//! |---|---|---|
+//! | 0x3f8–0x3ff | [`serial`]: a 16550, lines go to a sink | every guest |
+//! | 0xf4 | [`exit_port`]: ends the VM with a code | our guests |
+//! | 0xf8 | fault reports of the direct entry ([`crate::x86::fault_report`]) | stubs the VMM wrote |
+//! | 0x60–0x64 | [`legacy`]: keyboard controller, for its reset command | Linux with `reboot=k` |
+//! | 0x70–0x71 | [`legacy`]: the clock's memory, all zeroes | Linux, which otherwise waits for it |
+//! | 0x600–0x60b | [`legacy`]: ACPI's power management; power-off is where QEMU's machines have it | our guests, Linux |
+//!
+//! Everything else reads as ones and is counted: [`bus`].
+
+pub mod bus;
+pub mod exit_port;
+pub mod legacy;
+pub mod serial;
+
+pub use bus::{Bus, BusCounters, BusEvent};
+pub use serial::SerialSink;

@@ -1,0 +1,76 @@
+//! Guest RAM as `vm-memory` wants to see it: the loaders and the table builders write through it.
+//!
+//! `vm-memory` cannot make this mapping itself: it refuses `MAP_FIXED`, and wideleaf's RAM must lie at chosen
+//! addresses. So it gets the raw mapping, does not own it, and this type keeps the owner alive.
+#![expect(unsafe_code, reason = "vm-memory takes a mapping it did not make only as a raw pointer")]
+
+use std::sync::Arc;
+
+use vm_memory::mmap::MmapRegionError;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use wideleaf_memory::GuestRam;
+
+/// A view of guest RAM, and the RAM it is a view of.
+#[derive(Debug)]
+pub struct GuestMemory {
+    view: GuestMemoryMmap<()>,
+    ram: Arc<GuestRam>,
+}
+
+/// Why there is no view of the RAM.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestMemoryError {
+    /// A range was refused.
+    #[error("guest RAM at {gpa:#x} cannot be shown to the loader: {source}")]
+    Region {
+        /// First guest-physical address of the range.
+        gpa: u64,
+        /// Why.
+        source: MmapRegionError,
+    },
+    /// The ranges do not make a memory.
+    #[error("guest RAM cannot be shown to the loader: {0}")]
+    Collection(&'static str),
+}
+
+impl GuestMemory {
+    /// A view of all of `ram`.
+    ///
+    /// # Errors
+    /// [`GuestMemoryError`].
+    pub fn new(ram: Arc<GuestRam>) -> Result<GuestMemory, GuestMemoryError> {
+        let mut regions = Vec::with_capacity(ram.ranges().len());
+        for range in ram.ranges() {
+            let gpa = range.gpa.start().get();
+            let start = std::ptr::with_exposed_provenance_mut::<u8>(range.hva.get() as usize);
+            // SAFETY: [start, start + bytes) is mapped readable and writable by the `GuestRam` that this struct keeps
+            // alive for as long as the view; vm-memory reaches it by volatile access only, and does not unmap it.
+            let mapping = unsafe {
+                MmapRegion::build_raw(
+                    start,
+                    range.gpa.bytes().as_usize(),
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                )
+            }
+            .map_err(|source| GuestMemoryError::Region { gpa, source })?;
+            regions.push(
+                GuestRegionMmap::new(mapping, GuestAddress(gpa))
+                    .ok_or(GuestMemoryError::Collection("a range ends past the last address"))?,
+            );
+        }
+        let view = GuestMemoryMmap::from_regions(regions)
+            .map_err(|_| GuestMemoryError::Collection("it is empty, or its ranges overlap or descend"))?;
+        Ok(GuestMemory { view, ram })
+    }
+
+    /// The view.
+    pub fn view(&self) -> &GuestMemoryMmap<()> {
+        &self.view
+    }
+
+    /// The RAM itself.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+}

@@ -1,0 +1,198 @@
+//! Takes a vCPU out of the guest, from any thread, without a lost wakeup.
+//!
+//! ```text
+//!   other thread                              vCPU thread
+//!   immediate_exit = 1 ──┐                    … in the guest:          the signal ends KVM_RUN (EINTR)
+//!   signal its thread  ──┘                    … between two KVM_RUNs:  the next one sees the flag (EINTR)
+//!                                             EINTR → looks at what is wanted, then immediate_exit = 0
+//! ```
+//!
+//! The flag is set before the signal is sent, so one of the two always finds the vCPU (KVM API, 5 "The kvm_run
+//! structure", `immediate_exit`). The signal handler itself does nothing: no thread-local pointer, nothing to race.
+#![expect(
+    unsafe_code,
+    reason = "the flag is a byte of a page shared with the kernel, and signals go to threads by number"
+)]
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::RawFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+
+use kvm_bindings::kvm_run;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+/// The signal, counted from `SIGRTMIN`: the first one that is free. The default action of any other signal would end
+/// the process, or it would have a meaning already.
+const SIGNAL_ABOVE_SIGRTMIN: c_int = 1;
+
+/// The bytes of a `kvm_run` that are mapped here: it begins with the flag.
+const RUN_PAGE_BYTES: usize = 4096;
+const _: () = assert!(offset_of!(kvm_run, immediate_exit) < RUN_PAGE_BYTES, "the flag is on the first page");
+
+/// No thread runs the vCPU.
+const NO_THREAD: i32 = 0;
+
+/// The handle by which other threads take one vCPU out of the guest.
+///
+/// It has its own mapping of the vCPU's `kvm_run` page, so it may outlive the vCPU.
+#[derive(Debug)]
+pub struct Kicker {
+    run_page: NonNull<c_void>,
+    thread: AtomicI32,
+}
+
+// SAFETY: the mapping is owned, unmapped once on drop, and reached through an atomic only.
+unsafe impl Send for Kicker {}
+// SAFETY: as above; every method takes `&self` and touches nothing but atomics.
+unsafe impl Sync for Kicker {}
+
+impl Kicker {
+    /// The handle for the vCPU behind `vcpu_fd`.
+    ///
+    /// # Errors
+    /// The kernel's, where the page cannot be mapped or the signal handler not be set.
+    pub fn new(vcpu_fd: RawFd) -> io::Result<Kicker> {
+        set_handler_once()?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. Offset 0 of a vCPU's file is its
+        // `kvm_run` (KVM API, 4.5 `KVM_GET_VCPU_MMAP_SIZE`), which is at least one page long.
+        let page = unsafe { libc::mmap(null_mut(), RUN_PAGE_BYTES, protection, libc::MAP_SHARED, vcpu_fd, 0) };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let run_page = NonNull::new(page).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Kicker { run_page, thread: AtomicI32::new(NO_THREAD) })
+    }
+
+    /// Says that the calling thread runs the vCPU from now on.
+    pub fn bind_to_this_thread(&self) {
+        self.thread.store(this_thread(), Ordering::SeqCst);
+    }
+
+    /// Says that no thread runs the vCPU any more; signals stop.
+    pub fn unbind(&self) {
+        self.thread.store(NO_THREAD, Ordering::SeqCst);
+    }
+
+    /// Whether the calling thread is the one that runs the vCPU.
+    pub fn is_this_thread(&self) -> bool {
+        self.thread.load(Ordering::SeqCst) == this_thread()
+    }
+
+    /// Makes the current `KVM_RUN`, or else the next one, return with `EINTR`. To be called under the lock that also
+    /// guards what the vCPU will then look at.
+    pub fn kick(&self) {
+        self.immediate_exit().store(1, Ordering::SeqCst);
+        let thread = self.thread.load(Ordering::SeqCst);
+        if thread == NO_THREAD {
+            return;
+        }
+        // SAFETY: getpid cannot fail and touches no memory.
+        let process = unsafe { libc::getpid() };
+        // SAFETY: tgkill takes three numbers. The thread is one of this process (it was its own gettid), and is not
+        // gone: it unbinds under the lock that the caller holds before it ends. Were the number reused all the same,
+        // the signal would run the empty handler there.
+        unsafe { libc::syscall(libc::SYS_tgkill, process, thread, kick_signal()) };
+    }
+
+    /// Lets the next `KVM_RUN` enter the guest again. Called by the vCPU's thread, under the same lock as
+    /// [`Kicker::kick`].
+    pub fn clear(&self) {
+        self.immediate_exit().store(0, Ordering::SeqCst);
+    }
+
+    fn immediate_exit(&self) -> &AtomicU8 {
+        let offset = offset_of!(kvm_run, immediate_exit);
+        // SAFETY: the offset lies in the page that is mapped while `self` lives.
+        let flag = unsafe { self.run_page.cast::<u8>().add(offset) };
+        // SAFETY: valid and aligned for a byte; the other users of the byte are the kernel, and kvm-ioctls only in
+        // `set_kvm_immediate_exit`, which nobody here calls.
+        unsafe { AtomicU8::from_ptr(flag.as_ptr()) }
+    }
+}
+
+impl Drop for Kicker {
+    fn drop(&mut self) {
+        // SAFETY: the page was mapped by `new` with this length, and nothing refers to it any more.
+        unsafe { libc::munmap(self.run_page.as_ptr(), RUN_PAGE_BYTES) };
+    }
+}
+
+fn kick_signal() -> c_int {
+    SIGRTMIN() + SIGNAL_ABOVE_SIGRTMIN
+}
+
+fn this_thread() -> i32 {
+    // SAFETY: gettid cannot fail and touches no memory.
+    unsafe { libc::gettid() }
+}
+
+extern "C" fn do_nothing(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {}
+
+/// Sets the handler for the whole process, once. It is set without `SA_RESTART`: interrupting is its purpose.
+fn set_handler_once() -> io::Result<()> {
+    static OUTCOME: OnceLock<Result<(), i32>> = OnceLock::new();
+    OUTCOME
+        .get_or_init(|| register_signal_handler(kick_signal(), do_nothing).map_err(|errno| errno.errno()))
+        .map_err(io::Error::from_raw_os_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    /// A memfd stands in for a vCPU: a page that can be mapped.
+    fn page() -> std::fs::File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(RUN_PAGE_BYTES as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_kick_sets_the_flag_and_interrupts_the_bound_thread() {
+        let file = page();
+        let kicker = Arc::new(Kicker::new(file.as_raw_fd()).unwrap());
+        let (ready, is_ready) = channel();
+        let sleeper = std::thread::spawn({
+            let kicker = Arc::clone(&kicker);
+            move || {
+                kicker.bind_to_this_thread();
+                ready.send(()).unwrap();
+                // Sleeps until a signal comes: returns -1 (EINTR), never 0.
+                // SAFETY: no descriptors are given, and no timeout.
+                unsafe { libc::poll(null_mut(), 0, 60_000) }
+            }
+        });
+        is_ready.recv().unwrap();
+        // The thread may be between its message and the sleep: kick until it is gone, as a second kick must not hurt.
+        while !sleeper.is_finished() {
+            kicker.kick();
+            std::thread::yield_now();
+        }
+        assert_eq!(kicker.immediate_exit().load(Ordering::SeqCst), 1);
+        assert_eq!(sleeper.join().unwrap(), -1);
+        kicker.clear();
+        assert_eq!(kicker.immediate_exit().load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_kick_without_a_thread_only_sets_the_flag() {
+        let file = page();
+        let kicker = Kicker::new(file.as_raw_fd()).unwrap();
+        kicker.kick();
+        assert_eq!(kicker.immediate_exit().load(Ordering::SeqCst), 1);
+        assert!(!kicker.is_this_thread());
+    }
+
+    #[test]
+    fn a_vcpu_that_cannot_be_mapped_is_an_error() {
+        assert!(Kicker::new(-1).is_err());
+    }
+}

@@ -1,0 +1,282 @@
+//! KVM's binary statistics (KVM API, 4.133 `KVM_GET_STATS_FD`; Linux 5.14).
+//!
+//! ```text
+//!   file:   header │ id string │ descriptors (name, offset, size) │ data (u64 each)
+//! ```
+//!
+//! Header and descriptors never change while the file is open, so they are read once; a sample is one `pread` of the data.
+#![expect(unsafe_code, reason = "no crate wraps KVM_GET_STATS_FD")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+
+use vmm_sys_util::ioctl::{_IOC_NONE, ioctl, ioctl_expr};
+use wideleaf_policies::MappingStats;
+
+/// KVM's ioctl type (linux/kvm.h).
+const KVMIO: u32 = 0xae;
+const KVM_GET_STATS_FD: libc::c_ulong = ioctl_expr(_IOC_NONE, KVMIO, 0xce, 0);
+
+/// Bytes of a `struct kvm_stats_header`.
+const HEADER_BYTES: usize = 24;
+/// Bytes of a `struct kvm_stats_desc` before the name.
+const DESCRIPTOR_BYTES: usize = 16;
+/// No kernel comes near: Linux 6.18 has 20 statistics per VM and 60 per vCPU, with names of 48 bytes.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// Why there are no statistics.
+#[derive(Debug, thiserror::Error)]
+pub enum StatsError {
+    /// The kernel does not give them.
+    #[error("{what} failed: {source}")]
+    Kernel {
+        /// What was asked.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// What it gives is not what the KVM API describes.
+    #[error("KVM's statistics are malformed: {what} at byte {at} does not lie in the {bytes} bytes there are")]
+    Malformed {
+        /// Which part.
+        what: &'static str,
+        /// Where it was looked for.
+        at: usize,
+        /// How much there is.
+        bytes: usize,
+    },
+    /// KVM has no such statistic.
+    #[error("this kernel's KVM has no statistic {0}")]
+    NoSuchStatistic(&'static str),
+}
+
+/// One statistic: where its values are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statistic {
+    /// Its name, like `pages_2m`.
+    pub name: String,
+    /// Where its first value is, in bytes from the start of the data.
+    pub offset: usize,
+    /// How many values it has: more than one for a histogram.
+    pub values: usize,
+}
+
+/// Everything about a statistics file that does not change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatsLayout {
+    /// All statistics, in KVM's order.
+    pub statistics: Vec<Statistic>,
+    /// Where the data begin in the file, in bytes.
+    pub data_offset: usize,
+    /// How much data there is, in bytes.
+    pub data_bytes: usize,
+}
+
+impl StatsLayout {
+    /// Reads header and descriptors from the beginning of a statistics file.
+    ///
+    /// # Errors
+    /// [`StatsError::Malformed`] where something lies outside `file`.
+    pub fn parse(file: &[u8]) -> Result<StatsLayout, StatsError> {
+        let header = Header::parse(file)?;
+        let stride = DESCRIPTOR_BYTES.saturating_add(header.name_bytes);
+        let mut statistics = Vec::new();
+        let mut data_bytes = 0;
+        for index in 0..header.descriptors {
+            let at = header.descriptors_offset.saturating_add(index.saturating_mul(stride));
+            let malformed = || StatsError::Malformed { what: "a descriptor", at, bytes: file.len() };
+            let bytes = file.get(at..).and_then(|rest| rest.get(..stride)).ok_or_else(malformed)?;
+            // struct kvm_stats_desc: u32 flags, s16 exponent, u16 size, u32 offset, u32 bucket_size, name
+            let values = usize::from(read_u16(bytes, 6).ok_or_else(malformed)?);
+            let offset = read_u32(bytes, 8).ok_or_else(malformed)? as usize;
+            let name = &bytes[DESCRIPTOR_BYTES..];
+            let name = name.split(|byte| *byte == 0).next().unwrap_or(name);
+            let name = String::from_utf8_lossy(name).into_owned();
+            data_bytes = data_bytes.max(offset.saturating_add(values.saturating_mul(8)));
+            statistics.push(Statistic { name, offset, values });
+        }
+        if data_bytes > FILE_BYTES_MAX {
+            return Err(StatsError::Malformed { what: "a value", at: data_bytes, bytes: FILE_BYTES_MAX });
+        }
+        Ok(StatsLayout { statistics, data_offset: header.data_offset, data_bytes })
+    }
+
+    /// Where the first value of the statistic is, in bytes from the start of the data.
+    pub fn offset_of(&self, name: &str) -> Option<usize> {
+        self.statistics.iter().find(|statistic| statistic.name == name && statistic.values > 0).map(|s| s.offset)
+    }
+}
+
+/// `struct kvm_stats_header`: u32 flags, name_size, num_desc, id_offset, desc_offset, data_offset.
+struct Header {
+    name_bytes: usize,
+    descriptors: usize,
+    descriptors_offset: usize,
+    data_offset: usize,
+}
+
+impl Header {
+    fn parse(file: &[u8]) -> Result<Header, StatsError> {
+        let field = |at| read_u32(file, at).ok_or(StatsError::Malformed { what: "the header", at, bytes: file.len() });
+        Ok(Header {
+            name_bytes: field(4)? as usize,
+            descriptors: field(8)? as usize,
+            descriptors_offset: field(16)? as usize,
+            data_offset: field(20)? as usize,
+        })
+    }
+
+    /// Everything in front of the data: what has to be read once.
+    fn file_bytes(&self) -> usize {
+        let descriptors = self.descriptors.saturating_mul(DESCRIPTOR_BYTES.saturating_add(self.name_bytes));
+        self.descriptors_offset.saturating_add(descriptors)
+    }
+}
+
+/// An open statistics file of a VM.
+#[derive(Debug)]
+pub struct KvmStats {
+    file: File,
+    layout: StatsLayout,
+    pages: [usize; 3],
+}
+
+impl KvmStats {
+    /// Opens the statistics of the VM (or vCPU) behind `kvm_fd`.
+    ///
+    /// # Errors
+    /// [`StatsError`]; `NoSuchStatistic` where the three counts of mappings are not among them.
+    pub fn open(kvm_fd: &impl AsRawFd) -> Result<KvmStats, StatsError> {
+        // SAFETY: the ioctl takes no argument and gives a new file descriptor or -1.
+        let fd = unsafe { ioctl(kvm_fd, KVM_GET_STATS_FD) };
+        if fd < 0 {
+            return Err(StatsError::Kernel { what: "KVM_GET_STATS_FD", source: io::Error::last_os_error() });
+        }
+        // SAFETY: the descriptor is new, and nobody else has it.
+        let file = unsafe { File::from_raw_fd(fd) };
+
+        let read_error = |source| StatsError::Kernel { what: "reading KVM's statistics", source };
+        let mut header = [0; HEADER_BYTES];
+        file.read_exact_at(&mut header, 0).map_err(read_error)?;
+        let bytes = Header::parse(&header)?.file_bytes();
+        if bytes > FILE_BYTES_MAX {
+            return Err(StatsError::Malformed { what: "the last descriptor", at: bytes, bytes: FILE_BYTES_MAX });
+        }
+        let mut front = vec![0; bytes.max(HEADER_BYTES)];
+        file.read_exact_at(&mut front, 0).map_err(read_error)?;
+        let layout = StatsLayout::parse(&front)?;
+        let offset_of = |name: &'static str| layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name));
+        let pages = [offset_of("pages_4k")?, offset_of("pages_2m")?, offset_of("pages_1g")?];
+        Ok(KvmStats { file, layout, pages })
+    }
+
+    /// What there is.
+    pub fn layout(&self) -> &StatsLayout {
+        &self.layout
+    }
+
+    /// KVM's count of leaf mappings by size, now.
+    ///
+    /// # Errors
+    /// [`StatsError::Kernel`] where the file cannot be read.
+    pub fn mapping_stats(&self) -> Result<MappingStats, StatsError> {
+        let data = self.data()?;
+        let [pages_4k, pages_2m, pages_1g] = self.pages.map(|offset| read_u64(&data, offset).unwrap_or(0));
+        Ok(MappingStats { pages_4k, pages_2m, pages_1g })
+    }
+
+    /// The first value of any statistic, now.
+    ///
+    /// # Errors
+    /// [`StatsError`]; `NoSuchStatistic` where KVM has none of that name.
+    pub fn value(&self, name: &'static str) -> Result<u64, StatsError> {
+        let offset = self.layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name))?;
+        Ok(read_u64(&self.data()?, offset).unwrap_or(0))
+    }
+
+    fn data(&self) -> Result<Vec<u8>, StatsError> {
+        let mut data = vec![0; self.layout.data_bytes];
+        self.file
+            .read_exact_at(&mut data, self.layout.data_offset as u64)
+            .map_err(|source| StatsError::Kernel { what: "reading KVM's statistics", source })?;
+        Ok(data)
+    }
+}
+
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn read_u64(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME_BYTES: usize = 48;
+
+    /// A statistics file: header, an id string of `NAME_BYTES`, the descriptors.
+    fn stats_file(descriptors: &[(&str, u16, u32)]) -> Vec<u8> {
+        let descriptors_offset = HEADER_BYTES + NAME_BYTES;
+        let data_offset = descriptors_offset + descriptors.len() * (DESCRIPTOR_BYTES + NAME_BYTES);
+        let header = [0, NAME_BYTES, descriptors.len(), HEADER_BYTES, descriptors_offset, data_offset];
+        let mut file: Vec<u8> = header.iter().flat_map(|field| (*field as u32).to_ne_bytes()).collect();
+        file.resize(descriptors_offset, 0);
+        for (name, values, offset) in descriptors {
+            file.extend(0x12u32.to_ne_bytes());
+            file.extend((-9i16).to_ne_bytes());
+            file.extend(values.to_ne_bytes());
+            file.extend(offset.to_ne_bytes());
+            file.extend(7u32.to_ne_bytes());
+            let mut padded = name.as_bytes().to_vec();
+            padded.resize(NAME_BYTES, 0);
+            file.extend(padded);
+        }
+        file
+    }
+
+    #[test]
+    fn names_offsets_and_sizes_come_from_the_descriptors() {
+        let file = stats_file(&[("remote_tlb_flush", 1, 0), ("halt_poll_hist", 32, 8), ("pages_2m", 1, 264)]);
+        let layout = StatsLayout::parse(&file).unwrap();
+        assert_eq!(layout.statistics.len(), 3);
+        assert_eq!(layout.statistics[1], Statistic { name: "halt_poll_hist".to_owned(), offset: 8, values: 32 });
+        assert_eq!(layout.offset_of("pages_2m"), Some(264));
+        assert_eq!(layout.offset_of("pages_1g"), None);
+        assert_eq!(layout.data_bytes, 272);
+        assert_eq!(layout.data_offset, file.len());
+    }
+
+    #[test]
+    fn a_name_that_fills_its_field_is_whole() {
+        let name = "n".repeat(NAME_BYTES);
+        let layout = StatsLayout::parse(&stats_file(&[(&name, 1, 0)])).unwrap();
+        assert_eq!(layout.statistics[0].name, name);
+    }
+
+    #[test]
+    fn a_file_that_ends_early_is_malformed_wherever_it_ends() {
+        let file = stats_file(&[("pages_4k", 1, 0), ("pages_2m", 1, 8)]);
+        for bytes in 0..file.len() {
+            let error = StatsLayout::parse(&file[..bytes]).unwrap_err();
+            assert!(matches!(error, StatsError::Malformed { .. }), "{bytes}: {error}");
+        }
+    }
+
+    #[test]
+    fn numbers_too_large_to_be_true_are_refused() {
+        let mut endless = stats_file(&[("pages_4k", 1, 0)]);
+        endless[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert!(StatsLayout::parse(&endless).is_err());
+        let far = stats_file(&[("pages_4k", 1, u32::MAX)]);
+        assert!(matches!(StatsLayout::parse(&far), Err(StatsError::Malformed { what: "a value", .. })));
+    }
+}

@@ -1,0 +1,239 @@
+//! A vCPU: registers, CPUID, `KVM_RUN`.
+#![expect(unsafe_code, reason = "what KVM says about an internal error is a C union")]
+
+use std::fmt;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use kvm_bindings::{
+    CpuId, KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, Msrs, kvm_fpu, kvm_regs,
+    kvm_run, kvm_sregs,
+};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use super::{Kicker, KvmError, Vm};
+
+/// A vCPU. It keeps its VM, and with it the guest's RAM, alive.
+#[derive(Debug)]
+pub struct Vcpu {
+    // Before `_vm`: the vCPU goes first.
+    fd: VcpuFd,
+    index: u32,
+    _vm: Arc<Vm>,
+}
+
+/// What KVM says when it cannot go on (KVM API, 5, `KVM_EXIT_INTERNAL_ERROR`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InternalError {
+    /// Which kind: 1 is an instruction KVM cannot emulate, 3 an event it could not deliver.
+    pub suberror: u32,
+    /// The instruction, as far as KVM gave its bytes.
+    pub instruction: Vec<u8>,
+    /// What else KVM said.
+    pub data: Vec<u64>,
+}
+
+impl InternalError {
+    /// What usually is behind it, if we know.
+    pub fn hint(&self) -> Option<&'static str> {
+        (self.suberror == KVM_INTERNAL_ERROR_EMULATION).then_some(
+            "KVM could not emulate this instruction; hosts without VT-x or SVM (kvm_pvm) emulate all guest kernel code \
+             and lack many instructions: start the image in ring 3 (its wideleaf note), or use a host with EPT or NPT",
+        )
+    }
+}
+
+impl fmt::Display for InternalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "suberror {}", self.suberror)?;
+        if !self.instruction.is_empty() {
+            f.write_str(", instruction")?;
+            for byte in &self.instruction {
+                write!(f, " {byte:02x}")?;
+            }
+        }
+        for word in &self.data {
+            write!(f, ", {word:#x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Vcpu {
+    pub(super) fn new(fd: VcpuFd, index: u32, vm: Arc<Vm>) -> Result<Vcpu, KvmError> {
+        Ok(Vcpu { fd, index, _vm: vm })
+    }
+
+    /// Its number, from zero.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// A handle by which other threads take it out of the guest.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn kicker(&self) -> Result<Kicker, KvmError> {
+        Kicker::new(self.fd.as_raw_fd()).map_err(|source| KvmError::Ioctl { what: "mmap of kvm_run", source })
+    }
+
+    /// Says what CPUID answers (KVM API, `KVM_SET_CPUID2`). Before the first run.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<(), KvmError> {
+        self.fd.set_cpuid2(cpuid).map_err(KvmError::ioctl("KVM_SET_CPUID2"))
+    }
+
+    /// How fast the guest's time stamp counter counts, in kHz.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`], where the host's counter is not stable.
+    pub fn tsc_khz(&self) -> Result<u32, KvmError> {
+        self.fd.get_tsc_khz().map_err(KvmError::ioctl("KVM_GET_TSC_KHZ"))
+    }
+
+    /// General registers.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn regs(&self) -> Result<kvm_regs, KvmError> {
+        self.fd.get_regs().map_err(KvmError::ioctl("KVM_GET_REGS"))
+    }
+
+    /// Sets the general registers.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), KvmError> {
+        self.fd.set_regs(regs).map_err(KvmError::ioctl("KVM_SET_REGS"))
+    }
+
+    /// System registers.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn sregs(&self) -> Result<kvm_sregs, KvmError> {
+        self.fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))
+    }
+
+    /// Sets the system registers.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`]; `EINVAL` for a state no CPU can be in.
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), KvmError> {
+        self.fd.set_sregs(sregs).map_err(KvmError::ioctl("KVM_SET_SREGS"))
+    }
+
+    /// Sets the floating-point and SSE state.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn set_fpu(&self, fpu: &kvm_fpu) -> Result<(), KvmError> {
+        self.fd.set_fpu(fpu).map_err(KvmError::ioctl("KVM_SET_FPU"))
+    }
+
+    /// Sets model-specific registers, and says how many of them KVM took, in order.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn set_msrs(&self, msrs: &Msrs) -> Result<usize, KvmError> {
+        self.fd.set_msrs(msrs).map_err(KvmError::ioctl("KVM_SET_MSRS"))
+    }
+
+    /// The guest-physical address a guest-virtual one is mapped to, if it is (KVM API, `KVM_TRANSLATE`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn translate(&self, gva: u64) -> Result<Option<u64>, KvmError> {
+        let translation = self.fd.translate_gva(gva).map_err(KvmError::ioctl("KVM_TRANSLATE"))?;
+        Ok((translation.valid != 0).then_some(translation.physical_address))
+    }
+
+    /// Runs guest code until KVM needs something.
+    ///
+    /// # Errors
+    /// The error number of `KVM_RUN`: `EINTR` and `EAGAIN` mean that there was a kick or a signal.
+    pub fn run(&mut self) -> Result<VcpuExit<'_>, kvm_ioctls::Error> {
+        self.fd.run()
+    }
+
+    /// What KVM said with the last exit, which was an internal error.
+    pub fn internal_error(&mut self) -> InternalError {
+        internal_error(self.fd.get_kvm_run())
+    }
+}
+
+fn internal_error(run: &kvm_run) -> InternalError {
+    // SAFETY: plain numbers, every bit pattern is one; KVM filled this member, or it is zeroes.
+    let internal = unsafe { run.__bindgen_anon_1.internal };
+    let count = (internal.ndata as usize).min(internal.data.len());
+    if internal.suberror != KVM_INTERNAL_ERROR_EMULATION {
+        let data = internal.data[..count].to_vec();
+        return InternalError { suberror: internal.suberror, instruction: Vec::new(), data };
+    }
+    // SAFETY: as above; this member overlays `internal` word by word, and is what suberror 1 fills.
+    let failure = unsafe { run.__bindgen_anon_1.emulation_failure };
+    let has_bytes = count > 0 && failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES) != 0;
+    let instruction = if has_bytes {
+        // SAFETY: plain bytes. The inner union has this one member.
+        let bytes = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
+        bytes.insn_bytes[..usize::from(bytes.insn_size).min(bytes.insn_bytes.len())].to_vec()
+    } else {
+        Vec::new()
+    };
+    InternalError { suberror: internal.suberror, instruction, data: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zeroed_run() -> kvm_run {
+        kvm_run::default()
+    }
+
+    #[test]
+    fn an_emulation_failure_carries_the_instruction() {
+        let mut run = zeroed_run();
+        let mut data = [0u64; 16];
+        // flags = 1 (instruction bytes follow); then size 3 and the bytes of `popcnt`'s prefix, little-endian.
+        data[0] = 1;
+        data[1] = u64::from_le_bytes([3, 0xf3, 0x0f, 0xb8, 0, 0, 0, 0]);
+        run.__bindgen_anon_1.internal.suberror = 1;
+        run.__bindgen_anon_1.internal.ndata = 3;
+        run.__bindgen_anon_1.internal.data = data;
+        let error = internal_error(&run);
+        assert_eq!(error.instruction, [0xf3, 0x0f, 0xb8]);
+        assert_eq!(error.to_string(), "suberror 1, instruction f3 0f b8");
+        assert!(error.hint().unwrap().contains("ring 3"));
+    }
+
+    #[test]
+    fn an_emulation_failure_of_an_older_kernel_has_no_bytes() {
+        let mut run = zeroed_run();
+        run.__bindgen_anon_1.internal.suberror = 1;
+        assert!(internal_error(&run).instruction.is_empty());
+    }
+
+    #[test]
+    fn other_errors_carry_their_data_and_no_hint() {
+        let mut run = zeroed_run();
+        let mut data = [0u64; 16];
+        data[..2].copy_from_slice(&[0x30, 7]);
+        run.__bindgen_anon_1.internal.suberror = 3;
+        run.__bindgen_anon_1.internal.ndata = 2;
+        run.__bindgen_anon_1.internal.data = data;
+        let error = internal_error(&run);
+        assert_eq!(error.to_string(), "suberror 3, 0x30, 0x7");
+        assert_eq!(error.hint(), None);
+    }
+
+    #[test]
+    fn more_data_than_there_is_room_for_is_cut() {
+        let mut run = zeroed_run();
+        run.__bindgen_anon_1.internal.suberror = 4;
+        run.__bindgen_anon_1.internal.ndata = u32::MAX;
+        assert_eq!(internal_error(&run).data.len(), 16);
+    }
+}

@@ -1,0 +1,147 @@
+//! The VM: memslots, interrupt controllers, vCPUs.
+#![expect(unsafe_code, reason = "KVM is told host addresses as numbers; nothing checks that they stay mapped")]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_ioctls::VmFd;
+use vmm_sys_util::eventfd::EventFd;
+use wideleaf_memory::GuestRam;
+use wideleaf_memory::second_level::{Slot, SlotId};
+use wideleaf_policies::{Bytes, Gpa};
+
+use super::memslot::{Memslot, cut};
+use super::{KvmError, KvmStats, KvmSystem, Vcpu};
+
+/// A VM and the RAM it was given. Every vCPU holds it, so the RAM stays mapped as long as any guest code could run.
+#[derive(Debug)]
+pub struct Vm {
+    // Before `ram`: the VM goes first.
+    fd: VmFd,
+    slots: Mutex<Vec<Memslot>>,
+    ram: Arc<GuestRam>,
+}
+
+impl Vm {
+    /// Creates a VM whose RAM is `ram`, in memslots cut at multiples of `slot_bytes`.
+    ///
+    /// The memslots come first of all: each one waits for a grace period of KVM's readers, which is short while there
+    /// are no interrupt controllers and no vCPUs (0.5 ms against 8 ms for 32 slots).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn create(system: &KvmSystem, ram: Arc<GuestRam>, slot_bytes: Bytes) -> Result<Arc<Vm>, KvmError> {
+        let vm = Vm { fd: system.create_vm()?, slots: Mutex::new(cut(ram.ranges(), slot_bytes)), ram };
+        for memslot in vm.lock_slots().iter() {
+            vm.set_memslot(memslot)?;
+        }
+        Ok(Arc::new(vm))
+    }
+
+    /// The RAM.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+
+    /// All memslots, ascending.
+    pub fn slots(&self) -> Vec<Slot> {
+        self.lock_slots().iter().map(|memslot| memslot.slot).collect()
+    }
+
+    /// Tells Intel's KVM three free pages and one more below 4 GiB, which it needs to run real mode and unpaged guests on
+    /// CPUs without unrestricted guest mode (KVM API, 4.35 and 4.41). Elsewhere it is ignored. Before any vCPU.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn set_identity_map_and_tss(&self, identity_map: Gpa, tss: Gpa) -> Result<(), KvmError> {
+        self.fd.set_identity_map_address(identity_map.get()).map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
+        self.fd.set_tss_address(tss.get() as usize).map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))
+    }
+
+    /// Creates the interrupt controllers (two PICs, IOAPIC, a local APIC per vCPU). Before any vCPU, after all memslots.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn create_irqchip(&self) -> Result<(), KvmError> {
+        self.fd.create_irq_chip().map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))
+    }
+
+    /// Creates the interval timer, which Linux calibrates itself by. The speaker port answers, silently.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn create_pit(&self) -> Result<(), KvmError> {
+        let config = kvm_pit_config { flags: kvm_bindings::KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        self.fd.create_pit2(config).map_err(KvmError::ioctl("KVM_CREATE_PIT2"))
+    }
+
+    /// Lets `event` raise the interrupt `gsi`, without a way through this process.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn register_irqfd(&self, event: &EventFd, gsi: u32) -> Result<(), KvmError> {
+        self.fd.register_irqfd(event, gsi).map_err(KvmError::ioctl("KVM_IRQFD"))
+    }
+
+    /// Creates a vCPU.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn create_vcpu(self: &Arc<Self>, index: u32) -> Result<Vcpu, KvmError> {
+        let fd = self.fd.create_vcpu(u64::from(index)).map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+        Vcpu::new(fd, index, Arc::clone(self))
+    }
+
+    /// Opens the VM's statistics.
+    ///
+    /// # Errors
+    /// [`super::stats::StatsError`].
+    pub fn open_stats(&self) -> Result<KvmStats, super::stats::StatsError> {
+        KvmStats::open(&self.fd)
+    }
+
+    /// Switches dirty logging of a slot. `Ok(None)` where there is no such slot.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`]; the slot is then as it was.
+    pub fn set_dirty_log(&self, id: SlotId, is_on: bool) -> Result<Option<()>, KvmError> {
+        let mut slots = self.lock_slots();
+        let Some(memslot) = slots.iter_mut().find(|memslot| memslot.slot.id == id) else { return Ok(None) };
+        if memslot.slot.is_dirty_logged == is_on {
+            return Ok(Some(()));
+        }
+        let mut changed = *memslot;
+        changed.slot.is_dirty_logged = is_on;
+        self.set_memslot(&changed)?;
+        *memslot = changed;
+        Ok(Some(()))
+    }
+
+    /// Fetches and clears the dirty log of a slot (KVM API, 4.8 `KVM_GET_DIRTY_LOG`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`], also where logging is off.
+    pub fn take_dirty_log(&self, slot: Slot) -> Result<Vec<u64>, KvmError> {
+        self.fd.get_dirty_log(slot.id.0, slot.range.bytes().as_usize()).map_err(KvmError::ioctl("KVM_GET_DIRTY_LOG"))
+    }
+
+    fn set_memslot(&self, memslot: &Memslot) -> Result<(), KvmError> {
+        let Slot { id, range, is_dirty_logged } = memslot.slot;
+        let region = kvm_userspace_memory_region {
+            slot: id.0,
+            flags: if is_dirty_logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
+            guest_phys_addr: range.start().get(),
+            memory_size: range.bytes().get(),
+            userspace_addr: memslot.hva.get(),
+        };
+        // SAFETY: [userspace_addr, + memory_size) is a piece of the mapping of `self.ram`, cut by `memslot::cut`; it
+        // stays mapped while this `Vm` lives, and guest code runs only through a `Vcpu`, which holds this `Vm`. Slots
+        // do not overlap, and this process keeps no Rust reference into guest RAM.
+        unsafe { self.fd.set_user_memory_region(region) }.map_err(KvmError::ioctl("KVM_SET_USER_MEMORY_REGION"))
+    }
+
+    fn lock_slots(&self) -> MutexGuard<'_, Vec<Memslot>> {
+        // A slot is changed only after KVM agreed, so a panic elsewhere leaves the table true.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

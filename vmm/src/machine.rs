@@ -1,0 +1,203 @@
+//! A running VM.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wideleaf_memory::{GuestRam, SecondLevel};
+
+use crate::boot::{self, BootError, SetupTimes, Stopwatch};
+use crate::config::VmConfig;
+use crate::devices::serial::SerialPort;
+use crate::devices::{Bus, BusCounters, SerialSink};
+use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
+use crate::run_loop::{GuestExit, RunControl, VcpuState, VcpuThread};
+
+/// How often a stop flag is looked at: a flag, set by a signal handler, wakes nobody.
+const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How long [`Machine::wait`] waits. The default is for ever.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WaitLimits<'a> {
+    /// At most this long.
+    pub timeout: Option<Duration>,
+    /// Until this becomes true.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+/// A VM whose vCPUs have threads. Dropping it stops and joins them, and closes everything.
+pub struct Machine {
+    vm: Arc<Vm>,
+    memory: Arc<GuestMemory>,
+    control: Arc<RunControl>,
+    second_level: Arc<KvmSecondLevel>,
+    bus: Arc<Bus>,
+    serial: SerialPort,
+    threads: Vec<JoinHandle<()>>,
+    started: Instant,
+    setup: SetupTimes,
+    entry_name: &'static str,
+    tsc_hz: Option<u64>,
+}
+
+impl Machine {
+    /// Builds the VM and starts its vCPUs. `ram` is fresh, laid out by [`VmConfig::ram_layout`], and already advised and
+    /// prefaulted as its owner wants it. `sink` gets the guest's lines.
+    ///
+    /// # Errors
+    /// [`BootError`]; nothing runs then.
+    pub fn start(config: &VmConfig, ram: Arc<GuestRam>, sink: SerialSink) -> Result<Machine, BootError> {
+        let started = Instant::now();
+        let mut watch = Stopwatch::start();
+        let prepared = boot::prepare(config, ram, sink, &mut watch)?;
+        let boot::Prepared { vm, vcpus, memory, bus, serial, paging, entry_name, tsc_hz } = prepared;
+        let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
+        let control = RunControl::new(kickers);
+        let second_level = Arc::new(KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control)));
+        let mut machine = Machine {
+            vm,
+            memory,
+            control,
+            second_level,
+            bus,
+            serial,
+            threads: Vec::with_capacity(vcpus.len()),
+            started,
+            setup: SetupTimes::default(),
+            entry_name,
+            tsc_hz,
+        };
+        watch.lap("control");
+        for vcpu in vcpus {
+            let index = vcpu.index();
+            let thread = VcpuThread::new(
+                vcpu,
+                Arc::clone(&machine.control),
+                Arc::clone(&machine.bus),
+                Arc::clone(&machine.memory),
+            );
+            let handle = std::thread::Builder::new()
+                .name(format!("vcpu{index}"))
+                .spawn(move || thread.run())
+                .map_err(|source| BootError::Thread { vcpu: index, source })?;
+            machine.threads.push(handle);
+        }
+        watch.lap("threads");
+        machine.setup = watch.stop();
+        Ok(machine)
+    }
+
+    /// The manager's door to KVM's side of this VM. It stays valid after the machine is gone.
+    pub fn second_level(&self) -> Arc<dyn SecondLevel> {
+        Arc::clone(&self.second_level) as Arc<dyn SecondLevel>
+    }
+
+    /// The same door, with the rest of KVM's statistics.
+    pub fn kvm_second_level(&self) -> &Arc<KvmSecondLevel> {
+        &self.second_level
+    }
+
+    /// The guest's RAM.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        self.vm.ram()
+    }
+
+    /// The guest's RAM, as readers and writers of guest addresses want it.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Waits until the guest has ended, and all its vCPUs with it. Where a limit comes first, the VM is stopped.
+    pub fn wait(&self, limits: WaitLimits<'_>) -> GuestExit {
+        let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let slice = match (left, limits.stop) {
+                (left, None) => left,
+                (None, Some(_)) => Some(STOP_FLAG_INTERVAL),
+                (Some(left), Some(_)) => Some(left.min(STOP_FLAG_INTERVAL)),
+            };
+            if let Some(exit) = self.control.wait_finished(slice) {
+                return exit;
+            }
+            if limits.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                return self.end(GuestExit::Stopped);
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return self.end(GuestExit::TimedOut);
+            }
+        }
+    }
+
+    /// Stops the VM and waits until no vCPU runs. How it ended: it may have ended by itself before.
+    pub fn stop(&self) -> GuestExit {
+        self.end(GuestExit::Stopped)
+    }
+
+    /// Where each vCPU is.
+    pub fn vcpu_states(&self) -> Vec<VcpuState> {
+        self.control.states()
+    }
+
+    /// Types into the guest's serial port. Gives back how many bytes there was room for.
+    pub fn type_in(&self, bytes: &[u8]) -> usize {
+        self.serial.type_in(bytes)
+    }
+
+    /// When [`Machine::start`] began.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// From the begin of [`Machine::start`] to the guest's first byte on the serial port, if there was one.
+    pub fn first_byte_after(&self) -> Option<Duration> {
+        self.serial.first_byte().map(|at| at - self.started)
+    }
+
+    /// How long each step of the start took.
+    pub fn setup_times(&self) -> &SetupTimes {
+        &self.setup
+    }
+
+    /// Accesses to ports and addresses where nothing is.
+    pub fn bus_counters(&self) -> BusCounters {
+        self.bus.counters()
+    }
+
+    /// Which entry of the image was used: `direct`, `pvh` or `bzimage`.
+    pub fn entry_name(&self) -> &'static str {
+        self.entry_name
+    }
+
+    /// How fast the guest's time stamp counter counts, if KVM says.
+    pub fn tsc_hz(&self) -> Option<u64> {
+        self.tsc_hz
+    }
+
+    fn end(&self, reason: GuestExit) -> GuestExit {
+        self.control.stop(reason.clone());
+        self.control.wait_finished(None).unwrap_or(reason)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.control.stop(GuestExit::Stopped);
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so as `GuestExit::ThreadLost`.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("entry", &self.entry_name)
+            .field("vcpus", &self.vcpu_states())
+            .field("setup", &self.setup)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,180 @@
+//! What CPUID answers in the guest: what KVM supports on this host, with the topology of this VM and, for the direct
+//! entry, how fast the time stamp counter counts.
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use wideleaf_policies::PageSize;
+
+/// Basic information and the highest basic leaf.
+const LEAF_BASIC: u32 = 0;
+/// Family, features, the initial APIC number.
+const LEAF_FEATURES: u32 = 1;
+/// Topology; index 0 is threads of a core, index 1 cores of a package.
+const LEAF_TOPOLOGY: u32 = 0xb;
+/// Ratio of time stamp counter and core crystal.
+const LEAF_TSC: u32 = 0x15;
+/// The hypervisor's signature and highest leaf.
+const LEAF_HYPERVISOR: u32 = 0x4000_0000;
+/// Time stamp counter and APIC bus in kHz, where hypervisors agreed to say it (VMware, "Mechanisms to determine if
+/// software is running in a VMware virtual machine"; also read by FreeBSD under KVM).
+const LEAF_HYPERVISOR_TIMING: u32 = 0x4000_0010;
+/// Extended features; EDX bit 26 is 1 GiB pages.
+const LEAF_EXTENDED_FEATURES: u32 = 0x8000_0001;
+/// EAX: width of physical (bits 0-7) and linear addresses.
+const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
+
+/// KVM's local APIC counts nanoseconds (arch/x86/kvm/lapic.h, `APIC_BUS_CYCLE_NS`), and Linux takes the crystal of leaf
+/// 0x15 for its clock: so the crystal must be 1 GHz.
+const CRYSTAL_HZ: u32 = 1_000_000_000;
+/// The ratio's denominator: with it the numerator is the frequency in kHz, so the product is exact.
+const TSC_DENOMINATOR: u32 = CRYSTAL_HZ / 1000;
+
+/// Leaf 1, ECX: there is a hypervisor. KVM leaves it to the VMM to say so, and without it no guest looks for kvmclock.
+const HAS_HYPERVISOR: u32 = 1 << 31;
+
+/// CPUID for one vCPU of `vcpus`, from what KVM supports. `tsc_khz` adds the two timing leaves.
+pub fn for_vcpu(
+    supported: &CpuId,
+    vcpu: u32,
+    vcpus: u32,
+    tsc_khz: Option<u32>,
+) -> Result<CpuId, vmm_sys_util::fam::Error> {
+    let mut cpuid = supported.clone();
+    for entry in cpuid.as_mut_slice() {
+        set_topology(entry, vcpu, vcpus);
+    }
+    if let Some(khz) = tsc_khz {
+        set_leaf(&mut cpuid, LEAF_TSC, [TSC_DENOMINATOR, khz, CRYSTAL_HZ, 0])?;
+        set_leaf(&mut cpuid, LEAF_HYPERVISOR_TIMING, [khz, CRYSTAL_HZ / 1000, 0, 0])?;
+        raise_highest(&mut cpuid, LEAF_BASIC, LEAF_TSC);
+        raise_highest(&mut cpuid, LEAF_HYPERVISOR, LEAF_HYPERVISOR_TIMING);
+    }
+    Ok(cpuid)
+}
+
+/// Whether a guest with this CPUID can use pages of this size: 1 GiB pages are an option of the CPU.
+pub fn has_page_size(supported: &CpuId, page: PageSize) -> bool {
+    page != PageSize::Giant1G || leaf(supported, LEAF_EXTENDED_FEATURES).is_some_and(|entry| entry.edx & 1 << 26 != 0)
+}
+
+/// How many bits a physical address of the guest has; 36 where the leaf is absent (SDM vol. 2, CPUID).
+pub fn physical_address_bits(supported: &CpuId) -> u32 {
+    leaf(supported, LEAF_ADDRESS_SIZES).map_or(36, |entry| entry.eax & 0xff)
+}
+
+/// One thread per core, all cores in one package; the APIC's number is the vCPU's.
+fn set_topology(entry: &mut kvm_cpuid_entry2, vcpu: u32, vcpus: u32) {
+    const THREADS_PER_CORE: u32 = 1;
+    const LEVEL_THREADS: u32 = 1;
+    const LEVEL_CORES: u32 = 2;
+    match (entry.function, entry.index) {
+        (LEAF_FEATURES, _) => {
+            const HYPER_THREADING: u32 = 1 << 28;
+            entry.ecx |= HAS_HYPERVISOR;
+            entry.ebx = (entry.ebx & 0xffff) | vcpus << 16 | vcpu << 24;
+            entry.edx = if vcpus > 1 { entry.edx | HYPER_THREADING } else { entry.edx & !HYPER_THREADING };
+        }
+        (LEAF_TOPOLOGY, index) => {
+            let (shift, count, level) = match index {
+                0 => (0, THREADS_PER_CORE, LEVEL_THREADS),
+                1 => (vcpus.next_power_of_two().ilog2(), vcpus, LEVEL_CORES),
+                _ => (0, 0, 0),
+            };
+            entry.eax = shift;
+            entry.ebx = count;
+            entry.ecx = index | level << 8;
+            entry.edx = vcpu;
+        }
+        _ => {}
+    }
+}
+
+fn leaf(cpuid: &CpuId, function: u32) -> Option<&kvm_cpuid_entry2> {
+    cpuid.as_slice().iter().find(|entry| entry.function == function)
+}
+
+fn set_leaf(cpuid: &mut CpuId, function: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> Result<(), vmm_sys_util::fam::Error> {
+    let new = kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() };
+    if let Some(entry) = cpuid.as_mut_slice().iter_mut().find(|entry| entry.function == function) {
+        let flags = entry.flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
+        *entry = kvm_cpuid_entry2 { flags, ..new };
+        return Ok(());
+    }
+    cpuid.push(new)
+}
+
+fn raise_highest(cpuid: &mut CpuId, function: u32, highest: u32) {
+    if let Some(entry) = cpuid.as_mut_slice().iter_mut().find(|entry| entry.function == function) {
+        entry.eax = entry.eax.max(highest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(function: u32, index: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, ..Default::default() }
+    }
+
+    fn supported() -> CpuId {
+        CpuId::from_entries(&[
+            entry(LEAF_BASIC, 0, [0xd, 0x6874_7541, 0, 0]),
+            entry(LEAF_FEATURES, 0, [0x663, 0x0710_0800, 0, 1 << 28]),
+            entry(LEAF_TOPOLOGY, 0, [1, 2, 0x100, 9]),
+            entry(LEAF_TOPOLOGY, 1, [4, 16, 0x201, 9]),
+            entry(LEAF_HYPERVISOR, 0, [0x4000_0001, 0x4b4d_564b, 0x564b_4d56, 0x4d]),
+            entry(LEAF_EXTENDED_FEATURES, 0, [0, 0, 0, 1 << 29]),
+            entry(LEAF_ADDRESS_SIZES, 0, [0x3028, 0, 0, 0]),
+        ])
+        .unwrap()
+    }
+
+    fn registers(cpuid: &CpuId, function: u32, index: u32) -> [u32; 4] {
+        let entry = cpuid.as_slice().iter().find(|e| e.function == function && e.index == index).unwrap();
+        [entry.eax, entry.ebx, entry.ecx, entry.edx]
+    }
+
+    #[test]
+    fn each_vcpu_is_a_core_with_its_own_number() {
+        let cpuid = for_vcpu(&supported(), 2, 3, None).unwrap();
+        assert_eq!(registers(&cpuid, LEAF_FEATURES, 0), [0x663, 0x0203_0800, 1 << 31, 1 << 28]);
+        assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 0), [0, 1, 0x100, 2]);
+        // Three cores need two bits.
+        assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 1), [2, 3, 0x201, 2]);
+    }
+
+    #[test]
+    fn a_single_vcpu_has_no_siblings() {
+        let cpuid = for_vcpu(&supported(), 0, 1, None).unwrap();
+        assert_eq!(registers(&cpuid, LEAF_FEATURES, 0)[3], 0);
+        assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 1)[0], 0);
+    }
+
+    #[test]
+    fn the_timing_leaves_give_the_exact_frequency_and_can_be_found() {
+        let khz = 2_899_999;
+        let cpuid = for_vcpu(&supported(), 0, 1, Some(khz)).unwrap();
+        let [denominator, numerator, crystal, _] = registers(&cpuid, LEAF_TSC, 0);
+        let hz = u64::from(crystal) * u64::from(numerator) / u64::from(denominator);
+        assert_eq!(hz, 2_899_999_000);
+        assert_eq!(registers(&cpuid, LEAF_HYPERVISOR_TIMING, 0)[..2], [khz, 1_000_000]);
+        assert_eq!(registers(&cpuid, LEAF_BASIC, 0)[0], LEAF_TSC);
+        assert_eq!(registers(&cpuid, LEAF_HYPERVISOR, 0)[0], LEAF_HYPERVISOR_TIMING);
+    }
+
+    #[test]
+    fn without_a_frequency_nothing_is_claimed() {
+        let cpuid = for_vcpu(&supported(), 0, 1, None).unwrap();
+        assert!(leaf(&cpuid, LEAF_TSC).is_none());
+        assert_eq!(registers(&cpuid, LEAF_BASIC, 0)[0], 0xd);
+    }
+
+    #[test]
+    fn giant_pages_are_asked_for_by_their_bit() {
+        assert!(has_page_size(&supported(), PageSize::Huge2M));
+        assert!(!has_page_size(&supported(), PageSize::Giant1G));
+        let giant = CpuId::from_entries(&[entry(LEAF_EXTENDED_FEATURES, 0, [0, 0, 0, 1 << 26])]).unwrap();
+        assert!(has_page_size(&giant, PageSize::Giant1G));
+        assert_eq!(physical_address_bits(&supported()), 0x28);
+    }
+}

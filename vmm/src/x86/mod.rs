@@ -1,0 +1,18 @@
+//! What the guest's CPUs and memory look like at the entry.
+//!
+//! | entry | mode | what the guest finds | registers |
+//! |---|---|---|---|
+//! | direct | 64 bits, ring 3, paged | [`wideleaf_protocol::DirectBoot`] | [`registers::direct`] |
+//! | PVH | 32 bits, unpaged | [`start_info`] | [`registers::pvh`] |
+//! | Linux | 64 bits, ring 0, paged | [`zero_page`] | [`registers::linux64`] |
+
+pub mod acpi;
+pub mod cpuid;
+pub mod fault_report;
+pub mod gdt;
+pub mod layout;
+pub mod mp_table;
+pub mod page_tables;
+pub mod registers;
+pub mod start_info;
+pub mod zero_page;
