@@ -1,1 +1,42 @@
-//! wideleaf-guest-tests
+//! What tests that need more than a compiler share: asking for it, and skipping with a reason where it is absent.
+
+/// What a test may need of its machine; the names of `WIDELEAF_REQUIRE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A usable `/dev/kvm`.
+    Kvm,
+    /// The labs: QEMU or Bochs, and a Debian kernel for them.
+    Lab,
+}
+
+impl Need {
+    const fn name(self) -> &'static str {
+        match self {
+            Need::Kvm => "kvm",
+            Need::Lab => "lab",
+        }
+    }
+}
+
+/// Whether to go on: `found` says so, or gives the reason why not, which is printed. `WIDELEAF_REQUIRE`, a list of
+/// needs separated by commas, turns the skip into a failure.
+///
+/// # Panics
+/// Where the need is required and absent.
+pub fn is_there(need: Need, found: Result<(), String>) -> bool {
+    let Err(why) = found else { return true };
+    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+    let name = need.name();
+    assert!(
+        !required.split(',').any(|word| word == name),
+        "WIDELEAF_REQUIRE={required}, but there is no {name}: {why}"
+    );
+    println!("skipped, no {name}: {why}");
+    false
+}
+
+/// Whether `/dev/kvm` can be opened for reading and writing.
+pub fn has_kvm() -> bool {
+    let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
+    is_there(Need::Kvm, kvm.map(drop).map_err(|error| format!("/dev/kvm: {error}")))
+}

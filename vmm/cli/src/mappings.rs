@@ -30,7 +30,7 @@ use crate::run::{Console, RunSpec, Workload, guest, visible_bar};
 use crate::session::Session;
 
 /// RAM the guest checks, over and over.
-const PATTERN: Bytes = mib(32);
+const PATTERN: Bytes = mib(8);
 
 /// A guest on an emulated host needs seconds for a pass; one that needs longer than this hangs.
 const PASS_TIMEOUT: Duration = Duration::from_secs(120);

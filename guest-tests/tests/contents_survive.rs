@@ -1,0 +1,134 @@
+//! Nobody's guest may lose a byte because we moved its memory: a guest that checks and rewrites every word of its RAM
+//! runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::{Duration, Instant};
+
+use wideleaf::args::FallbackArg;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::report::RunReport;
+use wideleaf::run::{Console, RunSpec, Workload, execute};
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
+
+/// Promotes everything at one tick and splits everything at the next, for as long as it is let.
+struct Shuttle {
+    splits_next: bool,
+}
+
+impl Policy for Shuttle {
+    fn name(&self) -> &'static str {
+        "shuttle"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {
+        for vm in &snapshot.vms {
+            let ready = (0..vm.len()).filter(|row| vm.ready_at[*row] <= now);
+            let actions = ready.filter_map(|row| self.action(vm, row)).take(Plan::BOUND_DEFAULT);
+            actions.for_each(|action| plan.push(action, Cost::default()));
+        }
+        self.splits_next = !self.splits_next;
+    }
+}
+
+impl Shuttle {
+    fn action(&self, vm: &VmSnapshot, row: usize) -> Option<Action> {
+        let (vm_id, window) = (vm.vm, vm.windows[row]);
+        match (vm.backing[row], vm.is_held[row], self.splits_next) {
+            (Backing::Base4K, _, _) | (Backing::Huge2M | Backing::Giant1G, true, false) => {
+                Some(Action::Promote { vm: vm_id, window, to: PageSize::Huge2M })
+            }
+            (Backing::Huge2M | Backing::Giant1G, false, true) => {
+                Some(Action::Demote { vm: vm_id, window, to: PageSize::Base4K })
+            }
+            _ => None,
+        }
+    }
+}
+
+static SHUTTLE: PolicyInfo = PolicyInfo {
+    name: "shuttle",
+    summary: "promotes and splits everything in turn",
+    make: || Box::new(Shuttle { splits_next: false }),
+};
+
+fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
+    let spec = RunSpec {
+        workload: Workload::Kernel("pattern"),
+        is_native: false,
+        cmdline: "bytes=16M seconds=4".into(),
+        initrd: None,
+        memory: mib(32),
+        vcpus,
+        backing: BackingConfig::new(kind, host_page).unwrap(),
+        guest_page: PageSize::Huge2M,
+        policy,
+        policy_delay: None,
+        is_prefaulted: false,
+        fallback: FallbackArg::Fail,
+        timeout: Some(Duration::from_secs(300)),
+        console: Console::Nothing,
+    };
+    let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
+    let verification = report.verification.clone().unwrap();
+    assert!(verification.passed, "{verification:?}");
+    assert_eq!(verification.errors, 0);
+    report
+}
+
+fn count(report: &RunReport, outcome: &str) -> u64 {
+    report.manager.outcomes.get(outcome).copied().unwrap_or(0)
+}
+
+fn promoted(kind: BackingKind, vcpus: u8) {
+    if !has_kvm() {
+        return;
+    }
+    let report = run(by_name("greedy").unwrap(), kind, PageSize::Base4K, vcpus);
+    assert!(count(&report, "collapse.done") >= 8, "{:?}", report.manager.outcomes);
+    let region = &report.regions[0];
+    assert_eq!(region.windows_host_large, region.windows, "all of its RAM is large in the end");
+}
+
+fn shuttled(kind: BackingKind, vcpus: u8) {
+    if !has_kvm() {
+        return;
+    }
+    let report = run(&SHUTTLE, kind, PageSize::Base4K, vcpus);
+    for outcome in ["collapse.done", "hold_at_4k.done", "recover.done"] {
+        assert!(count(&report, outcome) > 0, "{outcome} in {:?}", report.manager.outcomes);
+    }
+}
+
+#[test]
+fn anonymous_ram_survives_promotion_with_one_vcpu() {
+    promoted(BackingKind::Anon, 1);
+}
+
+#[test]
+fn anonymous_ram_survives_promotion_with_two_vcpus() {
+    promoted(BackingKind::Anon, 2);
+}
+
+#[test]
+fn memfd_ram_survives_promotion_with_two_vcpus() {
+    promoted(BackingKind::Memfd, 2);
+}
+
+#[test]
+fn anonymous_ram_survives_splitting_and_recovery_with_one_vcpu() {
+    shuttled(BackingKind::Anon, 1);
+}
+
+#[test]
+fn anonymous_ram_survives_splitting_and_recovery_with_two_vcpus() {
+    shuttled(BackingKind::Anon, 2);
+}
+
+#[test]
+fn memfd_ram_survives_splitting_and_recovery_with_two_vcpus() {
+    shuttled(BackingKind::Memfd, 2);
+}

@@ -1,0 +1,109 @@
+//! Everything that needs KVM, once more in the NPT lab: a Linux host whose KVM has a real TDP MMU, emulated by QEMU.
+//! Where the machine itself has no KVM, this is where these tests run at all. Function, never speed.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use wideleaf_guest_tests::{Need, is_there};
+
+const LAB_SECONDS: &str = "1500";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn lab() -> Command {
+    let mut lab = Command::new(root().join("guest-tests/lab/lab"));
+    lab.stdin(Stdio::null());
+    lab
+}
+
+/// Whether the NPT lab can be had here.
+fn has_lab() -> bool {
+    let prepared = lab().args(["prepare", "npt"]).output().unwrap();
+    let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
+    is_there(Need::Lab, if prepared.status.success() { Ok(()) } else { Err(why) })
+}
+
+/// The executables that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test.
+fn built(arguments: &[&str]) -> Vec<PathBuf> {
+    let output = Command::new(env!("CARGO"))
+        .current_dir(root())
+        .args(arguments)
+        .args(["--locked", "--offline", "--quiet", "--message-format=json"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let executables: Vec<PathBuf> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))
+        .collect();
+    assert!(!executables.is_empty(), "cargo {arguments:?} makes no executable");
+    executables
+}
+
+/// Runs a command in the NPT lab with these files under `/bin`.
+fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
+    let mut lab = lab();
+    lab.args(["npt", "--timeout", LAB_SECONDS]);
+    for (file, name) in files {
+        lab.arg("--file").arg(format!("{}:/bin/{name}", file.display()));
+    }
+    let output = lab.args(["--", "sh", "-c", command]).output().unwrap();
+    println!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// Runs the tests of one executable in the lab, none of them skipped for want of KVM.
+fn tests_pass_in_lab(package: &str, test: &str) {
+    if !has_lab() {
+        return;
+    }
+    let wideleaf = built(&["build", "-p", "wideleaf", "--bin", "wideleaf"]).remove(0);
+    let executable = built(&["test", "--no-run", "-p", package, "--test", test]).remove(0);
+    let command = "WIDELEAF_REQUIRE=kvm WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
+    let output = in_lab(&[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], command);
+    assert!(output.status.success(), "{test} in the lab: {}", output.status);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("test result: ok.") && !text.contains(" 0 passed"), "{test} did run");
+}
+
+#[test]
+fn the_vmm_boots_and_stops_guests_in_the_lab() {
+    tests_pass_in_lab("wideleaf-vmm", "boot_smoke");
+}
+
+#[test]
+fn contents_survive_in_the_lab() {
+    tests_pass_in_lab("wideleaf-guest-tests", "contents_survive");
+}
+
+#[test]
+fn bad_guests_end_with_one_clear_line_in_the_lab() {
+    tests_pass_in_lab("wideleaf", "guest");
+}
+
+#[test]
+fn every_mapping_is_at_its_level_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let wideleaf = built(&["build", "-p", "wideleaf", "--bin", "wideleaf"]).remove(0);
+    let output = in_lab(&[(&wideleaf, "wideleaf")], "wideleaf doctor --mappings --format json");
+    assert!(output.status.success(), "{}", output.status);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mappings = &report["mappings"];
+    assert_eq!(mappings["paging"], "npt");
+    let rows = mappings["rows"].as_array().unwrap();
+    let with = |guest: &str, expected: &str| {
+        rows.iter().filter(|row| row["guest_page"] == guest && row["expected"] == expected).count()
+    };
+    // Shadow paging can show neither of these.
+    assert!(with("4k", "2m") > 0, "4K guest pages over 2M host pages");
+    assert!(with("2m", "1g") > 0 && with("4k", "1g") > 0, "giant pages: {}", mappings["skipped"]);
+    assert!(rows.iter().all(|row| row["is_as_expected"] == true));
+}
