@@ -29,7 +29,7 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::Output;
-use crate::report::{Phase, RunReport, number, rate, table};
+use crate::report::{Gaps, Phase, RunReport, number, rate, table};
 use crate::run::{evidence, guest, visible_bar};
 
 /// The promoted arm runs this long on base pages first, so that both stretches are seen.
@@ -118,14 +118,12 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
     let is_native = why_native.is_some();
     let paging = if is_native { "none" } else { guest::paging_name()? };
     let environment = Environment::capture();
-    say_what_it_is(why_native.as_deref(), paging, &environment);
-
     let table_bytes = Bytes::new(8 << args.log2_words);
     let ram = table_bytes + mib(256);
     let pool = lease_pool(ram);
     let mut arms = arms(args.log2_words, ram, is_native, pool.is_ok());
     if let Err(why) = &pool {
-        eprintln!("no hugetlb pool for the hugetlb arm, THP from the start instead: {why}");
+        tracing::warn!("no hugetlb pool for the hugetlb arm, THP from the start instead: {why}");
     }
 
     let bar = visible_bar(u64::from(args.rounds) * arms.len() as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
@@ -150,14 +148,6 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
         ratios,
         environment,
     })
-}
-
-/// The first line: what the numbers that follow are, and are not.
-fn say_what_it_is(why_native: Option<&str>, paging: &str, environment: &Environment) {
-    if let Some(why) = why_native {
-        eprintln!("running natively, not in a guest: {why}");
-    }
-    eprintln!("{}", evidence(paging, environment.is_virtual));
 }
 
 fn lease_pool(ram: Bytes) -> Result<PoolLease, String> {
@@ -293,7 +283,11 @@ fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<(f6
 impl DemoReport {
     /// For people.
     pub fn to_table(&self) -> String {
-        let mut out = String::new();
+        // The first line: what the numbers that follow are, and are not.
+        let mut out = format!("{}\n", evidence(&self.paging, self.environment.is_virtual));
+        if let Some(why) = &self.why_native {
+            let _ = writeln!(out, "Running natively, not in a guest: {why}");
+        }
         self.write_arms(&mut out);
         self.write_ratios(&mut out);
         self.write_promotion(&mut out);
@@ -342,6 +336,10 @@ impl DemoReport {
         for arm in &self.arms {
             let _ = writeln!(out, "  {:8} {}", arm.name, arm.summary);
         }
+        let _ = writeln!(
+            out,
+            "  gap: how long 128 updates take at most, for 99 % of them; base is the control without promotion"
+        );
         let _ =
             writeln!(out, "  judged: from {:.2} s of the run on, when promotion is over", JUDGED_FROM.as_secs_f64());
     }
@@ -375,8 +373,25 @@ impl DemoReport {
                 let _ = writeln!(out, "  up to {up_to_us:>8.0} us {count:>5} {}", bar_of(*count, most, 40));
             }
         }
+        self.write_gaps(out, promoted);
         if let Some(phase) = update(run) {
             write_rates(out, run, phase);
+        }
+    }
+
+    /// What promotion does to the guest's gaps, less what the machine does to them by itself.
+    fn write_gaps(&self, out: &mut String, promoted: &Arm) {
+        let Some(base) = self.arms.iter().find(|arm| arm.name == "base") else { return };
+        let gap = |arm: &Arm, value: fn(&Gaps) -> u64| {
+            over_runs(arm, |run| run.gaps.iter().map(|gap| value(gap) as f64 / 1e3).reduce(f64::max))
+        };
+        let kinds: [(&str, fn(&Gaps) -> u64); 3] =
+            [("99 %", |gap| gap.p99_ns), ("99.9 %", |gap| gap.p999_ns), ("longest", |gap| gap.max_ns)];
+        let _ = writeln!(out, "Time 128 updates took, promoted less base (medians of the runs):");
+        for (name, value) in kinds {
+            if let (Some((with, ..)), Some((without, ..))) = (gap(promoted, value), gap(base, value)) {
+                let _ = writeln!(out, "  {name:8} {with:>9.1} us less {without:>9.1} us: {:>+9.1} us", with - without);
+            }
         }
     }
 }

@@ -188,7 +188,6 @@ pub(crate) enum Ended {
 /// # Errors
 /// [`Failure`]; the guest is gone and its memory given back.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
-    let mut environment = Environment::capture();
     let stolen_before = stolen_ms();
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
@@ -205,16 +204,19 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         Manager::spawn(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default())
             .map_err(|error| Failure::Host(format!("cannot start the manager's thread: {error}")))
     };
-    let ended = match &plan {
+    // The environment is read while the guest starts: some of its files take as long as the start itself.
+    let (ended, mut environment) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
-            run_native(spec, &ram, &session, interrupts)?
+            let environment = Environment::capture();
+            (run_native(spec, &ram, &session, interrupts)?, environment)
         }
         Some(plan) => {
             let guest = plan.start(ram.clone(), &session, spec.console)?;
             let kvm = guest.second_level();
             session.attach(Some(kvm.clone()), Some(manager(Some(kvm))?));
-            guest.wait(spec.timeout, interrupts)
+            let environment = Environment::capture();
+            (guest.wait(spec.timeout, interrupts), environment)
         }
     };
     bar.finish_and_clear();
