@@ -91,6 +91,9 @@ fn promoted(kind: BackingKind, vcpus: u8) {
     assert!(count(&report, "collapse.done") >= 8, "{:?}", report.manager.outcomes);
     let region = &report.regions[0];
     assert_eq!(region.windows_host_large, region.windows, "all of its RAM is large in the end");
+    let kvm = report.manager.kvm_check.unwrap();
+    assert!(kvm.large_windows_at_most >= region.windows, "KVM followed when the guest touched its RAM again: {kvm:?}");
+    assert_eq!(kvm.contradictions, 0);
 }
 
 fn shuttled(kind: BackingKind, vcpus: u8) {

@@ -91,6 +91,20 @@ pub struct Sample {
     pub mapping: Option<MappingStats>,
 }
 
+/// The second check of promotion: KVM's own totals. They rise only when the guest touches a window again, so what is
+/// missing may still come; what is too much can not be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvmCheck {
+    /// Large mappings (2 MiB, or 1 GiB as 512 of them) at the first look.
+    pub large_at_first: u64,
+    /// The most there were at any later look.
+    pub large_at_most: u64,
+    /// Looks at which KVM had more large mappings than the host had large windows that are not held. KVM maps no
+    /// window larger than its backing: such a look means that one of the two sensors is wrong. A difference of
+    /// two is allowed, since the guest runs on between the two readings.
+    pub contradictions: u64,
+}
+
 /// Everything the loop counted.
 #[derive(Clone, Debug)]
 pub struct ManagerReport {
@@ -114,6 +128,8 @@ pub struct ManagerReport {
     pub unavailable_ns: Histogram<u64>,
     /// Became resident only because the page is large.
     pub bloat: Bytes,
+    /// KVM's totals against the host's backing, by VM in the order given; `None` without a second level.
+    pub kvm_checks: Vec<Option<KvmCheck>>,
     /// When the first action was done.
     pub first_done_at: Option<Moment>,
     /// When the last action was done.
@@ -141,6 +157,7 @@ impl ManagerReport {
             total_cpu: Duration::ZERO,
             unavailable_ns: Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 3).expect("the bounds are literals"),
             bloat: Bytes::ZERO,
+            kvm_checks: vec![None; vms.len()],
             first_done_at: None,
             last_done_at: None,
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
@@ -280,6 +297,9 @@ impl ManagerLoop {
                     None
                 }
             });
+            if let Some(stats) = rows.mapping {
+                check_totals(&mut self.report.kvm_checks[index], stats, &rows);
+            }
             let sample = Sample { at: self.host.now(), host: account::host_backing(&rows), mapping: rows.mapping };
             keep_sample(&mut self.report.samples[index].1, sample);
             snapshot.vms.push(rows);
@@ -391,6 +411,16 @@ impl ManagerLoop {
         self.policy.learn(&Outcome { action: planned.action, at, cost, unavailable, result });
         result
     }
+}
+
+fn check_totals(check: &mut Option<KvmCheck>, stats: MappingStats, rows: &VmSnapshot) {
+    /// The host is read before KVM, and the guest runs on in between: a window or two may have become large.
+    const SLACK: u64 = 2;
+    let large = stats.pages_2m + stats.pages_1g * 512;
+    let possible = (0..rows.len()).filter(|row| rows.backing[*row].is_large() && !rows.is_held[*row]).count() as u64;
+    let check = check.get_or_insert(KvmCheck { large_at_first: large, ..KvmCheck::default() });
+    check.large_at_most = check.large_at_most.max(large);
+    check.contradictions += u64::from(large > possible + SLACK);
 }
 
 fn keep_sample(samples: &mut Vec<Sample>, sample: Sample) {

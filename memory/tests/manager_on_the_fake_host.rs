@@ -303,6 +303,21 @@ fn kvms_totals_are_sampled_at_every_tick() {
 }
 
 #[test]
+fn totals_that_the_host_cannot_explain_are_a_contradiction() {
+    let (host, kvm) = (host(), second_level());
+    let never = (policy::by_name("never").unwrap().make)();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], never, plenty());
+    work.tick();
+    kvm.set_stats(MappingStats { pages_4k: 0, pages_2m: WINDOWS, pages_1g: 0 }); // the host has base pages only
+    work.tick();
+    let check = work.report().kvm_checks[0].unwrap();
+    assert_eq!((check.large_at_first, check.large_at_most, check.contradictions), (0, WINDOWS, 1));
+    host.make_present(RAM_AT, ram().gpa.bytes(), true);
+    work.tick();
+    assert_eq!(work.report().kvm_checks[0].unwrap().contradictions, 1, "now the host explains them");
+}
+
+#[test]
 fn what_no_mechanism_can_do_is_skipped_under_that_name() {
     let host = host();
     let script = Script(vec![vec![demote(0), promote(1, PageSize::Giant1G)]]);

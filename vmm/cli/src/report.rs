@@ -196,8 +196,21 @@ pub struct ManagerSummary {
     pub copy_gib_per_s: Option<f64>,
     /// How long each promoted window was unavailable at most.
     pub unavailable: Option<Histogram>,
+    /// KVM's totals against the host's backing: the second check of every promotion.
+    pub kvm_check: Option<KvmCheckSummary>,
     /// What was seen over time.
     pub samples: Vec<SampleAt>,
+}
+
+/// KVM's totals against the host's backing.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct KvmCheckSummary {
+    /// Large mappings in windows at the manager's first look.
+    pub large_windows_at_first: u64,
+    /// The most at any later look.
+    pub large_windows_at_most: u64,
+    /// Looks at which KVM had more of them than the host has large windows.
+    pub contradictions: u64,
 }
 
 /// A distribution of times.
@@ -362,6 +375,13 @@ impl RunReport {
                 times.p50_us,
                 times.p99_us,
                 times.max_us
+            );
+        }
+        if let Some(check) = &manager.kvm_check {
+            let _ = writeln!(
+                out,
+                "  manager: KVM's large mappings rose from {} to {} windows, {} contradictions to the host's backing",
+                check.large_windows_at_first, check.large_windows_at_most, check.contradictions
             );
         }
         let _ = writeln!(

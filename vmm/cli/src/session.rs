@@ -23,7 +23,8 @@ use wideleaf_protocol::message::Mismatch;
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
-    Counters, Gaps, Histogram, ManagerSummary, Measurement, Phase, Region, SampleAt, Verification, VmmCost,
+    Counters, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, Region, SampleAt, Verification,
+    VmmCost,
 };
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -392,6 +393,11 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
         last_done_at_s: report.last_done_at.map(|at| at.since_start().as_secs_f64()),
         copy_gib_per_s: report.copy_bytes_per_second().map(|rate| rate / f64::from(1 << 30)),
         unavailable,
+        kvm_check: report.kvm_checks.first().copied().flatten().map(|check| KvmCheckSummary {
+            large_windows_at_first: check.large_at_first,
+            large_windows_at_most: check.large_at_most,
+            contradictions: check.contradictions,
+        }),
         samples: samples
             .iter()
             .map(|sample| SampleAt {
