@@ -34,6 +34,7 @@ use crate::devices::legacy::{CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardC
 use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort, SerialSink};
 use crate::kvm::guest_memory::GuestMemoryError;
 use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm, detect_paging};
+use crate::x86::cpuid::Timing;
 use crate::x86::{acpi, cpuid, fault_report, layout, registers};
 use image::{Image, ImageError};
 use load::Loaded;
@@ -249,9 +250,14 @@ pub(crate) fn prepare(
     let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0);
     let tsc_hz = tsc_khz.map(|khz| u64::from(khz) * 1000);
     load::write_boot_data(config, &memory, &mut loaded, tsc_hz)?;
+    let timing = if is_direct {
+        Timing { tsc_khz, has_deadline_timer: false }
+    } else {
+        // These guests have kvmclock, and interrupt controllers.
+        Timing { tsc_khz: None, has_deadline_timer: system.has_deadline_timer() }
+    };
     for vcpu in &vcpus {
-        let tsc_khz = tsc_khz.filter(|_| is_direct);
-        let cpuid = cpuid::for_vcpu(&supported, vcpu.index(), config.vcpus(), tsc_khz).map_err(BootError::Cpuid)?;
+        let cpuid = cpuid::for_vcpu(&supported, vcpu.index(), config.vcpus(), timing).map_err(BootError::Cpuid)?;
         vcpu.set_cpuid(&cpuid)?;
         set_registers(vcpu, &loaded)?;
     }

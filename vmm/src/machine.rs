@@ -184,7 +184,12 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.control.stop(GuestExit::Stopped);
+        if self.threads.len() == self.control.states().len() {
+            self.stop();
+        } else {
+            // The start failed half-way: some vCPUs have no thread, and would never be seen to finish.
+            self.control.stop(GuestExit::Stopped);
+        }
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so as `GuestExit::ThreadLost`.
             let _ = thread.join();

@@ -64,6 +64,11 @@ impl KvmSystem {
         self.kvm.check_extension_raw(u64::from(KVM_CAP_BINARY_STATS_FD)) > 0
     }
 
+    /// Whether KVM's local APICs have a timer that takes deadlines (KVM API, `KVM_CAP_TSC_DEADLINE_TIMER`).
+    pub fn has_deadline_timer(&self) -> bool {
+        self.kvm.check_extension(Cap::TscDeadlineTimer)
+    }
+
     /// The most memslots a VM can have.
     pub fn memslots_max(&self) -> usize {
         self.kvm.get_nr_memslots()

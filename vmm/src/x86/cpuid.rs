@@ -30,19 +30,29 @@ const TSC_DENOMINATOR: u32 = CRYSTAL_HZ / 1000;
 
 /// Leaf 1, ECX: there is a hypervisor. KVM leaves it to the VMM to say so, and without it no guest looks for kvmclock.
 const HAS_HYPERVISOR: u32 = 1 << 31;
+/// Leaf 1, ECX: the local APIC's timer takes deadlines. Also left to the VMM, because it needs KVM's interrupt controllers.
+/// Linux then need not calibrate the timer, which fails on a busy host.
+const HAS_DEADLINE_TIMER: u32 = 1 << 24;
 
-/// CPUID for one vCPU of `vcpus`, from what KVM supports. `tsc_khz` adds the two timing leaves.
-pub fn for_vcpu(
-    supported: &CpuId,
-    vcpu: u32,
-    vcpus: u32,
-    tsc_khz: Option<u32>,
-) -> Result<CpuId, vmm_sys_util::fam::Error> {
+/// What a guest can tell the time by, beside what KVM supports everywhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// Frequency of the time stamp counter for the two timing leaves; `None` leaves them out.
+    pub tsc_khz: Option<u32>,
+    /// Whether there is a local APIC timer that takes deadlines.
+    pub has_deadline_timer: bool,
+}
+
+/// CPUID for one vCPU of `vcpus`, from what KVM supports.
+pub fn for_vcpu(supported: &CpuId, vcpu: u32, vcpus: u32, timing: Timing) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut cpuid = supported.clone();
     for entry in cpuid.as_mut_slice() {
         set_topology(entry, vcpu, vcpus);
+        if entry.function == LEAF_FEATURES && timing.has_deadline_timer {
+            entry.ecx |= HAS_DEADLINE_TIMER;
+        }
     }
-    if let Some(khz) = tsc_khz {
+    if let Some(khz) = timing.tsc_khz {
         set_leaf(&mut cpuid, LEAF_TSC, [TSC_DENOMINATOR, khz, CRYSTAL_HZ, 0])?;
         set_leaf(&mut cpuid, LEAF_HYPERVISOR_TIMING, [khz, CRYSTAL_HZ / 1000, 0, 0])?;
         raise_highest(&mut cpuid, LEAF_BASIC, LEAF_TSC);
@@ -136,7 +146,7 @@ mod tests {
 
     #[test]
     fn each_vcpu_is_a_core_with_its_own_number() {
-        let cpuid = for_vcpu(&supported(), 2, 3, None).unwrap();
+        let cpuid = for_vcpu(&supported(), 2, 3, Timing::default()).unwrap();
         assert_eq!(registers(&cpuid, LEAF_FEATURES, 0), [0x663, 0x0203_0800, 1 << 31, 1 << 28]);
         assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 0), [0, 1, 0x100, 2]);
         // Three cores need two bits.
@@ -145,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_single_vcpu_has_no_siblings() {
-        let cpuid = for_vcpu(&supported(), 0, 1, None).unwrap();
+        let cpuid = for_vcpu(&supported(), 0, 1, Timing::default()).unwrap();
         assert_eq!(registers(&cpuid, LEAF_FEATURES, 0)[3], 0);
         assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 1)[0], 0);
     }
@@ -153,7 +163,7 @@ mod tests {
     #[test]
     fn the_timing_leaves_give_the_exact_frequency_and_can_be_found() {
         let khz = 2_899_999;
-        let cpuid = for_vcpu(&supported(), 0, 1, Some(khz)).unwrap();
+        let cpuid = for_vcpu(&supported(), 0, 1, Timing { tsc_khz: Some(khz), ..Timing::default() }).unwrap();
         let [denominator, numerator, crystal, _] = registers(&cpuid, LEAF_TSC, 0);
         let hz = u64::from(crystal) * u64::from(numerator) / u64::from(denominator);
         assert_eq!(hz, 2_899_999_000);
@@ -164,9 +174,17 @@ mod tests {
 
     #[test]
     fn without_a_frequency_nothing_is_claimed() {
-        let cpuid = for_vcpu(&supported(), 0, 1, None).unwrap();
+        let cpuid = for_vcpu(&supported(), 0, 1, Timing::default()).unwrap();
         assert!(leaf(&cpuid, LEAF_TSC).is_none());
         assert_eq!(registers(&cpuid, LEAF_BASIC, 0)[0], 0xd);
+    }
+
+    #[test]
+    fn deadlines_are_offered_only_where_there_is_a_timer() {
+        let ecx = |timing| registers(&for_vcpu(&supported(), 0, 1, timing).unwrap(), LEAF_FEATURES, 0)[2];
+        assert_eq!(ecx(Timing::default()) & HAS_DEADLINE_TIMER, 0);
+        let with_timer = Timing { has_deadline_timer: true, ..Timing::default() };
+        assert_ne!(ecx(with_timer) & HAS_DEADLINE_TIMER, 0);
     }
 
     #[test]
