@@ -87,6 +87,29 @@ fn bad_guests_end_with_one_clear_line_in_the_lab() {
     tests_pass_in_lab("wideleaf", "guest");
 }
 
+/// The lab's own kernel as a guest, with an initial RAM disk that is made in there: it says what it sees, and reboots.
+const BOOT_LINUX: &str = r#"
+mkdir -p disk/bin && cp /bin/busybox disk/bin/ && cd disk
+printf '%s\n' '#!/bin/busybox sh' '/bin/busybox echo "init runs"' '/bin/busybox reboot -f' >init
+chmod +x init && find . | cpio -o -H newc >../disk.cpio && cd ..
+wideleaf run /bin/vmlinux --initrd disk.cpio --memory 256M --policy greedy --timeout 10m \
+    --cmdline 'console=ttyS0 reboot=k panic=-1 quiet'
+"#;
+
+#[test]
+fn a_linux_guest_boots_to_its_init_while_it_is_promoted_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let wideleaf = built(&["build", "-p", "wideleaf", "--bin", "wideleaf"]).remove(0);
+    let cache = std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(|| root().join("target/lab"), PathBuf::from);
+    let kernel = cache.join("kernel/vmlinux");
+    let output = in_lab(&[(&wideleaf, "wideleaf"), (&kernel, "vmlinux")], BOOT_LINUX);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("init runs") && text.contains("outcome: success"));
+    assert!(text.contains("manager: collapse.done: "), "it was promoted");
+}
+
 #[test]
 fn every_mapping_is_at_its_level_in_the_lab() {
     if !has_lab() {

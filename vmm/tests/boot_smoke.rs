@@ -395,37 +395,6 @@ fn a_sink_may_pause_the_vm_and_read_its_counters() {
 
 // ---- what KVM maps ---------------------------------------------------------------------------------------------------
 
-/// A Linux kernel that prints its banner on the serial port, and with an initrd whose `/init` reboots, ends.
-/// `WIDELEAF_TEST_KERNEL` (bzImage or vmlinux) and `WIDELEAF_TEST_INITRD` say which, `WIDELEAF_TEST_VCPUS` on how many
-/// (one: two need an emulated host whose processors have a thread each).
-#[test]
-fn linux_boots_to_its_init() {
-    if !has_kvm() {
-        return;
-    }
-    let Some(kernel) = std::env::var_os("WIDELEAF_TEST_KERNEL") else {
-        eprintln!("skipped: WIDELEAF_TEST_KERNEL names no kernel");
-        return;
-    };
-    let initrd = std::env::var_os("WIDELEAF_TEST_INITRD").map(std::path::PathBuf::from);
-    let vcpus = std::env::var("WIDELEAF_TEST_VCPUS").map_or(1, |text| text.parse().unwrap());
-    let (machine, lines) = start(VmOptions {
-        image: ImageSource::File(kernel.into()),
-        cmdline: "console=ttyS0 reboot=k panic=-1 earlyprintk=ttyS0 pci=off".to_owned(),
-        initrd,
-        vcpus,
-        memory: mib(512),
-        ..options(&[])
-    });
-    let end = machine.wait(WaitLimits { timeout: Some(WAIT_MAX * 6), stop: None });
-    let lines = lines.lock().unwrap();
-    eprintln!("{} {end}; first byte after {:?}", machine.entry_name(), machine.first_byte_after());
-    eprintln!("{:?}", machine.bus_counters());
-    assert!(lines.iter().any(|line| line.contains("Linux version")));
-    assert!(lines.iter().any(|line| line.contains(&format!("Brought up 1 node, {vcpus} CPU"))));
-    assert_eq!(end, GuestExit::Reset);
-}
-
 /// 64 MiB that begin at a memslot of the same size.
 const TOUCH_START: u32 = 64 << 20;
 const TOUCH_END: u32 = 128 << 20;
@@ -482,22 +451,4 @@ fn giant_backing_is_mapped_by_giant_pages() {
     // Shadow paging maps min(guest, host) = 2m; two-dimensional paging maps the host's page.
     assert!(stats.pages_1g >= 1 || stats.pages_2m >= WINDOWS, "{stats:?}");
     assert_eq!(stats.mapped(PageSize::Giant1G).get() % gib(1).get(), 0);
-}
-
-#[test]
-fn setup_is_a_few_milliseconds_at_most() {
-    if !has_kvm() {
-        return;
-    }
-    let mut first_bytes: Vec<Duration> = (0..5)
-        .map(|_| {
-            let (machine, _) = start(options(&[print("x"), exit(0)].concat()));
-            machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None });
-            machine.first_byte_after().expect("the guest printed")
-        })
-        .collect();
-    first_bytes.sort();
-    // No bound: an emulated host is a hundred times slower. The bench of the command line checks the promise.
-    eprintln!("first byte, five VMs: {first_bytes:?}");
-    assert_ne!(first_bytes[0], Duration::ZERO);
 }
