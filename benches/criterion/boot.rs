@@ -16,7 +16,11 @@ const CMDLINE: &str = "kernel=gups log2_words=10";
 /// Time from spawn to the first byte on the pipe that `first_byte_of` takes; the process is then killed.
 fn first_byte(mut command: Command, on_stderr: bool) -> Duration {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if on_stderr { command.stderr(Stdio::piped()) } else { command.stdout(Stdio::piped()) };
+    if on_stderr {
+        command.stderr(Stdio::piped())
+    } else {
+        command.stdout(Stdio::piped())
+    };
     let began = Instant::now();
     let mut child = command.spawn().expect("it was found a moment ago");
     let mut byte = [0];

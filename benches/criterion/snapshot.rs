@@ -17,7 +17,9 @@ fn snapshot(c: &mut Criterion) {
     group.throughput(Throughput::Elements(range.gpa.windows().len() as u64));
     let mut measure = |name: &str| {
         group.bench_function(name, |b| {
-            b.iter(|| sensor.sample(&host, range, None).expect("a scan").map(|row| u64::from(row.resident)).sum::<u64>());
+            b.iter(|| {
+                sensor.sample(&host, range, None).expect("a scan").map(|row| u64::from(row.resident)).sum::<u64>()
+            });
         });
     };
     measure("256 MiB in base pages");

@@ -25,7 +25,7 @@ use crate::args::{FallbackArg, PolicyArg, RunArgs};
 use crate::environment::{Environment, stolen_ms};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::Output;
+use crate::output::{Output, print};
 use crate::report::{RunReport, Setup, table};
 use crate::session::{Observed, Session, summarize};
 
@@ -91,8 +91,7 @@ pub enum Console {
 /// [`Failure`], with nothing left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let PolicyArg::Use(policy) = args.policy else {
-        list_policies();
-        return Ok(());
+        return list_policies();
     };
     let spec = RunSpec::new(&args, policy)?;
     let output = Output::open(args.format, args.output.as_deref())?;
@@ -108,12 +107,12 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     }
 }
 
-fn list_policies() {
+fn list_policies() -> Result<(), Failure> {
     let mut list = table(&["policy", "what it does"]);
     for policy in POLICIES {
         list.add_row([policy.name, policy.summary]);
     }
-    println!("{list}");
+    print(&format!("{list}\n"))
 }
 
 fn kernel_named(name: &str) -> Option<&'static Kernel> {

@@ -15,6 +15,7 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 use super::{Console, Ended, RunSpec, Workload};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::output::say;
 use crate::session::Session;
 
 /// A guest whose arguments make sense on this host; nothing of it exists yet.
@@ -130,8 +131,8 @@ impl GuestPlan {
             let line = String::from_utf8_lossy(line);
             let is_ours = lines.on_line(&line);
             match console {
-                Console::All => eprintln!("{line}"),
-                Console::Others if !is_ours => eprintln!("{line}"),
+                Console::All => say(line),
+                Console::Others if !is_ours => say(line),
                 Console::Others | Console::Nothing => {}
             }
         };
