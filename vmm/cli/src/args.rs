@@ -1,10 +1,13 @@
 //! What a person types, as types. Nothing here touches the machine, so `--help` and every message about a wrong
 //! argument work anywhere.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use wideleaf_kernels::parameters::Parameter;
+use wideleaf_kernels::registry::KERNELS;
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::policy::{POLICIES, PolicyInfo};
 use wideleaf_policies::{Bytes, PageSize};
@@ -58,13 +61,26 @@ Examples:
   A Linux kernel with an initrd:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m";
 
+/// What `wideleaf run --help` ends with: the built-in kernels, from the table that runs them, and examples.
+fn after_run_help() -> String {
+    let mut help = String::from("Built-in kernels and their parameters in --cmdline:\n");
+    for kernel in KERNELS {
+        let _ = writeln!(help, "  {}: {}", kernel.name, kernel.summary);
+        for Parameter { name, default, unit, meaning } in kernel.parameters {
+            let _ = writeln!(help, "    {name}=  {meaning} [unit: {unit}; default: {default}]");
+        }
+    }
+    help + "\n" + RUN_EXAMPLES
+}
+
 /// `wideleaf run`.
 #[derive(Args, Debug)]
-#[command(after_long_help = RUN_EXAMPLES)]
+#[command(after_long_help = after_run_help())]
 pub struct RunArgs {
-    /// A built-in kernel (gups, pattern), an ELF image with a PVH entry, a bzImage or a vmlinux
-    #[arg(value_name = "KERNEL|IMAGE")]
-    pub workload: String,
+    /// A built-in kernel (gups, pattern), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
+    // Optional only for `--policy help`.
+    #[arg(value_name = "KERNEL|IMAGE", required_unless_present = "policy")]
+    pub workload: Option<String>,
 
     /// Run the built-in kernel in this process instead of in a guest: the baseline without our second level
     #[arg(long)]
@@ -95,7 +111,7 @@ pub struct RunArgs {
     pub host_page: Option<PageSize>,
 
     /// Page size of the guest's own page tables, for images that let it be chosen
-    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse)]
+    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse, conflicts_with = "native")]
     pub guest_page: PageSize,
 
     /// Which windows become large; `--policy help` lists them
@@ -127,7 +143,7 @@ pub struct RunArgs {
     pub output: Option<PathBuf>,
 
     /// End the guest after this time: a number with ms, s, m or h behind it [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 }
 
@@ -250,6 +266,14 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     milliseconds.map(Duration::from_millis).ok_or_else(|| "longer than time itself".into())
 }
 
+/// As [`parse_duration`], and not zero.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("no time at all: leave --timeout out to wait for ever".into()),
+        time => Ok(time),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +288,7 @@ mod tests {
     fn times_have_a_unit() {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(parse_timeout("0s").is_err());
         for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "99999999999999999999s"] {
             assert!(parse_duration(wrong).is_err(), "{wrong:?}");
         }

@@ -12,7 +12,7 @@ use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-use super::{Console, Ended, RunSpec, Workload};
+use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel_names};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::say;
@@ -100,6 +100,10 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
 pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
     let image = match &spec.workload {
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
+        Workload::Image(path) if !path.exists() => {
+            let names = kernel_names();
+            return Err(Failure::Input(format!("{path:?} is neither a built-in kernel ({names}) nor a file")));
+        }
         Workload::Image(path) => ImageSource::File(path.clone()),
     };
     let mut options = VmOptions::new(image, backing);
@@ -109,7 +113,7 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     options.cmdline = spec.guest_cmdline();
     options.initrd = spec.initrd.clone();
     let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
-    let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
+    let config = config.map_err(from_config_error)?;
     KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
     Ok(GuestPlan { config, paging: paging_name()? })
 }
