@@ -99,8 +99,8 @@ pub struct Ratio {
 /// # Errors
 /// [`Failure`]; no pool page, file or process is left.
 pub fn main(args: &DemoArgs) -> Result<(), Failure> {
-    let output = Output::open(args.format, args.output.as_deref())?;
     let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
     let report = run_all(args, &interrupts)?;
     output.write(&report, DemoReport::to_table)?;
     let failed = report.arms.iter().flat_map(|arm| &arm.runs).filter(|run| !is_verified(run)).count();

@@ -123,7 +123,8 @@ fn cannot_write(path: &Path, why: impl std::fmt::Display) -> Failure {
     Failure::Output(format!("cannot write --output {}: {why}", path.display()))
 }
 
-/// The kernel's answer alone: the name that was tried is ours, and tells a person nothing.
+/// The kernel's answer alone: the name that `tempfile` tried, and appends, tells a person nothing.
 fn without_temporary_name(error: &io::Error) -> String {
-    error.get_ref().and_then(|wrapped| wrapped.source()).map_or_else(|| error.to_string(), ToString::to_string)
+    let text = error.to_string();
+    text.split_once(" at path ").map_or(text.as_str(), |(answer, _)| answer).to_owned()
 }

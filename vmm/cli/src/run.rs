@@ -97,8 +97,9 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         return list_policies();
     };
     let spec = RunSpec::new(&args, policy)?;
-    let output = Output::open(args.format, args.output.as_deref())?;
+    // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
     let report = execute(&spec, &interrupts, process_start)?;
     output.write(&report, RunReport::to_table)?;
     match report.verification {
