@@ -1,0 +1,58 @@
+//! The program as these tests run it: in a folder of its own, which is also its place for temporary files, so that what
+//! it leaves behind is seen.
+
+use std::fs;
+use std::path::PathBuf;
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+
+/// A folder for one test.
+pub struct Scratch(TempDir);
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        Scratch(tempfile::tempdir().unwrap())
+    }
+
+    /// The program under test: the one in `WIDELEAF_BIN`, or the one built together with this test.
+    pub fn program(&self) -> PathBuf {
+        std::env::var_os("WIDELEAF_BIN").map_or_else(|| env!("CARGO_BIN_EXE_wideleaf").into(), PathBuf::from)
+    }
+
+    /// The program in this folder, with these arguments.
+    pub fn wideleaf(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.program());
+        command.args(arguments).current_dir(&self.0).env("TMPDIR", self.0.path()).env_remove("WIDELEAF_LOG");
+        command
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Makes a file, and gives its path as an argument.
+    pub fn file(&self, name: &str, content: &[u8]) -> String {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name).into_os_string().into_string().unwrap()
+    }
+
+    /// Names of everything in the folder.
+    pub fn names(&self) -> Vec<String> {
+        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Runs a command that has to fail with this exit code, nothing on standard output, and one line on standard error
+    /// that begins with the program's name and holds each of `words`. No file may be added to the folder.
+    pub fn refuses(&self, arguments: &[&str], code: i32, words: &[&str]) {
+        let before = self.names();
+        let output = self.wideleaf(arguments).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{arguments:?}: one line, not {stderr}");
+        assert!(stderr.starts_with("wideleaf: "), "{arguments:?}: {stderr}");
+        words.iter().for_each(|word| assert!(stderr.contains(word), "{arguments:?}: no {word:?} in {stderr}"));
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert_eq!(self.names(), before, "{arguments:?} leaves nothing behind");
+    }
+}
