@@ -19,13 +19,14 @@ use wideleaf_memory::manager::{ManagedVm, ManagerConfig};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, PolicyInfo};
+use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, VmId};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
 
 use crate::args::{FallbackArg, PolicyArg, RunArgs};
-use crate::environment::{Environment, stolen_ms};
+use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::{Output, print};
@@ -207,6 +208,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let ram = map_ram(&layout, backing)?;
     let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
     if spec.is_prefaulted {
+        check_available(spec.memory, backing)?;
         prefault_ram(&host, &ram, interrupts)?;
     }
     let bar = progress_bar(spec);
@@ -343,6 +345,17 @@ fn map_ram(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>,
         wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("--memory: {error}")),
         other => Failure::Host(other.to_string()),
     })
+}
+
+/// Whether the host has so much memory now. Where it has not, prefaulting does not fail: the kernel kills processes, and
+/// not only ours. The pool has its pages already.
+fn check_available(memory: Bytes, backing: BackingConfig) -> Result<(), Failure> {
+    let available = kib(memory_available_kib());
+    if backing.kind() == BackingKind::Hugetlb || memory <= available {
+        return Ok(());
+    }
+    let remedy = "use less --memory, or leave --prefault out";
+    Err(Failure::Host(format!("cannot prefault {memory} of guest RAM: the host has {available} available; {remedy}")))
 }
 
 fn prefault_ram(host: &LinuxHost, ram: &GuestRam, interrupts: &Interrupts) -> Result<(), Failure> {

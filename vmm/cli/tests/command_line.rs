@@ -7,14 +7,12 @@ mod program;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Child, Stdio};
-use std::thread::yield_now;
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use nix::unistd::{Pid, mkfifo};
+use nix::unistd::mkfifo;
 use predicates::prelude::*;
-use program::Scratch;
+use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_vmm::HostLimits;
@@ -99,6 +97,13 @@ fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
     with("18446744073709551615", 2, &["more than x86-64 can address"]);
     // 4095 TiB can be addressed, and no host has them.
     with("4095T", 4, &["4095 TiB of RAM is more than the host's", "less --memory"]);
+}
+
+#[test]
+fn prefaulting_more_than_is_available_is_refused_and_nobody_is_killed_for_it() {
+    let memory = format!("--memory={}", host_memory().get());
+    let arguments = ["run", "--native", "gups", "--prefault", &memory, "--output=result"];
+    Scratch::new().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
 }
 
 #[test]
@@ -242,47 +247,6 @@ fn a_run_longer_than_its_timeout_ends_with_code_6() {
     let scratch = Scratch::new();
     let arguments = [&LONG[..5], &["--timeout=1s", "--output=result"]].concat();
     scratch.refuses(&arguments, 6, &["did not end within 1s (--timeout)"]);
-}
-
-/// A program that a test may leave early: it does not outlive the test.
-struct Running(Child);
-
-impl Running {
-    fn start(scratch: &Scratch, arguments: &[&str]) -> Running {
-        let mut command = std::process::Command::new(scratch.program());
-        command.args(arguments).current_dir(scratch.path(".")).env("TMPDIR", scratch.path("."));
-        Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    /// Waits until `found` is in a file of `/proc/PID/task/*/`.
-    fn wait_for(&mut self, file: &str, found: impl Fn(&str) -> bool) -> String {
-        loop {
-            let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
-            let texts = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(file)).ok());
-            if let Some(text) = texts.into_iter().find(|text| found(text)) {
-                return text.trim().to_owned();
-            }
-            assert_eq!(self.0.try_wait().unwrap(), None, "it ended before that");
-            yield_now();
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
-    }
-
-    /// The exit code and standard error.
-    fn end(mut self) -> (Option<i32>, String) {
-        let stderr = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
-        (self.0.wait().unwrap().code(), stderr)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Interrupts a native run while its kernel works.

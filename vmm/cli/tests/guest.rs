@@ -6,9 +6,9 @@
 mod program;
 
 use std::fs;
-use std::path::Path;
 
-use program::Scratch;
+use nix::sys::signal::Signal;
+use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_protocol::elf_note::PVH_NOTE_TYPE;
@@ -91,7 +91,8 @@ fn an_image_that_cannot_be_read_is_named() {
     let scratch = Scratch::new();
     fs::create_dir(scratch.path("folder")).unwrap();
     scratch.refuses(&["run", "no-such-image", "--memory=64M"], 3, &["\"no-such-image\" is neither", "nor a file"]);
-    scratch.refuses(&["run", "./folder", "--memory=64M"], 3, &["cannot read image ./folder: Is a directory"]);
+    scratch.refuses(&["run", "./folder", "--memory=64M"], 3, &["\"./folder\" is neither", "nor a file"]);
+    scratch.refuses(&["run", "/dev/zero", "--memory=64M"], 3, &["\"/dev/zero\" is neither", "nor a file"]);
 }
 
 #[test]
@@ -148,7 +149,8 @@ fn an_initrd_must_exist_and_fit() {
     let with = |image: &str, initrd: &str, words: &[&str]| {
         scratch.refuses(&["run", image, "--initrd", initrd, "--memory=64M", "--timeout=1m"], 3, words);
     };
-    with(&pvh, "missing", &["initrd missing does not exist"]);
+    with(&pvh, "missing", &["--initrd \"missing\" is no file"]);
+    with(&pvh, "/dev/zero", &["--initrd \"/dev/zero\" is no file"]);
     with(&pvh, "large", &["initrd large has 65 MiB", "use more --memory"]);
     with(&direct, &small, &["takes no initrd"]);
 }
@@ -236,6 +238,29 @@ fn what_a_kernel_refuses_is_the_one_line() {
     with("log2_words=25", 3, &["gups refuses: needs 268435456 bytes", "more RAM"]);
 }
 
+#[test]
+fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
+    if !has_kvm() {
+        return;
+    }
+    Scratch::new().refuses(&["run", "gups", "--memory=2M"], 3, &["guest RAM ends at 0x200000: use at least 4 MiB"]);
+}
+
+#[test]
+fn ctrl_c_ends_a_guest_with_code_130_and_no_file() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let cmdline = "--cmdline=log2_words=16 seconds=3600";
+    let arguments = ["run", "gups", cmdline, "--vcpus=2", "--memory=64M", "--timeout=5m", "--output=result"];
+    let mut run = Running::start(&scratch, &arguments);
+    run.wait_for("comm", |name| name == "vcpu1\n");
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
 /// Runs a built-in kernel in a guest, which has to verify its memory, and gives the report.
 fn succeeds(arguments: &[&str]) -> Value {
     let scratch = Scratch::new();
@@ -318,11 +343,9 @@ fn nobody_reading_the_console_does_not_end_the_guest() {
         return;
     }
     let scratch = Scratch::new();
-    let mut command = std::process::Command::new(scratch.program());
-    command.args(["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console", "--output=result"]);
-    command.current_dir(scratch.path(".")).stderr(std::process::Stdio::piped());
-    let mut run = command.spawn().unwrap();
-    drop(run.stderr.take());
-    assert_eq!(run.wait().unwrap().code(), Some(0));
-    assert!(Path::new(&scratch.path("result")).exists());
+    let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console", "--output=result"];
+    let mut run = Running::start(&scratch, &arguments);
+    drop(run.0.stderr.take());
+    assert_eq!(run.0.wait().unwrap().code(), Some(0));
+    assert_eq!(scratch.names(), ["result"]);
 }

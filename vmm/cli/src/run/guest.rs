@@ -100,12 +100,16 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
 pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
     let image = match &spec.workload {
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
-        Workload::Image(path) if !path.exists() => {
+        // A device may never end, and a FIFO may never begin.
+        Workload::Image(path) if !path.is_file() => {
             let names = kernel_names();
             return Err(Failure::Input(format!("{path:?} is neither a built-in kernel ({names}) nor a file")));
         }
         Workload::Image(path) => ImageSource::File(path.clone()),
     };
+    if let Some(initrd) = spec.initrd.as_ref().filter(|initrd| !initrd.is_file()) {
+        return Err(Failure::Input(format!("--initrd {initrd:?} is no file")));
+    }
     let mut options = VmOptions::new(image, backing);
     options.memory = spec.memory;
     options.vcpus = u32::from(spec.vcpus);

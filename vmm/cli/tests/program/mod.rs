@@ -3,8 +3,12 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread::yield_now;
 
 use assert_cmd::Command;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// A folder for one test.
@@ -54,5 +58,46 @@ impl Scratch {
         words.iter().for_each(|word| assert!(stderr.contains(word), "{arguments:?}: no {word:?} in {stderr}"));
         assert!(output.stdout.is_empty(), "{arguments:?}");
         assert_eq!(self.names(), before, "{arguments:?} leaves nothing behind");
+    }
+}
+
+/// A program that a test may leave early: it does not outlive the test.
+pub struct Running(pub Child);
+
+impl Running {
+    pub fn start(scratch: &Scratch, arguments: &[&str]) -> Running {
+        let mut command = std::process::Command::new(scratch.program());
+        command.args(arguments).current_dir(scratch.path(".")).env("TMPDIR", scratch.path("."));
+        Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Waits until `found` is in a file of `/proc/PID/task/*/`.
+    pub fn wait_for(&mut self, file: &str, found: impl Fn(&str) -> bool) -> String {
+        loop {
+            let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+            let texts = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(file)).ok());
+            if let Some(text) = texts.into_iter().find(|text| found(text)) {
+                return text.trim().to_owned();
+            }
+            assert_eq!(self.0.try_wait().unwrap(), None, "it ended before that");
+            yield_now();
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
+    }
+
+    /// The exit code and standard error.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let stderr = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
+        (self.0.wait().unwrap().code(), stderr)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
