@@ -400,11 +400,12 @@ impl DemoReport {
 
     /// What promotion does to the guest's gaps, less what the machine does to them by itself.
     fn write_gaps(&self, out: &mut String, promoted: &Arm) {
+        type Kind = fn(&Gaps) -> u64;
         let Some(base) = self.arms.iter().find(|arm| arm.name == "base") else { return };
-        let gap = |arm: &Arm, value: fn(&Gaps) -> u64| {
+        let gap = |arm: &Arm, value: Kind| {
             over_runs(arm, |run| run.gaps.iter().map(|gap| value(gap) as f64 / 1e3).reduce(f64::max))
         };
-        let kinds: [(&str, fn(&Gaps) -> u64); 3] =
+        let kinds: [(&str, Kind); 3] =
             [("99 %", |gap| gap.p99_ns), ("99.9 %", |gap| gap.p999_ns), ("longest", |gap| gap.max_ns)];
         let _ = writeln!(out, "Time 128 updates took, promoted less base (medians of the runs):");
         for (name, value) in kinds {
