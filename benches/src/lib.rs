@@ -1,5 +1,6 @@
 //! What the benches share: memory in a known state, and what to skip with a reason.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use wideleaf_memory::actuators::prefault::prefault;
@@ -15,6 +16,6 @@ pub fn populated_ram(bytes: Bytes) -> Arc<GuestRam> {
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
     let ram = GuestRam::map(&[range], backing).expect("memory for a bench");
     let host = LinuxHost::open().expect("/proc is mounted");
-    prefault(&host, ram.ranges(), 1, &|_| {}).expect("memory for a bench");
+    prefault(&host, ram.ranges(), 1, &|_| ControlFlow::Continue(())).expect("memory for a bench");
     ram
 }

@@ -2,6 +2,7 @@
 //! here `hugetlb` and `hugetlb1g`) turns such a skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use wideleaf_memory::actuators::collapse::collapse_window;
@@ -30,7 +31,7 @@ fn map(layout: &[GpaRange], kind: BackingKind, page: PageSize) -> Arc<GuestRam> 
 }
 
 fn populate(ram: &GuestRam) {
-    prefault(&LinuxHost::open().unwrap(), ram.ranges(), 2, &|_| {}).unwrap();
+    prefault(&LinuxHost::open().unwrap(), ram.ranges(), 2, &|_| ControlFlow::Continue(())).unwrap();
 }
 
 fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {

@@ -113,13 +113,13 @@ fn parse_memory_total(meminfo: &str) -> Option<Bytes> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Too little RAM to describe a guest in.
-    #[error("{memory} of RAM is too little: a guest needs at least {MEMORY_MIN}, try --memory 512M")]
+    #[error("{memory} of RAM is too little: use at least {MEMORY_MIN}, for instance --memory 512M")]
     TooLittleMemory {
         /// What was asked.
         memory: Bytes,
     },
     /// RAM ends inside a page.
-    #[error("{memory} of RAM is not a whole number of {page} {whose} pages: use {down} or {up}")]
+    #[error("{memory} of RAM is not a whole number of {page} {whose} pages: use {}", one_or_both(*down, *up))]
     NotWholePages {
         /// What was asked.
         memory: Bytes,
@@ -139,7 +139,7 @@ pub enum ConfigError {
         memory: Bytes,
     },
     /// More RAM than the host has.
-    #[error("{memory} of guest RAM is more than the host's {host}: use less --memory")]
+    #[error("{memory} of RAM is more than the host's {host}: use less --memory")]
     MoreThanHost {
         /// What was asked.
         memory: Bytes,
@@ -176,6 +176,10 @@ pub enum ConfigError {
     },
 }
 
+fn one_or_both(down: Bytes, up: Bytes) -> String {
+    if down == Bytes::ZERO { up.to_string() } else { format!("{down} or {up}") }
+}
+
 /// A VM that can be built.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
@@ -189,7 +193,8 @@ impl VmConfig {
     /// # Errors
     /// [`ConfigError`], the first that applies.
     pub fn new(options: VmOptions, host: &HostLimits) -> Result<VmConfig, ConfigError> {
-        check_memory(&options, host)?;
+        let pages = [(options.backing.granule(), "host"), (options.guest_page, "guest")];
+        check_memory(options.memory, &pages, host)?;
         if options.vcpus == 0 || options.vcpus as usize > VCPUS_MAX {
             return Err(ConfigError::Vcpus { vcpus: options.vcpus });
         }
@@ -249,15 +254,19 @@ impl VmConfig {
     }
 }
 
-fn check_memory(options: &VmOptions, host: &HostLimits) -> Result<(), ConfigError> {
-    let memory = options.memory;
+/// Whether there can be so much RAM, in whole `pages`; each says whose it is, "host" or "guest". Also for a kernel that
+/// runs natively, in RAM like a guest's.
+///
+/// # Errors
+/// [`ConfigError`], the first that applies.
+pub fn check_memory(memory: Bytes, pages: &[(PageSize, &'static str)], host: &HostLimits) -> Result<(), ConfigError> {
     if memory < MEMORY_MIN {
         return Err(ConfigError::TooLittleMemory { memory });
     }
     if memory > MEMORY_MAX {
         return Err(ConfigError::BeyondArchitecture { memory });
     }
-    for (page, whose) in [(options.backing.granule(), "host"), (options.guest_page, "guest")] {
+    for &(page, whose) in pages {
         if !memory.is_multiple_of(page) {
             let down = page.bytes() * (memory.get() / page.bytes().get());
             return Err(ConfigError::NotWholePages { memory, page, whose, down, up: down + page.bytes() });
@@ -321,7 +330,7 @@ mod tests {
     #[test]
     fn memory_must_be_there() {
         let zero = reject(VmOptions { memory: Bytes::ZERO, ..options() });
-        assert_eq!(zero.to_string(), "0 B of RAM is too little: a guest needs at least 2 MiB, try --memory 512M");
+        assert_eq!(zero.to_string(), "0 B of RAM is too little: use at least 2 MiB, for instance --memory 512M");
         assert!(matches!(reject(VmOptions { memory: kib(4), ..options() }), ConfigError::TooLittleMemory { .. }));
     }
 
@@ -330,7 +339,7 @@ mod tests {
         let host = reject(VmOptions { memory: mib(512) + kib(4), ..options() });
         assert!(host.to_string().ends_with("2m host pages: use 512 MiB or 514 MiB"), "{host}");
         let guest = reject(VmOptions { guest_page: PageSize::Giant1G, ..options() });
-        assert!(matches!(guest, ConfigError::NotWholePages { whose: "guest", .. }));
+        assert!(guest.to_string().ends_with("1g guest pages: use 1 GiB"), "{guest}");
         let pool = reject(VmOptions { memory: mib(1536), backing: giant(), ..options() });
         assert!(matches!(pool, ConfigError::NotWholePages { page: PageSize::Giant1G, whose: "host", .. }));
     }

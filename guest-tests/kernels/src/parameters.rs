@@ -6,7 +6,7 @@ use wideleaf_protocol::arguments::{parse_count, parse_size};
 use crate::KernelError;
 
 /// One parameter of a kernel, as the help prints it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Key on the command line.
     pub name: &'static str,
@@ -30,7 +30,7 @@ impl<'a> Parameters<'a> {
         let unknown =
             line.kernel_arguments().find(|argument| known.iter().all(|parameter| parameter.name != argument.key));
         match unknown {
-            Some(argument) => Err(KernelError::UnknownParameter { name: argument.key }),
+            Some(argument) => Err(KernelError::UnknownParameter { name: argument.key, known }),
             None => Ok(Self { line }),
         }
     }

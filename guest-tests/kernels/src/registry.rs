@@ -94,6 +94,8 @@ pub enum KernelError<'a> {
     UnknownParameter {
         /// The name.
         name: &'a str,
+        /// Those it has.
+        known: &'static [Parameter],
     },
     /// A value is no number or not in its range.
     BadValue {
@@ -158,7 +160,10 @@ impl fmt::Display for KernelError<'_> {
             Self::CommandLine(error) => write!(f, "command line: {error}"),
             Self::NoKernel => write!(f, "no kernel named; say kernel=NAME, where NAME is {}", KernelNames),
             Self::UnknownKernel { name } => write!(f, "unknown kernel \"{name}\"; there is {}", KernelNames),
-            Self::UnknownParameter { name } => write!(f, "unknown parameter {name}="),
+            Self::UnknownParameter { name, known } => {
+                write!(f, "unknown parameter {name}=; there is ")?;
+                write_list(f, known.iter().map(|parameter| parameter.name))
+            }
             Self::BadValue { name, value, what, least, most } => {
                 write!(f, "{name}={value}: expected {what} from {least} to {most}")
             }
@@ -178,15 +183,18 @@ impl fmt::Display for KernelError<'_> {
 
 impl core::error::Error for KernelError<'_> {}
 
+fn write_list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'static str>) -> fmt::Result {
+    for (index, name) in names.enumerate() {
+        write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
+    }
+    Ok(())
+}
+
 /// The names of all kernels, separated by commas.
 struct KernelNames;
 
 impl fmt::Display for KernelNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, kernel) in KERNELS.iter().enumerate() {
-            let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{}", kernel.name)?;
-        }
-        Ok(())
+        write_list(f, KERNELS.iter().map(|kernel| kernel.name.as_str()))
     }
 }

@@ -2,6 +2,7 @@
 //! page size was given when the RAM was mapped (advice after the fault changes nothing); a page that can not be had
 //! is an error here instead of a SIGBUS later.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_policies::units::mib;
@@ -14,7 +15,8 @@ use crate::region::RamRange;
 /// together.
 const CHUNK: Bytes = mib(64);
 
-/// Populates all ranges with up to `threads` threads; `progress` hears of every chunk that is done.
+/// Populates all ranges with up to `threads` threads; `progress` hears of every chunk that is done, and ends it all by
+/// breaking: a whole machine's RAM takes minutes, and somebody may not want to wait.
 ///
 /// # Errors
 /// The first [`HostError`]; other threads stop after their chunk.
@@ -22,7 +24,7 @@ pub fn prefault(
     host: &dyn Host,
     ranges: &[RamRange],
     threads: usize,
-    progress: &(dyn Fn(Bytes) + Sync),
+    progress: &(dyn Fn(Bytes) -> ControlFlow<()> + Sync),
 ) -> Result<(), HostError> {
     let chunks: Vec<(Hva, Bytes)> = ranges.iter().flat_map(|range| chunks_of(*range)).collect();
     let next = AtomicU64::new(0);
@@ -32,7 +34,10 @@ pub fn prefault(
                 next.store(chunks.len() as u64, Ordering::Relaxed);
                 return Err(error);
             }
-            progress(*bytes);
+            if progress(*bytes).is_break() {
+                next.store(chunks.len() as u64, Ordering::Relaxed);
+                return Ok(());
+            }
         }
         Ok(())
     };

@@ -1,10 +1,13 @@
 //! What a person types, as types. Nothing here touches the machine, so `--help` and every message about a wrong
 //! argument work anywhere.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use wideleaf_kernels::parameters::Parameter;
+use wideleaf_kernels::registry::KERNELS;
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::policy::{POLICIES, PolicyInfo};
 use wideleaf_policies::{Bytes, PageSize};
@@ -19,6 +22,11 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "\
+First steps:
+  wideleaf doctor       what this host can do
+  wideleaf demo         what live promotion is worth here
+  wideleaf run --help   all about one run, with examples
+
 Exit codes:
     0  done, and the guest verified its memory
     1  the guest found a wrong word in its memory, or said that it failed
@@ -40,7 +48,7 @@ pub enum Command {
     Run(RunArgs),
     /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
-    /// Show what this host can do, and why not
+    /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
 }
 
@@ -58,15 +66,28 @@ Examples:
   A Linux kernel with an initrd:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m";
 
+/// What `wideleaf run --help` ends with: the built-in kernels, from the table that runs them, and examples.
+fn after_run_help() -> String {
+    let mut help = String::from("Built-in kernels and their parameters in --cmdline:\n");
+    for kernel in KERNELS {
+        let _ = writeln!(help, "  {}: {}", kernel.name, kernel.summary);
+        for Parameter { name, default, unit, meaning } in kernel.parameters {
+            let _ = writeln!(help, "    {name}=  {meaning} [unit: {unit}; default: {default}]");
+        }
+    }
+    help + "\n" + RUN_EXAMPLES
+}
+
 /// `wideleaf run`.
 #[derive(Args, Debug)]
-#[command(after_long_help = RUN_EXAMPLES)]
+#[command(after_long_help = after_run_help())]
 pub struct RunArgs {
-    /// A built-in kernel (gups, pattern), an ELF image with a PVH entry, a bzImage or a vmlinux
-    #[arg(value_name = "KERNEL|IMAGE")]
-    pub workload: String,
+    /// A built-in kernel (gups, pattern), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
+    // Optional only for `--policy help`.
+    #[arg(value_name = "KERNEL|IMAGE", required_unless_present = "policy")]
+    pub workload: Option<String>,
 
-    /// Run the built-in kernel in this process instead of in a guest: the baseline without our second level
+    /// Run the built-in kernel in this process instead of in a guest: the baseline, without a guest's second page tables
     #[arg(long)]
     pub native: bool,
 
@@ -78,7 +99,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "native")]
     pub initrd: Option<PathBuf>,
 
-    /// Guest RAM: a number with K, M, G or T behind it (powers of 1024), or bytes
+    /// Guest RAM, whole pages: a number with K, M, G or T behind it (powers of 1024), or bytes
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = Bytes::parse)]
     pub memory: Bytes,
 
@@ -95,14 +116,15 @@ pub struct RunArgs {
     pub host_page: Option<PageSize>,
 
     /// Page size of the guest's own page tables, for images that let it be chosen
-    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse)]
+    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse, conflicts_with = "native")]
     pub guest_page: PageSize,
 
-    /// Which windows become large; `--policy help` lists them
+    /// Which windows (2 MiB of guest RAM) become large pages, and when; `--policy help` lists the policies
     #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = parse_policy)]
     pub policy: PolicyArg,
 
-    /// Let the policy act only this long after the guest's timed part has begun [default: from the start]
+    /// Let the policy act no sooner than this after the guest's timed part has begun: a number with ms, s, m or h behind
+    /// it [default: it may act from the guest's start]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub policy_delay: Option<Duration>,
 
@@ -114,7 +136,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "fail")]
     pub fallback: FallbackArg,
 
-    /// Copy every line of the guest's serial console to standard error; without it, only lines that are no results
+    /// Copy every line of the guest's serial console to standard error; without it, all but a built-in kernel's results
     #[arg(long)]
     pub console: bool,
 
@@ -126,19 +148,42 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// End the guest after this time: a number with ms, s, m or h behind it [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// End the guest after this time, with exit code 6: a number with ms, s, m or h behind it [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 }
 
+const DEMO_EXAMPLES: &str = "\
+Examples:
+  In guests where there is a usable /dev/kvm, natively elsewhere:
+    wideleaf demo
+
+  A table of 1 GiB, natively in any case:
+    wideleaf demo --log2-words 27 --native
+
+  Every run's whole report, for programs:
+    wideleaf demo --rounds 9 --format json --output demo.json";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  What is there, and what is done without the rest:
+    wideleaf doctor
+
+  Whether KVM maps guests as it should; exit code 1 where it does not:
+    wideleaf doctor --mappings
+
+  The same, for programs:
+    wideleaf doctor --mappings --format json";
+
 /// `wideleaf demo`.
 #[derive(Args, Debug)]
+#[command(after_long_help = DEMO_EXAMPLES)]
 pub struct DemoArgs {
-    /// Table of 2^N words of 8 bytes
+    /// Table of 2^N words of 8 bytes: 25 is 256 MiB. Each run has 256 MiB of RAM more than its table
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u8).range(20..=30))]
     pub log2_words: u8,
 
-    /// How often each arm runs, alternating
+    /// How often each arm (a way to back RAM) runs; the arms take turns, a run takes some seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 
@@ -157,6 +202,7 @@ pub struct DemoArgs {
 
 /// `wideleaf doctor`.
 #[derive(Args, Debug)]
+#[command(after_long_help = DOCTOR_EXAMPLES)]
 pub struct DoctorArgs {
     /// Also run small guests and compare KVM's mapping counters with what they should be (needs KVM, half a minute)
     #[arg(long)]
@@ -250,6 +296,14 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     milliseconds.map(Duration::from_millis).ok_or_else(|| "longer than time itself".into())
 }
 
+/// As [`parse_duration`], and not zero.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("no time at all: leave --timeout out to wait for ever".into()),
+        time => Ok(time),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +318,7 @@ mod tests {
     fn times_have_a_unit() {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(parse_timeout("0s").is_err());
         for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "99999999999999999999s"] {
             assert!(parse_duration(wrong).is_err(), "{wrong:?}");
         }

@@ -12,8 +12,9 @@
 //! few seconds cost ten times as much to touch, and that would be measured instead.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -98,8 +99,8 @@ pub struct Ratio {
 /// # Errors
 /// [`Failure`]; no pool page, file or process is left.
 pub fn main(args: &DemoArgs) -> Result<(), Failure> {
-    let output = Output::open(args.format, args.output.as_deref())?;
     let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
     let report = run_all(args, &interrupts)?;
     output.write(&report, DemoReport::to_table)?;
     let failed = report.arms.iter().flat_map(|arm| &arm.runs).filter(|run| !is_verified(run)).count();
@@ -132,7 +133,7 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
         for arm in &mut arms {
             interrupts.check()?;
             bar.set_message(format!("round {round}: {}", arm.name));
-            arm.runs.push(run_arm(&arm.arguments, ram + table_bytes)?);
+            arm.runs.push(run_arm(&arm.arguments, ram + table_bytes, interrupts)?);
             bar.inc(1);
         }
     }
@@ -185,14 +186,18 @@ fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm>
 }
 
 /// Runs one arm in a process of its own, with host memory warm until its promotion is over.
-fn run_arm(arguments: &[String], working_set: Bytes) -> Result<RunReport, Failure> {
+fn run_arm(arguments: &[String], working_set: Bytes, interrupts: &Interrupts) -> Result<RunReport, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
     let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
-    let file = folder.path().join("run.json");
+    let (file, words) = (folder.path().join("run.json"), folder.path().join("words"));
     warm_host_memory(working_set).map_err(|error| host("warm host memory", &error))?;
     let program = std::env::current_exe().map_err(|error| host("find this program", &error))?;
+    let stderr = File::create(&words).map_err(|error| host("make a temporary file", &error))?;
+    let mut command = Command::new(program);
+    command.args(arguments).args(["--format", "json", "--output"]).arg(&file);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     let is_over = AtomicBool::new(false);
-    let output = std::thread::scope(|scope| {
+    let status = std::thread::scope(|scope| {
         scope.spawn(|| {
             let began = Instant::now();
             while !is_over.load(Ordering::Relaxed) && began.elapsed() < POLICY_DELAY + WARM_AFTER_DELAY {
@@ -202,24 +207,38 @@ fn run_arm(arguments: &[String], working_set: Bytes) -> Result<RunReport, Failur
                 }
             }
         });
-        let output = Command::new(program)
-            .args(arguments)
-            .args(["--format", "json", "--output"])
-            .arg(&file)
-            .stdin(Stdio::null())
-            .output();
+        let status = wait_for_arm(&mut command, interrupts);
         is_over.store(true, Ordering::Relaxed);
-        output
+        status
     })
     .map_err(|error| host("start an arm", &error))?;
-    let words = String::from_utf8_lossy(&output.stderr);
-    match output.status.code() {
+    interrupts.check()?;
+    match status.code() {
         Some(0 | 1) if file.exists() => read_report(&file),
         code => {
+            let words = std::fs::read_to_string(&words).unwrap_or_default();
             let why = words.trim().rsplit("wideleaf: ").next().unwrap_or_default();
             let message = format!("wideleaf {}: {why}", arguments.join(" "));
             Err(Failure::from_exit_code(code.unwrap_or(130), message))
         }
+    }
+}
+
+/// Runs an arm to its end. Ctrl-C in a terminal reaches the arm as well; a `kill` of the demo alone does not, and the
+/// arm must not outlive it.
+fn wait_for_arm(command: &mut Command, interrupts: &Interrupts) -> std::io::Result<ExitStatus> {
+    const LOOK_EVERY: Duration = Duration::from_millis(10);
+    let mut arm = command.spawn()?;
+    loop {
+        if let Some(status) = arm.try_wait()? {
+            return Ok(status);
+        }
+        if interrupts.is_set() {
+            // What it has, memory and a file in our temporary folder, goes with it.
+            arm.kill()?;
+            return arm.wait();
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -381,11 +400,12 @@ impl DemoReport {
 
     /// What promotion does to the guest's gaps, less what the machine does to them by itself.
     fn write_gaps(&self, out: &mut String, promoted: &Arm) {
+        type Kind = fn(&Gaps) -> u64;
         let Some(base) = self.arms.iter().find(|arm| arm.name == "base") else { return };
-        let gap = |arm: &Arm, value: fn(&Gaps) -> u64| {
+        let gap = |arm: &Arm, value: Kind| {
             over_runs(arm, |run| run.gaps.iter().map(|gap| value(gap) as f64 / 1e3).reduce(f64::max))
         };
-        let kinds: [(&str, fn(&Gaps) -> u64); 3] =
+        let kinds: [(&str, Kind); 3] =
             [("99 %", |gap| gap.p99_ns), ("99.9 %", |gap| gap.p999_ns), ("longest", |gap| gap.max_ns)];
         let _ = writeln!(out, "Time 128 updates took, promoted less base (medians of the runs):");
         for (name, value) in kinds {

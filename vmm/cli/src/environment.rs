@@ -68,6 +68,11 @@ impl Environment {
     }
 }
 
+/// Free and reclaimable memory in KiB, now.
+pub fn memory_available_kib() -> u64 {
+    kib(field(&read("/proc/meminfo"), "MemAvailable"))
+}
+
 /// Milliseconds stolen from all CPUs since boot (`/proc/stat`, eighth number; proc(5)). The unit is `USER_HZ`, which
 /// is 100 on every x86 kernel.
 pub fn stolen_ms() -> u64 {

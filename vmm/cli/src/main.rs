@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
+use wideleaf::output::say;
 use wideleaf::{demo, doctor, run};
 
 fn main() -> ExitCode {
@@ -14,7 +15,9 @@ fn main() -> ExitCode {
         .with_env_var("WIDELEAF_LOG")
         .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
         .from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // Where standard error is closed, the subscriber would print to it that it could not print to it, and panic.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    log.log_internal_errors(false).init();
     let result = match cli.command {
         Command::Run(args) => run::main(args, process_start),
         Command::Demo(args) => demo::main(&args),
@@ -23,7 +26,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("wideleaf: {failure}");
+            say(format_args!("wideleaf: {failure}"));
             ExitCode::from(failure.exit_code())
         }
     }

@@ -1,7 +1,14 @@
 //! Where a result goes. Opened before anything runs, so that a result is never lost to a typo; put in place whole at
 //! the end, so that a failure leaves nothing behind.
+//!
+//! ```text
+//!   nothing there, or a file   a new file beside it ──▶ renamed over it, complete
+//!   a device, a FIFO           written to as it is: a rename would put a file where /dev/null was
+//! ```
 
-use std::io::Write;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -10,37 +17,37 @@ use tempfile::NamedTempFile;
 use crate::args::FormatArg;
 use crate::failure::Failure;
 
+/// What a new result file may be used for, before the user's umask: what every other program's output is.
+const FILE_MODE: u32 = 0o666;
+
 /// An open place for one result.
 pub struct Output {
     format: FormatArg,
-    file: Option<(NamedTempFile, PathBuf)>,
+    place: Place,
+}
+
+enum Place {
+    StandardOutput,
+    /// Becomes the file of that name.
+    Beside(NamedTempFile, PathBuf),
+    /// A device or a FIFO.
+    AsItIs(File, PathBuf),
 }
 
 impl Output {
-    /// Opens a file beside its final place, or takes standard output.
+    /// Opens the place, or a file beside it, or takes standard output.
     ///
     /// # Errors
-    /// [`Failure::Output`] where the folder can not be written to.
+    /// [`Failure::Output`] where it can not be written to.
     pub fn open(format: FormatArg, path: Option<&Path>) -> Result<Output, Failure> {
-        let Some(path) = path else {
-            return Ok(Output { format, file: None });
-        };
-        let failure = |why: String| Failure::Output(format!("cannot write {}: {why}", path.display()));
-        if path.is_dir() {
-            return Err(failure("it is a folder".into()));
-        }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new()
-            .prefix(".wideleaf-")
-            .tempfile_in(folder)
-            .map_err(|error| failure(error.to_string()))?;
-        Ok(Output { format, file: Some((file, path.to_owned())) })
+        let place = path.map_or(Ok(Place::StandardOutput), Place::open)?;
+        Ok(Output { format, place })
     }
 
     /// Writes the result in the form asked for. A reader of standard output that has gone away is not an error.
     ///
     /// # Errors
-    /// [`Failure::Output`]; the final place is then as it was.
+    /// [`Failure::Output`]; a file is then as it was.
     pub fn write<R: Serialize>(self, report: &R, to_table: impl FnOnce(&R) -> String) -> Result<(), Failure> {
         let text = match self.format {
             FormatArg::Table => to_table(report),
@@ -49,19 +56,75 @@ impl Output {
                 json.map_err(|error| Failure::Output(format!("cannot write JSON: {error}")))? + "\n"
             }
         };
-        match self.file {
-            None => match std::io::stdout().lock().write_all(text.as_bytes()) {
-                Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                    Err(Failure::Output(format!("cannot write to standard output: {error}")))
-                }
-                _ => Ok(()),
-            },
-            Some((mut file, path)) => {
-                let failure = |why: String| Failure::Output(format!("cannot write {}: {why}", path.display()));
-                file.write_all(text.as_bytes()).map_err(|error| failure(error.to_string()))?;
-                file.persist(&path).map_err(|error| failure(error.to_string()))?;
+        self.place.put(&text)
+    }
+}
+
+impl Place {
+    fn open(path: &Path) -> Result<Place, Failure> {
+        // Through a symbolic link: what it points to is written, and the link stays.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let path = path.as_path();
+        match fs::metadata(path) {
+            Ok(is) if is.is_dir() => return Err(cannot_write(path, "it is a folder")),
+            Ok(is) if !is.is_file() => {
+                let file = File::options().write(true).open(path).map_err(|error| cannot_write(path, error))?;
+                return Ok(Place::AsItIs(file, path.to_owned()));
+            }
+            _ => {}
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !folder.is_dir() {
+            return Err(cannot_write(path, format!("there is no folder {}", folder.display())));
+        }
+        let file = tempfile::Builder::new()
+            .prefix(".wideleaf-")
+            .permissions(Permissions::from_mode(FILE_MODE))
+            .tempfile_in(folder)
+            .map_err(|error| cannot_write(path, without_temporary_name(&error)))?;
+        Ok(Place::Beside(file, path.to_owned()))
+    }
+
+    fn put(self, text: &str) -> Result<(), Failure> {
+        match self {
+            Place::StandardOutput => print(text),
+            Place::AsItIs(mut file, path) => {
+                file.write_all(text.as_bytes()).map_err(|error| cannot_write(&path, error))
+            }
+            Place::Beside(mut file, path) => {
+                file.write_all(text.as_bytes()).map_err(|error| cannot_write(&path, error))?;
+                file.persist(&path).map_err(|error| cannot_write(&path, error.error))?;
                 Ok(())
             }
         }
     }
+}
+
+/// Writes to standard output. A reader that has gone away has seen enough.
+///
+/// # Errors
+/// [`Failure::Output`], for instance where the disk behind it is full.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::Output(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to standard error; where nobody reads it any more, that is no reason to end a guest.
+pub fn say(line: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn cannot_write(path: &Path, why: impl std::fmt::Display) -> Failure {
+    Failure::Output(format!("cannot write --output {}: {why}", path.display()))
+}
+
+/// The kernel's answer alone: the name that `tempfile` tried, and appends, tells a person nothing.
+fn without_temporary_name(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split_once(" at path ").map_or(text.as_str(), |(answer, _)| answer).to_owned()
 }

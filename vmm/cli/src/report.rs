@@ -56,7 +56,7 @@ pub struct Setup {
     pub backing: String,
     /// Page size at the start.
     pub host_page: String,
-    /// Page size of the guest's tables.
+    /// Page size of the guest's tables; `none` for a native run.
     pub guest_page: String,
     /// Policy.
     pub policy: String,

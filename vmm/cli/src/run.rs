@@ -7,7 +7,8 @@
 //! 5. the report
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -18,14 +19,17 @@ use wideleaf_memory::manager::{ManagedVm, ManagerConfig};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, PolicyInfo};
+use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, VmId};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage};
+use wideleaf_vmm::HostLimits;
+use wideleaf_vmm::config::{self, ConfigError};
 
 use crate::args::{FallbackArg, PolicyArg, RunArgs};
-use crate::environment::{Environment, stolen_ms};
+use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::Output;
+use crate::output::{Output, print};
 use crate::report::{RunReport, Setup, table};
 use crate::session::{Observed, Session, summarize};
 
@@ -91,12 +95,12 @@ pub enum Console {
 /// [`Failure`], with nothing left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let PolicyArg::Use(policy) = args.policy else {
-        list_policies();
-        return Ok(());
+        return list_policies();
     };
     let spec = RunSpec::new(&args, policy)?;
-    let output = Output::open(args.format, args.output.as_deref())?;
+    // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
     let report = execute(&spec, &interrupts, process_start)?;
     output.write(&report, RunReport::to_table)?;
     match report.verification {
@@ -108,12 +112,17 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     }
 }
 
-fn list_policies() {
+fn list_policies() -> Result<(), Failure> {
     let mut list = table(&["policy", "what it does"]);
     for policy in POLICIES {
         list.add_row([policy.name, policy.summary]);
     }
-    println!("{list}");
+    print(&format!("{list}\n"))
+}
+
+pub(crate) fn kernel_names() -> String {
+    let names: Vec<_> = wideleaf_kernels::KERNELS.iter().map(|kernel| kernel.name.as_str()).collect();
+    names.join(", ")
 }
 
 fn kernel_named(name: &str) -> Option<&'static Kernel> {
@@ -122,14 +131,17 @@ fn kernel_named(name: &str) -> Option<&'static Kernel> {
 
 impl RunSpec {
     fn new(args: &RunArgs, policy: &'static PolicyInfo) -> Result<RunSpec, Failure> {
-        let workload = match kernel_named(&args.workload) {
+        let Some(name) = args.workload.as_deref() else {
+            let what = format!("a built-in kernel ({}) or an image file", kernel_names());
+            return Err(Failure::Usage(format!("say what to run: {what}; `wideleaf run --help` has examples")));
+        };
+        let workload = match kernel_named(name) {
             Some(kernel) => Workload::Kernel(kernel.name.as_str()),
             None if args.native => {
-                let names: Vec<_> = wideleaf_kernels::KERNELS.iter().map(|kernel| kernel.name.as_str()).collect();
-                let (name, names) = (&args.workload, names.join(", "));
+                let names = kernel_names();
                 return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
             }
-            None => Workload::Image(PathBuf::from(&args.workload)),
+            None => Workload::Image(PathBuf::from(name)),
         };
         let kind = BackingKind::from(args.backing);
         let start_page = args.host_page.unwrap_or(match kind {
@@ -189,13 +201,15 @@ pub(crate) enum Ended {
 /// [`Failure`]; the guest is gone and its memory given back.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let stolen_before = stolen_ms();
+    check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
     let layout = plan.as_ref().map_or_else(|| native_layout(spec.memory), |plan| Ok(plan.layout()))?;
     let ram = map_ram(&layout, backing)?;
     let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
     if spec.is_prefaulted {
-        prefault_ram(&host, &ram)?;
+        check_available(spec.memory, backing)?;
+        prefault_ram(&host, &ram, interrupts)?;
     }
     let bar = progress_bar(spec);
     let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
@@ -254,7 +268,9 @@ fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<String, Fa
                 Ok(ExitCode::from_port_value(code).map(|code| code.to_string()).unwrap_or_default())
             }
             (Some(ExitCode::BadArguments), Some(why)) => Err(Failure::Usage(format!("--cmdline: {why}"))),
-            (Some(ExitCode::Unsupported), Some(why)) => Err(Failure::Input(format!("the guest refuses: {why}"))),
+            (Some(ExitCode::Unsupported), Some(why)) => {
+                Err(Failure::Input(format!("{} refuses: {why}", spec.workload_name())))
+            }
             (_, Some(why)) => Err(Failure::GuestCrashed(format!("the guest panicked: {why}"))),
             (Some(known), None) => Err(Failure::GuestCrashed(format!("the guest ended: {known}"))),
             (None, None) => Err(Failure::GuestFailed(format!("the guest ended with exit code {code}"))),
@@ -279,7 +295,7 @@ fn setup(
         vcpus: u32::from(spec.vcpus),
         backing: backing.kind().name().into(),
         host_page: backing.start_page().name().into(),
-        guest_page: spec.guest_page.name().into(),
+        guest_page: if spec.is_native { "none" } else { spec.guest_page.name() }.into(),
         policy: spec.policy.name.into(),
         fallback,
     }
@@ -293,6 +309,19 @@ pub fn evidence(paging: &str, is_virtual: bool) -> &'static str {
         ("none", false) => "no second level: a one-dimensional baseline",
         (_, true) => "two-dimensional paging inside a VM: function only, speeds are not hardware's",
         (_, false) => "two-dimensional paging in hardware",
+    }
+}
+
+/// Before the pool is looked at: how many pages are missing says nothing about RAM that would end inside one.
+fn check_memory(spec: &RunSpec) -> Result<(), Failure> {
+    let pages = [(spec.backing.granule(), "host")];
+    config::check_memory(spec.memory, &pages, &HostLimits::read(Path::new("/proc"))).map_err(from_config_error)
+}
+
+fn from_config_error(error: ConfigError) -> Failure {
+    match error {
+        ConfigError::MoreThanHost { .. } => Failure::Host(error.to_string()),
+        _ => Failure::Usage(error.to_string()),
     }
 }
 
@@ -318,12 +347,28 @@ fn map_ram(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>,
     })
 }
 
-fn prefault_ram(host: &LinuxHost, ram: &GuestRam) -> Result<(), Failure> {
+/// Whether the host has so much memory now. Where it has not, prefaulting does not fail: the kernel kills processes, and
+/// not only ours. The pool has its pages already.
+fn check_available(memory: Bytes, backing: BackingConfig) -> Result<(), Failure> {
+    let available = kib(memory_available_kib());
+    if backing.kind() == BackingKind::Hugetlb || memory <= available {
+        return Ok(());
+    }
+    let remedy = "use less --memory, or leave --prefault out";
+    Err(Failure::Host(format!("cannot prefault {memory} of guest RAM: the host has {available} available; {remedy}")))
+}
+
+fn prefault_ram(host: &LinuxHost, ram: &GuestRam, interrupts: &Interrupts) -> Result<(), Failure> {
     let bar = visible_bar(ram.bytes().get(), "prefault {bar:30} {bytes}/{total_bytes}");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let result = prefault(host, ram.ranges(), threads, &|bytes| bar.inc(bytes.get()));
+    let on_chunk = |bytes: Bytes| {
+        bar.inc(bytes.get());
+        if interrupts.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let result = prefault(host, ram.ranges(), threads, &on_chunk);
     bar.finish_and_clear();
-    result.map_err(|error| Failure::Host(format!("cannot prefault {} of guest RAM: {error}", ram.bytes())))
+    result.map_err(|error| Failure::Host(format!("cannot prefault {} of guest RAM: {error}", ram.bytes())))?;
+    interrupts.check()
 }
 
 /// A progress bar on a terminal, nothing anywhere else.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use linux_loader::loader::bootparam::setup_header;
 use vm_memory::ByteValued;
-use wideleaf_policies::{Bytes, Gpa, GpaRange};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_protocol::elf_note::{
     DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, direct_entry, notes, pvh_entry,
 };
@@ -117,7 +117,7 @@ pub enum ImageError {
         start: Gpa,
     },
     /// A segment outside RAM.
-    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: use at least {} of --memory", Bytes::new(end.get()))]
+    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: use at least {} of --memory", ram_up_to(*end))]
     BeyondRam {
         /// Where the image ends.
         end: Gpa,
@@ -155,6 +155,11 @@ pub enum ImageError {
     /// A kernel for another mode.
     #[error("is a 32-bit bzImage: build it with CONFIG_64BIT=y")]
     BzImage32,
+}
+
+/// RAM that reaches `end`, in whole windows: other sizes would be refused next.
+fn ram_up_to(end: Gpa) -> Bytes {
+    Bytes::new(end.get().next_multiple_of(PageSize::Huge2M.bytes().get()))
 }
 
 /// Where a bzImage's header begins, and the word that tells it is one (Linux, Documentation/arch/x86/boot.rst).

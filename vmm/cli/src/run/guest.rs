@@ -12,9 +12,10 @@ use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-use super::{Console, Ended, RunSpec, Workload};
+use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel_names};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::output::say;
 use crate::session::Session;
 
 /// A guest whose arguments make sense on this host; nothing of it exists yet.
@@ -99,8 +100,16 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
 pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
     let image = match &spec.workload {
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
+        // A device may never end, and a FIFO may never begin.
+        Workload::Image(path) if !path.is_file() => {
+            let names = kernel_names();
+            return Err(Failure::Input(format!("{path:?} is neither a built-in kernel ({names}) nor a file")));
+        }
         Workload::Image(path) => ImageSource::File(path.clone()),
     };
+    if let Some(initrd) = spec.initrd.as_ref().filter(|initrd| !initrd.is_file()) {
+        return Err(Failure::Input(format!("--initrd {initrd:?} is no file")));
+    }
     let mut options = VmOptions::new(image, backing);
     options.memory = spec.memory;
     options.vcpus = u32::from(spec.vcpus);
@@ -108,7 +117,7 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     options.cmdline = spec.guest_cmdline();
     options.initrd = spec.initrd.clone();
     let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
-    let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
+    let config = config.map_err(from_config_error)?;
     KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
     Ok(GuestPlan { config, paging: paging_name()? })
 }
@@ -130,8 +139,8 @@ impl GuestPlan {
             let line = String::from_utf8_lossy(line);
             let is_ours = lines.on_line(&line);
             match console {
-                Console::All => eprintln!("{line}"),
-                Console::Others if !is_ours => eprintln!("{line}"),
+                Console::All => say(line),
+                Console::Others if !is_ours => say(line),
                 Console::Others | Console::Nothing => {}
             }
         };

@@ -1,0 +1,427 @@
+//! What a person gets who types something wrong, interrupts, or reads only the first line: one line that says what, why
+//! and what to do, the documented exit code, and nothing left behind. Runs anywhere, natively.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod program;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use predicates::prelude::*;
+use program::{Running, Scratch};
+use serde_json::Value;
+use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_vmm::HostLimits;
+
+/// A native GUPS on a table of 512 KiB: over in some milliseconds.
+const SMALL: [&str; 6] = ["run", "--native", "gups", "--cmdline=log2_words=16", "--memory", "64M"];
+
+/// The same, for longer than any test should last; `--timeout` ends what a test fails to end.
+const LONG: [&str; 6] =
+    ["run", "--native", "gups", "--cmdline=log2_words=16 seconds=3600", "--memory=64M", "--timeout=5m"];
+
+fn small_and<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&SMALL, more].concat()
+}
+
+/// All memory of this host, in whole 2 MiB pages.
+fn host_memory() -> Bytes {
+    let total = HostLimits::read(Path::new("/proc")).memory_total.unwrap();
+    PageSize::Huge2M.bytes() * (total.get() / PageSize::Huge2M.bytes().get())
+}
+
+/// Refused by the parser: clap's own form, with the option and `why` in it.
+fn is_no_argument(arguments: &[&str], why: &str) {
+    let scratch = Scratch::new();
+    let wrong = scratch.wideleaf(arguments).assert().code(2).stdout("");
+    wrong.stderr(predicate::str::starts_with("error: ").and(predicate::str::contains(why)));
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+#[test]
+fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
+    is_no_argument(&small_and(&["--policy", "nope"]), "never, greedy");
+    is_no_argument(&small_and(&["--backing", "nope"]), "anon, memfd, hugetlb");
+    is_no_argument(&small_and(&["--fallback", "nope"]), "fail, thp");
+    is_no_argument(&small_and(&["--format", "nope"]), "table, json");
+    is_no_argument(&small_and(&["--host-page", "3m"]), "write 4k, 2m or 1g");
+    is_no_argument(&["run", "gups", "--guest-page", "3m"], "write 4k, 2m or 1g");
+    is_no_argument(&small_and(&["--vcpus", "0"]), "1..=16");
+    is_no_argument(&small_and(&["--vcpus", "17"]), "1..=16");
+    is_no_argument(&["demo", "--rounds", "0"], "1..=100");
+    is_no_argument(&["demo", "--log2-words", "31"], "20..=30");
+    is_no_argument(&["run"], "<KERNEL|IMAGE>");
+    is_no_argument(&["frobnicate"], "frobnicate");
+}
+
+#[test]
+fn sizes_and_times_are_whole_numbers_with_a_unit() {
+    for size in ["", "3M+1", "16E", "1.5G", "64mb", "much"] {
+        is_no_argument(&["run", "--native", "gups", "--memory", size], "a whole number with K, M, G or T");
+    }
+    is_no_argument(&["run", "--native", "gups", "--memory", "16777216T"], "larger than 64 bits");
+    is_no_argument(&small_and(&["--timeout", "5"]), "a whole number with ms, s, m or h");
+    is_no_argument(&small_and(&["--policy-delay", "1.5s"]), "a whole number with ms, s, m or h");
+    is_no_argument(&small_and(&["--timeout", "0s"]), "leave --timeout out");
+}
+
+#[test]
+fn options_of_guests_are_refused_for_native_kernels() {
+    is_no_argument(&small_and(&["--initrd", "some-file"]), "cannot be used with");
+    is_no_argument(&small_and(&["--guest-page", "2m"]), "cannot be used with");
+}
+
+#[test]
+fn what_runs_must_be_said_and_exist() {
+    let scratch = Scratch::new();
+    scratch.refuses(&["run", "--policy", "greedy"], 2, &["say what to run", "gups, pattern", "--help"]);
+    scratch.refuses(&["run", "--native", "gusp"], 2, &["--native runs a built-in kernel (gups, pattern)", "gusp"]);
+    scratch.refuses(&["run", "gusp"], 3, &["\"gusp\" is neither a built-in kernel (gups, pattern) nor a file"]);
+    scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
+}
+
+#[test]
+fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
+    let scratch = Scratch::new();
+    let with = |memory, code, words: &[&str]| {
+        scratch.refuses(&["run", "--native", "gups", "--memory", memory, "--output=result"], code, words);
+    };
+    with("0", 2, &["0 B of RAM is too little", "at least 2 MiB", "--memory 512M"]);
+    with("1", 2, &["1 B of RAM is too little"]);
+    with("3145729", 2, &["not a whole number of 2m host pages", "use 2 MiB or 4 MiB"]);
+    with("65M", 2, &["65 MiB", "use 64 MiB or 66 MiB"]);
+    with("18446744073709551615", 2, &["more than x86-64 can address"]);
+    // 4095 TiB can be addressed, and no host has them.
+    with("4095T", 4, &["4095 TiB of RAM is more than the host's", "less --memory"]);
+}
+
+#[test]
+fn prefaulting_more_than_is_available_is_refused_and_nobody_is_killed_for_it() {
+    let memory = format!("--memory={}", host_memory().get());
+    let arguments = ["run", "--native", "gups", "--prefault", &memory, "--output=result"];
+    Scratch::new().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
+}
+
+#[test]
+fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
+    let scratch = Scratch::new();
+    let arguments = ["run", "--native", "gups", "--backing=hugetlb", "--host-page=1g", "--memory=1536M"];
+    let words = ["1536 MiB of RAM is not a whole number of 1g host pages", "use 1 GiB or 2 GiB"];
+    scratch.refuses(&arguments, 2, &words);
+}
+
+#[test]
+fn backings_have_pages_of_their_own_sizes() {
+    let scratch = Scratch::new();
+    scratch.refuses(&small_and(&["--host-page=1g"]), 2, &["anon RAM cannot start with 1g pages", "--backing hugetlb"]);
+    scratch.refuses(&small_and(&["--backing=hugetlb", "--host-page=4k"]), 2, &["no 4k pages", "--host-page 2m or 1g"]);
+}
+
+/// A native run in as much RAM as the host has: no hugetlb pool can serve that.
+fn more_than_any_pool() -> Vec<String> {
+    let memory = format!("--memory={}", host_memory().get());
+    let arguments = ["run", "--native", "gups", "--cmdline=log2_words=16", "--backing=hugetlb", &memory];
+    arguments.map(str::to_owned).into()
+}
+
+#[test]
+fn a_pool_that_is_short_is_named_with_size_node_number_and_the_command_that_helps() {
+    let (scratch, arguments) = (Scratch::new(), more_than_any_pool());
+    let needed = format!("{} needed", host_memory().pages(PageSize::Huge2M));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    scratch.refuses(
+        &arguments,
+        4,
+        &[
+            "hugetlb pool of 2m pages is ",
+            " short: ",
+            &needed,
+            "node 0: ",
+            "run `echo ",
+            "| sudo tee /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`",
+            "--fallback thp",
+        ],
+    );
+}
+
+#[test]
+fn a_pool_that_is_short_can_be_replaced_and_the_report_says_so() {
+    let (scratch, arguments) = (Scratch::new(), more_than_any_pool());
+    let arguments: Vec<&str> =
+        arguments.iter().map(String::as_str).chain(["--fallback=thp", "--format=json"]).collect();
+    let output = scratch.wideleaf(&arguments).assert().success().stderr("").get_output().stdout.clone();
+    let report: Value = serde_json::from_slice(&output).unwrap();
+    assert_eq!((&report["setup"]["backing"], &report["setup"]["host_page"]), (&"anon".into(), &"2m".into()));
+    let why = report["setup"]["fallback"].as_str().unwrap();
+    assert!(why.starts_with("anonymous RAM with transparent huge pages, because: hugetlb pool of 2m pages"), "{why}");
+}
+
+#[test]
+fn a_kernels_parameters_are_checked_by_name_and_value() {
+    let scratch = Scratch::new();
+    let with = |cmdline, words: &[&str]| {
+        scratch.refuses(
+            &["run", "--native", "gups", "--memory=64M", "--cmdline", cmdline, "--output=result"],
+            2,
+            words,
+        );
+    };
+    with("nonsense=1", &["--cmdline", "unknown parameter nonsense=", "log2_words, rounds, seconds, progress_ms"]);
+    with("log2_words=99", &["--cmdline", "log2_words=99: expected a count from 10 to 40"]);
+    with("log2_words=abc", &["log2_words=abc: expected a count"]);
+    with("rounds=1 seconds=1", &["exclude each other"]);
+    with("garbage", &["\"garbage\" is not key=value"]);
+    with("kernel=pattern", &["kernel= is given twice"]);
+}
+
+#[test]
+fn a_kernel_whose_arena_is_too_small_says_how_much_it_needs() {
+    let scratch = Scratch::new();
+    let arguments = ["run", "--native", "gups", "--cmdline=log2_words=25", "--memory=64M", "--output=result"];
+    scratch.refuses(&arguments, 3, &["gups refuses: needs 268435456 bytes of memory, there are 67108864", "more RAM"]);
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_anything_runs() {
+    let scratch = Scratch::new();
+    // A run that lasted would end with code 6.
+    let long_and = |output| [&LONG[..5], &["--timeout=1m", "--output", output]].concat();
+    fs::create_dir(scratch.path("folder")).unwrap();
+    let file = scratch.file("file", b"");
+    let in_file = format!("{file}/result");
+    scratch.refuses(&long_and("missing/result"), 7, &["--output missing/result: there is no folder missing"]);
+    scratch.refuses(&long_and(&in_file), 7, &["there is no folder"]);
+    scratch.refuses(&long_and("folder"), 7, &["folder: it is a folder"]);
+    // Nobody may make files there, not even root.
+    scratch.refuses(
+        &long_and("/proc/result"),
+        7,
+        &["cannot write --output /proc/result: No such file or directory (os"],
+    );
+    assert!(fs::read_dir(scratch.path("folder")).unwrap().next().is_none());
+}
+
+#[test]
+fn an_output_is_a_whole_file_that_others_may_read_as_the_umask_says() {
+    let scratch = Scratch::new();
+    scratch.file("result", b"what was there");
+    scratch.wideleaf(&small_and(&["--format=json", "--output=result"])).assert().success().stdout("").stderr("");
+    let text = fs::read_to_string(scratch.path("result")).unwrap();
+    assert!(serde_json::from_str::<Value>(&text).is_ok_and(|report| report["outcome"] == "success"), "{text}");
+    let by_the_shell = {
+        fs::write(scratch.path("other"), "").unwrap();
+        fs::metadata(scratch.path("other")).unwrap().permissions().mode()
+    };
+    assert_eq!(fs::metadata(scratch.path("result")).unwrap().permissions().mode(), by_the_shell);
+    assert_eq!(scratch.names().len(), 2);
+}
+
+#[test]
+fn an_output_that_is_a_fifo_stays_one_and_gets_the_result() {
+    let scratch = Scratch::new();
+    mkfifo(&scratch.path("fifo"), Mode::S_IRWXU).unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| fs::read_to_string(scratch.path("fifo")).unwrap());
+        scratch.wideleaf(&small_and(&["--output=fifo"])).assert().success().stdout("").stderr("");
+        assert!(reader.join().unwrap().contains("outcome: success"));
+    });
+    assert!(fs::metadata(scratch.path("fifo")).unwrap().file_type().is_fifo(), "a rename would have replaced it");
+}
+
+#[test]
+fn an_output_through_a_link_is_where_the_link_points() {
+    let scratch = Scratch::new();
+    scratch.file("result", b"");
+    std::os::unix::fs::symlink("result", scratch.path("link")).unwrap();
+    scratch.wideleaf(&small_and(&["--output=link"])).assert().success();
+    assert!(fs::symlink_metadata(scratch.path("link")).unwrap().is_symlink());
+    assert!(fs::read_to_string(scratch.path("result")).unwrap().contains("outcome: success"));
+}
+
+#[test]
+fn a_run_longer_than_its_timeout_ends_with_code_6() {
+    let scratch = Scratch::new();
+    let arguments = [&LONG[..5], &["--timeout=1s", "--output=result"]].concat();
+    scratch.refuses(&arguments, 6, &["did not end within 1s (--timeout)"]);
+}
+
+/// Interrupts a native run while its kernel works.
+fn interrupted_by(signal: Signal) {
+    let scratch = Scratch::new();
+    let mut run = Running::start(&scratch, &[&LONG[..], &["--output=result"]].concat());
+    run.wait_for("comm", |name| name == "kernel\n");
+    run.signal(signal);
+    // LONG's own end, five minutes later, has code 6.
+    assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+#[test]
+fn ctrl_c_ends_a_run_with_code_130_and_no_file() {
+    interrupted_by(Signal::SIGINT);
+}
+
+#[test]
+fn a_polite_kill_ends_a_run_like_ctrl_c() {
+    interrupted_by(Signal::SIGTERM);
+}
+
+#[test]
+fn a_demo_that_is_killed_politely_leaves_no_arm_and_no_file() {
+    let scratch = Scratch::new();
+    let arguments = ["demo", "--native", "--log2-words=20", "--rounds=100", "--output=result"];
+    let mut demo = Running::start(&scratch, &arguments);
+    let arm = demo.wait_for("children", |children| !children.is_empty());
+    demo.signal(Signal::SIGTERM);
+    let (code, stderr) = demo.end();
+    assert_eq!((code, stderr.lines().last()), (Some(130), Some("wideleaf: interrupted")));
+    assert!(!Path::new("/proc").join(arm).exists(), "no process");
+    assert_eq!(scratch.names(), [""; 0], "no file");
+}
+
+/// Pages of the pool of 2 MiB pages, and pages it may borrow.
+fn pool() -> Vec<String> {
+    let pool = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB");
+    ["nr_hugepages", "nr_overcommit_hugepages", "free_hugepages"]
+        .map(|file| fs::read_to_string(pool.join(file)).unwrap_or_default())
+        .into()
+}
+
+#[test]
+fn runs_and_interrupted_demos_leave_the_pool_as_it_was() {
+    // Whoever else uses the pool at the same time is not us: one undisturbed attempt is enough, a leak shows in each.
+    const ATTEMPTS: u32 = 20;
+    let leaves_it = || {
+        let (scratch, before) = (Scratch::new(), pool());
+        scratch.wideleaf(&small_and(&["--backing=hugetlb", "--fallback=thp"])).assert().success();
+        let mut demo = Running::start(&scratch, &["demo", "--native", "--log2-words=20", "--rounds=100"]);
+        demo.wait_for("children", |children| !children.is_empty());
+        demo.signal(Signal::SIGINT);
+        assert_eq!(demo.end().0, Some(130));
+        pool() == before
+    };
+    assert!((0..ATTEMPTS).any(|_| leaves_it()));
+}
+
+#[test]
+fn nobody_reading_standard_output_is_no_failure() {
+    let scratch = Scratch::new();
+    for arguments in [small_and(&[]), small_and(&["--format=json"]), vec!["run", "--policy=help"], vec!["doctor"]] {
+        let mut run = Running::start(&scratch, &arguments);
+        drop(run.0.stdout.take());
+        assert_eq!(run.end(), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn nobody_reading_standard_error_leaves_the_exit_code_as_it_is() {
+    let scratch = Scratch::new();
+    let mut run = Running::start(&scratch, &["run", "--native", "gups", "--memory=65M"]);
+    drop(run.0.stderr.take());
+    assert_eq!(run.0.wait().unwrap().code(), Some(2));
+}
+
+#[test]
+fn standard_output_that_is_full_is_a_failure() {
+    let scratch = Scratch::new();
+    let mut command = std::process::Command::new(scratch.program());
+    let output = command.args(SMALL).stdout(fs::File::create("/dev/full").unwrap()).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(7), "{stderr}");
+    assert!(stderr.starts_with("wideleaf: cannot write to standard output: No space left"), "{stderr}");
+}
+
+#[test]
+fn help_is_there_for_everything() {
+    let scratch = Scratch::new();
+    let help = |arguments: &[&str]| {
+        let output = scratch.wideleaf(arguments).assert().success().stderr("").get_output().stdout.clone();
+        String::from_utf8(output).unwrap()
+    };
+    assert!(help(&["--help"]).contains("Exit codes:"));
+    assert!(help(&["run", "--help"]).contains("log2_words=") && help(&["run", "--help"]).contains("Examples:"));
+    assert!(help(&["demo", "--help"]).contains("Examples:"));
+    assert!(help(&["doctor", "--help"]).contains("Examples:"));
+    let policies = help(&["run", "--policy", "help"]);
+    assert!(policies.contains("never") && policies.contains("greedy"), "{policies}");
+    assert_eq!(help(&["run", "gups", "--policy", "help"]), policies);
+}
+
+#[test]
+fn a_table_in_a_pipe_has_no_control_characters() {
+    let scratch = Scratch::new();
+    for arguments in [small_and(&[]), vec!["doctor"], vec!["run", "--policy=help"]] {
+        let output = scratch.wideleaf(&arguments).assert().success().stderr("").get_output().stdout.clone();
+        let text = String::from_utf8(output).unwrap();
+        assert!(text.chars().all(|character| character == '\n' || !character.is_control()), "{text}");
+    }
+}
+
+/// Names of all numbers in `value` that say neither their unit nor that they count something.
+fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
+    const UNITS: [&str; 10] = ["bytes", "_kib", "_gib_per_s", "_per_s", "seconds", "_s", "_ms", "_us", "_ns", "_bp"];
+    // `value` stands beside a `unit`; the load average has none; the rest are counts.
+    const WITHOUT: [&str; 18] = [
+        "value",
+        "load_1m",
+        "vcpus",
+        "vcpu",
+        "cpus",
+        "count",
+        "errors",
+        "checked",
+        "units",
+        "windows",
+        "windows_host_large",
+        "ticks",
+        "budget_refusals",
+        "pages_4k",
+        "pages_2m",
+        "pages_1g",
+        "outcomes",
+        "sensor_failures",
+    ];
+    match value {
+        Value::Object(fields) => {
+            let named = fields.iter().map(|(field, value)| match name {
+                "outcomes" | "sensor_failures" => (name, value), // counts by name
+                _ => (field.as_str(), value),
+            });
+            named.flat_map(|(name, value)| numbers_without_unit(name, value)).collect()
+        }
+        // Rows of a series, whose columns the documentation of the field names.
+        Value::Array(rows) => {
+            let objects = rows.iter().filter(|row| row.is_object());
+            objects.flat_map(|row| numbers_without_unit(name, row)).collect()
+        }
+        Value::Number(_) if !WITHOUT.contains(&name) && !UNITS.iter().any(|unit| name.ends_with(unit)) => {
+            vec![name.to_owned()]
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn every_number_in_json_has_its_unit_in_its_name() {
+    let scratch = Scratch::new();
+    let output = scratch.wideleaf(&small_and(&["--format=json"])).assert().success().get_output().stdout.clone();
+    let report: Value = serde_json::from_slice(&output).unwrap();
+    assert_eq!(report["outcome"], "success");
+    assert_eq!(report["verification"]["passed"], true);
+    assert_eq!(numbers_without_unit("", &report), [""; 0]);
+    assert_eq!(numbers_without_unit("", &serde_json::json!({"a": [{"length": 1}]})), ["length"], "it does look");
+}
+
+#[test]
+fn without_kvm_a_guest_is_refused_with_a_way_out() {
+    if Path::new("/dev/kvm").exists() {
+        println!("skipped: there is a /dev/kvm here; tests/guest.rs runs guests on it");
+        return;
+    }
+    let words = ["/dev/kvm does not exist", "--native"];
+    Scratch::new().refuses(&["run", "gups", "--memory=64M", "--output=result"], 4, &words);
+}

@@ -1,0 +1,351 @@
+//! Guests that cannot be, hang, crash or complain: one clear line, the documented exit code, and nothing left behind; and
+//! those that are well. Needs KVM: without it each test says that it was skipped, which `WIDELEAF_REQUIRE=kvm` makes a
+//! failure. The program is the one in `WIDELEAF_BIN` where that is set, so this file also runs in the labs.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod program;
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use program::{Running, Scratch};
+use serde_json::Value;
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_protocol::elf_note::PVH_NOTE_TYPE;
+use wideleaf_protocol::elf_note::{DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, PVH_NOTE_OWNER};
+
+/// Where the images of these tests are loaded and start.
+const LOADED_AT: u64 = 0x20_0000;
+
+/// The only segment of an image begins here in its file; before it are headers and note.
+const CODE_AT: u64 = 0x1000;
+
+/// `jmp` to itself.
+const HANG: &[u8] = &[0xeb, 0xfe];
+/// `lidt` of ten zero bytes (at 0, which is RAM), then `ud2`: no handler for that, nor for its absence, in 32 bits.
+const TRIPLE_FAULT: &[u8] = &[0x0f, 0x01, 0x1d, 0, 0, 0, 0, 0x0f, 0x0b];
+/// `ud2`.
+const UNDEFINED: &[u8] = &[0x0f, 0x0b];
+/// `mov al, 77; out 0xf4, al; jmp` to itself.
+const EXIT_77: &[u8] = &[0xb0, 77, 0xe6, 0xf4, 0xeb, 0xfe];
+
+/// A note that gives an image its entry.
+fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
+    let mut name = [owner.as_bytes(), b"\0"].concat();
+    let mut bytes = [name.len() as u32, descriptor.len() as u32, kind].map(u32::to_le_bytes).concat();
+    name.resize(name.len().next_multiple_of(4), 0);
+    bytes.extend(name);
+    bytes.extend(descriptor);
+    bytes
+}
+
+/// 32 bits, unpaged.
+fn pvh() -> Vec<u8> {
+    note(PVH_NOTE_OWNER, PVH_NOTE_TYPE, &LOADED_AT.to_le_bytes())
+}
+
+/// 64 bits, ring 3.
+fn direct() -> Vec<u8> {
+    let version = DIRECT_NOTE_VERSION.to_le_bytes();
+    note(DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, &[&version[..], &[0; 4], &LOADED_AT.to_le_bytes()].concat())
+}
+
+/// An ELF64 file for x86-64 with one segment, `code`, that takes `bytes` in memory, and one note (System V ABI).
+fn elf(notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
+    const HEADER_BYTES: u64 = 64;
+    const PROGRAM_HEADER_BYTES: u64 = 56;
+    let (pt_load, pt_note, flags_rwx) = (1_u32, 4_u32, 7_u32);
+    let notes_at = HEADER_BYTES + 2 * PROGRAM_HEADER_BYTES;
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
+    file.extend([LOADED_AT, HEADER_BYTES, 0].map(u64::to_le_bytes).concat());
+    file.extend([0, 0, HEADER_BYTES as u16, PROGRAM_HEADER_BYTES as u16, 2, 0, 0, 0].map(u16::to_le_bytes).concat());
+    let mut program_header = |kind: u32, at: u64, in_file: u64, in_memory: u64| {
+        file.extend([kind, flags_rwx].map(u32::to_le_bytes).concat());
+        file.extend([at, LOADED_AT, LOADED_AT, in_file, in_memory, 0x1000].map(u64::to_le_bytes).concat());
+    };
+    program_header(pt_load, CODE_AT, code.len() as u64, bytes);
+    program_header(pt_note, notes_at, notes.len() as u64, notes.len() as u64);
+    file.extend(notes);
+    file.resize(CODE_AT as usize, 0);
+    file.extend(code);
+    file
+}
+
+/// An image that is well formed and runs `code`.
+fn image(note: &[u8], code: &[u8]) -> Vec<u8> {
+    elf(note, code, 0x1000)
+}
+
+/// The image is refused with exit code 3 and these words.
+fn is_no_image(content: &[u8], words: &[&str]) {
+    let scratch = Scratch::new();
+    let file = scratch.file("image", content);
+    scratch.refuses(&["run", &file, "--memory=64M", "--timeout=1m", "--output=result"], 3, words);
+}
+
+#[test]
+fn an_image_that_cannot_be_read_is_named() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("folder")).unwrap();
+    scratch.refuses(&["run", "no-such-image", "--memory=64M"], 3, &["\"no-such-image\" is neither", "nor a file"]);
+    scratch.refuses(&["run", "./folder", "--memory=64M"], 3, &["\"./folder\" is neither", "nor a file"]);
+    scratch.refuses(&["run", "/dev/zero", "--memory=64M"], 3, &["\"/dev/zero\" is neither", "nor a file"]);
+}
+
+#[test]
+fn a_file_that_is_no_image_says_what_it_is_instead() {
+    if !has_kvm() {
+        return;
+    }
+    is_no_image(b"", &["image is empty"]);
+    is_no_image(b"#!/bin/sh\necho hello\n", &["is neither an ELF file nor a bzImage: it looks like"]);
+    is_no_image(b"just some words\n", &["it looks like"]);
+    is_no_image(&[0; 4096], &["it looks like"]);
+}
+
+#[test]
+fn an_elf_file_that_cannot_be_booted_says_why() {
+    if !has_kvm() {
+        return;
+    }
+    let whole = image(&pvh(), HANG);
+    let changed = |at: usize, byte: u8| {
+        let mut file = whole.clone();
+        file[at] = byte;
+        file
+    };
+    is_no_image(&whole[..5], &["is truncated: the ELF header ends at byte 64, the file has 5"]);
+    is_no_image(&whole[..100], &["is truncated: a program header ends at byte 120, the file has 100"]);
+    is_no_image(&whole[..CODE_AT as usize + 1], &["is truncated: a segment ends at byte 4098, the file has 4097"]);
+    is_no_image(&changed(4, 1), &["is a 32-bit ELF file: build it for x86_64"]);
+    is_no_image(&changed(18, 183), &["is an ELF file for ", "build it for x86_64"]);
+    is_no_image(&image(&note("other", 1, &[]), HANG), &["without a wideleaf or PVH", "CONFIG_PVH=y"]);
+    is_no_image(
+        &elf(&pvh(), HANG, 1 << 30),
+        &["needs memory up to 0x40200000", "guest RAM ends at 0x4000000", "1026 MiB"],
+    );
+}
+
+#[test]
+fn an_ordinary_program_is_no_image() {
+    if !has_kvm() {
+        return;
+    }
+    is_no_image(&fs::read("/proc/self/exe").unwrap(), &["is an ELF file without a", "an ordinary program"]);
+}
+
+#[test]
+fn an_initrd_must_exist_and_fit() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (pvh, direct) = (scratch.file("pvh", &image(&pvh(), HANG)), scratch.file("direct", &image(&direct(), HANG)));
+    let small = scratch.file("small", b"initrd");
+    fs::File::create(scratch.path("large")).unwrap().set_len(65 << 20).unwrap();
+    let with = |image: &str, initrd: &str, words: &[&str]| {
+        scratch.refuses(&["run", image, "--initrd", initrd, "--memory=64M", "--timeout=1m"], 3, words);
+    };
+    with(&pvh, "missing", &["--initrd \"missing\" is no file"]);
+    with(&pvh, "/dev/zero", &["--initrd \"/dev/zero\" is no file"]);
+    with(&pvh, "large", &["initrd large has 65 MiB", "use more --memory"]);
+    with(&direct, &small, &["takes no initrd"]);
+}
+
+#[test]
+fn ram_is_whole_pages_of_the_guest() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let arguments = ["run", "gups", "--guest-page=1g", "--memory=64M"];
+    scratch.refuses(&arguments, 2, &["64 MiB of RAM is not a whole number of 1g guest pages: use 1 GiB"]);
+}
+
+#[test]
+fn a_guest_that_hangs_is_ended_by_its_timeout() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (name, note) in [("pvh", pvh()), ("direct", direct())] {
+        let file = scratch.file(name, &image(&note, HANG));
+        let arguments = ["run", &file, "--memory=64M", "--timeout=2s", "--output=result"];
+        scratch.refuses(&arguments, 6, &["did not end within 2s (--timeout)"]);
+    }
+    let busy = ["run", "gups", "--memory=64M", "--cmdline=log2_words=16 seconds=3600", "--timeout=2s", "--vcpus=2"];
+    scratch.refuses(&busy, 6, &["did not end within 2s (--timeout)"]);
+}
+
+/// The guest ends the run with exit code 5, `first` in the first line, and its registers below.
+fn crashes(content: &[u8], first: &[&str]) {
+    let scratch = Scratch::new();
+    let file = scratch.file("image", content);
+    let arguments = ["run", &file, "--memory=64M", "--timeout=1m", "--output=result"];
+    let output = scratch.wideleaf(&arguments).assert().code(5).stdout("").get_output().stderr.clone();
+    let stderr = String::from_utf8(output).unwrap();
+    let line = stderr.lines().next().unwrap();
+    assert!(line.starts_with("wideleaf: vcpu 0: "), "{stderr}");
+    first.iter().for_each(|word| assert!(line.contains(word), "no {word:?} in the first line of {stderr}"));
+    assert!(stderr.lines().nth(1).unwrap().starts_with("rip=0x"), "{stderr}");
+    assert!(stderr.contains("rsp=0x") && stderr.contains("cr3=0x"), "{stderr}");
+    assert_eq!(scratch.names(), ["image"]);
+}
+
+#[test]
+fn a_triple_fault_is_one_clear_line_and_the_registers() {
+    if !has_kvm() {
+        return;
+    }
+    crashes(&image(&pvh(), TRIPLE_FAULT), &["triple fault"]);
+}
+
+#[test]
+fn a_fault_of_a_direct_guest_names_the_exception() {
+    if !has_kvm() {
+        return;
+    }
+    crashes(&image(&direct(), UNDEFINED), &["#UD"]);
+}
+
+#[test]
+fn a_code_of_the_guests_own_is_reported() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (name, note) in [("pvh", pvh()), ("direct", direct())] {
+        let file = scratch.file(name, &image(&note, EXIT_77));
+        let arguments = ["run", &file, "--memory=64M", "--timeout=1m", "--output=result"];
+        scratch.refuses(&arguments, 1, &["the guest ended with exit code 77"]);
+    }
+}
+
+#[test]
+fn what_a_kernel_refuses_is_the_one_line() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let with = |cmdline, code, words: &[&str]| {
+        scratch.refuses(&["run", "gups", "--memory=64M", "--timeout=1m", "--cmdline", cmdline], code, words);
+    };
+    with("nonsense=1", 2, &["--cmdline: unknown parameter nonsense="]);
+    with("log2_words=99", 2, &["--cmdline: log2_words=99: expected a count from 10 to 40"]);
+    with("log2_words=25", 3, &["gups refuses: needs 268435456 bytes", "more RAM"]);
+}
+
+#[test]
+fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
+    if !has_kvm() {
+        return;
+    }
+    Scratch::new().refuses(&["run", "gups", "--memory=2M"], 3, &["guest RAM ends at 0x200000: use at least 4 MiB"]);
+}
+
+#[test]
+fn ctrl_c_ends_a_guest_with_code_130_and_no_file() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let cmdline = "--cmdline=log2_words=16 seconds=3600";
+    let arguments = ["run", "gups", cmdline, "--vcpus=2", "--memory=64M", "--timeout=5m", "--output=result"];
+    let mut run = Running::start(&scratch, &arguments);
+    run.wait_for("comm", |name| name == "vcpu1\n");
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+/// Runs a built-in kernel in a guest, which has to verify its memory, and gives the report.
+fn succeeds(arguments: &[&str]) -> Value {
+    let scratch = Scratch::new();
+    let small = ["--memory=64M", "--timeout=5m", "--format=json"];
+    let output = scratch.wideleaf(&[&["run"], arguments, &small].concat()).assert().success().stderr("");
+    let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(report["verification"]["passed"], true, "{arguments:?}");
+    assert_eq!(report["setup"]["mode"], "guest");
+    assert_eq!(scratch.names(), [""; 0]);
+    report
+}
+
+const GUPS: [&str; 2] = ["gups", "--cmdline=log2_words=16"];
+const PATTERN: [&str; 2] = ["pattern", "--cmdline=bytes=8M passes=1"];
+
+#[test]
+fn gups_runs_on_one_and_two_vcpus() {
+    if !has_kvm() {
+        return;
+    }
+    for vcpus in ["1", "2"] {
+        let report = succeeds(&[&GUPS[..], &["--vcpus", vcpus]].concat());
+        assert_eq!(report["results"]["updates"]["value"], 262_144.0, "4 updates for each of 2^16 words");
+    }
+}
+
+#[test]
+fn pattern_runs_on_one_and_two_vcpus() {
+    if !has_kvm() {
+        return;
+    }
+    for vcpus in ["1", "2"] {
+        let report = succeeds(&[&PATTERN[..], &["--vcpus", vcpus]].concat());
+        assert_eq!(report["verification"]["errors"], 0);
+    }
+}
+
+#[test]
+fn every_backing_and_guest_page_runs() {
+    if !has_kvm() {
+        return;
+    }
+    for backing in ["--backing=anon", "--backing=memfd"] {
+        for page in ["--guest-page=4k", "--guest-page=2m"] {
+            succeeds(&[&GUPS[..], &[backing, page]].concat());
+        }
+    }
+    // On the pool where it has 32 pages, else on what replaces it.
+    succeeds(&[&GUPS[..], &["--backing=hugetlb", "--fallback=thp"]].concat());
+}
+
+#[test]
+fn a_prefaulted_guest_that_starts_huge_stays_huge() {
+    if !has_kvm() {
+        return;
+    }
+    let report = succeeds(&[&GUPS[..], &["--host-page=2m", "--prefault", "--policy=never"]].concat());
+    let phases = report["phases"].as_array().unwrap();
+    assert!(
+        !phases.is_empty() && phases.iter().all(|phase| phase["at_end"]["host_2m_bytes"] == 64 << 20),
+        "{phases:?}"
+    );
+}
+
+#[test]
+fn serial_lines_that_are_no_results_reach_standard_error() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console"];
+    let output = scratch.wideleaf(&arguments).assert().success();
+    let lines = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(lines.contains("exit") && lines.lines().count() > 3, "{lines}");
+}
+
+#[test]
+fn nobody_reading_the_console_does_not_end_the_guest() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console", "--output=result"];
+    let mut run = Running::start(&scratch, &arguments);
+    drop(run.0.stderr.take());
+    assert_eq!(run.0.wait().unwrap().code(), Some(0));
+    assert_eq!(scratch.names(), ["result"]);
+}
