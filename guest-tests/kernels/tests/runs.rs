@@ -210,7 +210,7 @@ fn wrong_arguments_end_with_one_clear_line() {
     let cases = [
         ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern"),
         ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern"),
-        ("gups words=5", "unknown parameter words="),
+        ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, progress_ms"),
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),
         ("gups rounds=1 seconds=1", "rounds= and seconds= exclude each other"),

@@ -256,13 +256,15 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 
 /// What the guest's end means: a word for the report, or the failure it is.
 fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<String, Failure> {
-    if let Some(line) = observed.malformed.first() {
-        return Err(Failure::GuestCrashed(format!("the guest wrote a line that makes no sense: {line}")));
-    }
     match ended {
         Ended::TimedOut => Err(Failure::TimedOut(spec.timeout.unwrap_or_default())),
         Ended::Interrupted => Err(Failure::Interrupted),
         Ended::Crashed(how) => Err(Failure::GuestCrashed(how)),
+        // Only where the guest ended by itself: otherwise its last line may just be cut off.
+        Ended::Exit(_) if !observed.malformed.is_empty() => {
+            let line = &observed.malformed[0];
+            Err(Failure::GuestCrashed(format!("the guest wrote a line that makes no sense: {line}")))
+        }
         Ended::Exit(code) => match (ExitCode::from_port_value(code), &observed.panic) {
             (Some(ExitCode::Success | ExitCode::VerificationFailed), _) => {
                 Ok(ExitCode::from_port_value(code).map(|code| code.to_string()).unwrap_or_default())
