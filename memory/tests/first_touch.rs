@@ -11,10 +11,13 @@ use std::time::Duration;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, probe};
 use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
+use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, LinuxHost};
-use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, Moment, PageSize, VmId, WindowIndex};
+use wideleaf_policies::units::{gib, kib, mib};
+use wideleaf_policies::{
+    Backing, Budget, Bytes, Gpa, GpaRange, Hva, Moment, PageSize, Plan, Policy, Snapshot, VmId, WindowIndex,
+};
 
 const VM: VmId = VmId(7);
 const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
@@ -514,4 +517,63 @@ fn memory_that_is_served_already_is_refused_and_keeps_its_service() {
         join(in_thread(move || touch(&ram, 1, 0)));
     }
     assert_eq!(stop(service).answered_2m, 1);
+}
+
+/// Says what the windows get at their first touch, and plans nothing.
+struct AtTheFault;
+
+impl Policy for AtTheFault {
+    fn name(&self) -> &'static str {
+        "at_the_fault"
+    }
+
+    fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {}
+
+    fn decides_at_first_touch(&self) -> bool {
+        true
+    }
+
+    fn first_touch(&mut self, vm: VmId, window: WindowIndex) -> PageSize {
+        even_windows_huge(vm, window)
+    }
+}
+
+#[test]
+fn a_manager_asks_a_policy_that_decides_at_the_fault() {
+    if skip() {
+        return;
+    }
+    let ram = map(8);
+    let vm = ManagedVm::new(VM, ram.clone(), None);
+    let manager = Manager::spawn(host(), vec![vm], Box::new(AtTheFault), ManagerConfig::default()).unwrap();
+    manager.activate();
+    {
+        let ram = ram.clone();
+        join(in_thread(move || (0..6).map(|window| touch(&ram, window, 0)).sum::<u64>()));
+    }
+    let report = join(in_thread(move || manager.stop()));
+    let counters: BTreeMap<_, _> = report.first_touch.as_ref().unwrap().by_name().collect();
+    assert_eq!((counters["asked"], counters["answered_2m"], counters["answered_4k"]), (6, 3, 3));
+    let last = report.samples[0].1.last().unwrap().host;
+    assert_eq!((last.huge_2m, last.base_4k, last.unbacked), (mib(6), kib(12), mib(10) - kib(12)));
+}
+
+#[test]
+fn a_manager_says_why_its_policy_can_not_decide_at_the_fault() {
+    let ram = map_of(&[(Bytes::ZERO, mib(2))], BackingKind::Memfd, PageSize::Base4K);
+    let unmapped = ManagedVm { ram: None, ..ManagedVm::new(VM, ram.clone(), None) };
+    for (vm, why) in [(ManagedVm::new(VM, ram, None), "--backing anon"), (unmapped, "mapped in this process")] {
+        let error = Manager::spawn(host(), vec![vm], Box::new(AtTheFault), ManagerConfig::default()).err().unwrap();
+        assert!(matches!(error, ManagerError::FirstTouch { policy: "at_the_fault", .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
+#[test]
+fn a_policy_that_does_not_decide_at_the_fault_costs_no_fault_anything() {
+    let ram = map(1);
+    let vm = ManagedVm::new(VM, ram, None);
+    let never = (wideleaf_policies::policy::by_name("never").unwrap().make)();
+    let manager = Manager::spawn(host(), vec![vm], never, ManagerConfig::default()).unwrap();
+    assert!(manager.stop().first_touch.is_none());
 }
