@@ -69,7 +69,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         row(
             "userfaultfd",
             "no first-touch policy, no access sensor",
-            exists(root, "dev/userfaultfd").or_else(|_| exists(root, "proc/sys/vm/unprivileged_userfaultfd")),
+            crate::first_touch::probe().map(str::to_owned).map_err(|error| error.to_string()),
         ),
         row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
         row("damon", "no access heat from DAMON", exists(root, "sys/kernel/mm/damon/admin")),

@@ -8,15 +8,18 @@
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
 //! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
+//! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of two doors, [`host::Host`] (an address space) and
-//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. `unsafe` is in
+//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. The one exception
+//! is [`first_touch`]: faults are the kernel's to hand out, so its userfaultfd is always the real one. `unsafe` is in
 //! `sys` alone.
 
 pub mod actuators;
 pub mod backing;
 pub mod capabilities;
+pub mod first_touch;
 pub mod host;
 pub mod manager;
 pub mod pool;
@@ -26,6 +29,7 @@ pub mod sensors;
 mod sys;
 
 pub use backing::{BackingConfig, BackingKind};
+pub use first_touch::{FirstTouch, FirstTouchReport};
 pub use host::{Host, linux::LinuxHost};
 pub use manager::{Manager, ManagerConfig, ManagerReport};
 pub use region::{GuestRam, RamRange};

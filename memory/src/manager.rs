@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use wideleaf_policies::{
 use crate::actuators::collapse::collapse_window;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::backing::BackingConfig;
+use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::Host;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
@@ -136,6 +137,8 @@ pub struct ManagerReport {
     pub last_done_at: Option<Moment>,
     /// What was seen, by VM in the order given; at most [`SAMPLES_KEPT`] each, thinned out evenly.
     pub samples: Vec<(VmId, Vec<Sample>)>,
+    /// What was decided at the fault, if the policy decides there.
+    pub first_touch: Option<FirstTouchReport>,
 }
 
 /// A window that was out of reach for longer is counted as this long: a minute is a hung host.
@@ -161,6 +164,7 @@ impl ManagerReport {
             first_done_at: None,
             last_done_at: None,
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
+            first_touch: None,
         }
     }
 
@@ -197,11 +201,20 @@ impl Mechanism {
     }
 }
 
+/// The loop plans with it, and the thread that answers first touches asks it. Locked for as long as it takes to decide
+/// or to learn, never while anything is done.
+type SharedPolicy = Arc<Mutex<Box<dyn Policy>>>;
+
+/// A policy that panicked has ended the thread it panicked in; the other one goes on.
+fn lock(policy: &SharedPolicy) -> MutexGuard<'_, Box<dyn Policy>> {
+    policy.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The loop's state; [`Manager::spawn`] runs it in a thread, tests call [`ManagerLoop::tick`] themselves.
 pub struct ManagerLoop {
     host: Arc<dyn Host>,
     vms: Vec<ManagedVm>,
-    policy: Box<dyn Policy>,
+    policy: SharedPolicy,
     config: ManagerConfig,
     budget: Budget,
     /// By VM in the order given, by row of its snapshot.
@@ -230,9 +243,21 @@ impl ManagerLoop {
             should_stop: Arc::default(),
             host,
             vms,
-            policy,
+            policy: Arc::new(Mutex::new(policy)),
             config,
         }
+    }
+
+    /// The service for a policy that decides at the fault; `None` for all others.
+    fn first_touch(&self) -> Result<Option<FirstTouch>, FirstTouchError> {
+        if !lock(&self.policy).decides_at_first_touch() {
+            return Ok(None);
+        }
+        let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(FirstTouchError::NotMapped(vm.id))?));
+        let vms = self.vms.iter().map(mapped).collect::<Result<_, FirstTouchError>>()?;
+        let policy = self.policy.clone();
+        let decide = move |vm, window| lock(&policy).first_touch(vm, window);
+        FirstTouch::start(self.host.clone(), vms, decide).map(Some)
     }
 
     /// One round. Returns how many actions were done.
@@ -242,7 +267,7 @@ impl ManagerLoop {
         let snapshot = self.sense();
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
-        self.policy.plan(&snapshot, self.host.now(), &mut self.budget, &mut plan);
+        lock(&self.policy).plan(&snapshot, self.host.now(), &mut self.budget, &mut plan);
         let done = plan.actions().iter().filter(|planned| self.act(planned, &snapshot) == OutcomeResult::Done).count();
         self.plan = plan;
         self.report.ticks += 1;
@@ -408,7 +433,7 @@ impl ManagerLoop {
         if unavailable > Duration::ZERO && result == OutcomeResult::Done {
             report.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
         }
-        self.policy.learn(&Outcome { action: planned.action, at, cost, unavailable, result });
+        lock(&self.policy).learn(&Outcome { action: planned.action, at, cost, unavailable, result });
         result
     }
 }
@@ -439,6 +464,23 @@ pub struct Manager {
     shared: Arc<Shared>,
     should_stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<ManagerReport>>,
+    first_touch: Option<FirstTouch>,
+}
+
+/// Why a manager does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagerError {
+    /// No thread to be had.
+    #[error("cannot start the manager's thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The policy decides at the fault, and it can not be asked there.
+    #[error("the policy {policy} decides at the first touch, which it can not here: {source}")]
+    FirstTouch {
+        /// The policy's name.
+        policy: &'static str,
+        /// Why not.
+        source: FirstTouchError,
+    },
 }
 
 #[derive(Default)]
@@ -457,18 +499,21 @@ enum RunState {
 }
 
 impl Manager {
-    /// Starts the loop's thread. It waits until [`Manager::activate`].
+    /// Starts the loop's thread. It waits until [`Manager::activate`]. A policy that decides at the first touch is asked
+    /// from now on: what is touched before it is asked could not be asked about later.
     ///
     /// # Errors
-    /// The kernel's, where no thread can be had.
+    /// [`ManagerError`] where no thread can be had, or first touches can not be decided.
     pub fn spawn(
         host: Arc<dyn Host>,
         vms: Vec<ManagedVm>,
         policy: Box<dyn Policy>,
         config: ManagerConfig,
-    ) -> std::io::Result<Manager> {
+    ) -> Result<Manager, ManagerError> {
         let shared = Arc::<Shared>::default();
         let mut work = ManagerLoop::new(host, vms, policy, config);
+        let first_touch =
+            work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
         let should_stop = work.should_stop.clone();
         let thread = {
             let shared = shared.clone();
@@ -481,7 +526,7 @@ impl Manager {
                 work.finish()
             })?
         };
-        Ok(Manager { shared, should_stop, thread: Some(thread) })
+        Ok(Manager { shared, should_stop, thread: Some(thread), first_touch })
     }
 
     /// Lets the loop act.
@@ -492,8 +537,10 @@ impl Manager {
     /// Ends the loop after the action it is at, and returns what it counted.
     pub fn stop(mut self) -> ManagerReport {
         self.end();
+        let first_touch = self.first_touch.take().map(FirstTouch::stop);
         let thread = self.thread.take().expect("a manager is stopped once");
-        thread.join().expect("the manager's thread does not panic")
+        let report = thread.join().expect("the manager's thread does not panic");
+        ManagerReport { first_touch, ..report }
     }
 
     fn end(&self) {

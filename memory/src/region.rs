@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use wideleaf_policies::geometry::is_congruent;
-use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
-use crate::backing::BackingConfig;
+use crate::backing::{BackingConfig, BackingKind};
 use crate::host::HostError;
 use crate::sys::mapping::{AddressReservation, MapError};
 
@@ -140,6 +140,13 @@ impl GuestRam {
     pub fn words(&self, range: RamRange) -> &[AtomicU64] {
         assert!(self.ranges.contains(&range), "{range:?} is not a range of this RAM");
         self.reservation.words(range.gpa.start() - Gpa::new(0), range.gpa.bytes())
+    }
+
+    /// Gives back the memory of a window of anonymous RAM: it reads zero afterwards. Whoever calls this knows that the
+    /// guest has nothing there.
+    pub(crate) fn discard(&self, window: WindowIndex) -> std::io::Result<()> {
+        assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
+        self.reservation.discard(window.start() - Gpa::new(0), PageSize::Huge2M.bytes())
     }
 
     /// Where a guest address is mapped, if it is RAM.

@@ -23,8 +23,15 @@ pub trait Policy: Send {
     /// naming it, names only windows that are backed and whose `ready_at` has come, each at most once.
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan);
 
-    /// With which page the first touch of an unbacked window should be answered, for policies that decide at the
-    /// fault. All others leave it at base pages and plan over snapshots.
+    /// Whether [`Policy::first_touch`] should be asked. Asking costs every first touch a round trip, and a privilege
+    /// the host may not have (userfaultfd): most policies leave it at `false` and plan over snapshots.
+    fn decides_at_first_touch(&self) -> bool {
+        false
+    }
+
+    /// With which page the first touch of an unbacked window should be answered, where
+    /// [`Policy::decides_at_first_touch`]. Asked once a window, while a vCPU waits; never while the policy plans or
+    /// learns. The answer is a wish: base pages are what is there if no large page is to be had.
     fn first_touch(&mut self, _vm: VmId, _window: WindowIndex) -> PageSize {
         PageSize::Base4K
     }

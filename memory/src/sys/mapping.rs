@@ -1,4 +1,5 @@
-//! `mmap(2)`, `munmap(2)` and `memfd_create(2)` for guest RAM: an address reservation and the pieces mapped into it.
+//! `mmap(2)`, `munmap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an address reservation
+//! and the pieces mapped into it.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -105,6 +106,20 @@ impl AddressReservation {
         // it stays so for as long as the reservation lives; it is page aligned; AtomicU64 allows any bits and any
         // number of writers.
         unsafe { std::slice::from_raw_parts(start, bytes.as_usize() / size_of::<AtomicU64>()) }
+    }
+
+    /// Gives the pages of a mapped, private anonymous piece back (`MADV_DONTNEED`): it reads zero afterwards. The page
+    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`).
+    ///
+    /// # Panics
+    /// Where the piece is not inside the reservation.
+    pub(crate) fn discard(&self, offset: Bytes, bytes: Bytes) -> std::io::Result<()> {
+        assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
+        let start = self.base + offset.as_usize();
+        // SAFETY: the piece is inside the reservation, whose memory is reached as atomic words only (`words`), by
+        // guests and by the kernel: that its words become zero is a store like any other.
+        let result = unsafe { libc::madvise(start as *mut libc::c_void, bytes.as_usize(), libc::MADV_DONTNEED) };
+        if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 }
 

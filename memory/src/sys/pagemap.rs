@@ -36,6 +36,7 @@ struct Region {
 }
 
 const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
@@ -80,4 +81,29 @@ pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<Page
         at = argument.walk_end;
     }
     Ok(())
+}
+
+/// Whether no page of `[start, start + bytes)` holds anything: none is present, not even the shared zero page, and
+/// none is swapped out or on its way to another frame (both are "swapped" to the kernel). Only then is there nothing to
+/// lose: what is merely not present may still hold the guest's data.
+pub(crate) fn holds_nothing(pagemap: &File, start: Hva, bytes: Bytes) -> io::Result<bool> {
+    let mut first = Region::default();
+    let mut argument = ScanArgument {
+        size: size_of::<ScanArgument>() as u64,
+        flags: 0,
+        start: start.get(),
+        end: (start + bytes).get(),
+        walk_end: 0,
+        vec: (&raw mut first) as u64,
+        vec_len: 1,
+        max_pages: 1,
+        category_inverted: 0,
+        category_mask: 0,
+        category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+        return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+    };
+    // SAFETY: the argument is the kernel's structure with its size in it, `vec` points to one region that lives until
+    // the call returns, and the kernel writes nothing else.
+    let count = unsafe { pagemap_scan(pagemap.as_raw_fd(), &mut argument) }?;
+    Ok(count == 0)
 }

@@ -216,7 +216,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let manager = |second_level| {
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
         Manager::spawn(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default())
-            .map_err(|error| Failure::Host(format!("cannot start the manager's thread: {error}")))
+            .map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
     let (ended, mut environment) = match &plan {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use wideleaf_memory::FirstTouchReport;
 use wideleaf_memory::manager::ManagerReport;
 use wideleaf_memory::sensors::host_backing::HostBackingSensor;
 use wideleaf_memory::sensors::smaps::resident_memory;
@@ -381,9 +382,15 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .collect(),
     });
     let samples = report.samples.first().map_or(&[][..], |(_, samples)| samples);
+    let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
     ManagerSummary {
         ticks: report.ticks,
-        outcomes: report.outcomes.iter().map(|((m, result), n)| (format!("{m}.{result}"), *n)).collect(),
+        outcomes: report
+            .outcomes
+            .iter()
+            .map(|((m, result), n)| (format!("{m}.{result}"), *n))
+            .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
+            .collect(),
         sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
         budget_refusals: report.budget_refusals,
         copied_bytes: report.copied.get(),

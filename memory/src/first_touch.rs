@@ -1,0 +1,562 @@
+//! Deciding at the fault: the first touch of a window waits until a policy has said which pages it shall have
+//! (`userfaultfd(2)`, missing faults of anonymous guest RAM).
+//!
+//! ```text
+//!   a vCPU, a device thread or a native kernel touches a page that is not there, and waits
+//!        │
+//!        ▼                     something is there already (touched before the service began): nobody is asked ─┐
+//!   [Unasked] ── ask, once ─▶ 4k ──────────────────────────────────────────────────────────────────────────────┤
+//!        │                                                                                                     │
+//!        └─▶ 2m (1g too): MADV_HUGEPAGE, drop the empty page table, let the window go, fault it in, look       │
+//!                 │                     │ not huge?                                                            │
+//!                 ▼ huge                ▼ collapse it, look again ── refused: MADV_NOHUGEPAGE as before ───────┤
+//!            [Released]            [Released]                                                                  ▼
+//!                                                                       let the window go: [Released], the kernel's
+//!                                                                       own faults bring base pages from now on; or,
+//!                                                                       if it cannot be let go, [Kept]: each touched
+//!                                                                       page is answered with one zero page
+//! ```
+//!
+//! To let a window go is to unregister it. That wakes its waiters, which touch again and then meet the kernel's own
+//! fault: the service costs one message a window, not one a page, and a window that was let go can be collapsed (the
+//! kernel does not fill holes of a registered one). Unregistering cuts the mapping at the window's borders, and a
+//! process may have only so many mappings (`vm.max_map_count`, 65530 unless changed): hence `Kept`.
+//!
+//! The page table must go because the waiting fault has made it: where the mapping says base pages, the kernel
+//! allocates the table before it asks userfaultfd, and a window with a page table gets no huge page by a fault. A kernel
+//! that does not reclaim empty page tables (before 6.14; the service tries it out) must not make one: there all windows
+//! say huge pages until they are decided. The price is a huge page allocated, cleared and freed again by the waiting
+//! fault, whatever the answer. Collapsing instead works for a window at rest only: while a guest was filling it, nine of
+//! ten collapses were refused as busy.
+//!
+//! Nobody may wait for ever. However the service ends (stopped, dropped, the policy panicked, a call failed), all
+//! memory is let go and all waiters are woken; from then on the kernel answers.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use hdrhistogram::Histogram;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use wideleaf_policies::{
+    Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex,
+};
+
+use crate::actuators::collapse::collapse_window;
+use crate::backing::{BackingConfig, BackingKind};
+use crate::host::{Advice, Host, HostError, linux::LinuxHost};
+use crate::region::{GuestRam, RamError, RamRange};
+use crate::sensors::host_backing::window_backing;
+use crate::sys::pagemap::holds_nothing;
+pub use crate::sys::userfaultfd::UserfaultfdError;
+use crate::sys::userfaultfd::{Message, Userfaultfd};
+
+/// The service in its thread. See the module.
+#[derive(Debug)]
+pub struct FirstTouch {
+    report: Arc<Mutex<FirstTouchReport>>,
+    /// Dropping it ends the thread.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Why first touches can not be decided.
+#[derive(Debug, thiserror::Error)]
+pub enum FirstTouchError {
+    /// memfd RAM: what its fault brings is the file's affair, and other processes can fault it in too.
+    #[error(
+        "{0}: the first touch of memfd RAM is not decided at the fault yet: its pages belong to the file, which other \
+         processes fault in too, in the size of shmem_enabled; use --backing anon"
+    )]
+    Memfd(VmId),
+    /// hugetlb RAM: there is nothing to decide.
+    #[error("{0}: hugetlb RAM has pages of one size, there is nothing to decide at a first touch; use --backing anon")]
+    Hugetlb(VmId),
+    /// RAM that is huge from the start.
+    #[error("{0}: RAM that starts with {1} pages leaves nothing to decide at a first touch; use --host-page 4k")]
+    StartPage(VmId, PageSize),
+    /// No memory of this process, as on a fake host.
+    #[error("{0}: only RAM that is mapped in this process can be registered with userfaultfd")]
+    NotMapped(VmId),
+    /// No userfaultfd to be had.
+    #[error(transparent)]
+    Userfaultfd(#[from] UserfaultfdError),
+    /// The kernel would not hand over a range's faults.
+    #[error("{vm}: cannot register the RAM at {start} with userfaultfd: {source}")]
+    Register {
+        /// Whose RAM.
+        vm: VmId,
+        /// Where it is mapped.
+        start: Hva,
+        /// The kernel's answer; `EBUSY` where another userfaultfd has it already.
+        source: io::Error,
+    },
+    /// Whether a window is unbacked can not be seen, or advice can not be given.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// No memory for trying out what the kernel does with page tables.
+    #[error("cannot try out how first touches are best answered: {0}")]
+    Trial(#[source] RamError),
+    /// No thread, or no pipe to stop it with.
+    #[error("cannot start the thread that answers first touches: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What the service counted.
+#[derive(Clone)]
+pub struct FirstTouchReport {
+    /// Windows the decider was asked about: once each. The sum of the next two and of all `refused`.
+    pub asked: u64,
+    /// Answered 4k.
+    pub answered_4k: u64,
+    /// Answered 2m or 1g, and seen to be huge afterwards.
+    pub answered_2m: u64,
+    /// Of `answered_2m`: the fault brought no huge page and the collapse did.
+    pub by_collapse: u64,
+    /// Of the answers that were not 4k: said 1g, which no fault of anonymous memory brings; 2m was tried.
+    pub giant_as_2m: u64,
+    /// Answered 2m or 1g, and left at base pages: by what stood in the way.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Windows that were not asked about: something was there before the first missing page was touched.
+    pub backed_before: u64,
+    /// Touches of a window that had been let go by the time they were read.
+    pub touched_again: u64,
+    /// Pages answered with a zero page because their window could not be let go.
+    pub zero_pages: u64,
+    /// Touches that went to nothing: the page had come, or the mapping had changed, meanwhile. They are tried again.
+    pub raced: u64,
+    /// Time from reading a message to the answer, in nanoseconds, asking included: what the touch waits longer.
+    pub answer_ns: Histogram<u64>,
+    /// Why the service ended before it was stopped, if it did.
+    pub gave_up: Option<String>,
+}
+
+/// An answer that took longer is counted as this long: a minute is a hung host.
+const ANSWER_NS_MAX: u64 = 60_000_000_000;
+
+impl Default for FirstTouchReport {
+    fn default() -> FirstTouchReport {
+        FirstTouchReport {
+            asked: 0,
+            answered_4k: 0,
+            answered_2m: 0,
+            by_collapse: 0,
+            giant_as_2m: 0,
+            refused: BTreeMap::new(),
+            backed_before: 0,
+            touched_again: 0,
+            zero_pages: 0,
+            raced: 0,
+            answer_ns: Histogram::new_with_bounds(1, ANSWER_NS_MAX, 3).expect("the bounds are literals"),
+            gave_up: None,
+        }
+    }
+}
+
+impl FirstTouchReport {
+    /// Windows answered 2m or 1g that are at base pages all the same.
+    pub fn huge_refused(&self) -> u64 {
+        self.refused.values().sum()
+    }
+
+    /// Every counter that is not zero, by its name.
+    pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counters = [
+            ("asked", self.asked),
+            ("answered_4k", self.answered_4k),
+            ("answered_2m", self.answered_2m),
+            ("by_collapse", self.by_collapse),
+            ("giant_as_2m", self.giant_as_2m),
+            ("backed_before", self.backed_before),
+            ("touched_again", self.touched_again),
+            ("zero_pages", self.zero_pages),
+            ("raced", self.raced),
+            ("gave_up", u64::from(self.gave_up.is_some())),
+        ];
+        counters.into_iter().chain(self.refused.iter().map(|(name, n)| (*name, *n))).filter(|(_, n)| *n > 0)
+    }
+}
+
+impl fmt::Debug for FirstTouchReport {
+    /// The counters by name; the histogram alone would be pages of zeroes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.by_name()).finish()
+    }
+}
+
+impl FirstTouch {
+    /// Registers all RAM of `vms` and starts the thread that answers its first touches with what `decide` says. Each
+    /// window is asked about once while the service lives, and only if nothing is there at its first touch.
+    ///
+    /// `decide` is on the path of whoever touched: it should take no longer than a fault, and it must not touch RAM of
+    /// `vms` (it would wait for itself). No answer changes what the guest reads: zero, at a first touch.
+    ///
+    /// # Errors
+    /// [`FirstTouchError`]; nothing stays registered. Needs anonymous RAM that starts with base pages, `PAGEMAP_SCAN`
+    /// (Linux 6.7), and a userfaultfd that sees kernel faults ([`UserfaultfdError::NotPermitted`]).
+    pub fn start(
+        host: Arc<dyn Host>,
+        vms: Vec<(VmId, Arc<GuestRam>)>,
+        decide: impl FnMut(VmId, WindowIndex) -> PageSize + Send + 'static,
+    ) -> Result<FirstTouch, FirstTouchError> {
+        for (vm, ram) in &vms {
+            check_backing(*vm, ram)?;
+        }
+        let regions = vms.iter().flat_map(|(vm, ram)| ram.ranges().iter().map(|range| Region::new(*vm, ram, *range)));
+        let report = Arc::<Mutex<FirstTouchReport>>::default();
+        let mut service = Service {
+            pagemap: File::open("/proc/self/pagemap")
+                .map_err(|source| HostError { what: "open /proc/self/pagemap", source })?,
+            uffd: Userfaultfd::open()?,
+            regions: regions.collect(),
+            tables_stay: page_tables_stay()?,
+            report: report.clone(),
+            host,
+            decide,
+        };
+        service.register()?;
+        if service.tables_stay {
+            service.advise_undecided(Advice::HugePage);
+        }
+        let (stopped, stop) = io::pipe().map_err(FirstTouchError::Thread)?;
+        let thread = std::thread::Builder::new()
+            .name("first-touch".into())
+            .spawn(move || service.run(&stopped))
+            .map_err(FirstTouchError::Thread)?;
+        Ok(FirstTouch { report, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// What has been counted so far.
+    pub fn report(&self) -> FirstTouchReport {
+        self.report.lock().expect("nothing panics under this lock").clone()
+    }
+
+    /// Lets all memory go, wakes whoever waits, ends the thread, and returns what it counted. Takes as long as the
+    /// answer the thread is at.
+    pub fn stop(mut self) -> FirstTouchReport {
+        self.end();
+        self.report()
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            // The panic has printed its message; the service let go of everything as it unwound.
+            let mut report = self.report.lock().expect("nothing panics under this lock");
+            report.gave_up = Some("the policy panicked".into());
+        }
+    }
+}
+
+impl Drop for FirstTouch {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Whether this host would let the service run: opens a userfaultfd and closes it. Returns how it was opened.
+///
+/// # Errors
+/// [`UserfaultfdError`] with what to change.
+pub fn probe() -> Result<&'static str, UserfaultfdError> {
+    Userfaultfd::open().map(|uffd| uffd.opened_by())
+}
+
+/// Whether the kernel keeps the page table of a window that was given back: then no fault brings a huge page there.
+fn page_tables_stay() -> Result<bool, FirstTouchError> {
+    let (host, window) = (LinuxHost::open()?, PageSize::Huge2M.bytes());
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+    let range = GpaRange::new(Gpa::new(0), window).expect("one window fits");
+    let ram = GuestRam::map(&[range], backing).map_err(FirstTouchError::Trial)?;
+    let fault_in = || host.advise(ram.base(), PageSize::Base4K.bytes(), Advice::PopulateWrite);
+    fault_in()?;
+    host.advise(ram.base(), window, Advice::HugePage)?;
+    ram.discard(WindowIndex::new(0)).map_err(|source| HostError { what: "madvise(MADV_DONTNEED)", source })?;
+    fault_in()?;
+    let seen = window_backing(&host, ram.ranges()[0], None, WindowIndex::new(0))?;
+    Ok(seen.backing != Backing::Huge2M)
+}
+
+fn check_backing(vm: VmId, ram: &GuestRam) -> Result<(), FirstTouchError> {
+    match (ram.backing().kind(), ram.backing().start_page()) {
+        (BackingKind::Memfd, _) => Err(FirstTouchError::Memfd(vm)),
+        (BackingKind::Hugetlb, _) => Err(FirstTouchError::Hugetlb(vm)),
+        (BackingKind::Anon, PageSize::Base4K) => Ok(()),
+        (BackingKind::Anon, size) => Err(FirstTouchError::StartPage(vm, size)),
+    }
+}
+
+/// Where a window is on its way. The drawing is above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Registered, and nobody was asked.
+    Unasked,
+    /// Decided, and registered still, because it could not be let go.
+    Kept,
+    /// Decided, and the kernel's again.
+    Released,
+}
+
+/// How often a collapse is tried that is answered "busy": the page that another toucher has just brought is still on
+/// its way to an LRU list, which the attempt itself speeds up. With one attempt up to a third of the windows that
+/// two threads touched at once stayed at base pages in the NPT lab (Linux 6.12), with four none did.
+const COLLAPSE_ATTEMPTS: u32 = 4;
+
+/// One range of RAM and its windows.
+struct Region {
+    vm: VmId,
+    /// Keeps the mapping alive while it is registered.
+    ram: Arc<GuestRam>,
+    range: RamRange,
+    /// Whether it is ours to unregister: before Linux 6.13 any userfaultfd could unregister another's.
+    is_registered: bool,
+    /// By window of the range, ascending.
+    states: Vec<State>,
+}
+
+impl Region {
+    fn new(vm: VmId, ram: &Arc<GuestRam>, range: RamRange) -> Region {
+        let bytes = range.gpa.windows().len() as u64 * PageSize::Huge2M.bytes().get();
+        assert_eq!(bytes, range.gpa.bytes().get(), "RAM that is not hugetlb is whole windows");
+        let states = vec![State::Unasked; range.gpa.windows().len()];
+        Region { vm, ram: ram.clone(), range, is_registered: false, states }
+    }
+}
+
+/// A touched page, and its window.
+#[derive(Clone, Copy)]
+struct Touch {
+    region: usize,
+    row: usize,
+    window: WindowIndex,
+    /// Where the window is mapped.
+    start: Hva,
+    page: Hva,
+}
+
+struct Service<D> {
+    host: Arc<dyn Host>,
+    pagemap: File,
+    uffd: Userfaultfd,
+    regions: Vec<Region>,
+    /// Whether undecided windows are `MADV_HUGEPAGE`, because the kernel keeps empty page tables.
+    tables_stay: bool,
+    decide: D,
+    report: Arc<Mutex<FirstTouchReport>>,
+}
+
+impl<D> Drop for Service<D> {
+    /// Closing the descriptor would do the same, but only once no child that was forked holds a copy of it.
+    fn drop(&mut self) {
+        if self.tables_stay {
+            self.advise_undecided(Advice::NoHugePage);
+        }
+        for region in self.regions.iter().filter(|region| region.is_registered) {
+            let (start, bytes) = (region.range.hva, region.range.gpa.bytes());
+            if let Err(error) = self.uffd.unregister(start, bytes).and_then(|()| self.uffd.wake(start, bytes)) {
+                tracing::warn!("{}: unregistering {start} from userfaultfd: {error}", region.vm);
+            }
+        }
+    }
+}
+
+impl<D> Service<D> {
+    /// Best effort: an advice too few costs huge pages or control over them, nothing else.
+    fn advise_undecided(&self, advice: Advice) {
+        for region in self.regions.iter().filter(|region| region.is_registered) {
+            let mut start = region.range.hva;
+            for run in region.states.chunk_by(|a, b| a == b) {
+                let bytes = PageSize::Huge2M.bytes() * run.len() as u64;
+                if run[0] == State::Unasked {
+                    self.advise(start, bytes, advice);
+                }
+                start = start + bytes;
+            }
+        }
+    }
+
+    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) {
+        if let Err(error) = self.host.advise(start, bytes, advice) {
+            tracing::warn!("{bytes} at {start} do not get {advice:?}: {error}");
+        }
+    }
+}
+
+impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
+    fn register(&mut self) -> Result<(), FirstTouchError> {
+        for region in &mut self.regions {
+            let (start, bytes) = (region.range.hva, region.range.gpa.bytes());
+            // The answer does not matter here; that there is one does, before anybody waits for it.
+            let window = PageSize::Huge2M.bytes();
+            holds_nothing(&self.pagemap, start, window).map_err(|source| HostError { what: "PAGEMAP_SCAN", source })?;
+            let registered = self.uffd.register_missing(start, bytes);
+            registered.map_err(|source| FirstTouchError::Register { vm: region.vm, start, source })?;
+            region.is_registered = true;
+        }
+        Ok(())
+    }
+
+    fn run(mut self, stop: &PipeReader) {
+        if let Err(error) = self.serve(stop) {
+            tracing::error!("first touches are no longer decided, the kernel answers them: {error}");
+            self.count(|report| report.gave_up = Some(error.to_string()));
+        }
+    }
+
+    /// Answers until told to stop.
+    fn serve(&mut self, stop: &PipeReader) -> io::Result<()> {
+        let mut messages = Vec::new();
+        while self.wait(stop)? {
+            self.uffd.read(&mut messages)?;
+            for message in messages.drain(..) {
+                let Message::Fault(page) = message else {
+                    return Err(io::Error::other(format!("{message:?}, which was not asked for")));
+                };
+                let began = self.host.now();
+                self.answer(page)?;
+                let took = u64::try_from(self.host.now().since(began).as_nanos()).unwrap_or(u64::MAX);
+                self.count(|report| report.answer_ns.saturating_record(took));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a message (`true`) or the order to stop (`false`).
+    fn wait(&self, stop: &PipeReader) -> io::Result<bool> {
+        let mut fds = [self.uffd.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => Ok(!fds[1].any().unwrap_or(true)),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn answer(&mut self, page: Hva) -> io::Result<()> {
+        let touch =
+            self.find(page).ok_or_else(|| io::Error::other(format!("a fault at {page}, outside of all RAM")))?;
+        match self.regions[touch.region].states[touch.row] {
+            // It was on its way when the window was let go, or it was woken, touched again and was on its way once
+            // more before the kernel had finished letting go: nobody else would wake it.
+            State::Released => {
+                self.count(|report| report.touched_again += 1);
+                self.uffd.wake(page, PageSize::Base4K.bytes())
+            }
+            State::Kept => self.release(touch),
+            State::Unasked => self.decide(touch),
+        }
+    }
+
+    fn find(&self, page: Hva) -> Option<Touch> {
+        self.regions.iter().enumerate().find_map(|(region, Region { range, .. })| {
+            let offset = page.get().checked_sub(range.hva.get()).filter(|offset| *offset < range.gpa.bytes().get())?;
+            let row = offset / PageSize::Huge2M.bytes().get();
+            let start = range.hva + PageSize::Huge2M.bytes() * row;
+            let window = WindowIndex::containing(range.gpa.start() + (start - range.hva));
+            Some(Touch { region, row: row as usize, window, start, page })
+        })
+    }
+
+    fn decide(&mut self, touch: Touch) -> io::Result<()> {
+        if !holds_nothing(&self.pagemap, touch.start, PageSize::Huge2M.bytes())? {
+            self.count(|report| report.backed_before += 1);
+            return self.release(touch);
+        }
+        let size = (self.decide)(self.regions[touch.region].vm, touch.window);
+        self.count(|report| report.asked += 1);
+        if size == PageSize::Base4K {
+            self.count(|report| report.answered_4k += 1);
+            return self.release(touch);
+        }
+        if size == PageSize::Giant1G {
+            self.count(|report| report.giant_as_2m += 1);
+        }
+        match self.bring_huge(touch) {
+            Ok(how) => {
+                self.count(|report| {
+                    report.answered_2m += 1;
+                    report.by_collapse += u64::from(how == Brought::ByCollapse);
+                });
+                self.set_state(touch, State::Released);
+                Ok(())
+            }
+            Err(why) => {
+                self.count(|report| *report.refused.entry(why).or_default() += 1);
+                self.release(touch)
+            }
+        }
+    }
+
+    /// Lets a window that holds nothing go, so that a huge page comes, and looks whether it did.
+    ///
+    /// The advice comes first: a fault that meets it leaves no page table behind. While the window is registered
+    /// nobody else can bring a page into one that holds nothing, so the discard can lose none.
+    fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
+        let Region { ram, range, .. } = &self.regions[touch.region];
+        let (host, bytes) = (self.host.as_ref(), PageSize::Huge2M.bytes());
+        let advised = host.advise(touch.start, bytes, Advice::HugePage);
+        advised.map_err(|error| OutcomeResult::from(&error).name())?;
+        if let Err(error) = ram.discard(touch.window) {
+            tracing::debug!("{}: its page table stays and the collapse has to do it: {error}", touch.window);
+        }
+        self.uffd.unregister(touch.start, bytes).map_err(|_| "refused_release")?;
+        // The touch itself would do, if it is a write: a read brings the huge zero page, which older kernels split at the
+        // first write. And somebody has to wait until the page is there before it can be looked for.
+        if let Err(error) = host.advise(touch.page, PageSize::Base4K.bytes(), Advice::PopulateWrite) {
+            tracing::debug!("{}: {error}", touch.window);
+        }
+        if window_backing(host, *range, None, touch.window).is_ok_and(|now| now.backing == Backing::Huge2M) {
+            return Ok(Brought::ByFault);
+        }
+        let busy = OutcomeResult::Refused(Refusal::Busy);
+        let mut attempts = (0..COLLAPSE_ATTEMPTS).map(|_| collapse_window(host, *range, touch.window).result);
+        match attempts.find(|result| *result != busy).unwrap_or(busy) {
+            OutcomeResult::Done => Ok(Brought::ByCollapse),
+            OutcomeResult::Skipped(Skip::AlreadyDone) => Ok(Brought::ByFault),
+            refused => Err(refused.name()),
+        }
+    }
+
+    /// Lets a window go to base pages; where that is refused, answers the one page. The mark is that of RAM that starts
+    /// with base pages; windows that were not to be huge, or could not, carry it on.
+    fn release(&mut self, touch: Touch) -> io::Result<()> {
+        self.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
+        let Err(refused) = self.uffd.unregister(touch.start, PageSize::Huge2M.bytes()) else {
+            self.set_state(touch, State::Released);
+            return Ok(());
+        };
+        tracing::debug!("{} stays registered: {refused}", touch.window);
+        self.set_state(touch, State::Kept);
+        let page = PageSize::Base4K.bytes();
+        match self.uffd.zero_page(touch.page, page).map_err(|error| (error.raw_os_error(), error)) {
+            Ok(()) => {
+                self.count(|report| report.zero_pages += 1);
+                Ok(())
+            }
+            // There already, being changed, or gone from the registered range: the touch finds out which.
+            Err((Some(libc::EEXIST | libc::EAGAIN | libc::ENOENT), _)) => {
+                self.count(|report| report.raced += 1);
+                self.uffd.wake(touch.page, page)
+            }
+            Err((_, error)) => Err(error),
+        }
+    }
+
+    fn set_state(&mut self, touch: Touch, state: State) {
+        self.regions[touch.region].states[touch.row] = state;
+    }
+
+    fn count(&self, count: impl FnOnce(&mut FirstTouchReport)) {
+        count(&mut self.report.lock().expect("nothing panics under this lock"));
+    }
+}
+
+/// What made a window huge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Brought {
+    ByFault,
+    ByCollapse,
+}
