@@ -270,6 +270,8 @@ struct Inner {
     /// All vCPUs are to finish; why is in `exit`.
     is_stopping: bool,
     exit: Option<GuestExit>,
+    /// How many vCPUs will never write to a device again.
+    silent: usize,
     vcpus: Vec<VcpuRecord>,
 }
 
@@ -284,7 +286,7 @@ impl RunControl {
     /// For one vCPU per kicker; all of them are about to run.
     pub fn new(kickers: Vec<Kicker>) -> Arc<RunControl> {
         let vcpus = vec![VcpuRecord { state: VcpuState::Running, page_table_root: None }; kickers.len()];
-        let inner = Inner { pauses: 0, is_stopping: false, exit: None, vcpus };
+        let inner = Inner { pauses: 0, is_stopping: false, exit: None, silent: 0, vcpus };
         Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers })
     }
 
@@ -501,12 +503,19 @@ impl VcpuThread {
         }
     }
 
-    /// Gives out what devices hold back. The guard says the rest.
+    /// The last one gives out what devices hold back: sooner, another vCPU might still be in the middle of a line. The
+    /// guard says the rest.
     fn finished(&mut self) {
         let root = self.vcpu.sregs().ok().map(|sregs| sregs.cr3);
-        self.bus.flush();
         let index = self.index();
-        self.control.lock().vcpus[index].page_table_root = root;
+        let mut inner = self.control.lock();
+        inner.vcpus[index].page_table_root = root;
+        inner.silent += 1;
+        let is_last = inner.silent == inner.vcpus.len();
+        drop(inner);
+        if is_last {
+            self.bus.flush();
+        }
     }
 
     fn look(&self) -> VcpuState {

@@ -20,7 +20,7 @@ use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLev
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment, PageSize};
-use wideleaf_protocol::message::Mismatch;
+use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
@@ -132,7 +132,8 @@ impl Session {
     /// A line of the guest's console, without its end. Returns `false` where it is not one of ours.
     pub fn on_line(&self, line: &str) -> bool {
         match parse(line) {
-            None => return false,
+            // The begin of one of ours, cut off where the guest was stopped; an empty line is anybody's.
+            None => return !line.is_empty() && PREFIX.starts_with(line),
             Some(Ok(message)) => self.on_message(&message),
             Some(Err(error)) => self.log().malformed.push(format!("{error}: {line}")),
         }
