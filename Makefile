@@ -23,10 +23,11 @@ test: tools
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo test --workspace --locked
 
-# The tables of both labs, from our own binary: real two-dimensional paging in software. Function only.
+# The tables of both labs, from our own binary: real two-dimensional paging in software. Function only. NPT takes two
+# minutes, EPT some twenty: Bochs interprets every instruction.
 lab: build
-	guest-tests/lab/lab npt --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
-	guest-tests/lab/lab ept --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
+	guest-tests/lab/lab npt --timeout 900 --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
+	guest-tests/lab/lab ept --timeout 3600 --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
 
 bench: build
 	cargo bench --locked -p wideleaf-benches

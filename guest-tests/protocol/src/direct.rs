@@ -24,7 +24,8 @@
 //! | EFER | LME, LMA |
 //! | CR3 | the VMM's identity tables: every byte of RAM, user-accessible and writable |
 //!
-//! There is no IDT: a fault is a triple fault, and the VMM reports the registers. The image takes its stacks from its
+//! The image brings no IDT and counts on none: what a fault does is the VMM's affair. Ours has gates that report it with
+//! its registers; without them it is a triple fault. The image takes its stacks from its
 //! own `.bss`, which the VMM leaves zero. A VMM need not give any device but the serial port and the exit port.
 
 use core::fmt;
