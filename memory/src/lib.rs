@@ -19,6 +19,7 @@
 pub mod actuators;
 pub mod backing;
 pub mod capabilities;
+mod fake_calls;
 pub mod first_touch;
 pub mod host;
 pub mod manager;

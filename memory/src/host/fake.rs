@@ -9,6 +9,7 @@ use std::time::Duration;
 use wideleaf_policies::{Bytes, Hva, Moment, PageSize};
 
 use super::{Advice, Host, HostError, PageRun};
+use crate::fake_calls::FakeCalls;
 
 /// What one collapse takes on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);
@@ -28,8 +29,7 @@ struct State {
     no_huge: BTreeSet<u64>,
     /// Windows (by address) marked `MADV_HUGEPAGE`.
     huge: BTreeSet<u64>,
-    calls: u64,
-    fail_call: Option<(u64, i32)>,
+    calls: FakeCalls,
     fail_advice: Vec<(Advice, i32, u64)>,
     collapse_does_nothing: bool,
 }
@@ -67,8 +67,7 @@ impl FakeHost {
 
     /// The `call`-th call from now on (the next is 0) fails with `errno`, once.
     pub fn fail_call(&self, call: u64, errno: i32) {
-        let mut state = self.state();
-        state.fail_call = Some((state.calls + call, errno));
+        self.state().calls.fail(call, errno);
     }
 
     /// The next `times` uses of an advice fail with `errno`.
@@ -83,7 +82,7 @@ impl FakeHost {
 
     /// How many calls there were.
     pub fn calls(&self) -> u64 {
-        self.state().calls
+        self.state().calls.made()
     }
 
     /// How many windows are one huge page.
@@ -97,15 +96,8 @@ impl FakeHost {
 
     fn enter(&self, what: &'static str) -> Result<std::sync::MutexGuard<'_, State>, HostError> {
         let mut state = self.state();
-        let call = state.calls;
-        state.calls += 1;
-        match state.fail_call {
-            Some((number, errno)) if number == call => {
-                state.fail_call = None;
-                Err(HostError { what, source: io::Error::from_raw_os_error(errno) })
-            }
-            _ => Ok(state),
-        }
+        state.calls.enter().map_err(|source| HostError { what, source })?;
+        Ok(state)
     }
 }
 

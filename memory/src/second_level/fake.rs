@@ -1,10 +1,11 @@
 //! KVM's side of a VM in memory, for tests: slots have a flag, mapping totals are what the test says, and every call
 //! can be made to fail.
 
-use std::io;
 use std::sync::Mutex;
 
 use wideleaf_policies::{GpaRange, MappingStats, PageSize};
+
+use crate::fake_calls::FakeCalls;
 
 use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
 
@@ -19,8 +20,7 @@ struct State {
     slots: Vec<Slot>,
     stats: MappingStats,
     paused: u32,
-    calls: u64,
-    fail_call: Option<(u64, i32)>,
+    calls: FakeCalls,
     ignores_dirty_log: bool,
 }
 
@@ -37,8 +37,7 @@ impl FakeSecondLevel {
                 slots,
                 stats: MappingStats::default(),
                 paused: 0,
-                calls: 0,
-                fail_call: None,
+                calls: FakeCalls::default(),
                 ignores_dirty_log: false,
             }),
         }
@@ -51,8 +50,7 @@ impl FakeSecondLevel {
 
     /// The `call`-th call that can fail from now on (the next is 0) fails with `errno`, once.
     pub fn fail_call(&self, call: u64, errno: i32) {
-        let mut state = self.state();
-        state.fail_call = Some((state.calls + call, errno));
+        self.state().calls.fail(call, errno);
     }
 
     /// From now on switching dirty logs says yes and does nothing.
@@ -66,15 +64,8 @@ impl FakeSecondLevel {
 
     fn enter(&self, what: &'static str) -> Result<std::sync::MutexGuard<'_, State>, SecondLevelError> {
         let mut state = self.state();
-        let call = state.calls;
-        state.calls += 1;
-        match state.fail_call {
-            Some((number, errno)) if number == call => {
-                state.fail_call = None;
-                Err(SecondLevelError::Ioctl { what, source: io::Error::from_raw_os_error(errno) })
-            }
-            _ => Ok(state),
-        }
+        state.calls.enter().map_err(|source| SecondLevelError::Ioctl { what, source })?;
+        Ok(state)
     }
 }
 
