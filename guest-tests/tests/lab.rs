@@ -26,8 +26,9 @@ fn has_lab() -> bool {
     is_there(Need::Lab, if prepared.status.success() { Ok(()) } else { Err(why) })
 }
 
-/// The executables that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test.
-fn built(arguments: &[&str]) -> Vec<PathBuf> {
+/// The executable that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test. Beside a
+/// test's executable cargo also lists the programs that the test may start.
+fn built(arguments: &[&str], is_test: bool) -> PathBuf {
     let output = Command::new(env!("CARGO"))
         .current_dir(root())
         .args(arguments)
@@ -36,14 +37,18 @@ fn built(arguments: &[&str]) -> Vec<PathBuf> {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let executables: Vec<PathBuf> = String::from_utf8(output.stdout)
+    String::from_utf8(output.stdout)
         .unwrap()
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))
-        .collect();
-    assert!(!executables.is_empty(), "cargo {arguments:?} makes no executable");
-    executables
+        .filter(|message| message["profile"]["test"] == is_test)
+        .find_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))
+        .unwrap_or_else(|| panic!("cargo {arguments:?} makes no executable"))
+}
+
+/// The program itself.
+fn program() -> PathBuf {
+    built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false)
 }
 
 /// Runs a command in the NPT lab with these files under `/bin`.
@@ -63,8 +68,8 @@ fn tests_pass_in_lab(package: &str, test: &str) {
     if !has_lab() {
         return;
     }
-    let wideleaf = built(&["build", "-p", "wideleaf", "--bin", "wideleaf"]).remove(0);
-    let executable = built(&["test", "--no-run", "-p", package, "--test", test]).remove(0);
+    let wideleaf = program();
+    let executable = built(&["test", "--no-run", "-p", package, "--test", test], true);
     let command = "WIDELEAF_REQUIRE=kvm WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
     let output = in_lab(&[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], command);
     assert!(output.status.success(), "{test} in the lab: {}", output.status);
@@ -101,7 +106,7 @@ fn a_linux_guest_boots_to_its_init_while_it_is_promoted_in_the_lab() {
     if !has_lab() {
         return;
     }
-    let wideleaf = built(&["build", "-p", "wideleaf", "--bin", "wideleaf"]).remove(0);
+    let wideleaf = program();
     let cache = std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(|| root().join("target/lab"), PathBuf::from);
     let kernel = cache.join("kernel/vmlinux");
     let output = in_lab(&[(&wideleaf, "wideleaf"), (&kernel, "vmlinux")], BOOT_LINUX);
@@ -115,7 +120,7 @@ fn every_mapping_is_at_its_level_in_the_lab() {
     if !has_lab() {
         return;
     }
-    let wideleaf = built(&["build", "-p", "wideleaf", "--bin", "wideleaf"]).remove(0);
+    let wideleaf = program();
     let output = in_lab(&[(&wideleaf, "wideleaf")], "wideleaf doctor --mappings --format json");
     assert!(output.status.success(), "{}", output.status);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -47,7 +47,7 @@ const _: () = assert!(
 );
 
 /// An arm that takes longer than this hangs.
-const ARM_TIMEOUT: &str = "5m";
+const ARM_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All of the demo.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -169,7 +169,7 @@ fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm>
         arguments.extend(["--cmdline".into(), format!("log2_words={log2_words}")]);
         arguments.extend(["--memory".into(), ram.get().to_string()]);
         arguments.extend(extra.iter().map(|argument| (*argument).to_owned()));
-        arguments.extend(["--timeout".into(), ARM_TIMEOUT.into()]);
+        arguments.extend(["--timeout".into(), format!("{}s", ARM_TIMEOUT.as_secs())]);
         Arm { name: name.into(), summary: summary.into(), arguments, runs: Vec::new() }
     };
     let promoted = ["--host-page", "4k", "--policy", "greedy", "--policy-delay", &delay];
@@ -219,7 +219,10 @@ fn run_arm(arguments: &[String], working_set: Bytes, interrupts: &Interrupts) ->
             let words = std::fs::read_to_string(&words).unwrap_or_default();
             let why = words.trim().rsplit("wideleaf: ").next().unwrap_or_default();
             let message = format!("wideleaf {}: {why}", arguments.join(" "));
-            Err(Failure::from_exit_code(code.unwrap_or(130), message))
+            Err(match code {
+                Some(6) => Failure::TimedOut(ARM_TIMEOUT),
+                code => Failure::from_exit_code(code.unwrap_or(130), message),
+            })
         }
     }
 }
