@@ -17,7 +17,8 @@ use wideleaf_policies::{Bytes, Gpa};
 
 use super::gdt::DIRECT_KERNEL_CODE;
 use super::layout::{
-    EXCEPTION_VECTORS, FAULT_STUB_BYTES, FAULT_STUBS, IDT, TASK_SEGMENT_BYTES, TASK_SEGMENTS, fault_stack_top,
+    EXCEPTION_VECTORS, FAULT_STUB_BYTES, FAULT_STUBS, IDT, TASK_SEGMENT_BYTES, TASK_SEGMENT_STRIDE, TASK_SEGMENTS,
+    TASK_STATE_BYTES, fault_stack_top,
 };
 
 /// The port a stub writes to: a legacy range nobody uses (the 80287's), and small enough for the short form of `out`.
@@ -102,9 +103,9 @@ pub fn write(memory: &impl GuestMemoryBackend, vcpus: u32) -> Result<(), GuestMe
     memory.write_slice(&gates, GuestAddress(IDT.get()))?;
     memory.write_slice(&stubs, GuestAddress(FAULT_STUBS.get()))?;
 
-    let mut segments = vec![0u8; vcpus as usize * TASK_SEGMENT_BYTES as usize];
-    for (vcpu, segment) in segments.chunks_exact_mut(TASK_SEGMENT_BYTES as usize).enumerate() {
-        segment.copy_from_slice(&task_segment_bytes(fault_stack_top(vcpu as u32)));
+    let mut segments = vec![0u8; vcpus as usize * TASK_SEGMENT_STRIDE as usize];
+    for (vcpu, segment) in segments.chunks_exact_mut(TASK_SEGMENT_STRIDE as usize).enumerate() {
+        segment[..TASK_SEGMENT_BYTES as usize].copy_from_slice(&task_segment_bytes(fault_stack_top(vcpu as u32)));
     }
     memory.write_slice(&segments, GuestAddress(TASK_SEGMENTS.get()))
 }
@@ -143,11 +144,15 @@ fn write_stub(vector: usize, stub: &mut [u8]) {
     stub[..code.len()].copy_from_slice(&code);
 }
 
-/// A 64-bit task segment: RSP0 at byte 4, and an I/O map that begins behind the limit (SDM vol. 3, 7.7).
+/// A 64-bit task segment: RSP0 at byte 4, and where the port map begins at byte 102 (SDM vol. 3, 7.7).
+///
+/// The map allows every port. A CPU does not look at it while IOPL is 3, but kvm_pvm runs the guest in the host's ring 3 with
+/// the host's flags: there its emulator finds IOPL 0 and asks the map.
 fn task_segment_bytes(stack_top: Gpa) -> [u8; TASK_SEGMENT_BYTES as usize] {
     let mut segment = [0; TASK_SEGMENT_BYTES as usize];
     segment[4..12].copy_from_slice(&stack_top.get().to_le_bytes());
-    segment[102..104].copy_from_slice(&104u16.to_le_bytes());
+    segment[102..104].copy_from_slice(&(TASK_STATE_BYTES as u16).to_le_bytes());
+    segment[TASK_SEGMENT_BYTES as usize - 1] = 0xff;
     segment
 }
 
@@ -182,7 +187,7 @@ mod tests {
         write(&memory, 2).unwrap();
         let first_byte: u8 = memory.read_obj(GuestAddress(FAULT_STUBS.get() + 14 * 16)).unwrap();
         assert_eq!(first_byte, 0x6a);
-        let stack: u64 = memory.read_obj(GuestAddress(TASK_SEGMENTS.get() + TASK_SEGMENT_BYTES + 4)).unwrap();
+        let stack: u64 = memory.read_obj(GuestAddress(TASK_SEGMENTS.get() + TASK_SEGMENT_STRIDE + 4)).unwrap();
         assert_eq!(stack, fault_stack_top(1).get());
     }
 

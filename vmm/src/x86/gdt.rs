@@ -50,9 +50,9 @@ impl Segment {
         Segment { base: 0, limit: u32::MAX, kind: ACCESSED_DATA, privilege, class: SegmentClass::Flat32 }
     }
 
-    /// A task segment at `base`, without a permission map for ports: the limit is that of the bare structure.
-    pub const fn task(base: u64) -> Segment {
-        Segment { base, limit: 0x67, kind: BUSY_TASK, privilege: 0, class: SegmentClass::Task }
+    /// A task segment of `bytes` bytes at `base`.
+    pub const fn task(base: u64, bytes: u32) -> Segment {
+        Segment { base, limit: bytes - 1, kind: BUSY_TASK, privilege: 0, class: SegmentClass::Task }
     }
 
     /// The eight bytes in a descriptor table. A task segment takes sixteen in 64-bit mode: see [`Segment::upper_half`].
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_task_segment_keeps_its_base_in_pieces() {
-        let task = Segment::task(0x1234_5678_9abc_def0);
+        let task = Segment::task(0x1234_5678_9abc_def0, 104);
         assert_eq!(task.descriptor(), 0x9a00_8bbc_def0_0067);
         assert_eq!(task.upper_half(), 0x1234_5678);
     }
@@ -153,7 +153,7 @@ mod tests {
     fn a_loaded_segment_says_the_same_as_its_descriptor() {
         let code = Segment::code64(3).loaded_as(0x1b);
         assert_eq!((code.selector, code.dpl, code.l, code.db, code.g, code.s, code.type_), (0x1b, 3, 1, 0, 1, 1, 0xb));
-        let task = Segment::task(0x3000).loaded_as(0x28);
+        let task = Segment::task(0x3000, 104).loaded_as(0x28);
         assert_eq!((task.base, task.limit, task.s, task.g, task.type_), (0x3000, 0x67, 0, 0, 0xb));
     }
 }

@@ -5,7 +5,7 @@
 //!   0x0000_1000  GDT
 //!   0x0000_2000  IDT and fault stubs          direct entry
 //!   0x0000_3000  task segments, one per vCPU  direct entry
-//!   0x0000_4000  fault stacks, one per vCPU   direct entry
+//!   0x0000_5000  fault stacks, one per vCPU   direct entry
 //!   0x0000_6000  start info, modules, map     PVH
 //!   0x0000_7000  zero page                    Linux
 //!   0x0000_8000  DirectBoot                   direct entry
@@ -23,6 +23,8 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_protocol::VCPUS_MAX;
 use wideleaf_protocol::direct::DIRECT_BOOT_BYTES;
 
+use super::acpi::POWER_PORTS_LAST;
+
 /// Descriptor table. One page, because the first page stays empty.
 pub const GDT: Gpa = Gpa::new(0x1000);
 /// Interrupt descriptor table of the direct entry.
@@ -37,12 +39,19 @@ pub const FAULT_STUBS: Gpa = Gpa::new(IDT.get() + EXCEPTION_VECTORS as u64 * GAT
 pub const FAULT_STUB_BYTES: u64 = 16;
 /// Task segments of the direct entry, one per vCPU.
 pub const TASK_SEGMENTS: Gpa = Gpa::new(0x3000);
-/// From one task segment to the next: 104 bytes (SDM vol. 3, 7.7), rounded up so that none crosses a page.
-pub const TASK_SEGMENT_BYTES: u64 = 128;
+/// Bytes of a task segment without its port map (SDM vol. 3, 7.7).
+pub const TASK_STATE_BYTES: u64 = 104;
+/// Bytes of its port map: one bit per port up to the last one a guest of ours writes, and the byte of ones that must follow
+/// (SDM vol. 1, 18.5.2).
+pub const PORT_MAP_BYTES: u64 = POWER_PORTS_LAST as u64 / 8 + 2;
+/// Bytes of both.
+pub const TASK_SEGMENT_BYTES: u64 = TASK_STATE_BYTES + PORT_MAP_BYTES;
+/// From one task segment to the next, so that none crosses a page.
+pub const TASK_SEGMENT_STRIDE: u64 = 512;
 /// Stacks on which faults are reported, one per vCPU.
-pub const FAULT_STACKS: Gpa = Gpa::new(0x4000);
+pub const FAULT_STACKS: Gpa = Gpa::new(0x5000);
 /// Bytes of each: one frame of 7 words is pushed, and nothing returns.
-pub const FAULT_STACK_BYTES: u64 = 512;
+pub const FAULT_STACK_BYTES: u64 = 256;
 /// PVH's start info.
 pub const START_INFO: Gpa = Gpa::new(0x6000);
 /// PVH's list of modules (the initrd), one entry.
@@ -89,7 +98,8 @@ const fn end(start: Gpa, bytes: u64) -> u64 {
 const _: () = {
     let vcpus = VCPUS_MAX as u64;
     assert!(end(FAULT_STUBS, EXCEPTION_VECTORS as u64 * FAULT_STUB_BYTES) <= TASK_SEGMENTS.get(), "stubs before TSSs");
-    assert!(end(TASK_SEGMENTS, vcpus * TASK_SEGMENT_BYTES) <= FAULT_STACKS.get(), "one task segment per vCPU");
+    assert!(end(TASK_SEGMENTS, vcpus * TASK_SEGMENT_STRIDE) <= FAULT_STACKS.get(), "one task segment per vCPU");
+    assert!(TASK_SEGMENT_BYTES <= TASK_SEGMENT_STRIDE, "task segments do not overlap");
     assert!(end(FAULT_STACKS, vcpus * FAULT_STACK_BYTES) <= START_INFO.get(), "one fault stack per vCPU");
     assert!(end(MEMORY_MAP, 32 * 24) <= ZERO_PAGE.get(), "room for 32 entries of PVH's memory map");
     assert!(end(ZERO_PAGE, 0x1000) <= DIRECT_BOOT.get(), "boot_params is one page");
@@ -132,7 +142,7 @@ pub fn usable_ram(memory: Bytes) -> Vec<GpaRange> {
 
 /// The task segment of a vCPU.
 pub fn task_segment(vcpu: u32) -> Gpa {
-    TASK_SEGMENTS + Bytes::new(u64::from(vcpu) * TASK_SEGMENT_BYTES)
+    TASK_SEGMENTS + Bytes::new(u64::from(vcpu) * TASK_SEGMENT_STRIDE)
 }
 
 /// The first address above the fault stack of a vCPU.
@@ -169,7 +179,7 @@ mod tests {
 
     #[test]
     fn stacks_and_task_segments_of_neighbours_touch_and_do_not_overlap() {
-        assert_eq!(task_segment(1) - task_segment(0), Bytes::new(TASK_SEGMENT_BYTES));
+        assert_eq!(task_segment(1) - task_segment(0), Bytes::new(TASK_SEGMENT_STRIDE));
         assert_eq!(fault_stack_top(0), FAULT_STACKS + Bytes::new(FAULT_STACK_BYTES));
         assert!(fault_stack_top(VCPUS_MAX as u32 - 1) <= START_INFO);
     }

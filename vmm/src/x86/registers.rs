@@ -6,7 +6,7 @@ use wideleaf_policies::Gpa;
 use wideleaf_protocol::direct::{RFLAGS, USER_CODE_SELECTOR, USER_DATA_SELECTOR};
 
 use super::gdt::{BOOT_CODE, BOOT_DATA, DIRECT_TABLE, LINUX_TABLE, PVH_TABLE, Segment};
-use super::layout::{EXCEPTION_VECTORS, GATE_BYTES, GDT, IDT, task_segment};
+use super::layout::{EXCEPTION_VECTORS, GATE_BYTES, GDT, IDT, TASK_SEGMENT_BYTES, TASK_STATE_BYTES, task_segment};
 
 /// Protected mode (SDM vol. 3, 2.5).
 pub const CR0_PE: u64 = 1 << 0;
@@ -47,7 +47,7 @@ pub fn direct_system(new: kvm_sregs, tables: Gpa, vcpu: u32) -> kvm_sregs {
     let mut sregs = long_mode(new, tables);
     sregs.cs = Segment::code64(3).loaded_as(USER_CODE_SELECTOR);
     set_data_segments(&mut sregs, data);
-    sregs.tr = Segment::task(task_segment(vcpu).get()).loaded_as(TASK_SELECTOR);
+    sregs.tr = Segment::task(task_segment(vcpu).get(), TASK_SEGMENT_BYTES as u32).loaded_as(TASK_SELECTOR);
     set_gdt(&mut sregs, size_of_val(&DIRECT_TABLE));
     sregs.idt.base = IDT.get();
     sregs.idt.limit = (idt_bytes - 1) as u16;
@@ -64,7 +64,7 @@ pub fn linux64_system(new: kvm_sregs, tables: Gpa) -> kvm_sregs {
     let mut sregs = long_mode(new, tables);
     sregs.cs = Segment::code64(0).loaded_as(BOOT_CODE);
     set_data_segments(&mut sregs, Segment::data(0).loaded_as(BOOT_DATA));
-    sregs.tr = Segment::task(0).loaded_as(TASK_SELECTOR);
+    sregs.tr = Segment::task(0, TASK_STATE_BYTES as u32).loaded_as(TASK_SELECTOR);
     set_gdt(&mut sregs, size_of_val(&LINUX_TABLE));
     sregs
 }
@@ -82,7 +82,7 @@ pub fn pvh_system(new: kvm_sregs) -> kvm_sregs {
     sregs.efer = 0;
     sregs.cs = Segment::code32().loaded_as(BOOT_CODE);
     set_data_segments(&mut sregs, Segment::data(0).loaded_as(BOOT_DATA));
-    sregs.tr = Segment::task(0).loaded_as(TASK_SELECTOR);
+    sregs.tr = Segment::task(0, TASK_STATE_BYTES as u32).loaded_as(TASK_SELECTOR);
     set_gdt(&mut sregs, size_of_val(&PVH_TABLE));
     sregs
 }
