@@ -1,5 +1,7 @@
 //! What the benches share: memory in a known state, and what to skip with a reason.
 
+pub mod ratio;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
