@@ -36,8 +36,9 @@ const SETS: usize = 7;
 const TURNS_MAX: usize = 16;
 /// Long enough for three progress lines or more, short enough that the machine is the same for three of them.
 const SLICE: Duration = Duration::from_millis(250);
-/// HPCC's updates, repeated so that there is work for all turns.
-const ROUNDS: u32 = 3;
+/// Words a guest updates, all rounds together: HPCC's updates are repeated for smaller tables, so that there is work for
+/// all turns.
+const WORDS_UPDATED: u64 = 3 << 25;
 /// A window whose collapse was refused is tried again this often.
 const COLLAPSE_TRIES_MAX: usize = 20;
 const GUEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -83,7 +84,8 @@ impl Guest {
         let backing = BackingConfig::new(arm.kind, arm.page).expect("a backing this page size goes with");
         let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
         options.memory = memory;
-        options.cmdline = format!("kernel=gups log2_words={log2_words} rounds={ROUNDS} progress_ms=50");
+        let rounds = (WORDS_UPDATED >> log2_words).max(1);
+        options.cmdline = format!("kernel=gups log2_words={log2_words} rounds={rounds} progress_ms=50");
         let config = VmConfig::new(options, &HostLimits::none()).expect("a plain guest");
         let ram = GuestRam::map(&config.ram_layout(), backing).expect("memory for a guest");
         let said = Arc::new(Mutex::new(Said::default()));

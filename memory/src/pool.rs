@@ -98,7 +98,7 @@ impl std::fmt::Display for Shortage {
         }
         write!(
             f,
-            "hugetlb pool of {size} pages is {} short: {} needed, {} available ({nodes}); run `echo {} | sudo tee {}` or use --fallback thp",
+            "hugetlb pool of {size} pages is {} short: {} needed, {} available ({nodes}); run `echo {} | sudo tee {}`",
             self.short(),
             self.needed,
             self.pool.available(),

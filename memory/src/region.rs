@@ -33,6 +33,15 @@ pub struct RamRange {
     pub hva: Hva,
 }
 
+impl RamRange {
+    /// The part of it that is also in `gpa`, if there is one.
+    pub fn part(self, gpa: GpaRange) -> Option<RamRange> {
+        let (start, end) = (self.gpa.start().max(gpa.start()), self.gpa.end().min(gpa.end()));
+        let gpa = (start < end).then(|| GpaRange::new(start, end - start))??;
+        Some(RamRange { gpa, hva: self.hva + (start - self.gpa.start()) })
+    }
+}
+
 /// All RAM of one VM (or of one native kernel), mapped in this process.
 ///
 /// A guest's memory is reached by address only; there are no references into it but atomic ones, because the guest
@@ -168,4 +177,20 @@ fn check_layout(layout: &[GpaRange], backing: BackingConfig) -> Result<(), RamEr
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_policies::units::mib;
+
+    #[test]
+    fn the_part_of_a_range_moves_both_addresses() {
+        // range [2M---------8M)   asked [0---4M)   [6M---9M)   [8M-9M)
+        let gpa = |start, bytes| GpaRange::new(Gpa::new(0) + mib(start), mib(bytes)).expect("fits");
+        let range = RamRange { gpa: gpa(2, 6), hva: Hva::new(1 << 40) };
+        assert_eq!(range.part(gpa(0, 4)), Some(RamRange { gpa: gpa(2, 2), hva: Hva::new(1 << 40) }));
+        assert_eq!(range.part(gpa(6, 3)), Some(RamRange { gpa: gpa(6, 2), hva: Hva::new(1 << 40) + mib(4) }));
+        assert_eq!(range.part(gpa(8, 1)), None);
+    }
 }

@@ -1,7 +1,7 @@
 //! What a VM has, in numbers: definitions used by tests, reports and benches alike. *Coverage* is always qualified by
 //! the level it is about.
 
-use crate::snapshot::{MappingStats, VmSnapshot};
+use crate::snapshot::{Backing, MappingStats, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, PageSize, PerTenThousand};
 
 /// Guest memory by the page size the host backs it with, and how much of it is there at all.
@@ -18,6 +18,19 @@ pub struct HostBacking {
 }
 
 impl HostBacking {
+    /// Counts one window: this many of its base pages are present.
+    pub fn add_window(&mut self, resident: u16, backing: Backing) {
+        let base = PageSize::Base4K.bytes();
+        let present = base * u64::from(resident);
+        match backing.page_size() {
+            None => {}
+            Some(PageSize::Base4K) => self.base_4k += present,
+            Some(PageSize::Huge2M) => self.huge_2m += present,
+            Some(PageSize::Giant1G) => self.giant_1g += present,
+        }
+        self.unbacked += base * u64::from(BASE_PAGES_PER_WINDOW - resident);
+    }
+
     /// All that is present.
     pub fn resident(self) -> Bytes {
         self.base_4k + self.huge_2m + self.giant_1g
@@ -26,17 +39,9 @@ impl HostBacking {
 
 /// Adds up the host backing of a VM's windows.
 pub fn host_backing(vm: &VmSnapshot) -> HostBacking {
-    let base = PageSize::Base4K.bytes();
     let mut sum = HostBacking::default();
     for (resident, backing) in vm.resident.iter().zip(&vm.backing) {
-        let present = base * u64::from(*resident);
-        match backing.page_size() {
-            None => {}
-            Some(PageSize::Base4K) => sum.base_4k += present,
-            Some(PageSize::Huge2M) => sum.huge_2m += present,
-            Some(PageSize::Giant1G) => sum.giant_1g += present,
-        }
-        sum.unbacked += base * u64::from(BASE_PAGES_PER_WINDOW - resident);
+        sum.add_window(*resident, *backing);
     }
     sum
 }

@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use wideleaf_kernels::{Arena, Kernel, native};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig};
-use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_memory::pool::{HugetlbPools, PoolError};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, PolicyInfo};
 use wideleaf_policies::units::kib;
@@ -237,6 +237,10 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let manager_report = session.stop_manager();
     let observed = session.observed(manager_report.as_ref(), process_start);
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
+    // Where it ended by itself, the failure says so.
+    for line in observed.malformed.iter().filter(|_| !matches!(ended, Ended::Exit(_))) {
+        tracing::warn!("the guest wrote a line that makes no sense: {line}");
+    }
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { phases, regions, results, gaps, verification, vmm, .. } = observed;
@@ -336,7 +340,8 @@ fn choose_backing(spec: &RunSpec) -> Result<(BackingConfig, Option<String>), Fai
         return Ok((backing, None));
     };
     if spec.fallback == FallbackArg::Fail {
-        return Err(Failure::Host(error.to_string()));
+        let remedy = if matches!(error, PoolError::Short(_)) { ", or use --fallback thp" } else { "" };
+        return Err(Failure::Host(format!("{error}{remedy}")));
     }
     let thp = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM can start huge");
     Ok((thp, Some(format!("anonymous RAM with transparent huge pages, because: {error}"))))

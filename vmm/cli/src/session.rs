@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use wideleaf_memory::FirstTouchReport;
 use wideleaf_memory::manager::ManagerReport;
-use wideleaf_memory::sensors::host_backing::HostBackingSensor;
+use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::account::HostBacking;
@@ -271,13 +271,7 @@ impl Session {
                 Err(error) => tracing::warn!("host backing: {error}"),
                 Ok(rows) => {
                     for row in rows {
-                        let present = PageSize::Base4K.bytes() * u64::from(row.resident);
-                        match row.backing.page_size() {
-                            None => {}
-                            Some(PageSize::Base4K) => host.base_4k += present,
-                            Some(PageSize::Huge2M) => host.huge_2m += present,
-                            Some(PageSize::Giant1G) => host.giant_1g += present,
-                        }
+                        host.add_window(row.resident, row.backing);
                     }
                 }
             }
@@ -289,13 +283,10 @@ impl Session {
     fn region(&self, name: &str, range: GpaRange) -> Region {
         let mut windows_host_large = 0;
         let mut sensor = HostBackingSensor::default();
-        for ram in self.ram.ranges() {
-            if let Ok(rows) = sensor.sample(self.host.as_ref(), *ram, self.fixed_page()) {
-                windows_host_large += rows
-                    .filter(|row| row.backing.is_large() && row.resident == BASE_PAGES_PER_WINDOW)
-                    .filter(|row| range.windows().len() > 0 && range.start() <= row.window.start())
-                    .filter(|row| row.window.start() + PageSize::Huge2M.bytes() <= range.end())
-                    .count() as u64;
+        for part in self.ram.ranges().iter().filter_map(|ram| ram.part(range)) {
+            if let Ok(rows) = sensor.sample(self.host.as_ref(), part, self.fixed_page()) {
+                let is_whole = |row: &WindowBacking| row.backing.is_large() && row.resident == BASE_PAGES_PER_WINDOW;
+                windows_host_large += rows.filter(is_whole).count() as u64;
             }
         }
         let windows = range.windows().len() as u64;
