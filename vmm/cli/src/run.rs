@@ -237,10 +237,6 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let manager_report = session.stop_manager();
     let observed = session.observed(manager_report.as_ref(), process_start);
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
-    // Where it ended by itself, the failure says so.
-    for line in observed.malformed.iter().filter(|_| !matches!(ended, Ended::Exit(_))) {
-        tracing::warn!("the guest wrote a line that makes no sense: {line}");
-    }
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { phases, regions, results, gaps, verification, vmm, .. } = observed;
