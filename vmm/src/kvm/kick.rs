@@ -171,10 +171,11 @@ mod tests {
             }
         });
         is_ready.recv().unwrap();
-        // The thread may be between its message and the sleep: kick until it is gone, as a second kick must not hurt.
+        // The thread may be between its message and the sleep: kick until it is gone, as a second kick must not hurt. Slowly:
+        // real-time signals queue, and a thread that gets them faster than it takes them never ends.
         while !sleeper.is_finished() {
             kicker.kick();
-            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         assert_eq!(kicker.immediate_exit().load(Ordering::SeqCst), 1);
         assert_eq!(sleeper.join().unwrap(), -1);
