@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 31;
+/// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
+const CPU: &str = "host,arch-capabilities=off";
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "kernel=gups log2_words=10";
 
@@ -42,7 +44,7 @@ fn wideleaf(program: &Path, image: &Path) -> Command {
 fn qemu(image: &Path) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     command
-        .args(["-M", "microvm", "-accel", "kvm", "-cpu", "host", "-m", MEMORY, "-nodefaults", "-no-user-config"])
+        .args(["-M", "microvm", "-accel", "kvm", "-cpu", CPU, "-m", MEMORY, "-nodefaults", "-no-user-config"])
         .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", CMDLINE, "-kernel"])
         .arg(image);

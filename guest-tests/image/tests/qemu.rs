@@ -1,4 +1,4 @@
-//! The image boots under QEMU's software emulation, runs its kernels on every page size, and ends as it says.
+//! The image boots under QEMU, mostly its software emulation, runs its kernels on every page size, and ends as it says.
 //!
 //! Needs `qemu-system-x86_64` (Debian: qemu-system-x86). Without it the tests are skipped and say so; with
 //! `WIDELEAF_REQUIRE=qemu` in the environment they fail instead.
@@ -31,12 +31,26 @@ fn can_start(tool: &str, requirement: &str) -> bool {
     false
 }
 
+fn can_run_qemu_on_kvm() -> bool {
+    let is_usable = std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
+    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+    assert!(
+        is_usable || !required.split(',').any(|word| word.trim() == "kvm"),
+        "/dev/kvm is not usable, and WIDELEAF_REQUIRE names kvm"
+    );
+    if !is_usable {
+        eprintln!("skipped: /dev/kvm is not usable; WIDELEAF_REQUIRE=kvm makes this a failure");
+    }
+    is_usable && can_run_qemu()
+}
+
 fn can_run_qemu() -> bool {
     can_start("qemu-system-x86_64", "qemu")
 }
 
 /// One boot: what differs between tests.
 struct Boot<'a> {
+    accel: &'a str,
     machine: &'a str,
     cpu: &'a str,
     vcpus: usize,
@@ -44,7 +58,10 @@ struct Boot<'a> {
     line: &'a str,
 }
 
-const MICROVM: Boot<'static> = Boot { machine: "microvm", cpu: "max", vcpus: 1, memory: "128M", line: "" };
+const MICROVM: Boot<'static> =
+    Boot { accel: "tcg", machine: "microvm", cpu: "max", vcpus: 1, memory: "128M", line: "" };
+/// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
+const ON_KVM: Boot<'static> = Boot { accel: "kvm", cpu: "host,arch-capabilities=off", ..MICROVM };
 
 /// What a boot printed and how QEMU ended.
 struct Run {
@@ -67,7 +84,7 @@ impl Boot<'_> {
     /// Runs, and calls `meddle` once when the pattern kernel is at work.
     fn run_and_meddle(&self, kernel: &Path, more: &[String], meddle: impl FnOnce()) -> Run {
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args(["-accel", "tcg", "-M", self.machine, "-cpu", self.cpu, "-m", self.memory])
+        qemu.args(["-accel", self.accel, "-M", self.machine, "-cpu", self.cpu, "-m", self.memory])
             .args(["-smp", &self.vcpus.to_string()])
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"])
             .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
@@ -214,6 +231,21 @@ fn pattern_passes_on_microvm_with_every_page_size_on_one_and_two_vcpus() {
 fn pattern_passes_on_q35_with_every_page_size_on_one_and_two_vcpus() {
     if can_run_qemu() {
         assert_passes_everywhere("q35", "pattern", "bytes=8M passes=4");
+    }
+}
+
+#[test]
+fn both_kernels_pass_under_kvm_on_one_and_two_vcpus() {
+    if !can_run_qemu_on_kvm() {
+        return;
+    }
+    for (machine, kernel, line) in
+        [("microvm", "gups", "kernel=gups log2_words=16"), ("q35", "pattern", "kernel=pattern bytes=8M passes=4")]
+    {
+        for vcpus in [1, 2] {
+            let run = Boot { machine, vcpus, line, ..ON_KVM }.run();
+            run.assert_passed(kernel, vcpus, GuestPage::Huge2M, Entry::Pvh);
+        }
     }
 }
 
