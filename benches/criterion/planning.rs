@@ -9,7 +9,7 @@ use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{
     Backing, Budget, BudgetLimits, Bytes, Moment, PageSize, PerTenThousand, Plan, Snapshot, VmId, VmSnapshot,
-    WindowIndex,
+    WindowIndex, WindowRow,
 };
 
 fn snapshot(ram: Bytes) -> Snapshot {
@@ -17,9 +17,9 @@ fn snapshot(ram: Bytes) -> Snapshot {
     let mut vm = VmSnapshot::with_capacity(VmId(0), windows as usize);
     for window in 0..windows {
         let backing = if window % 2 == 0 { Backing::Huge2M } else { Backing::Base4K };
-        vm.push(WindowIndex::new(window), 512, backing, false, Moment::START);
+        vm.push(WindowRow::new(WindowIndex::new(window), 512, backing));
     }
-    Snapshot { vms: vec![vm] }
+    Snapshot { vms: vec![vm], ..Snapshot::default() }
 }
 
 fn planning(c: &mut Criterion) {

@@ -24,8 +24,8 @@ use hdrhistogram::Histogram;
 use wideleaf_policies::account::{self, HostBacking};
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, Plan, PlannedAction,
-    Policy, Skip, Snapshot, VmId, VmSnapshot,
+    Action, Backing, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, Plan,
+    PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
 use crate::actuators::collapse::collapse_window;
@@ -303,13 +303,17 @@ impl ManagerLoop {
                         // seen is reported as unbacked, which no policy acts on.
                         for window in range.gpa.windows() {
                             let ready = states[rows.len()].ready_at();
-                            rows.push(window, 0, wideleaf_policies::Backing::Unbacked, false, ready);
+                            rows.push(WindowRow { ready_at: ready, ..WindowRow::new(window, 0, Backing::Unbacked) });
                         }
                     }
                     Ok(seen) => {
                         for row in seen {
                             let ready = states[rows.len()].ready_at();
-                            rows.push(row.window, row.resident, row.backing, is_held(row.window.start()), ready);
+                            rows.push(WindowRow {
+                                is_held: is_held(row.window.start()),
+                                ready_at: ready,
+                                ..WindowRow::new(row.window, row.resident, row.backing)
+                            });
                         }
                     }
                 }

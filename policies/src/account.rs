@@ -68,15 +68,15 @@ pub fn bloat_of_promotion(resident_before: u16) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Backing, VmId};
-    use crate::units::{Moment, WindowIndex, kib, mib};
+    use crate::snapshot::{Backing, VmId, WindowRow};
+    use crate::units::{WindowIndex, kib, mib};
 
     fn snapshot() -> VmSnapshot {
         let mut vm = VmSnapshot::with_capacity(VmId(0), 4);
-        vm.push(WindowIndex::new(0), 512, Backing::Huge2M, false, Moment::START);
-        vm.push(WindowIndex::new(1), 128, Backing::Base4K, false, Moment::START);
-        vm.push(WindowIndex::new(2), 0, Backing::Unbacked, false, Moment::START);
-        vm.push(WindowIndex::new(3), 512, Backing::Huge2M, false, Moment::START);
+        vm.push(WindowRow::new(WindowIndex::new(0), 512, Backing::Huge2M));
+        vm.push(WindowRow::new(WindowIndex::new(1), 128, Backing::Base4K));
+        vm.push(WindowRow::new(WindowIndex::new(2), 0, Backing::Unbacked));
+        vm.push(WindowRow::new(WindowIndex::new(3), 512, Backing::Huge2M));
         vm
     }
 

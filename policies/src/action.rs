@@ -22,10 +22,17 @@ pub enum Action {
     Demote {
         /// Whose window.
         vm: VmId,
-        /// Which window.
+        /// Which window; from 1 GiB the first of its giant.
         window: WindowIndex,
         /// The size to reach.
         to: PageSize,
+    },
+    /// Give the window's base pages that hold only zeroes back to the host.
+    Release {
+        /// Whose window.
+        vm: VmId,
+        /// Which window.
+        window: WindowIndex,
     },
 }
 
@@ -33,14 +40,14 @@ impl Action {
     /// Whose window is asked about.
     pub const fn vm(self) -> VmId {
         match self {
-            Action::Promote { vm, .. } | Action::Demote { vm, .. } => vm,
+            Action::Promote { vm, .. } | Action::Demote { vm, .. } | Action::Release { vm, .. } => vm,
         }
     }
 
     /// Which window is asked about.
     pub const fn window(self) -> WindowIndex {
         match self {
-            Action::Promote { window, .. } | Action::Demote { window, .. } => window,
+            Action::Promote { window, .. } | Action::Demote { window, .. } | Action::Release { window, .. } => window,
         }
     }
 }

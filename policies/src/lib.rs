@@ -38,5 +38,7 @@ pub use budget::{Budget, BudgetLimits, Cost};
 pub use geometry::GpaRange;
 pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
 pub use policy::Policy;
-pub use snapshot::{Backing, MappingStats, Snapshot, VmId, VmSnapshot};
+pub use snapshot::{
+    AccessHistory, Backing, GuestMapping, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow,
+};
 pub use units::{Bytes, Gfn, Gpa, Hva, Moment, PageSize, PerTenThousand, WindowIndex};

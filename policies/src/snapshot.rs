@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
+use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 
 /// Which VM of the host a row or an action belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +70,119 @@ impl MappingStats {
     }
 }
 
+/// Whether the guest touched a window at its latest samples, the newest in the lowest bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AccessHistory {
+    touched: u16,
+    samples: u8,
+}
+
+impl AccessHistory {
+    /// How many samples are remembered.
+    pub const SAMPLES_MAX: u8 = 16;
+
+    /// A history from its parts, as a recording keeps them. More samples than are remembered are cut off, and what lies
+    /// beyond `samples` is forgotten.
+    pub const fn from_parts(touched: u16, samples: u8) -> AccessHistory {
+        let samples = if samples > Self::SAMPLES_MAX { Self::SAMPLES_MAX } else { samples };
+        let mask = if samples == Self::SAMPLES_MAX { u16::MAX } else { (1 << samples) - 1 };
+        AccessHistory { touched: touched & mask, samples }
+    }
+
+    /// The history with one more sample.
+    #[must_use]
+    pub const fn with(self, was_touched: bool) -> AccessHistory {
+        AccessHistory::from_parts(self.touched << 1 | was_touched as u16, self.samples + 1)
+    }
+
+    /// One bit per sample, the newest lowest.
+    pub const fn touched(self) -> u16 {
+        self.touched
+    }
+
+    /// How many samples there were, up to [`AccessHistory::SAMPLES_MAX`].
+    pub const fn samples(self) -> u8 {
+        self.samples
+    }
+
+    /// What the newest sample saw; `None` before the first.
+    pub const fn was_touched(self) -> Option<bool> {
+        if self.samples == 0 { None } else { Some(self.touched & 1 == 1) }
+    }
+
+    /// The share of samples that saw an access; `None` before the first.
+    pub const fn rate(self) -> Option<PerTenThousand> {
+        if self.samples == 0 {
+            return None;
+        }
+        Some(PerTenThousand::of(self.touched.count_ones() as u64, self.samples as u64))
+    }
+
+    /// For how many of the newest samples nothing was touched.
+    pub const fn idle_samples(self) -> u8 {
+        let idle = self.touched.trailing_zeros() as u8;
+        if idle < self.samples { idle } else { self.samples }
+    }
+}
+
+/// The page size the guest's own tables map a window with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GuestMapping {
+    /// Nobody looked.
+    #[default]
+    Unknown,
+    /// No entry leads there.
+    Unmapped,
+    /// Base pages.
+    Base4K,
+    /// One huge page.
+    Huge2M,
+    /// Part of a giant page.
+    Giant1G,
+    /// Several sizes, by several addresses.
+    Mixed,
+}
+
+/// One row: what is known of one window. What no sensor said stays as [`WindowRow::new`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowRow {
+    /// Which window.
+    pub window: WindowIndex,
+    /// See [`VmSnapshot::resident`].
+    pub resident: u16,
+    /// See [`VmSnapshot::backing`].
+    pub backing: Backing,
+    /// See [`VmSnapshot::is_held`].
+    pub is_held: bool,
+    /// See [`VmSnapshot::ready_at`].
+    pub ready_at: Moment,
+    /// See [`VmSnapshot::access`].
+    pub access: AccessHistory,
+    /// See [`VmSnapshot::written`].
+    pub written: Option<u16>,
+    /// See [`VmSnapshot::zero`].
+    pub zero: Option<u16>,
+    /// See [`VmSnapshot::guest_mapping`].
+    pub guest_mapping: GuestMapping,
+}
+
+impl WindowRow {
+    /// A window of which only its host backing is known; not held, ready.
+    pub const fn new(window: WindowIndex, resident: u16, backing: Backing) -> WindowRow {
+        WindowRow {
+            window,
+            resident,
+            backing,
+            is_held: false,
+            ready_at: Moment::START,
+            access: AccessHistory::from_parts(0, 0),
+            written: None,
+            zero: None,
+            guest_mapping: GuestMapping::Unknown,
+        }
+    }
+}
+
 /// One VM's windows, column by column; every column has one entry per entry of `windows`, which ascends.
 #[derive(Clone, Debug)]
 pub struct VmSnapshot {
@@ -85,6 +198,14 @@ pub struct VmSnapshot {
     pub is_held: Vec<bool>,
     /// Not before this moment may the window be acted on again (it refused, and backs off).
     pub ready_at: Vec<Moment>,
+    /// Whether the guest touched the window when the access sensor looked.
+    pub access: Vec<AccessHistory>,
+    /// Base pages written during the last interval of the write sensor.
+    pub written: Vec<Option<u16>>,
+    /// Present base pages that held only zeroes when the zero sensor looked.
+    pub zero: Vec<Option<u16>>,
+    /// Page size of the guest's own mapping.
+    pub guest_mapping: Vec<GuestMapping>,
     /// KVM's totals, where there is a second level that can be asked.
     pub mapping: Option<MappingStats>,
 }
@@ -99,6 +220,10 @@ impl VmSnapshot {
             backing: Vec::with_capacity(windows),
             is_held: Vec::with_capacity(windows),
             ready_at: Vec::with_capacity(windows),
+            access: Vec::with_capacity(windows),
+            written: Vec::with_capacity(windows),
+            zero: Vec::with_capacity(windows),
+            guest_mapping: Vec::with_capacity(windows),
             mapping: None,
         }
     }
@@ -107,7 +232,8 @@ impl VmSnapshot {
     ///
     /// # Panics
     /// Where windows do not ascend, or the row contradicts itself: pages present without backing, or the reverse.
-    pub fn push(&mut self, window: WindowIndex, resident: u16, backing: Backing, is_held: bool, ready_at: Moment) {
+    pub fn push(&mut self, row: WindowRow) {
+        let WindowRow { window, resident, backing, is_held, ready_at, access, written, zero, guest_mapping } = row;
         assert!(
             self.windows.last().is_none_or(|last| *last < window),
             "windows ascend: {window} after {:?}",
@@ -124,6 +250,10 @@ impl VmSnapshot {
         self.backing.push(backing);
         self.is_held.push(is_held);
         self.ready_at.push(ready_at);
+        self.access.push(access);
+        self.written.push(written);
+        self.zero.push(zero);
+        self.guest_mapping.push(guest_mapping);
     }
 
     /// Number of rows.
@@ -142,9 +272,22 @@ impl VmSnapshot {
     }
 }
 
+/// Memory of the host, for policies that react to a shortage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// All of it.
+    pub total: Bytes,
+    /// What can be had without swapping (`MemAvailable`, proc_meminfo(5)).
+    pub available: Bytes,
+    /// Giant pages that can be taken from the hugetlb pool.
+    pub giant_pages_free: u64,
+}
+
 /// Everything the sensors saw of all VMs of the host.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
+    /// The host's memory; `None` where it was not looked at.
+    pub host: Option<HostMemory>,
     /// One entry per VM, ascending by id.
     pub vms: Vec<VmSnapshot>,
 }
@@ -153,5 +296,24 @@ impl Snapshot {
     /// The part of one VM.
     pub fn vm(&self, vm: VmId) -> Option<&VmSnapshot> {
         self.vms.iter().find(|snapshot| snapshot.vm == vm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_remembers_sixteen_samples_and_says_what_they_mean() {
+        let mut history = AccessHistory::default();
+        assert_eq!((history.was_touched(), history.rate(), history.idle_samples()), (None, None, 0));
+        history = history.with(true).with(true).with(false).with(false);
+        assert_eq!((history.was_touched(), history.samples(), history.idle_samples()), (Some(false), 4, 2));
+        assert_eq!(history.rate(), Some(PerTenThousand::of(1, 2)));
+        for _ in 0..20 {
+            history = history.with(false);
+        }
+        assert_eq!((history.samples(), history.touched(), history.idle_samples()), (16, 0, 16));
+        assert_eq!(AccessHistory::from_parts(0b1111, 2).touched(), 0b11);
     }
 }

@@ -8,7 +8,7 @@ use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, Moment, Outcome, OutcomeResult, PerTenThousand, Plan, PlannedAction,
-    Snapshot, VmId, VmSnapshot, WindowIndex,
+    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 const NOW: Moment = Moment::after_start(Duration::from_secs(10));
@@ -27,14 +27,18 @@ fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
         for (gap, (resident, backing, held, ready)) in rows {
             window += gap;
             let ready = Moment::after_start(Duration::from_secs(ready));
-            vm.push(WindowIndex::new(window), resident, backing, held, ready);
+            vm.push(WindowRow {
+                is_held: held,
+                ready_at: ready,
+                ..WindowRow::new(WindowIndex::new(window), resident, backing)
+            });
         }
         vm
     })
 }
 
 fn snapshot() -> impl Strategy<Value = Snapshot> {
-    (vm(0), vm(1), vm(2)).prop_map(|(a, b, c)| Snapshot { vms: vec![a, b, c] })
+    (vm(0), vm(1), vm(2)).prop_map(|(a, b, c)| Snapshot { vms: vec![a, b, c], ..Snapshot::default() })
 }
 
 fn limits() -> impl Strategy<Value = BudgetLimits> {
@@ -115,11 +119,13 @@ fn greedy_takes_turns_between_vms() {
     for id in 0..2 {
         let mut vm = VmSnapshot::with_capacity(VmId(id), 3);
         for window in 0..3 {
-            vm.push(WindowIndex::new(window), 512, Backing::Base4K, false, Moment::START);
+            vm.push(WindowRow::new(WindowIndex::new(window), 512, Backing::Base4K));
         }
         vms.push(vm);
     }
-    let order: Vec<u32> =
-        plan_of("greedy", &Snapshot { vms }, BudgetLimits::default()).iter().map(|p| p.action.vm().0).collect();
+    let order: Vec<u32> = plan_of("greedy", &Snapshot { vms, ..Snapshot::default() }, BudgetLimits::default())
+        .iter()
+        .map(|p| p.action.vm().0)
+        .collect();
     assert_eq!(order, [0, 1, 0, 1, 0, 1]);
 }

@@ -388,7 +388,7 @@ impl DemoReport {
         if let Some(gain) = self.small_gain() {
             let _ = writeln!(
                 out,
-                "  With this table even huge pages from the start bring only {:+.0} %: this CPU walks its page tables from its\n  \
+                "  With this table even huge pages from the start change little ({:+.0} %): this CPU has its page tables in its\n  \
                  caches. A larger one shows more: --log2-words {TELLING_LOG2_WORDS} takes {} of RAM.",
                 (gain - 1.0) * 100.0,
                 Bytes::new(8 << TELLING_LOG2_WORDS) + BESIDE_TABLE
