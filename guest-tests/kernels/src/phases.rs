@@ -6,7 +6,7 @@
 //!   │ hot  │  ─▶  │  ─▶  │  ─▶  │ ▪     ▪     ▪  │ ██████████████ │ ▒▒▒▒▒▒▒▒▒▒▒▒▒▒ │   each set is whole windows (2 MiB)
 //!   └──────┴──────┴──────┴──────┴────────────────┴────────────────┴────────────────┘
 //!   all words of one span          one page of        filled once,       one word of
-//!   each pass, in strides;         each window,       never touched      every page
+//!   each pass, scattered;          each window,       never touched      every page
 //!   the next phase the next span   one word a pass    until the end      each pass
 //! ```
 //!
@@ -28,7 +28,9 @@ use crate::platform::ticks_to_seconds;
 use crate::registry::{Kernel, KernelError};
 use crate::rounds::{Batches, Meeting, Progress, Tally, part, run_rounds};
 use crate::text::FixedText;
-use crate::words::{FACTOR, FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
+use crate::words::{
+    FACTOR, FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, word, write_first,
+};
 use crate::{Arena, Platform};
 
 /// Phases in the table of kernels.
@@ -219,48 +221,56 @@ impl Layout {
     }
 }
 
-/// The numbers below `words` in an order that nothing prefetches and that returns to a page only after most others: each
-/// number once, by a stride of `words` times the golden section.
+/// The words of some windows in an order that is as good as random, each once: the windows take turns, and each has its words
+/// in the order of [`scatter`]. No prefetcher follows, and a page returns at no fixed distance: a fixed one, as any stride has,
+/// would miss every TLB entry that a random order has hit by chance.
 #[derive(Clone, Debug)]
-pub struct Strides {
-    next: u64,
-    stride: u64,
-    words: u64,
+pub struct Scattered {
+    windows: u64,
+    /// Whose turn it is.
+    window: u64,
+    /// Words that each window before it has given.
+    row: u64,
     left: u64,
 }
 
-impl Strides {
-    /// The steps `steps` of the order; `0..words` are all. `words` is even.
-    pub fn new(words: u64, steps: Range<u64>) -> Self {
-        let golden = ((u128::from(words) * u128::from(FACTOR)) >> 64) as u64;
-        // Only a stride that shares no factor with `words` meets every number.
-        let mut odd = (golden | 1..words).step_by(2);
-        let stride = odd.find(|stride| greatest_common_divisor(*stride, words) == 1);
-        let stride = stride.expect("words - 1 shares no factor with words");
-        let next = (u128::from(steps.start) * u128::from(stride) % u128::from(words)) as u64;
-        Self { next, stride, words, left: steps.end - steps.start }
+impl Scattered {
+    /// The steps `steps` of the order over `windows` windows.
+    pub const fn new(windows: u64, steps: Range<u64>) -> Self {
+        Self { windows, window: steps.start % windows, row: steps.start / windows, left: steps.end - steps.start }
     }
 }
 
-impl Iterator for Strides {
+impl Iterator for Scattered {
     type Item = u64;
 
     #[inline]
     fn next(&mut self) -> Option<u64> {
         self.left = self.left.checked_sub(1)?;
-        let number = self.next;
-        let next = number + self.stride;
-        self.next = if next < self.words { next } else { next - self.words };
-        Some(number)
+        let word = self.window * WINDOW_WORDS + scatter(self.row, self.window);
+        self.window += 1;
+        if self.window == self.windows {
+            self.window = 0;
+            self.row += 1;
+        }
+        Some(word)
     }
 }
 
-/// Euclid's: at most some 90 rounds for 64 bits.
-const fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
+/// The word of a window whose turn is `row`: a permutation, another one for each window. Three rounds of [`mix`]: after two
+/// some distances still bring back the page in one of thirteen cases, after three it is one of 260, and 512 pages make that
+/// one of 512 by chance.
+#[inline]
+const fn scatter(row: u64, window: u64) -> u64 {
+    mix(mix(mix(row.wrapping_add(window.wrapping_mul(FACTOR)))))
+}
+
+/// Permutes the numbers below [`WINDOW_WORDS`]: an odd factor modulo a power of two and an exclusive-or with higher bits can
+/// both be undone.
+#[inline]
+const fn mix(number: u64) -> u64 {
+    let product = number.wrapping_mul(FACTOR) % WINDOW_WORDS;
+    product ^ product >> (WINDOW_WORDS.ilog2() / 2)
 }
 
 /// Generation of word `word` of a page that was touched in `passes` passes: pass p rewrites the word p mod 512.
@@ -499,23 +509,42 @@ impl<'r> Run<'r> {
 
     /// Updates a share of the hot words; says after every batch how many it was.
     fn update_hot(&self, hot: Range<u64>, generation: u64, share: usize, after_batch: impl FnMut(u64)) {
-        let slots = &self.words[hot.start as usize..hot.end as usize];
-        let words = hot.end - hot.start;
-        let steps = part(words, share, self.platform.vcpus());
-        let update = |number: u64| {
-            self.findings.check_and_rewrite(&slots[number as usize], hot.start + number, generation);
-        };
-        in_batches(Strides::new(words, steps), update, after_batch);
+        let steps = part(self.layout.hot_words(), share, self.platform.vcpus());
+        let indices = Scattered::new(self.layout.hot, steps).map(|word| hot.start + word);
+        self.rewrite(indices, generation, after_batch);
     }
 
     /// Rewrites one word of each page of a share of `set`, the pass's; says after every batch how many it was.
     fn touch(&self, set: &Set, pass: u64, share: usize, after_batch: impl FnMut(u64)) {
         let pages = part(set.pages(), share, self.platform.vcpus());
-        let touch = |page: u64| {
-            let index = set.page(page) + pass % PAGE_WORDS;
-            self.findings.check_and_rewrite(self.slot(index), index, FIRST_GENERATION + pass / PAGE_WORDS);
-        };
-        in_batches(pages, touch, after_batch);
+        let indices = pages.map(|page| set.page(page) + pass % PAGE_WORDS);
+        self.rewrite(indices, FIRST_GENERATION + pass / PAGE_WORDS, after_batch);
+    }
+
+    /// Checks words of a generation and gives them the next one. First all of a batch are read, and nothing else is done: so as
+    /// many memory accesses are under way as the CPU can have, which is what makes a random update fast.
+    #[inline]
+    fn rewrite(&self, mut indices: impl Iterator<Item = u64>, generation: u64, mut after_batch: impl FnMut(u64)) {
+        let mut batch = [0; BATCH];
+        let mut found = [0; BATCH];
+        let mut count = BATCH;
+        while count == BATCH {
+            count = 0;
+            for (place, index) in batch.iter_mut().zip(&mut indices) {
+                *place = index;
+                count += 1;
+            }
+            for (value, index) in found.iter_mut().zip(&batch[..count]) {
+                *value = self.slot(*index).load(Ordering::Relaxed);
+            }
+            for (value, index) in found.iter().zip(&batch[..count]) {
+                self.findings.check_value(*value, *index, generation);
+                self.slot(*index).store(word(*index, generation + 1), Ordering::Relaxed);
+            }
+            if count > 0 {
+                after_batch(count as u64);
+            }
+        }
     }
 
     /// After each pass: whether another one follows in this phase. vCPU 0 asks while the others wait.
@@ -582,22 +611,6 @@ impl<'r> Run<'r> {
             for word in 0..PAGE_WORDS {
                 self.findings.check(self.slot(first + word), first + word, generation(page, word));
             }
-        }
-    }
-}
-
-/// Calls `each` for all items, and `after_batch` with their number after at most [`BATCH`] of them.
-#[inline]
-fn in_batches<T>(mut items: impl Iterator<Item = T>, mut each: impl FnMut(T), mut after_batch: impl FnMut(u64)) {
-    let mut count = 1;
-    while count > 0 {
-        count = 0;
-        for item in items.by_ref().take(BATCH) {
-            each(item);
-            count += 1;
-        }
-        if count > 0 {
-            after_batch(count);
         }
     }
 }

@@ -98,7 +98,12 @@ impl Findings {
     /// Records `slot` if it has not the value of word `index` in `generation`.
     #[inline]
     pub fn check(&self, slot: &AtomicU64, index: u64, generation: u64) {
-        let found = slot.load(Ordering::Relaxed);
+        self.check_value(slot.load(Ordering::Relaxed), index, generation);
+    }
+
+    /// As [`check`](Self::check), for a word that was read already.
+    #[inline]
+    pub fn check_value(&self, found: u64, index: u64, generation: u64) {
         if found != word(index, generation) {
             self.record(index, generation, found);
         }

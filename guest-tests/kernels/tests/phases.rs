@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 use runner::{has, run, run_with};
 use wideleaf_kernels::Arena;
-use wideleaf_kernels::phases::{Layout, Set, Sizes, Strides, WINDOW_WORDS, generation_of_touched};
+use wideleaf_kernels::phases::{Layout, Scattered, Set, Sizes, WINDOW_WORDS, generation_of_touched};
 use wideleaf_kernels::rounds::part;
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_protocol::{ExitCode, Message};
@@ -22,17 +22,6 @@ fn small() -> Layout {
 }
 
 proptest! {
-    #[test]
-    fn strides_meet_every_number_once_however_they_are_shared(windows in 1..40u64, vcpus in 1..6usize) {
-        // Any even number will do: windows only make it larger.
-        let words = windows * 1024;
-        let mut met = vec![0; words as usize];
-        for vcpu in 0..vcpus {
-            Strides::new(words, part(words, vcpu, vcpus)).for_each(|number| met[number as usize] += 1);
-        }
-        prop_assert!(met.iter().all(|times| *times == 1));
-    }
-
     #[test]
     fn sets_lie_side_by_side_in_whole_windows(
         hot in 1..9u64, spans in 1..65u64, sparse in 0..50u64, cold in 0..50u64, constant in 0..50u64,
@@ -56,6 +45,27 @@ proptest! {
         let rewritten = (0..passes).filter(|pass| pass % PAGE_WORDS == word).count() as u64;
         prop_assert_eq!(generation_of_touched(word, passes), FIRST_GENERATION + rewritten);
     }
+}
+
+#[test]
+fn a_pass_meets_every_hot_word_once_however_it_is_shared() {
+    for (windows, vcpus) in [(1, 1), (2, 3), (3, 2), (5, 16)] {
+        let words = windows * WINDOW_WORDS;
+        let mut met = vec![0; words as usize];
+        for vcpu in 0..vcpus {
+            Scattered::new(windows, part(words, vcpu, vcpus)).for_each(|word| met[word as usize] += 1);
+        }
+        assert!(met.iter().all(|times| *times == 1), "{windows} windows, {vcpus} vCPUs");
+    }
+}
+
+#[test]
+fn a_pass_leaves_a_page_at_once_and_returns_at_no_fixed_distance() {
+    let pages: Vec<_> = Scattered::new(1, 0..WINDOW_WORDS).map(|word| word / PAGE_WORDS).collect();
+    let returns = |distance: usize| pages.iter().zip(&pages[distance..]).filter(|(page, later)| page == later).count();
+    // By chance one in 512, which is 512 of 2^18; a stride has all of them at some distances and none at the others.
+    let most = (1..4096).map(returns).max();
+    assert!(most.is_some_and(|most| most < 4 * 512), "{most:?} returns at one distance");
 }
 
 #[test]
