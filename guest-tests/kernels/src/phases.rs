@@ -222,8 +222,8 @@ impl Layout {
 }
 
 /// The words of some windows in an order that is as good as random, each once: the windows take turns, and each has its words
-/// in the order of [`scatter`]. No prefetcher follows, and a page returns at no fixed distance: a fixed one, as any stride has,
-/// would miss every TLB entry that a random order has hit by chance.
+/// in a scattered order of its own. No prefetcher follows, and a page returns at no fixed distance: at a fixed one, as any
+/// stride has, it would always have left the TLB, where a random order sometimes finds it.
 #[derive(Clone, Debug)]
 pub struct Scattered {
     windows: u64,
@@ -257,9 +257,8 @@ impl Iterator for Scattered {
     }
 }
 
-/// The word of a window whose turn is `row`: a permutation, another one for each window. Three rounds of [`mix`]: after two
-/// some distances still bring back the page in one of thirteen cases, after three it is one of 260, and 512 pages make that
-/// one of 512 by chance.
+/// The word that a window gives in its turn `row`: a permutation, another one for each window. Chance returns to a page after
+/// a given number of rows in 1 of 512 cases; with three rounds of [`mix`] it is at most 1 of 260, with two it was 1 of 13.
 #[inline]
 const fn scatter(row: u64, window: u64) -> u64 {
     mix(mix(mix(row.wrapping_add(window.wrapping_mul(FACTOR)))))
