@@ -96,9 +96,9 @@ const WINDOW_BYTES: u64 = WINDOW_WORDS * 8;
 /// Largest set, so that all four have words that can be numbered.
 const SET_BYTES_MAX: u64 = 1 << 40;
 const _: () = assert!(4 * SET_BYTES_MAX <= 8 * WORDS_MAX, "every word has an index");
-/// Most places the hot span can have: how often each was updated is remembered on a stack of 64 KiB.
+/// Most places the hot span can have: the generation of each is kept on the stack, of which a vCPU of the image has 64 KiB.
 const SPANS_MAX: u64 = 64;
-/// Most phases: each prints some lines.
+/// Most phases: each prints some lines, and has its share of the passes.
 const PHASES_MAX: u64 = 1000;
 /// Most passes of a run: the last generation still fits above the index.
 const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
@@ -414,7 +414,8 @@ impl<'r> Run<'r> {
         &self.words[index as usize]
     }
 
-    fn span_of(&self, phase: u64) -> &AtomicU64 {
+    /// Of the span that is hot in a phase, as of the last phase's end.
+    fn generation(&self, phase: u64) -> &AtomicU64 {
         &self.generations[(phase % self.layout.spans()) as usize]
     }
 
@@ -481,7 +482,7 @@ impl<'r> Run<'r> {
             Until::Ticks(_) => 0,
         };
         let progress = Progress::new(self.platform, name.get(), planned, PROGRESS_MS);
-        let (generation, passes_before) = (self.span_of(phase).load(Ordering::Relaxed), self.total.passes());
+        let (generation, passes_before) = (self.generation(phase).load(Ordering::Relaxed), self.total.passes());
         let mut done = 0;
         for pass in 0..self.plan.passes_max {
             clock.restart();
@@ -568,7 +569,7 @@ impl<'r> Run<'r> {
         let name = PhaseName::new(phase);
         self.platform.emit(&Message::End { phase: name.get(), tsc: self.platform.now() });
         self.emit_rate(name.get(), &self.phase);
-        self.span_of(phase).fetch_add(self.phase.passes(), Ordering::Relaxed);
+        self.generation(phase).fetch_add(self.phase.passes(), Ordering::Relaxed);
         self.total.passes.fetch_add(self.phase.passes(), Ordering::Relaxed);
         self.total.ticks.fetch_add(self.phase.ticks(), Ordering::Relaxed);
         (0..self.platform.vcpus()).for_each(|vcpu| self.tally.set(vcpu, 0));
@@ -587,7 +588,7 @@ impl<'r> Run<'r> {
         let span_pages = self.layout.hot * WINDOW_PAGES;
         self.platform.emit(&Message::Begin { phase: PHASE, tsc: self.platform.now() });
         self.platform.run_on_all(&|vcpu| {
-            self.check_set(hot_range, vcpu, |page, _| self.span_of(page / span_pages).load(Ordering::Relaxed));
+            self.check_set(hot_range, vcpu, |page, _| self.generation(page / span_pages).load(Ordering::Relaxed));
             self.check_set(cold, vcpu, |_, _| FIRST_GENERATION);
             for touched in [sparse, constant] {
                 self.check_set(touched, vcpu, |_, word| generation_of_touched(word, passes));
