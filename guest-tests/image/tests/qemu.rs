@@ -234,14 +234,27 @@ fn pattern_passes_on_q35_with_every_page_size_on_one_and_two_vcpus() {
     }
 }
 
+/// A hot span that moves once, in 16 MiB.
+const SMALL_PHASES: &str = "hot=2M range=4M sparse=4M cold=4M constant=4M passes=2";
+
 #[test]
-fn both_kernels_pass_under_kvm_on_one_and_two_vcpus() {
+fn phases_passes_on_microvm_with_every_page_size_on_one_and_two_vcpus() {
+    if can_run_qemu() {
+        assert_passes_everywhere("microvm", "phases", SMALL_PHASES);
+    }
+}
+
+#[test]
+fn every_kernel_passes_under_kvm_on_one_and_two_vcpus() {
     if !can_run_qemu_on_kvm() {
         return;
     }
-    for (machine, kernel, line) in
-        [("microvm", "gups", "kernel=gups log2_words=16"), ("q35", "pattern", "kernel=pattern bytes=8M passes=4")]
-    {
+    for (machine, kernel, parameters) in [
+        ("microvm", "gups", "log2_words=16"),
+        ("q35", "pattern", "bytes=8M passes=4"),
+        ("microvm", "phases", SMALL_PHASES),
+    ] {
+        let line = &format!("kernel={kernel} {parameters}");
         for vcpus in [1, 2] {
             let run = Boot { machine, vcpus, line, ..ON_KVM }.run();
             run.assert_passed(kernel, vcpus, GuestPage::Huge2M, Entry::Pvh);
@@ -311,8 +324,8 @@ fn giant_guest_pages_are_refused_on_a_cpu_without_them() {
 fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
     if can_run_qemu() {
         let cases = [
-            ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern"),
-            ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern"),
+            ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases"),
+            ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases"),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),
             ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, progress_ms"),

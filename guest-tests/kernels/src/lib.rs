@@ -4,7 +4,8 @@
 //!   image: arena = guest RAM, team = vCPUs ─┐
 //!                                           ├─▶ registry::run("gups log2_words=25") ──▶ gups::run ──▶ Messages
 //!   native: arena = mapped memory, threads ─┘          │
-//!                                                      └─ pattern::run
+//!                                                      ├─ pattern::run
+//!                                                      └─ phases::run
 //! ```
 //!
 //! | module | what it is |
@@ -12,11 +13,13 @@
 //! | [`registry`] | the table of kernels with their parameters; finds one, runs it, turns its end into an exit code |
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
+//! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words |
 //! | [`team`] | several vCPUs or threads doing one job |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
+//! | [`words`] | predictable words, and the record of those that were found wrong |
 //! | [`parameters`], [`gaps`], [`text`] | reading parameters, that histogram, formatting without allocation |
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering, which
@@ -34,11 +37,13 @@ pub mod gups;
 pub mod native;
 pub mod parameters;
 pub mod pattern;
+pub mod phases;
 pub mod platform;
 pub mod registry;
 pub mod rounds;
 pub mod team;
 pub mod text;
+pub mod words;
 
 pub use arena::Arena;
 pub use platform::Platform;

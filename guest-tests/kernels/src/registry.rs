@@ -7,10 +7,10 @@ use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, 
 
 use crate::parameters::{Parameter, Parameters};
 use crate::text::FixedText;
-use crate::{Arena, Platform, gups, pattern};
+use crate::{Arena, Platform, gups, pattern, phases};
 
 /// Every kernel there is.
-pub const KERNELS: &[Kernel] = &[gups::KERNEL, pattern::KERNEL];
+pub const KERNELS: &[Kernel] = &[gups::KERNEL, pattern::KERNEL, phases::KERNEL];
 
 /// A kernel: what the help says about it, and its entry.
 #[derive(Clone, Copy)]

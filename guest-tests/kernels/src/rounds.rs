@@ -24,26 +24,39 @@ pub fn run_rounds(
     again: impl Fn(u64) -> bool + Sync,
 ) -> [Summary; VCPUS_MAX] {
     let vcpus = platform.vcpus();
-    let barrier = Barrier::new();
-    let stop = AtomicBool::new(false);
+    let meeting = Meeting::default();
     let slots: [Slot; VCPUS_MAX] = core::array::from_fn(|_| Slot::default());
     platform.run_on_all(&|vcpu| {
         let mut histogram = Histogram::new();
         for round in 0.. {
             let mut batches = Batches { platform, histogram: &mut histogram, last: platform.now() };
             work(vcpu, round, &mut batches);
-            barrier.wait(vcpus);
-            if vcpu == 0 {
-                stop.store(!again(round), Ordering::Relaxed);
-            }
-            barrier.wait(vcpus);
-            if stop.load(Ordering::Relaxed) {
+            if !meeting.agree(vcpu, vcpus, || again(round)) {
                 break;
             }
         }
         slots[vcpu].set(histogram.summary());
     });
     slots.each_ref().map(Slot::get)
+}
+
+/// Where all vCPUs of a job wait for each other while vCPU 0 decides for all. Reusable.
+#[derive(Debug, Default)]
+pub struct Meeting {
+    barrier: Barrier,
+    verdict: AtomicBool,
+}
+
+impl Meeting {
+    /// Waits until all `vcpus` have come, and returns what `decide`, asked by vCPU 0 alone while the others wait, says.
+    pub fn agree(&self, vcpu: usize, vcpus: usize, decide: impl FnOnce() -> bool) -> bool {
+        self.barrier.wait(vcpus);
+        if vcpu == 0 {
+            self.verdict.store(decide(), Ordering::Relaxed);
+        }
+        self.barrier.wait(vcpus);
+        self.verdict.load(Ordering::Relaxed)
+    }
 }
 
 /// The clock of one vCPU's batches within one round.
@@ -116,7 +129,7 @@ const ASSUMED_TSC_HZ: u64 = 2_500_000_000;
 /// Spaces the progress lines of one phase and adds up what they cost. Only vCPU 0 uses it.
 pub struct Progress<'p> {
     platform: &'p dyn Platform,
-    phase: Name<'static>,
+    phase: Name<'p>,
     total: u64,
     /// Least ticks between two lines; `u64::MAX` for none at all.
     interval: u64,
@@ -126,7 +139,7 @@ pub struct Progress<'p> {
 
 impl<'p> Progress<'p> {
     /// Lines for `phase` at least `interval_ms` apart (0: no lines), of `total` units (0: until the time is up).
-    pub fn new(platform: &'p dyn Platform, phase: Name<'static>, total: u64, interval_ms: u64) -> Self {
+    pub fn new(platform: &'p dyn Platform, phase: Name<'p>, total: u64, interval_ms: u64) -> Self {
         let hz = if platform.tsc_hz() == 0 { ASSUMED_TSC_HZ } else { platform.tsc_hz() };
         let interval = if interval_ms == 0 { u64::MAX } else { (hz / 1000).saturating_mul(interval_ms) };
         let next = platform.now().saturating_add(interval);

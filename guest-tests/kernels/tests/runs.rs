@@ -1,46 +1,12 @@
 //! Whole runs on native threads, as the command line starts them: what is printed, and how they end.
+mod runner;
+
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use wideleaf_kernels::native::{self, measure_tsc_hz};
-use wideleaf_kernels::pattern::{FIRST_GENERATION, PAGE_WORDS, word};
-use wideleaf_kernels::registry::{self, Started};
+use runner::{has, run, run_with};
+use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_kernels::{Arena, KERNELS};
-use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message, parse};
-
-const STARTED: Started = Started { entry: Entry::Native, guest_page: GuestPage::Base4K };
-
-/// Runs a command line in an arena of `pages` 4 KiB pages; `meddle` sees every line before the kernel goes on.
-fn run_with(
-    threads: usize,
-    tsc_hz: u64,
-    pages: usize,
-    line: &str,
-    meddle: impl Fn(&Message<'_>, &Arena<'_>) + Sync,
-) -> (ExitCode, Vec<String>) {
-    let mut words = vec![0xdead_beef; pages * 512];
-    let arena = Arena::from_words(&mut words);
-    let lines = Mutex::new(Vec::new());
-    let sink = Box::new(|message: &Message<'_>| {
-        lines.lock().unwrap_or_else(PoisonError::into_inner).push(message.to_string());
-        meddle(message, &arena);
-    });
-    let code = native::run(threads, tsc_hz, sink, |platform| registry::run(platform, &arena, line, STARTED));
-    let lines = lines.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for line in &lines {
-        assert!(matches!(parse(line), Some(Ok(_))), "malformed line {line}");
-    }
-    (code, lines)
-}
-
-fn run(threads: usize, pages: usize, line: &str) -> (ExitCode, Vec<String>) {
-    run_with(threads, measure_tsc_hz(Duration::from_millis(5)), pages, line, |_, _| ())
-}
-
-fn has(lines: &[String], beginning: &str) -> bool {
-    lines.iter().any(|line| line["@wideleaf ".len()..].starts_with(beginning))
-}
+use wideleaf_protocol::{ExitCode, Message};
 
 #[test]
 fn gups_passes_on_one_thread_with_no_error_at_all() {
@@ -208,8 +174,8 @@ fn pattern_finds_a_torn_page_whose_second_half_is_stale() {
 #[test]
 fn wrong_arguments_end_with_one_clear_line() {
     let cases = [
-        ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern"),
-        ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern"),
+        ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases"),
+        ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases"),
         ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, progress_ms"),
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),

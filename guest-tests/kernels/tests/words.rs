@@ -1,7 +1,7 @@
-//! The pattern's words are all different, and say where they come from.
+//! Predictable words are all different, and say where they come from.
 use proptest::prelude::*;
-use wideleaf_kernels::pattern::{classify, origin, word};
 use wideleaf_kernels::rounds::part;
+use wideleaf_kernels::words::{Written, classify, origin, word};
 use wideleaf_protocol::message::MismatchKind;
 
 proptest! {
@@ -26,7 +26,8 @@ proptest! {
 
 #[test]
 fn a_wrong_word_is_described_by_where_it_comes_from() {
-    let found = |value| classify(value, 100, 5, 1000);
+    let written = Written { words: 1000, newest_generation: 6 };
+    let found = |value| classify(value, 100, 5, written);
     assert_eq!(found(0), MismatchKind::Zero);
     assert_eq!(found(word(100, 4)), MismatchKind::Stale);
     assert_eq!(found(word(101, 5)), MismatchKind::Elsewhere);

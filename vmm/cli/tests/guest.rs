@@ -275,6 +275,7 @@ fn succeeds(arguments: &[&str]) -> Value {
 
 const GUPS: [&str; 2] = ["gups", "--cmdline=log2_words=16"];
 const PATTERN: [&str; 2] = ["pattern", "--cmdline=bytes=8M passes=1"];
+const PHASES: [&str; 2] = ["phases", "--cmdline=hot=2M range=4M sparse=4M cold=4M constant=4M passes=2"];
 
 #[test]
 fn gups_runs_on_one_and_two_vcpus() {
@@ -295,6 +296,21 @@ fn pattern_runs_on_one_and_two_vcpus() {
     for vcpus in ["1", "2"] {
         let report = succeeds(&[&PATTERN[..], &["--vcpus", vcpus]].concat());
         assert_eq!(report["verification"]["errors"], 0);
+    }
+}
+
+#[test]
+fn phases_runs_on_one_and_two_vcpus() {
+    if !has_kvm() {
+        return;
+    }
+    for vcpus in ["1", "2"] {
+        let report = succeeds(&[&PHASES[..], &["--vcpus", vcpus]].concat());
+        assert_eq!(report["verification"]["errors"], 0);
+        assert_eq!(
+            report["results"]["updates"]["value"], 1_048_576.0,
+            "two passes in each of two phases over 2^18 words"
+        );
     }
 }
 

@@ -1,0 +1,616 @@
+//! Phases: memory of four kinds at once, one of which moves, so that policies can be told apart by what they make of each.
+//!
+//! ```text
+//!   hot_range                      sparse             cold               constant
+//!   ┌──────┬──────┬──────┬──────┬────────────────┬────────────────┬────────────────┐
+//!   │ hot  │  ─▶  │  ─▶  │  ─▶  │ ▪     ▪     ▪  │ ██████████████ │ ▒▒▒▒▒▒▒▒▒▒▒▒▒▒ │   each set is whole windows (2 MiB)
+//!   └──────┴──────┴──────┴──────┴────────────────┴────────────────┴────────────────┘
+//!   all words of one span          one page of        filled once,       one word of
+//!   each pass, scattered;          each window,       never touched      every page
+//!   the next phase the next span   one word a pass    until the end      each pass
+//! ```
+//!
+//! What a policy should see: promoting the hot span pays until it moves on, promoting the sparse set wins nothing and costs
+//! 511 pages a window (bloat), promoting the cold set is wasted work, and the constant set is written everywhere although it is
+//! hardly used. Only the hot span's updates are counted as work.
+//!
+//! No byte may be lost meanwhile. The words are those of [`words`](crate::words): each is checked whenever it is touched, and all
+//! that were ever written are checked at the end. A pass touches no word twice and the vCPUs meet after it, so with several of
+//! them nothing is lost either; the shares change hands after every pass, so a vCPU with a stale TLB entry is found.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use wideleaf_protocol::{Message, Name};
+
+use crate::parameters::{Parameter, Parameters};
+use crate::platform::ticks_to_seconds;
+use crate::registry::{Kernel, KernelError};
+use crate::rounds::{Batches, Meeting, Progress, Tally, part, run_rounds};
+use crate::text::FixedText;
+use crate::words::{
+    FACTOR, FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, word, write_first,
+};
+use crate::{Arena, Platform};
+
+/// Phases in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("phases"),
+    summary: "a hot set that moves beside a sparse, a cold and a constantly written one: tells policies apart",
+    parameters: PARAMETERS,
+    run,
+};
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "hot",
+        default: "16M",
+        unit: "bytes (K, M, G, T)",
+        meaning: "the span whose words are all updated in each pass; this size and the next four in whole 2 MiB windows",
+    },
+    Parameter {
+        name: "range",
+        default: "4 x hot",
+        unit: "bytes (K, M, G, T)",
+        meaning: "where the hot span moves by its own size after each phase, whole spans, at most 64; then from the start again",
+    },
+    Parameter {
+        name: "sparse",
+        default: "64M",
+        unit: "bytes (K, M, G, T)",
+        meaning: "windows of which only one 4 KiB page is ever touched; 0 is none",
+    },
+    Parameter {
+        name: "cold",
+        default: "64M",
+        unit: "bytes (K, M, G, T)",
+        meaning: "memory that is written once at the start; 0 is none",
+    },
+    Parameter {
+        name: "constant",
+        default: "32M",
+        unit: "bytes (K, M, G, T)",
+        meaning: "memory of which every 4 KiB page is written in each pass; 0 is none",
+    },
+    Parameter {
+        name: "phases",
+        default: "range / hot",
+        unit: "count",
+        meaning: "how many phases there are, named hot0, hot1, and so on: the span moves between them",
+    },
+    Parameter { name: "phase_ms", default: "1000", unit: "ms", meaning: "whole passes until a phase is this old" },
+    Parameter {
+        name: "passes",
+        default: "not used",
+        unit: "count",
+        meaning: "so many passes in each phase (instead of phase_ms=)",
+    },
+];
+
+/// Pages of a window.
+const WINDOW_PAGES: u64 = 512;
+/// Words of a window.
+pub const WINDOW_WORDS: u64 = WINDOW_PAGES * PAGE_WORDS;
+/// Bytes of a window.
+const WINDOW_BYTES: u64 = WINDOW_WORDS * 8;
+/// Largest set, so that all four have words that can be numbered.
+const SET_BYTES_MAX: u64 = 1 << 40;
+const _: () = assert!(4 * SET_BYTES_MAX <= 8 * WORDS_MAX, "every word has an index");
+/// Most places the hot span can have: the generation of each is kept on the stack, of which a vCPU of the image has 64 KiB.
+const SPANS_MAX: u64 = 64;
+/// Most phases: each prints some lines, and has its share of the passes.
+const PHASES_MAX: u64 = 1000;
+/// Most passes of a run: the last generation still fits above the index.
+const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
+const _: () = assert!(PASSES_MAX / PHASES_MAX > 10_000, "a phase has room for many passes");
+/// Words touched between two looks at the clock: as in gups, so that their gaps compare.
+const BATCH: usize = 128;
+/// Least time between two progress lines: 20 a second cost at most some per mille of the run.
+const PROGRESS_MS: u64 = 50;
+
+/// How much of a set's windows is ever touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Density {
+    /// Every page.
+    Full,
+    /// One page of each window.
+    OnePage,
+}
+
+/// One of the four sets: consecutive windows of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Its name in the `region` line.
+    pub name: Name<'static>,
+    /// Its first window, counted from the arena's start.
+    pub first_window: u64,
+    /// How many windows it has.
+    pub windows: u64,
+    /// How much of them is touched.
+    pub density: Density,
+}
+
+impl Set {
+    /// Pages that are ever touched.
+    pub const fn pages(&self) -> u64 {
+        match self.density {
+            Density::Full => self.windows * WINDOW_PAGES,
+            Density::OnePage => self.windows,
+        }
+    }
+
+    /// Index of the first word of touched page `page`.
+    pub const fn page(&self, page: u64) -> u64 {
+        let page_of_set = match self.density {
+            Density::Full => page,
+            // Another one in each window, so that the pages do not all meet in the same cache sets.
+            Density::OnePage => page * WINDOW_PAGES + page % WINDOW_PAGES,
+        };
+        (self.first_window * WINDOW_PAGES + page_of_set) * PAGE_WORDS
+    }
+}
+
+/// Sizes of the sets, in windows.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// The hot span.
+    pub hot: u64,
+    /// Where it moves, a multiple of it.
+    pub range: u64,
+    /// The sparse set.
+    pub sparse: u64,
+    /// The cold set.
+    pub cold: u64,
+    /// The constant set.
+    pub constant: u64,
+}
+
+/// Where everything is.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Windows of the hot span.
+    pub hot: u64,
+    /// Where it moves.
+    pub hot_range: Set,
+    /// One page of each window is touched.
+    pub sparse: Set,
+    /// Written once.
+    pub cold: Set,
+    /// Written all the time.
+    pub constant: Set,
+}
+
+impl Layout {
+    /// The four sets side by side from the arena's start.
+    pub fn new(sizes: Sizes) -> Self {
+        let Sizes { hot, range, sparse, cold, constant } = sizes;
+        let full = |name, first_window, windows| Set { name, first_window, windows, density: Density::Full };
+        Self {
+            hot,
+            hot_range: full(Name::literal("hot_range"), 0, range),
+            sparse: Set { density: Density::OnePage, ..full(Name::literal("sparse"), range, sparse) },
+            cold: full(Name::literal("cold"), range + sparse, cold),
+            constant: full(Name::literal("constant"), range + sparse + cold, constant),
+        }
+    }
+
+    /// All sets, in the order of their addresses.
+    pub const fn sets(&self) -> [Set; 4] {
+        [self.hot_range, self.sparse, self.cold, self.constant]
+    }
+
+    /// Words of the arena that belong to a set, touched or not.
+    pub const fn words(&self) -> u64 {
+        (self.constant.first_window + self.constant.windows) * WINDOW_WORDS
+    }
+
+    /// Places the hot span can have.
+    pub const fn spans(&self) -> u64 {
+        self.hot_range.windows / self.hot
+    }
+
+    /// Words of the hot span.
+    pub const fn hot_words(&self) -> u64 {
+        self.hot * WINDOW_WORDS
+    }
+
+    /// Indices of the words that are hot in a phase.
+    pub const fn hot_in(&self, phase: u64) -> Range<u64> {
+        let first = phase % self.spans() * self.hot_words();
+        first..first + self.hot_words()
+    }
+}
+
+/// The words of some windows in an order that is as good as random, each once: the windows take turns, and each has its words
+/// in a scattered order of its own. No prefetcher follows, and a page returns at no fixed distance: at a fixed one, as any
+/// stride has, it would always have left the TLB, where a random order sometimes finds it.
+#[derive(Clone, Debug)]
+pub struct Scattered {
+    windows: u64,
+    /// Whose turn it is.
+    window: u64,
+    /// Words that each window before it has given.
+    row: u64,
+    left: u64,
+}
+
+impl Scattered {
+    /// The steps `steps` of the order over `windows` windows.
+    pub const fn new(windows: u64, steps: Range<u64>) -> Self {
+        Self { windows, window: steps.start % windows, row: steps.start / windows, left: steps.end - steps.start }
+    }
+}
+
+impl Iterator for Scattered {
+    type Item = u64;
+
+    #[inline]
+    fn next(&mut self) -> Option<u64> {
+        self.left = self.left.checked_sub(1)?;
+        let word = self.window * WINDOW_WORDS + scatter(self.row, self.window);
+        self.window += 1;
+        if self.window == self.windows {
+            self.window = 0;
+            self.row += 1;
+        }
+        Some(word)
+    }
+}
+
+/// The word that a window gives in its turn `row`: a permutation, another one for each window. Chance returns to a page after
+/// a given number of rows in 1 of 512 cases; with three rounds of [`mix`] it is at most 1 of 260, with two it was 1 of 13.
+#[inline]
+const fn scatter(row: u64, window: u64) -> u64 {
+    mix(mix(mix(row.wrapping_add(window.wrapping_mul(FACTOR)))))
+}
+
+/// Permutes the numbers below [`WINDOW_WORDS`]: an odd factor modulo a power of two and an exclusive-or with higher bits can
+/// both be undone.
+#[inline]
+const fn mix(number: u64) -> u64 {
+    let product = number.wrapping_mul(FACTOR) % WINDOW_WORDS;
+    product ^ product >> (WINDOW_WORDS.ilog2() / 2)
+}
+
+/// Generation of word `word` of a page that was touched in `passes` passes: pass p rewrites the word p mod 512.
+pub const fn generation_of_touched(word: u64, passes: u64) -> u64 {
+    FIRST_GENERATION + (passes + PAGE_WORDS - 1 - word) / PAGE_WORDS
+}
+
+/// When a phase ends.
+#[derive(Clone, Copy)]
+enum Until {
+    Passes(u64),
+    Ticks(u64),
+}
+
+/// The phases of a run.
+struct Plan {
+    phases: u64,
+    until: Until,
+    /// No phase has more passes than this, whatever the time.
+    passes_max: u64,
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    let layout = read_layout(parameters)?;
+    let plan = read_plan(platform, parameters, layout.spans())?;
+    let bytes = layout.words() * 8;
+    if arena.bytes() < bytes {
+        return Err(KernelError::ArenaTooSmall { needed: bytes, bytes: arena.bytes() });
+    }
+    for Set { name, first_window, windows, .. } in layout.sets().into_iter().filter(|set| set.windows > 0) {
+        let address = arena.address() + first_window * WINDOW_BYTES;
+        platform.emit(&Message::Region { name, address, bytes: windows * WINDOW_BYTES });
+    }
+    let run = Run::new(platform, arena, layout, plan);
+    run.fill();
+    run.all_phases();
+    run.check()
+}
+
+fn read_layout<'a>(parameters: &Parameters<'a>) -> Result<Layout, KernelError<'a>> {
+    const MIB: u64 = 1 << 20;
+    let read = |name, least, most, default| {
+        parameters.size(name, least, most).map(|bytes| bytes.unwrap_or(default) / WINDOW_BYTES)
+    };
+    let hot = read("hot", WINDOW_BYTES, SET_BYTES_MAX, 16 * MIB)?;
+    let hot_bytes = hot * WINDOW_BYTES;
+    let range_max = SET_BYTES_MAX.min(SPANS_MAX * hot_bytes);
+    let range = read("range", hot_bytes, range_max, range_max.min(4 * hot_bytes))?;
+    Ok(Layout::new(Sizes {
+        hot,
+        range: range - range % hot,
+        sparse: read("sparse", 0, SET_BYTES_MAX, 64 * MIB)?,
+        cold: read("cold", 0, SET_BYTES_MAX, 64 * MIB)?,
+        constant: read("constant", 0, SET_BYTES_MAX, 32 * MIB)?,
+    }))
+}
+
+fn read_plan<'a>(platform: &dyn Platform, parameters: &Parameters<'a>, spans: u64) -> Result<Plan, KernelError<'a>> {
+    let phases = parameters.count("phases", 1, PHASES_MAX)?.unwrap_or(spans);
+    let passes_max = PASSES_MAX / phases;
+    let phase_ms = parameters.count("phase_ms", 1, 1 << 32)?;
+    let passes = parameters.count("passes", 1, passes_max)?;
+    let until = match (passes, phase_ms) {
+        (Some(_), Some(_)) => return Err(KernelError::Conflict { one: "passes", other: "phase_ms" }),
+        (Some(passes), None) => Until::Passes(passes),
+        (None, _) if platform.tsc_hz() == 0 => return Err(KernelError::NeedsClock { name: "phase_ms" }),
+        (None, phase_ms) => Until::Ticks((platform.tsc_hz() / 1000).saturating_mul(phase_ms.unwrap_or(1000))),
+    };
+    Ok(Plan { phases, until, passes_max })
+}
+
+/// A run: its memory, and what has been done to it so far.
+struct Run<'r> {
+    platform: &'r dyn Platform,
+    words: &'r [AtomicU64],
+    address: u64,
+    layout: Layout,
+    plan: Plan,
+    findings: Findings,
+    meeting: Meeting,
+    /// Updates of the current phase.
+    tally: Tally,
+    /// Generation of the words of each span the hot one can be, as of the last phase's end.
+    generations: [AtomicU64; SPANS_MAX as usize],
+    /// When the current phase began.
+    began: AtomicU64,
+    /// The current phase as vCPU 0 ended it.
+    phase: Work,
+    /// All phases that have ended.
+    total: Work,
+}
+
+/// What was done, and how long it took.
+#[derive(Default)]
+struct Work {
+    passes: AtomicU64,
+    ticks: AtomicU64,
+}
+
+impl Work {
+    fn passes(&self) -> u64 {
+        self.passes.load(Ordering::Relaxed)
+    }
+
+    fn ticks(&self) -> u64 {
+        self.ticks.load(Ordering::Relaxed)
+    }
+}
+
+/// `hot0`, `hot1`, …
+struct PhaseName(FixedText);
+
+impl PhaseName {
+    fn new(phase: u64) -> Self {
+        Self(FixedText::new(format_args!("hot{phase}")))
+    }
+
+    fn get(&self) -> Name<'_> {
+        Name::new(self.0.as_str()).expect("letters and digits are a name")
+    }
+}
+
+impl<'r> Run<'r> {
+    fn new(platform: &'r dyn Platform, arena: &Arena<'r>, layout: Layout, plan: Plan) -> Self {
+        Self {
+            platform,
+            words: &arena.words()[..layout.words() as usize],
+            address: arena.address(),
+            layout,
+            plan,
+            findings: Findings::default(),
+            meeting: Meeting::default(),
+            tally: Tally::default(),
+            generations: core::array::from_fn(|_| AtomicU64::new(FIRST_GENERATION)),
+            began: AtomicU64::new(0),
+            phase: Work::default(),
+            total: Work::default(),
+        }
+    }
+
+    fn slot(&self, index: u64) -> &AtomicU64 {
+        &self.words[index as usize]
+    }
+
+    /// Of the span that is hot in a phase, as of the last phase's end.
+    fn generation(&self, phase: u64) -> &AtomicU64 {
+        &self.generations[(phase % self.layout.spans()) as usize]
+    }
+
+    /// Writes the first generation of every word that is ever touched.
+    fn fill(&self) {
+        const PHASE: Name<'static> = Name::literal("fill");
+        let vcpus = self.platform.vcpus();
+        self.platform.emit(&Message::Begin { phase: PHASE, tsc: self.platform.now() });
+        self.platform.run_on_all(&|vcpu| {
+            for set in self.layout.sets() {
+                let pages = part(set.pages(), vcpu, vcpus).map(|page| set.page(page));
+                let indices = pages.flat_map(|first| first..first + PAGE_WORDS);
+                indices.for_each(|index| write_first(self.slot(index), index));
+            }
+        });
+        self.platform.emit(&Message::End { phase: PHASE, tsc: self.platform.now() });
+    }
+
+    /// All phases, and what they measured.
+    fn all_phases(&self) {
+        self.begin(0);
+        let work = |vcpu: usize, phase: u64, clock: &mut Batches<'_>| self.run_phase(vcpu, phase, clock);
+        let gaps = run_rounds(self.platform, work, |phase| self.end(phase));
+
+        self.emit_rate(Name::literal("hot"), &self.total);
+        let updates = self.total.passes() * self.layout.hot_words();
+        let result = |name, value, unit| self.platform.emit(&Message::Result { name, value, unit });
+        result(Name::literal("updates"), updates as f64, Name::literal("updates"));
+        let hz = self.platform.tsc_hz();
+        if hz == 0 {
+            result(Name::literal("ticks"), self.total.ticks() as f64, Name::literal("ticks"));
+        } else {
+            result(Name::literal("seconds"), ticks_to_seconds(self.total.ticks(), hz), Name::literal("s"));
+        }
+        for (vcpu, summary) in gaps.iter().enumerate().take(self.platform.vcpus()) {
+            if let Some(message) = summary.message(vcpu, hz) {
+                self.platform.emit(&message);
+            }
+        }
+    }
+
+    /// Updates per second of some passes, where seconds are known.
+    fn emit_rate(&self, name: Name<'_>, work: &Work) {
+        let hz = self.platform.tsc_hz();
+        if hz != 0 {
+            let updates = (work.passes() * self.layout.hot_words()) as f64;
+            let value = updates / ticks_to_seconds(work.ticks().max(1), hz);
+            self.platform.emit(&Message::Result { name, value, unit: Name::literal("updates/s") });
+        }
+    }
+
+    fn begin(&self, phase: u64) {
+        let name = PhaseName::new(phase);
+        self.platform.emit(&Message::Begin { phase: name.get(), tsc: self.platform.now() });
+        self.began.store(self.platform.now(), Ordering::Relaxed);
+    }
+
+    /// One vCPU's part of a phase.
+    fn run_phase(&self, vcpu: usize, phase: u64, clock: &mut Batches<'_>) {
+        let vcpus = self.platform.vcpus();
+        let name = PhaseName::new(phase);
+        let planned = match self.plan.until {
+            Until::Passes(passes) => passes * self.layout.hot_words(),
+            Until::Ticks(_) => 0,
+        };
+        let progress = Progress::new(self.platform, name.get(), planned, PROGRESS_MS);
+        let (generation, passes_before) = (self.generation(phase).load(Ordering::Relaxed), self.total.passes());
+        let mut done = 0;
+        for pass in 0..self.plan.passes_max {
+            clock.restart();
+            let share = (vcpu + (pass % vcpus as u64) as usize) % vcpus;
+            self.update_hot(self.layout.hot_in(phase), generation + pass, share, |updates| {
+                let now = clock.end_batch();
+                done += updates;
+                self.tally.set(vcpu, done);
+                if vcpu == 0 && progress.is_due(now) {
+                    progress.emit(now, self.tally.sum());
+                    clock.restart();
+                }
+            });
+            for set in [&self.layout.sparse, &self.layout.constant] {
+                self.touch(set, passes_before + pass, share, |_| {
+                    clock.end_batch();
+                });
+            }
+            if !self.meeting.agree(vcpu, vcpus, || self.goes_on(pass + 1, &progress)) {
+                break;
+            }
+        }
+    }
+
+    /// Updates a share of the hot words; says after every batch how many it was.
+    fn update_hot(&self, hot: Range<u64>, generation: u64, share: usize, after_batch: impl FnMut(u64)) {
+        let steps = part(self.layout.hot_words(), share, self.platform.vcpus());
+        let indices = Scattered::new(self.layout.hot, steps).map(|word| hot.start + word);
+        self.rewrite(indices, generation, after_batch);
+    }
+
+    /// Rewrites one word of each page of a share of `set`, the pass's; says after every batch how many it was.
+    fn touch(&self, set: &Set, pass: u64, share: usize, after_batch: impl FnMut(u64)) {
+        let pages = part(set.pages(), share, self.platform.vcpus());
+        let indices = pages.map(|page| set.page(page) + pass % PAGE_WORDS);
+        self.rewrite(indices, FIRST_GENERATION + pass / PAGE_WORDS, after_batch);
+    }
+
+    /// Checks words of a generation and gives them the next one. First all of a batch are read, and nothing else is done: so as
+    /// many memory accesses are under way as the CPU can have, which is what makes a random update fast.
+    #[inline]
+    fn rewrite(&self, mut indices: impl Iterator<Item = u64>, generation: u64, mut after_batch: impl FnMut(u64)) {
+        let mut batch = [0; BATCH];
+        let mut found = [0; BATCH];
+        let mut count = BATCH;
+        while count == BATCH {
+            count = 0;
+            for (place, index) in batch.iter_mut().zip(&mut indices) {
+                *place = index;
+                count += 1;
+            }
+            for (value, index) in found.iter_mut().zip(&batch[..count]) {
+                *value = self.slot(*index).load(Ordering::Relaxed);
+            }
+            for (value, index) in found.iter().zip(&batch[..count]) {
+                self.findings.check_value(*value, *index, generation);
+                self.slot(*index).store(word(*index, generation + 1), Ordering::Relaxed);
+            }
+            if count > 0 {
+                after_batch(count as u64);
+            }
+        }
+    }
+
+    /// After each pass: whether another one follows in this phase. vCPU 0 asks while the others wait.
+    fn goes_on(&self, passes: u64, progress: &Progress<'_>) -> bool {
+        let now = self.platform.now();
+        let ticks = now.saturating_sub(self.began.load(Ordering::Relaxed));
+        let is_time = match self.plan.until {
+            Until::Passes(planned) => passes >= planned,
+            Until::Ticks(planned) => ticks >= planned,
+        };
+        let is_last = is_time || passes == self.plan.passes_max || self.findings.errors() > 0;
+        if is_last {
+            self.phase.passes.store(passes, Ordering::Relaxed);
+            self.phase.ticks.store(ticks, Ordering::Relaxed);
+            progress.emit(now, passes * self.layout.hot_words());
+        }
+        !is_last
+    }
+
+    /// After each phase: its result, and whether another one begins. vCPU 0 asks while the others wait.
+    fn end(&self, phase: u64) -> bool {
+        let name = PhaseName::new(phase);
+        self.platform.emit(&Message::End { phase: name.get(), tsc: self.platform.now() });
+        self.emit_rate(name.get(), &self.phase);
+        self.generation(phase).fetch_add(self.phase.passes(), Ordering::Relaxed);
+        self.total.passes.fetch_add(self.phase.passes(), Ordering::Relaxed);
+        self.total.ticks.fetch_add(self.phase.ticks(), Ordering::Relaxed);
+        (0..self.platform.vcpus()).for_each(|vcpu| self.tally.set(vcpu, 0));
+        let is_last = phase + 1 == self.plan.phases || self.findings.errors() > 0;
+        if !is_last {
+            self.begin(phase + 1);
+        }
+        !is_last
+    }
+
+    /// Checks every word that was ever written, and says what was found over the whole run.
+    fn check<'a>(&self) -> Result<(), KernelError<'a>> {
+        const PHASE: Name<'static> = Name::literal("verify");
+        let Layout { hot_range, sparse, cold, constant, .. } = &self.layout;
+        let passes = self.total.passes();
+        let span_pages = self.layout.hot * WINDOW_PAGES;
+        self.platform.emit(&Message::Begin { phase: PHASE, tsc: self.platform.now() });
+        self.platform.run_on_all(&|vcpu| {
+            self.check_set(hot_range, vcpu, |page, _| self.generation(page / span_pages).load(Ordering::Relaxed));
+            self.check_set(cold, vcpu, |_, _| FIRST_GENERATION);
+            for touched in [sparse, constant] {
+                self.check_set(touched, vcpu, |_, word| generation_of_touched(word, passes));
+            }
+        });
+        self.platform.emit(&Message::End { phase: PHASE, tsc: self.platform.now() });
+
+        let written = Written { words: self.layout.words(), newest_generation: FIRST_GENERATION + passes };
+        let in_each_pass = self.layout.hot_words() + sparse.pages() + constant.pages();
+        let at_the_end: u64 = self.layout.sets().iter().map(|set| set.pages() * PAGE_WORDS).sum();
+        self.findings.report(self.platform, self.address, written, passes * in_each_pass + at_the_end)
+    }
+
+    /// Checks a share of a set against `generation(page, word)`.
+    fn check_set(&self, set: &Set, vcpu: usize, generation: impl Fn(u64, u64) -> u64) {
+        let vcpus = self.platform.vcpus();
+        // Not the vCPU that filled it, where there is another.
+        for page in part(set.pages(), (vcpu + 1) % vcpus, vcpus) {
+            let first = set.page(page);
+            for word in 0..PAGE_WORDS {
+                self.findings.check(self.slot(first + word), first + word, generation(page, word));
+            }
+        }
+    }
+}

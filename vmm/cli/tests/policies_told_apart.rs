@@ -1,0 +1,79 @@
+//! What each policy makes of memory of four kinds: `phases`, natively, and the large windows of each set in the report. A
+//! policy is told apart by a line in [`ROWS`].
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod program;
+
+use std::ops::RangeInclusive;
+
+use program::Scratch;
+use serde_json::Value;
+
+/// 18 windows: 8 in which the hot span moves, 4 sparse ones, 4 cold ones, 2 constantly written ones. Two seconds are some
+/// twenty rounds of the manager, of which a policy that wants them all needs one.
+const CMDLINE: &str = "--cmdline=hot=4M range=16M sparse=8M cold=8M constant=4M phases=4 phase_ms=500";
+/// The sets with their windows, in the order of [`Row::large`].
+const SETS: [(&str, u64); 4] = [("hot_range", 8), ("sparse", 4), ("cold", 4), ("constant", 2)];
+/// What promoting one sparse window adds: all of its pages but the one that is touched.
+const BLOAT_OF_SPARSE_WINDOW: u64 = 511 * 4096;
+
+/// What one policy makes of each set.
+struct Row {
+    policy: &'static str,
+    /// How many windows of each of [`SETS`] are large at the end.
+    large: [RangeInclusive<u64>; 4],
+    /// Bytes that are resident only because their page is large.
+    bloat: RangeInclusive<u64>,
+}
+
+const ROWS: &[Row] = &[
+    Row { policy: "never", large: [0..=0, 0..=0, 0..=0, 0..=0], bloat: 0..=0 },
+    Row {
+        policy: "greedy",
+        large: [8..=8, 4..=4, 4..=4, 2..=2],
+        bloat: 4 * BLOAT_OF_SPARSE_WINDOW..=4 * BLOAT_OF_SPARSE_WINDOW,
+    },
+];
+
+/// The report of a run under `policy`, which acts no sooner than the first phase: then everything has been filled, and only the
+/// sparse set can bloat.
+fn report(policy: &str) -> Value {
+    let scratch = Scratch::new();
+    let delayed = ["--policy", policy, "--policy-delay=1ms"];
+    let native = ["run", "--native", "phases", CMDLINE, "--memory=64M", "--timeout=5m", "--format=json"];
+    let output = scratch.wideleaf(&[&native[..], &delayed].concat()).assert().success().stderr("");
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+#[test]
+fn each_policy_makes_of_each_set_what_its_row_says() {
+    for Row { policy, large, bloat } in ROWS {
+        let report = report(policy);
+        assert_eq!(report["verification"]["passed"], true, "{policy}");
+        let regions = report["regions"].as_array().unwrap();
+        assert_eq!(regions.len(), SETS.len(), "{policy}: {regions:?}");
+        for ((region, (name, windows)), large) in regions.iter().zip(SETS).zip(large) {
+            assert_eq!((&region["name"], &region["windows"]), (&name.into(), &windows.into()), "{policy}");
+            let found = region["windows_host_large"].as_u64().unwrap();
+            assert!(
+                large.contains(&found),
+                "{policy}: {found} of {windows} windows of {name} are large, not {large:?}"
+            );
+        }
+        let bloated = report["manager"]["bloat_bytes"].as_u64().unwrap();
+        assert!(bloat.contains(&bloated), "{policy}: {bloated} bytes of bloat, not {bloat:?}");
+    }
+}
+
+#[test]
+fn the_report_has_a_phase_for_each_place_of_the_hot_span_with_its_rate() {
+    let report = report("never");
+    let phases = report["phases"].as_array().unwrap();
+    let names: Vec<_> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fill", "hot0", "hot1", "hot2", "hot3", "verify"]);
+    for name in &names[1..5] {
+        let measured = &report["results"][name];
+        assert!(measured["value"].as_f64().unwrap() > 0.0 && measured["unit"] == "updates/s", "{name}: {measured}");
+    }
+}
