@@ -29,6 +29,7 @@ pub mod budget;
 pub mod geometry;
 pub mod outcome;
 pub mod policy;
+pub mod recording;
 pub mod snapshot;
 pub mod units;
 pub mod window;
