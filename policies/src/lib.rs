@@ -30,6 +30,7 @@ pub mod geometry;
 pub mod outcome;
 pub mod policy;
 pub mod recording;
+pub mod replay;
 pub mod snapshot;
 pub mod units;
 pub mod window;

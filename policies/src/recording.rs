@@ -71,8 +71,11 @@ const WINDOW_MAX: u64 = (1 << (52 - 21)) - 1;
 /// lies beyond (never, for a window that is being acted on) is kept as this.
 const TIME_MAX: Duration = Duration::from_nanos(1 << 62);
 
-/// More than any one action copies (1 GiB); sums over a recording fit 64 bits.
-const COPIED_MAX: u64 = 1 << 40;
+/// Four times what the largest action copies; sums over a recording of any size fit 64 bits.
+const COPIED_MAX: u64 = 1 << 32;
+
+/// No host has more memory: the end of physical addresses, as for [`WINDOW_MAX`].
+const MEMORY_MAX: u64 = 1 << 52;
 
 /// Every result, in the order of their numbers in a recording. New ones go to the end.
 const RESULTS: [OutcomeResult; 12] = [

@@ -259,6 +259,24 @@ impl VmSnapshot {
         self.guest_mapping.push(guest_mapping);
     }
 
+    /// One row, all columns of it.
+    ///
+    /// # Panics
+    /// Where there are no so many rows.
+    pub fn get(&self, row: usize) -> WindowRow {
+        WindowRow {
+            window: self.windows[row],
+            resident: self.resident[row],
+            backing: self.backing[row],
+            is_held: self.is_held[row],
+            ready_at: self.ready_at[row],
+            access: self.access[row],
+            written: self.written[row],
+            zero: self.zero[row],
+            guest_mapping: self.guest_mapping[row],
+        }
+    }
+
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.windows.len()

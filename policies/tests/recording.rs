@@ -86,7 +86,7 @@ fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
 }
 
 fn snapshot() -> impl Strategy<Value = Snapshot> {
-    let host = (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(total, available, giant_pages_free)| HostMemory {
+    let host = (0_u64..1 << 52, 0_u64..1 << 52, 0_u64..9).prop_map(|(total, available, giant_pages_free)| HostMemory {
         total: Bytes::new(total),
         available: Bytes::new(available),
         giant_pages_free,
@@ -107,7 +107,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 fn cost() -> impl Strategy<Value = Cost> {
-    (0_u64..=1 << 40, moment()).prop_map(|(copied, cpu)| Cost { copied: Bytes::new(copied), cpu: cpu.since_start() })
+    (0_u64..=1 << 32, moment()).prop_map(|(copied, cpu)| Cost { copied: Bytes::new(copied), cpu: cpu.since_start() })
 }
 
 fn result() -> impl Strategy<Value = OutcomeResult> {

@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 
 use super::wire::{Reader, put_moment, put_number};
-use super::{DecodeError, ROWS_MAX, WINDOW_MAX};
+use super::{DecodeError, MEMORY_MAX, ROWS_MAX, WINDOW_MAX};
 use crate::snapshot::{AccessHistory, Backing, GuestMapping, MappingStats, VmId, VmSnapshot, WindowRow};
-use crate::units::{BASE_PAGES_PER_WINDOW, WindowIndex};
+use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, WindowIndex};
 
 /// Bits of the mask: what differs.
 mod differs {
@@ -245,11 +245,13 @@ fn put_mapping(out: &mut Vec<u8>, mapping: Option<MappingStats>) {
 }
 
 fn mapping(reader: &mut Reader<'_>) -> Result<Option<MappingStats>, DecodeError> {
-    /// More leaves than fit 52 bits of addresses.
-    const LEAVES_MAX: u64 = 1 << 40;
     if !reader.one_of("answer", &HELD)? {
         return Ok(None);
     }
-    let mut leaves = || reader.number_to("number of mappings", LEAVES_MAX);
-    Ok(Some(MappingStats { pages_4k: leaves()?, pages_2m: leaves()?, pages_1g: leaves()? }))
+    let mut leaves = |size: PageSize| reader.number_to("number of mappings", MEMORY_MAX / size.bytes().get());
+    Ok(Some(MappingStats {
+        pages_4k: leaves(PageSize::Base4K)?,
+        pages_2m: leaves(PageSize::Huge2M)?,
+        pages_1g: leaves(PageSize::Giant1G)?,
+    }))
 }

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use super::columns::vm;
 use super::wire::Reader;
 use super::{
-    COPIED_MAX, DecodeError, Frame, Header, MAGIC, RESULTS, ROWS_MAX, RecordedOutcome, VERSION, VmHeader, WINDOW_MAX,
-    kind,
+    COPIED_MAX, DecodeError, Frame, Header, MAGIC, MEMORY_MAX, RESULTS, ROWS_MAX, RecordedOutcome, VERSION, VmHeader,
+    WINDOW_MAX, kind,
 };
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
@@ -138,11 +138,8 @@ fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
     if !reader.one_of("answer", &[false, true])? {
         return Ok(None);
     }
-    Ok(Some(HostMemory {
-        total: Bytes::new(reader.number()?),
-        available: Bytes::new(reader.number()?),
-        giant_pages_free: reader.number()?,
-    }))
+    let mut number = || reader.number_to("amount of memory", MEMORY_MAX);
+    Ok(Some(HostMemory { total: Bytes::new(number()?), available: Bytes::new(number()?), giant_pages_free: number()? }))
 }
 
 fn planned(reader: &mut Reader<'_>) -> Result<PlannedAction, DecodeError> {
