@@ -7,16 +7,16 @@
 //!              └─ outcomes: their medians are what actions cost
 //! ```
 //!
-//! The guest is the recorded one: what it touched, and when. The pages are those this policy would have made: what the recording's own
-//! policy promoted is base pages again, with the residency of before, and what this policy promotes stays large for as
-//! long as the recording has a page there.
+//! The guest is the recorded one: what it touched, and when. The pages are those this policy would have made: what the
+//! recording's own policy promoted is base pages again, with the residency of before, and what this policy promotes
+//! stays large for as long as the recording has a page there.
 //!
 //! An action that the recording's own policy asked for at the same tick, of a window in the same state, has the outcome
 //! it had then; so the own policy, replayed, does what it did. Any other action of a window that can be done is done,
 //! at the median cost of the recorded ones.
 //!
-//! What a recording does not know is as it was: accesses, writes, KVM's totals, memory that its policy released
-//! or split. A hold is of a window, since a recording knows no memslots, and no guest runs faster for being promoted.
+//! What a recording does not know is as it was: accesses, writes, KVM's totals, memory that its policy released or
+//! split. A hold is of a window, since a recording knows no memslots, and no guest runs faster for being promoted.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -118,7 +118,7 @@ impl<'a> Recording<'a> {
                     tally.count(&outcome, &seen);
                     policy.learn(&outcome);
                 }
-                tally.budget_refusals = budget.refusals();
+                tally.budget_refusals = Some(budget.refusals());
             }
             host.remember(&tick);
         }

@@ -24,8 +24,8 @@ pub struct Tally {
     pub bloat: Bytes,
     /// Zero pages given back.
     pub released: Bytes,
-    /// Times the budget said no; 0 for what was recorded, which does not say.
-    pub budget_refusals: u64,
+    /// Times the budget said no; a recording does not say it of its own policy.
+    pub budget_refusals: Option<u64>,
     /// `host_coverage_2m` of all VMs together: whenever it changed, the value from then on.
     pub coverage: Vec<(Moment, PerTenThousand)>,
     /// Coverage times time: how long all of present memory would have to be large for the same.
