@@ -20,7 +20,7 @@ pub struct Tally {
     pub copied: Bytes,
     /// CPU time of the actions.
     pub cpu: Duration,
-    /// Became resident only because the page is large.
+    /// Became resident only because the page is large: by the snapshot the action was planned upon.
     pub bloat: Bytes,
     /// Zero pages given back.
     pub released: Bytes,
