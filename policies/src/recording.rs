@@ -27,7 +27,7 @@
 //! bits: its windows (list of runs: gap to the run before, length), the eight columns of [`VmSnapshot`], KVM's totals.
 //! With other windows than before, columns are compared to those of unbacked windows nobody looked at. A
 //! column is runs: `2·rows` for rows that are as before, `2·rows + 1` and a value for rows that have that value. So an
-//! idle guest costs some ten bytes a tick.
+//! idle guest costs a dozen bytes a tick.
 //!
 //! A file that ends within a frame was cut off (a kill, a full disk) and is good up to there. Every other deviation is an
 //! error with its offset; no bytes make the decoder panic, or take more memory than [`ROWS_MAX`] rows.
@@ -54,7 +54,8 @@ mod wire;
 pub use decode::Decoder;
 pub use encode::Encoder;
 
-/// What a recording begins with: no text file does, and no other format known to file(1).
+/// What a recording begins with. No text does (the first byte alone is no UTF-8), and a transfer that changes line ends is
+/// seen at once.
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
 /// Which form of the format this is. It changes with every change of the format: a reader knows one form only.

@@ -237,7 +237,7 @@ fn idle_vm(windows: u64) -> VmSnapshot {
 }
 
 #[test]
-fn an_idle_guest_costs_ten_bytes_a_tick() {
+fn an_idle_guest_costs_a_dozen_bytes_a_tick() {
     let idle = |second| Frame::Snapshot {
         at: Moment::after_start(Duration::from_secs(second)),
         snapshot: Snapshot { vms: vec![idle_vm(512 * 1024)], ..Snapshot::default() },

@@ -275,6 +275,19 @@ fn a_giant_takes_a_page_of_the_pool_and_the_pool_has_an_end() {
 }
 
 #[test]
+fn a_recorded_giant_is_for_another_policy_what_was_there_before() {
+    // 512 windows, the first with 8 pages, the others without any, made one giant page by the recorded policy
+    let empty = (1..512).map(|window| row(window, 0, Backing::Unbacked));
+    let before: Vec<WindowRow> = [base(0, 8)].into_iter().chain(empty).collect();
+    let after: Vec<WindowRow> = (0..512).map(|window| row(window, 512, Backing::Giant1G)).collect();
+    let giant = Action::Promote { vm: VM, window: WindowIndex::new(0), to: PageSize::Giant1G };
+    let mut making = making();
+    making.tick(&before, &[(giant, OutcomeResult::Done, Cost::default())]).tick(&after, &[]);
+    let never = making.replay(&mut Told::ticks([]));
+    assert_eq!((coverage(&never), never.resident_at_end), (vec![(1, 0)], kib(32)));
+}
+
+#[test]
 fn released_pages_are_gone_until_the_guest_has_others() {
     let seen = WindowRow { zero: Some(400), ..row(0, 512, Backing::Huge2M) };
     let mut making = making();

@@ -224,7 +224,7 @@ fn giant_refusal(vm: &VmSnapshot, window: WindowIndex, seen: &Snapshot) -> Optio
 
 impl Window {
     fn without_recorded_policy(&mut self, row: WindowRow) -> WindowRow {
-        let Some(resident) = self.before_promotion.filter(|resident| *resident > 0) else {
+        let Some(resident) = self.before_promotion else {
             return row;
         };
         if !row.backing.is_large() {
@@ -233,8 +233,9 @@ impl Window {
             self.pages = Pages::AsRecorded;
             return row;
         }
+        let backing = if resident == 0 { Backing::Unbacked } else { Backing::Base4K };
         let zero = row.zero.map(|zero| zero.min(resident));
-        WindowRow { backing: Backing::Base4K, resident, zero, ..row }
+        WindowRow { backing, resident, zero, ..row }
     }
 
     fn first_touch(&mut self, vm: VmId, row: WindowRow, policy: &mut dyn Policy, tally: &mut Tally) {

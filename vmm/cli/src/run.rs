@@ -101,6 +101,9 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         return list_policies();
     };
     let spec = RunSpec::new(&args, policy)?;
+    if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
+        return Err(Failure::Usage(format!("--record and --output are both {}: name two files", path.display())));
+    }
     // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
     let output = Output::open(args.format, args.output.as_deref())?;
