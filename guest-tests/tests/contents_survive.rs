@@ -69,6 +69,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         policy_delay: None,
         is_prefaulted: false,
         fallback: FallbackArg::Fail,
+        record: None,
         timeout: Some(Duration::from_secs(300)),
         console: Console::Nothing,
     };

@@ -9,6 +9,7 @@
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
 //! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
+//! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of two doors, [`host::Host`] (an address space) and
@@ -24,6 +25,7 @@ pub mod first_touch;
 pub mod host;
 pub mod manager;
 pub mod pool;
+pub mod recorder;
 pub mod region;
 pub mod second_level;
 pub mod sensors;

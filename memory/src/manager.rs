@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use wideleaf_policies::account::{self, HostBacking};
+use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, Plan,
@@ -33,6 +34,7 @@ use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::Host;
+use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::host_backing::HostBackingSensor;
@@ -139,6 +141,8 @@ pub struct ManagerReport {
     pub samples: Vec<(VmId, Vec<Sample>)>,
     /// What was decided at the fault, if the policy decides there.
     pub first_touch: Option<FirstTouchReport>,
+    /// What became of the recording, if there is one.
+    pub recording: Option<RecorderReport>,
 }
 
 /// A window that was out of reach for longer is counted as this long: a minute is a hung host.
@@ -165,6 +169,7 @@ impl ManagerReport {
             last_done_at: None,
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
             first_touch: None,
+            recording: None,
         }
     }
 
@@ -222,6 +227,7 @@ pub struct ManagerLoop {
     sensor: HostBackingSensor,
     plan: Plan,
     report: ManagerReport,
+    recorder: Option<Recorder>,
     should_stop: Arc<AtomicBool>,
 }
 
@@ -240,12 +246,22 @@ impl ManagerLoop {
             report: ManagerReport::new(policy.name(), &vms),
             sensor: HostBackingSensor::default(),
             plan: Plan::default(),
+            recorder: None,
             should_stop: Arc::default(),
             host,
             vms,
             policy: Arc::new(Mutex::new(policy)),
             config,
         }
+    }
+
+    /// The same loop, recorded from its first tick on.
+    ///
+    /// # Errors
+    /// [`TooManyWindows`] where a recording does not hold so many.
+    pub fn recorded(mut self, to: RecordTo) -> Result<ManagerLoop, TooManyWindows> {
+        self.recorder = Some(Recorder::start(to, self.report.policy, self.config.limits, &self.vms)?);
+        Ok(self)
     }
 
     /// The service for a policy that decides at the fault; `None` for all others.
@@ -263,13 +279,22 @@ impl ManagerLoop {
     /// One round. Returns how many actions were done.
     pub fn tick(&mut self) -> u64 {
         let began_cpu = self.host.thread_cpu_time();
-        self.budget.refill(self.host.now());
+        let began_at = self.host.now();
+        self.budget.refill(began_at);
         let snapshot = self.sense();
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
-        lock(&self.policy).plan(&snapshot, self.host.now(), &mut self.budget, &mut plan);
+        let now = self.host.now();
+        lock(&self.policy).plan(&snapshot, now, &mut self.budget, &mut plan);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.snapshot(began_at, &snapshot);
+            recorder.plan(now, plan.actions());
+        }
         let done = plan.actions().iter().filter(|planned| self.act(planned, &snapshot) == OutcomeResult::Done).count();
         self.plan = plan;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end_of_tick();
+        }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
         self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(began_cpu);
@@ -283,7 +308,12 @@ impl ManagerLoop {
 
     /// Takes a last look at all VMs, so that the report ends with the state at the end.
     pub fn finish(mut self) -> ManagerReport {
-        self.sense();
+        let at = self.host.now();
+        let snapshot = self.sense();
+        self.report.recording = self.recorder.take().map(|mut recorder| {
+            recorder.snapshot(at, &snapshot);
+            recorder.finish()
+        });
         self.report
     }
 
@@ -437,7 +467,11 @@ impl ManagerLoop {
         if unavailable > Duration::ZERO && result == OutcomeResult::Done {
             report.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
         }
-        lock(&self.policy).learn(&Outcome { action: planned.action, at, cost, unavailable, result });
+        let outcome = Outcome { action: planned.action, at, cost, unavailable, result };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.outcome(mechanism.name(), &outcome);
+        }
+        lock(&self.policy).learn(&outcome);
         result
     }
 }
@@ -514,8 +548,15 @@ impl Manager {
         policy: Box<dyn Policy>,
         config: ManagerConfig,
     ) -> Result<Manager, ManagerError> {
+        Manager::spawn_loop(ManagerLoop::new(host, vms, policy, config))
+    }
+
+    /// As [`Manager::spawn`], for a loop that was made before, for instance a recorded one.
+    ///
+    /// # Errors
+    /// As [`Manager::spawn`].
+    pub fn spawn_loop(mut work: ManagerLoop) -> Result<Manager, ManagerError> {
         let shared = Arc::<Shared>::default();
-        let mut work = ManagerLoop::new(host, vms, policy, config);
         let first_touch =
             work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
         let should_stop = work.should_stop.clone();

@@ -29,6 +29,8 @@ pub mod budget;
 pub mod geometry;
 pub mod outcome;
 pub mod policy;
+pub mod recording;
+pub mod replay;
 pub mod snapshot;
 pub mod units;
 pub mod window;

@@ -184,7 +184,7 @@ impl WindowRow {
 }
 
 /// One VM's windows, column by column; every column has one entry per entry of `windows`, which ascends.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmSnapshot {
     /// Whose windows these are.
     pub vm: VmId,
@@ -231,7 +231,8 @@ impl VmSnapshot {
     /// Appends one row.
     ///
     /// # Panics
-    /// Where windows do not ascend, or the row contradicts itself: pages present without backing, or the reverse.
+    /// Where windows do not ascend, or the row contradicts itself: pages present without backing, or the reverse, or more
+    /// pages than a window has.
     pub fn push(&mut self, row: WindowRow) {
         let WindowRow { window, resident, backing, is_held, ready_at, access, written, zero, guest_mapping } = row;
         assert!(
@@ -239,7 +240,9 @@ impl VmSnapshot {
             "windows ascend: {window} after {:?}",
             self.windows.last()
         );
-        assert!(resident <= BASE_PAGES_PER_WINDOW, "{resident} base pages in a window of {BASE_PAGES_PER_WINDOW}");
+        for pages in [Some(resident), written, zero].into_iter().flatten() {
+            assert!(pages <= BASE_PAGES_PER_WINDOW, "{pages} base pages in a window of {BASE_PAGES_PER_WINDOW}");
+        }
         assert_eq!(
             resident == 0,
             backing == Backing::Unbacked,
@@ -254,6 +257,24 @@ impl VmSnapshot {
         self.written.push(written);
         self.zero.push(zero);
         self.guest_mapping.push(guest_mapping);
+    }
+
+    /// One row, all columns of it.
+    ///
+    /// # Panics
+    /// Where there are no so many rows.
+    pub fn get(&self, row: usize) -> WindowRow {
+        WindowRow {
+            window: self.windows[row],
+            resident: self.resident[row],
+            backing: self.backing[row],
+            is_held: self.is_held[row],
+            ready_at: self.ready_at[row],
+            access: self.access[row],
+            written: self.written[row],
+            zero: self.zero[row],
+            guest_mapping: self.guest_mapping[row],
+        }
     }
 
     /// Number of rows.
@@ -284,7 +305,7 @@ pub struct HostMemory {
 }
 
 /// Everything the sensors saw of all VMs of the host.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The host's memory; `None` where it was not looked at.
     pub host: Option<HostMemory>,

@@ -31,11 +31,11 @@ Exit codes:
     0  done, and the guest verified its memory
     1  the guest found a wrong word in its memory, or said that it failed
     2  an argument makes no sense
-    3  the image, the initrd or the configuration can not be used
+    3  the image, the initrd, the configuration or the recording can not be used
     4  the host lacks something: KVM, a hugetlb page, memory
     5  the guest crashed: triple fault, panic, an instruction KVM could not run
     6  the guest did not end within --timeout
-    7  the result could not be written
+    7  the result or the recording could not be written
   130  interrupted (Ctrl-C)
 
 Environment:
@@ -48,6 +48,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
+    /// Show what a policy would have done in a recorded run, and its cost
+    Simulate(SimulateArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
 }
@@ -148,6 +150,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
+    /// Record what the manager sees, plans and does there, for `wideleaf simulate`; the file is also there where the run
+    /// fails
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
     /// End the guest after this time, with exit code 6: a number with ms, s, m or h behind it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
@@ -190,6 +197,40 @@ pub struct DemoArgs {
     /// Run natively even where there is a usable /dev/kvm
     #[arg(long)]
     pub native: bool,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+const SIMULATE_EXAMPLES: &str = "\
+The guest is the recorded one: what it touched and when stays as it was, however its pages are. Costs are those of the
+recorded actions. So a simulation says what a policy does and what that costs, not what the guest gains.
+
+Examples:
+  Record a run, then see what every policy would have done in it:
+    wideleaf run gups --policy greedy --record gups.rec
+    wideleaf simulate --recording gups.rec
+
+  One policy, with its coverage over time, for programs:
+    wideleaf simulate --recording gups.rec --policy never --format json";
+
+/// `wideleaf simulate`.
+#[derive(Args, Debug)]
+#[command(after_long_help = SIMULATE_EXAMPLES)]
+pub struct SimulateArgs {
+    /// What `wideleaf run --record` wrote
+    // Optional only for `--policy help`.
+    #[arg(long, value_name = "FILE", required_unless_present = "policy")]
+    pub recording: Option<PathBuf>,
+
+    /// The policy to simulate; `--policy help` lists the policies [default: all of them, side by side]
+    #[arg(long, value_name = "NAME", value_parser = parse_policy)]
+    pub policy: Option<PolicyArg>,
 
     /// Form of the result
     #[arg(long, value_enum, default_value = "table")]

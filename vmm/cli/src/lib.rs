@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
+//!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //! ```
@@ -18,3 +19,4 @@ pub mod output;
 pub mod report;
 pub mod run;
 pub mod session;
+pub mod simulate;

@@ -215,6 +215,7 @@ impl PatternGuest {
             policy_delay: None,
             is_prefaulted: false,
             fallback: FallbackArg::Fail,
+            record: None,
             timeout: None,
             console: Console::Nothing,
         };

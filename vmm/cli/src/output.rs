@@ -5,6 +5,8 @@
 //!   nothing there, or a file   a new file beside it ──▶ renamed over it, complete
 //!   a device, a FIFO           written to as it is: a rename would put a file where /dev/null was
 //! ```
+//!
+//! A recording is put in place when it begins, since it is worth something also where the run fails or is killed.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -28,10 +30,21 @@ pub struct Output {
 
 enum Place {
     StandardOutput,
+    Named(NamedPlace),
+}
+
+/// An open place that an option named.
+pub struct NamedPlace {
+    option: &'static str,
+    path: PathBuf,
+    file: PlaceFile,
+}
+
+enum PlaceFile {
     /// Becomes the file of that name.
-    Beside(NamedTempFile, PathBuf),
+    Beside(NamedTempFile),
     /// A device or a FIFO.
-    AsItIs(File, PathBuf),
+    AsItIs(File),
 }
 
 impl Output {
@@ -40,7 +53,10 @@ impl Output {
     /// # Errors
     /// [`Failure::Output`] where it can not be written to.
     pub fn open(format: FormatArg, path: Option<&Path>) -> Result<Output, Failure> {
-        let place = path.map_or(Ok(Place::StandardOutput), Place::open)?;
+        let place = match path {
+            None => Place::StandardOutput,
+            Some(path) => Place::Named(NamedPlace::open("--output", path)?),
+        };
         Ok(Output { format, place })
     }
 
@@ -61,40 +77,62 @@ impl Output {
 }
 
 impl Place {
-    fn open(path: &Path) -> Result<Place, Failure> {
+    fn put(self, text: &str) -> Result<(), Failure> {
+        match self {
+            Place::StandardOutput => print(text),
+            Place::Named(NamedPlace { option, path, file }) => {
+                let cannot = |error: io::Error| cannot_write(option, &path, error);
+                match file {
+                    PlaceFile::AsItIs(mut file) => file.write_all(text.as_bytes()).map_err(cannot),
+                    PlaceFile::Beside(mut file) => {
+                        file.write_all(text.as_bytes()).map_err(cannot)?;
+                        file.persist(&path).map_err(|error| cannot(error.error))?;
+                        Ok(())
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl NamedPlace {
+    /// Opens what `option` names, or a new file beside it.
+    ///
+    /// # Errors
+    /// [`Failure::Output`] where it can not be written to.
+    pub fn open(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
         // Through a symbolic link: what it points to is written, and the link stays.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let path = path.as_path();
-        match fs::metadata(path) {
-            Ok(is) if is.is_dir() => return Err(cannot_write(path, "it is a folder")),
+        let cannot = |why: &dyn std::fmt::Display| cannot_write(option, &path, why);
+        match fs::metadata(&path) {
+            Ok(is) if is.is_dir() => return Err(cannot(&"it is a folder")),
             Ok(is) if !is.is_file() => {
-                let file = File::options().write(true).open(path).map_err(|error| cannot_write(path, error))?;
-                return Ok(Place::AsItIs(file, path.to_owned()));
+                let file = File::options().write(true).open(&path).map_err(|error| cannot(&error))?;
+                return Ok(NamedPlace { option, path, file: PlaceFile::AsItIs(file) });
             }
             _ => {}
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
-            return Err(cannot_write(path, format!("there is no folder {}", folder.display())));
+            return Err(cannot(&format_args!("there is no folder {}", folder.display())));
         }
         let file = tempfile::Builder::new()
             .prefix(".wideleaf-")
             .permissions(Permissions::from_mode(FILE_MODE))
             .tempfile_in(folder)
-            .map_err(|error| cannot_write(path, without_temporary_name(&error)))?;
-        Ok(Place::Beside(file, path.to_owned()))
+            .map_err(|error| cannot(&without_temporary_name(&error)))?;
+        Ok(NamedPlace { option, path, file: PlaceFile::Beside(file) })
     }
 
-    fn put(self, text: &str) -> Result<(), Failure> {
-        match self {
-            Place::StandardOutput => print(text),
-            Place::AsItIs(mut file, path) => {
-                file.write_all(text.as_bytes()).map_err(|error| cannot_write(&path, error))
-            }
-            Place::Beside(mut file, path) => {
-                file.write_all(text.as_bytes()).map_err(|error| cannot_write(&path, error))?;
-                file.persist(&path).map_err(|error| cannot_write(&path, error.error))?;
-                Ok(())
+    /// Puts the file in place, still empty, for what is written bit by bit.
+    ///
+    /// # Errors
+    /// [`Failure::Output`]; what was there is as it was.
+    pub fn begin(self) -> Result<File, Failure> {
+        match self.file {
+            PlaceFile::AsItIs(file) => Ok(file),
+            PlaceFile::Beside(file) => {
+                file.persist(&self.path).map_err(|error| cannot_write(self.option, &self.path, error.error))
             }
         }
     }
@@ -119,8 +157,8 @@ pub fn say(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-fn cannot_write(path: &Path, why: impl std::fmt::Display) -> Failure {
-    Failure::Output(format!("cannot write --output {}: {why}", path.display()))
+fn cannot_write(option: &str, path: &Path, why: impl std::fmt::Display) -> Failure {
+    Failure::Output(format!("cannot write {option} {}: {why}", path.display()))
 }
 
 /// The kernel's answer alone: the name that `tempfile` tried, and appends, tells a person nothing.

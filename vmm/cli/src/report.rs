@@ -200,6 +200,21 @@ pub struct ManagerSummary {
     pub kvm_check: Option<KvmCheckSummary>,
     /// What was seen over time.
     pub samples: Vec<SampleAt>,
+    /// What became of the recording, if there is one.
+    pub recording: Option<RecordingSummary>,
+}
+
+/// What became of a recording.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct RecordingSummary {
+    /// Snapshots, plans and outcomes in it.
+    pub frames: u64,
+    /// Those that could not be written.
+    pub frames_lost: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Why not, if so.
+    pub error: Option<String>,
 }
 
 /// KVM's totals against the host's backing.
@@ -383,6 +398,9 @@ impl RunReport {
                 "  manager: KVM's large mappings rose from {} to {} windows, {} contradictions to the host's backing",
                 check.large_windows_at_first, check.large_windows_at_most, check.contradictions
             );
+        }
+        if let Some(RecordingSummary { frames, bytes, .. }) = &manager.recording {
+            let _ = writeln!(out, "  recording: {frames} frames, {}", Bytes::new(*bytes));
         }
         let _ = writeln!(
             out,

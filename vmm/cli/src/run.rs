@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use wideleaf_kernels::{Arena, Kernel, native};
 use wideleaf_memory::actuators::prefault::prefault;
-use wideleaf_memory::manager::{ManagedVm, ManagerConfig};
+use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::pool::{HugetlbPools, PoolError};
+use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, PolicyInfo};
 use wideleaf_policies::units::kib;
@@ -29,7 +30,7 @@ use crate::args::{FallbackArg, PolicyArg, RunArgs};
 use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::{Output, print};
+use crate::output::{NamedPlace, Output, print};
 use crate::report::{RunReport, Setup, table};
 use crate::session::{Observed, Session, summarize};
 
@@ -72,6 +73,8 @@ pub struct RunSpec {
     pub is_prefaulted: bool,
     /// What to do when the pool is short.
     pub fallback: FallbackArg,
+    /// Where to record what the manager sees, plans and does.
+    pub record: Option<PathBuf>,
     /// When to give up.
     pub timeout: Option<Duration>,
     /// What of the guest's serial console goes to standard error.
@@ -98,11 +101,15 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         return list_policies();
     };
     let spec = RunSpec::new(&args, policy)?;
+    if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
+        return Err(Failure::Usage(format!("--record and --output are both {}: name two files", path.display())));
+    }
     // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let report = execute(&spec, &interrupts, process_start)?;
     output.write(&report, RunReport::to_table)?;
+    check_recording(&spec, &report)?;
     match report.verification {
         Some(verification) if !verification.passed => {
             let (errors, checked) = (verification.errors, verification.checked);
@@ -112,7 +119,27 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     }
 }
 
-fn list_policies() -> Result<(), Failure> {
+/// Whether everything that was to be recorded is in the file.
+fn check_recording(spec: &RunSpec, report: &RunReport) -> Result<(), Failure> {
+    let (Some(path), Some(recording)) = (&spec.record, &report.manager.recording) else {
+        return Ok(());
+    };
+    match &recording.error {
+        None => Ok(()),
+        Some(error) => Err(Failure::Output(format!(
+            "cannot write --record {}: {error}; the last {} of {} frames are missing",
+            path.display(),
+            recording.frames_lost,
+            recording.frames + recording.frames_lost
+        ))),
+    }
+}
+
+/// The list that `--policy help` prints.
+///
+/// # Errors
+/// [`Failure::Output`] where it could not be written.
+pub(crate) fn list_policies() -> Result<(), Failure> {
     let mut list = table(&["policy", "what it does"]);
     for policy in POLICIES {
         list.add_row([policy.name, policy.summary]);
@@ -162,6 +189,7 @@ impl RunSpec {
             policy_delay: args.policy_delay,
             is_prefaulted: args.prefault,
             fallback: args.fallback,
+            record: args.record.clone(),
             timeout: args.timeout,
             console: if args.console { Console::All } else { Console::Others },
         })
@@ -201,6 +229,7 @@ pub(crate) enum Ended {
 /// [`Failure`]; the guest is gone and its memory given back.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let stolen_before = stolen_ms();
+    let mut record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
     check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
@@ -213,10 +242,14 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     }
     let bar = progress_bar(spec);
     let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
-    let manager = |second_level| {
+    let mut manager = |second_level| {
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
-        Manager::spawn(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default())
-            .map_err(|error| Failure::Host(error.to_string()))
+        let mut work = ManagerLoop::new(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default());
+        if let Some(place) = record.take() {
+            let to = RecordTo { file: Box::new(place.begin()?), facts: facts(spec) };
+            work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
+        }
+        Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
     let (ended, mut environment) = match &plan {
@@ -252,6 +285,23 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         vmm,
         environment,
     })
+}
+
+/// What a recording says of its run.
+fn facts(spec: &RunSpec) -> Vec<(String, String)> {
+    let Environment { kernel, cpu, cpus, thp_enabled, is_virtual, wideleaf, .. } = Environment::capture();
+    let facts = [
+        ("workload", spec.workload_name()),
+        ("cmdline", spec.cmdline.clone()),
+        ("mode", if spec.is_native { "native" } else { "guest" }.to_owned()),
+        ("kernel", kernel),
+        ("cpu", cpu),
+        ("cpus", cpus.to_string()),
+        ("thp_enabled", thp_enabled),
+        ("is_virtual", is_virtual.to_string()),
+        ("wideleaf", wideleaf),
+    ];
+    facts.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
 /// What the guest's end means: a word for the report, or the failure it is.

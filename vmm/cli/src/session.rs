@@ -24,8 +24,8 @@ use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
-    Counters, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, Region, SampleAt, Verification,
-    VmmCost,
+    Counters, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary, Region, SampleAt,
+    Verification, VmmCost,
 };
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -404,5 +404,11 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
                 counters: counters(sample.host, sample.mapping),
             })
             .collect(),
+        recording: report.recording.as_ref().map(|recording| RecordingSummary {
+            frames: recording.frames,
+            frames_lost: recording.frames_lost,
+            bytes: recording.bytes,
+            error: recording.error.as_ref().map(ToString::to_string),
+        }),
     }
 }

@@ -349,6 +349,7 @@ fn help_is_there_for_everything() {
     assert!(help(&["--help"]).contains("Exit codes:"));
     assert!(help(&["run", "--help"]).contains("log2_words=") && help(&["run", "--help"]).contains("Examples:"));
     assert!(help(&["demo", "--help"]).contains("Examples:"));
+    assert!(help(&["simulate", "--help"]).contains("Examples:"));
     assert!(help(&["doctor", "--help"]).contains("Examples:"));
     let policies = help(&["run", "--policy", "help"]);
     assert!(policies.contains("never") && policies.contains("greedy"), "{policies}");
@@ -369,7 +370,7 @@ fn a_table_in_a_pipe_has_no_control_characters() {
 fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
     const UNITS: [&str; 10] = ["bytes", "_kib", "_gib_per_s", "_per_s", "seconds", "_s", "_ms", "_us", "_ns", "_bp"];
     // `value` stands beside a `unit`; the load average has none; the rest are counts.
-    const WITHOUT: [&str; 18] = [
+    const WITHOUT: [&str; 20] = [
         "value",
         "load_1m",
         "vcpus",
@@ -383,6 +384,8 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "windows_host_large",
         "ticks",
         "budget_refusals",
+        "frames",
+        "frames_lost",
         "pages_4k",
         "pages_2m",
         "pages_1g",
@@ -412,11 +415,16 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
 #[test]
 fn every_number_in_json_has_its_unit_in_its_name() {
     let scratch = Scratch::new();
-    let output = scratch.wideleaf(&small_and(&["--format=json"])).assert().success().get_output().stdout.clone();
-    let report: Value = serde_json::from_slice(&output).unwrap();
+    let json = |arguments: &[&str]| -> Value {
+        let output = scratch.wideleaf(arguments).assert().success().get_output().stdout.clone();
+        serde_json::from_slice(&output).unwrap()
+    };
+    let report = json(&small_and(&["--format=json", "--record=f"]));
     assert_eq!(report["outcome"], "success");
     assert_eq!(report["verification"]["passed"], true);
     assert_eq!(numbers_without_unit("", &report), [""; 0]);
+    let simulation = json(&["simulate", "--recording=f", "--format=json"]);
+    assert_eq!(numbers_without_unit("", &simulation), [""; 0]);
     assert_eq!(numbers_without_unit("", &serde_json::json!({"a": [{"length": 1}]})), ["length"], "it does look");
 }
 

@@ -1,0 +1,257 @@
+//! One VM's part of a snapshot, as the difference to its part of the snapshot before.
+
+use alloc::vec::Vec;
+
+use super::wire::{Reader, put_moment, put_number};
+use super::{DecodeError, MEMORY_MAX, ROWS_MAX, WINDOW_MAX};
+use crate::snapshot::{AccessHistory, Backing, GuestMapping, MappingStats, VmId, VmSnapshot, WindowRow};
+use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, WindowIndex};
+
+/// Bits of the mask: what differs.
+mod differs {
+    pub const WINDOWS: u64 = 1 << 0;
+    pub const RESIDENT: u64 = 1 << 1;
+    pub const BACKING: u64 = 1 << 2;
+    pub const IS_HELD: u64 = 1 << 3;
+    pub const READY_AT: u64 = 1 << 4;
+    pub const ACCESS: u64 = 1 << 5;
+    pub const WRITTEN: u64 = 1 << 6;
+    pub const ZERO: u64 = 1 << 7;
+    pub const GUEST_MAPPING: u64 = 1 << 8;
+    pub const MAPPING: u64 = 1 << 9;
+    pub const ALL: u64 = (1 << 10) - 1;
+}
+
+const BACKINGS: [Backing; 4] = [Backing::Unbacked, Backing::Base4K, Backing::Huge2M, Backing::Giant1G];
+const HELD: [bool; 2] = [false, true];
+const GUEST_MAPPINGS: [GuestMapping; 6] = [
+    GuestMapping::Unknown,
+    GuestMapping::Unmapped,
+    GuestMapping::Base4K,
+    GuestMapping::Huge2M,
+    GuestMapping::Giant1G,
+    GuestMapping::Mixed,
+];
+
+/// Appends what differs between `before` and `now`, two snapshots of one VM.
+pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnapshot>) {
+    // Taken apart whole, so that a new column can not be forgotten here.
+    let VmSnapshot { vm, windows, resident, backing, is_held, ready_at, access, written, zero, guest_mapping, mapping } =
+        now;
+    let unseen;
+    let (before, are_windows_new) = match before {
+        Some(before) if before.windows == *windows => (before, false),
+        _ => {
+            unseen = unseen_windows(*vm, windows);
+            (&unseen, true)
+        }
+    };
+    let mut mask = if are_windows_new { differs::WINDOWS } else { 0 };
+    let mut body = Vec::new();
+    if are_windows_new {
+        put_windows(&mut body, windows);
+    }
+    let mut column = |bit, is_changed: bool, put: &dyn Fn(&mut Vec<u8>)| {
+        if is_changed {
+            mask |= bit;
+            put(&mut body);
+        }
+    };
+    column(differs::RESIDENT, *resident != before.resident, &|out| {
+        put_column(out, resident, &before.resident, |out, pages| put_number(out, pages.into()));
+    });
+    column(differs::BACKING, *backing != before.backing, &|out| {
+        put_column(out, backing, &before.backing, |out, value| put_place(out, value, &BACKINGS));
+    });
+    column(differs::IS_HELD, *is_held != before.is_held, &|out| {
+        put_column(out, is_held, &before.is_held, |out, value| put_place(out, value, &HELD));
+    });
+    column(differs::READY_AT, *ready_at != before.ready_at, &|out| {
+        put_column(out, ready_at, &before.ready_at, put_moment);
+    });
+    column(differs::ACCESS, *access != before.access, &|out| put_column(out, access, &before.access, put_access));
+    column(differs::WRITTEN, *written != before.written, &|out| put_column(out, written, &before.written, put_pages));
+    column(differs::ZERO, *zero != before.zero, &|out| put_column(out, zero, &before.zero, put_pages));
+    column(differs::GUEST_MAPPING, *guest_mapping != before.guest_mapping, &|out| {
+        put_column(out, guest_mapping, &before.guest_mapping, |out, value| put_place(out, value, &GUEST_MAPPINGS));
+    });
+    column(differs::MAPPING, *mapping != before.mapping, &|out| put_mapping(out, *mapping));
+    put_number(out, vm.0.into());
+    put_number(out, mask);
+    out.append(&mut body);
+}
+
+/// Reads what [`put_vm`] wrote. `rows_left` is how many rows the snapshot may still have.
+pub(super) fn vm(
+    reader: &mut Reader<'_>,
+    previous: &[VmSnapshot],
+    rows_left: usize,
+) -> Result<VmSnapshot, DecodeError> {
+    let offset = reader.offset();
+    let id = VmId(reader.number_to("VM", u32::MAX.into())? as u32);
+    let mask = reader.number_to("mask of columns", differs::ALL)?;
+    let mut now = match previous.iter().find(|before| before.vm == id) {
+        Some(before) if mask & differs::WINDOWS == 0 => before.clone(),
+        _ => unseen_windows(id, &if mask & differs::WINDOWS == 0 { Vec::new() } else { windows(reader, rows_left)? }),
+    };
+    if now.len() > rows_left {
+        return Err(DecodeError::OutOfRange { offset, what: "number of windows", value: now.len() as u64 });
+    }
+    if mask & differs::RESIDENT != 0 {
+        let pages = u64::from(BASE_PAGES_PER_WINDOW);
+        column(reader, &mut now.resident, |reader| Ok(reader.number_to("number of present pages", pages)? as u16))?;
+    }
+    if mask & differs::BACKING != 0 {
+        column(reader, &mut now.backing, |reader| reader.one_of("backing", &BACKINGS))?;
+    }
+    if mask & differs::IS_HELD != 0 {
+        column(reader, &mut now.is_held, |reader| reader.one_of("answer", &HELD))?;
+    }
+    if mask & differs::READY_AT != 0 {
+        column(reader, &mut now.ready_at, Reader::moment)?;
+    }
+    if mask & differs::ACCESS != 0 {
+        column(reader, &mut now.access, access)?;
+    }
+    if mask & differs::WRITTEN != 0 {
+        column(reader, &mut now.written, pages)?;
+    }
+    if mask & differs::ZERO != 0 {
+        column(reader, &mut now.zero, pages)?;
+    }
+    if mask & differs::GUEST_MAPPING != 0 {
+        column(reader, &mut now.guest_mapping, |reader| reader.one_of("guest mapping", &GUEST_MAPPINGS))?;
+    }
+    if mask & differs::MAPPING != 0 {
+        now.mapping = mapping(reader)?;
+    }
+    match (0..now.len()).find(|row| (now.resident[*row] == 0) != (now.backing[*row] == Backing::Unbacked)) {
+        None => Ok(now),
+        Some(row) => Err(DecodeError::OutOfRange {
+            offset,
+            what: "number of present pages for the backing of its window",
+            value: now.resident[row].into(),
+        }),
+    }
+}
+
+/// What columns are compared to where there is nothing before.
+fn unseen_windows(vm: VmId, windows: &[WindowIndex]) -> VmSnapshot {
+    let mut rows = VmSnapshot::with_capacity(vm, windows.len());
+    for window in windows {
+        rows.push(WindowRow::new(*window, 0, Backing::Unbacked));
+    }
+    rows
+}
+
+fn put_windows(out: &mut Vec<u8>, windows: &[WindowIndex]) {
+    let runs: Vec<_> = windows.chunk_by(|a, b| a.get() + 1 == b.get()).collect();
+    put_number(out, runs.len() as u64);
+    let mut next = 0;
+    for run in runs {
+        put_number(out, run[0].get() - next);
+        put_number(out, run.len() as u64);
+        next = run[0].get() + run.len() as u64;
+    }
+}
+
+fn windows(reader: &mut Reader<'_>, rows_max: usize) -> Result<Vec<WindowIndex>, DecodeError> {
+    const _: () = assert!(ROWS_MAX as u64 <= WINDOW_MAX, "the sum of a window and a number of rows fits 64 bits");
+    let (mut windows, mut next) = (Vec::new(), 0);
+    reader.list("number of runs of windows", |reader| {
+        let first = next + reader.number_to("gap between windows", WINDOW_MAX)?;
+        let offset = reader.offset();
+        let length = reader.number_to("number of windows", (rows_max - windows.len()) as u64)?;
+        next = first + length;
+        if next > WINDOW_MAX + 1 {
+            return Err(DecodeError::OutOfRange { offset, what: "window below 2^52", value: next - 1 });
+        }
+        windows.extend((first..next).map(WindowIndex::new));
+        Ok(())
+    })?;
+    Ok(windows)
+}
+
+fn put_column<T: Copy + PartialEq>(out: &mut Vec<u8>, now: &[T], before: &[T], put: impl Fn(&mut Vec<u8>, T)) {
+    let mut row = 0;
+    while row < now.len() {
+        let same = (row..now.len()).take_while(|row| now[*row] == before[*row]).count();
+        if same > 0 {
+            put_number(out, 2 * same as u64);
+            row += same;
+            continue;
+        }
+        let is_run = |other: &usize| now[*other] == now[row] && now[*other] != before[*other];
+        let run = (row..now.len()).take_while(is_run).count();
+        put_number(out, 2 * run as u64 + 1);
+        put(out, now[row]);
+        row += run;
+    }
+}
+
+/// Changes `rows`, which are as they were before, to what they are now.
+fn column<'a, T: Copy>(
+    reader: &mut Reader<'a>,
+    rows: &mut [T],
+    get: impl Fn(&mut Reader<'a>) -> Result<T, DecodeError>,
+) -> Result<(), DecodeError> {
+    let mut row = 0;
+    while row < rows.len() {
+        let offset = reader.offset();
+        let run = reader.number()?;
+        let length = run / 2;
+        if length == 0 || length > (rows.len() - row) as u64 {
+            return Err(DecodeError::OutOfRange { offset, what: "run of rows that are left", value: length });
+        }
+        let end = row + length as usize;
+        if run % 2 == 1 {
+            rows[row..end].fill(get(reader)?);
+        }
+        row = end;
+    }
+    Ok(())
+}
+
+fn put_place<T: PartialEq>(out: &mut Vec<u8>, value: T, values: &[T]) {
+    let place = values.iter().position(|of| *of == value).expect("each value of the type is in its list");
+    put_number(out, place as u64);
+}
+
+fn put_access(out: &mut Vec<u8>, access: AccessHistory) {
+    put_number(out, access.samples().into());
+    put_number(out, access.touched().into());
+}
+
+fn access(reader: &mut Reader<'_>) -> Result<AccessHistory, DecodeError> {
+    let samples = reader.number_to("number of samples", AccessHistory::SAMPLES_MAX.into())? as u8;
+    let touched = reader.number_to("access history", (1 << samples) - 1)? as u16;
+    Ok(AccessHistory::from_parts(touched, samples))
+}
+
+fn put_pages(out: &mut Vec<u8>, pages: Option<u16>) {
+    put_number(out, pages.map_or(0, |pages| u64::from(pages) + 1));
+}
+
+fn pages(reader: &mut Reader<'_>) -> Result<Option<u16>, DecodeError> {
+    let number = reader.number_to("number of pages", u64::from(BASE_PAGES_PER_WINDOW) + 1)?;
+    Ok(number.checked_sub(1).map(|pages| pages as u16))
+}
+
+fn put_mapping(out: &mut Vec<u8>, mapping: Option<MappingStats>) {
+    put_number(out, mapping.is_some().into());
+    if let Some(MappingStats { pages_4k, pages_2m, pages_1g }) = mapping {
+        [pages_4k, pages_2m, pages_1g].into_iter().for_each(|pages| put_number(out, pages));
+    }
+}
+
+fn mapping(reader: &mut Reader<'_>) -> Result<Option<MappingStats>, DecodeError> {
+    if !reader.one_of("answer", &HELD)? {
+        return Ok(None);
+    }
+    let mut leaves = |size: PageSize| reader.number_to("number of mappings", MEMORY_MAX / size.bytes().get());
+    Ok(Some(MappingStats {
+        pages_4k: leaves(PageSize::Base4K)?,
+        pages_2m: leaves(PageSize::Huge2M)?,
+        pages_1g: leaves(PageSize::Giant1G)?,
+    }))
+}

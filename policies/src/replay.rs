@@ -1,0 +1,192 @@
+//! What a policy would have done on a recording, and what that would have cost.
+//!
+//! ```text
+//!   recording ─┬─ snapshot ──▶ simulated host ──▶ snapshot as this policy would have made it ──▶ Policy::plan
+//!              │                    ▲                                                             │ plan
+//!              ├─ plan: its moment  └── actions done ── outcomes ──▶ settle, learn ◀──────────────┘
+//!              └─ outcomes: their medians are what actions cost
+//! ```
+//!
+//! The guest is the recorded one: what it touched, and when. The pages are those this policy would have made: what the
+//! recording's own policy promoted is base pages again, with the residency of before, and what this policy promotes
+//! stays large for as long as the recording has a page there.
+//!
+//! An action that the recording's own policy asked for at the same tick, of a window in the same state, has the outcome
+//! it had then; so the own policy, replayed, does what it did. Any other action of a window that can be done is done,
+//! at the median cost of the recorded ones.
+//!
+//! What a recording does not know is as it was: accesses, writes, KVM's totals, memory that its policy released or
+//! split. A hold is of a window, since a recording knows no memslots, and no guest runs faster for being promoted.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::time::Duration;
+
+use crate::action::{Action, Plan};
+use crate::budget::Budget;
+use crate::outcome::Outcome;
+use crate::policy::Policy;
+use crate::recording::{DecodeError, Decoder, Frame, Header, RecordedOutcome};
+use crate::snapshot::{Snapshot, VmSnapshot};
+use crate::units::{Moment, PageSize, WindowIndex};
+
+mod costs;
+mod host;
+mod tally;
+
+pub use costs::Costs;
+pub use tally::{Tally, action_name};
+
+use host::SimulatedHost;
+
+/// A recording that was read once from begin to end: whatever is done with it now finds no error.
+#[derive(Clone, Debug)]
+pub struct Recording<'a> {
+    decoder: Decoder<'a>,
+    /// What actions cost in it.
+    pub costs: Costs,
+    /// Ticks in it.
+    pub ticks: u64,
+    /// From the first snapshot to the last.
+    pub length: Duration,
+    /// Where it was cut off; `None` where it is whole.
+    pub cut_off_at: Option<usize>,
+    /// Whether the loop closed it; without that its end may be missing.
+    pub is_closed: bool,
+}
+
+impl<'a> Recording<'a> {
+    /// Reads a recording. One that was cut off is one up to there.
+    ///
+    /// # Errors
+    /// [`DecodeError`] where the bytes are none, or damaged.
+    pub fn read(bytes: &'a [u8]) -> Result<Recording<'a>, DecodeError> {
+        let decoder = Decoder::open(bytes)?;
+        let mut costs = costs::Samples::default();
+        let (mut ticks, mut cut_off_at, mut is_closed) = (0, None, false);
+        let mut seen: Option<(Moment, Moment)> = None;
+        for frame in decoder.clone() {
+            match frame {
+                Err(DecodeError::CutOff { offset }) => cut_off_at = Some(offset),
+                Err(error) => return Err(error),
+                Ok(Frame::Snapshot { at, .. }) => seen = Some((seen.map_or(at, |(first, _)| first), at)),
+                Ok(Frame::Plan { .. }) => ticks += 1,
+                Ok(Frame::Outcome(recorded)) => costs.add(&recorded),
+                Ok(Frame::End) => is_closed = true,
+            }
+        }
+        let length = seen.map_or(Duration::ZERO, |(first, last)| last.since(first));
+        Ok(Recording { decoder, costs: costs.medians(), ticks, length, cut_off_at, is_closed })
+    }
+
+    /// What it is of.
+    pub fn header(&self) -> &Header {
+        self.decoder.header()
+    }
+
+    /// What its own policy did.
+    pub fn recorded(&self) -> Tally {
+        let mut tally = Tally::default();
+        for Tick { at, snapshot, outcomes, .. } in self.ticks() {
+            tally.observe(at, &snapshot);
+            for RecordedOutcome { outcome, .. } in &outcomes {
+                tally.count(outcome, &snapshot);
+            }
+        }
+        tally
+    }
+
+    /// What `policy`, which knows nothing yet, would have done with the same budget.
+    pub fn replay(&self, policy: &mut dyn Policy) -> Tally {
+        let mut tally = Tally::default();
+        let mut host = SimulatedHost::new(self.header(), self.costs);
+        let mut budget = None;
+        let mut plan = Plan::default();
+        for tick in self.ticks() {
+            let seen = host.see(&tick.snapshot, policy, &mut tally);
+            tally.observe(tick.at, &seen);
+            if let Some(now) = tick.planned_at {
+                let budget = budget.get_or_insert_with(|| Budget::new(self.header().limits, tick.at));
+                budget.refill(tick.at);
+                plan.clear();
+                policy.plan(&seen, now, budget, &mut plan);
+                let mut clock = now;
+                for planned in plan.actions() {
+                    let outcome = host.act(planned.action, &seen, &tick, clock);
+                    clock = outcome.at;
+                    budget.settle(planned.cost, outcome.cost);
+                    tally.count(&outcome, &seen);
+                    policy.learn(&outcome);
+                }
+                tally.budget_refusals = Some(budget.refusals());
+            }
+            host.remember(&tick);
+        }
+        tally
+    }
+
+    fn ticks(&self) -> Ticks<'a> {
+        Ticks { frames: self.decoder.clone(), next: None }
+    }
+}
+
+/// One round of the recorded loop.
+struct Tick {
+    /// When it began.
+    at: Moment,
+    snapshot: Snapshot,
+    /// The moment the policy was given; `None` for the last look, upon which nobody decides.
+    planned_at: Option<Moment>,
+    outcomes: Vec<RecordedOutcome>,
+}
+
+impl Tick {
+    /// What became of an action then.
+    fn outcome_of(&self, action: Action) -> Option<&Outcome> {
+        self.outcomes.iter().map(|recorded| &recorded.outcome).find(|outcome| outcome.action == action)
+    }
+}
+
+/// Frames, put together to ticks. What comes before the first snapshot belongs to none.
+struct Ticks<'a> {
+    frames: Decoder<'a>,
+    /// The begin of the next tick, read already.
+    next: Option<(Moment, Snapshot)>,
+}
+
+impl Iterator for Ticks<'_> {
+    type Item = Tick;
+
+    fn next(&mut self) -> Option<Tick> {
+        let mut tick: Option<Tick> =
+            self.next.take().map(|(at, snapshot)| Tick { at, snapshot, planned_at: None, outcomes: Vec::new() });
+        for frame in self.frames.by_ref().map_while(Result::ok) {
+            match (frame, &mut tick) {
+                (Frame::Snapshot { at, snapshot }, None) => {
+                    tick = Some(Tick { at, snapshot, planned_at: None, outcomes: Vec::new() });
+                }
+                (Frame::Snapshot { at, snapshot }, Some(_)) => {
+                    self.next = Some((at, snapshot));
+                    break;
+                }
+                (Frame::Plan { now, .. }, Some(tick)) => tick.planned_at = Some(now),
+                (Frame::Outcome(recorded), Some(tick)) => tick.outcomes.push(recorded),
+                (_, None) | (Frame::End, _) => {}
+            }
+        }
+        tick
+    }
+}
+
+/// Windows in a giant.
+const WINDOWS_PER_GIANT: u64 = PageSize::Giant1G.bytes().get() / PageSize::Huge2M.bytes().get();
+
+/// Rows of the page of that size that holds `window`.
+fn rows_of_page(vm: &VmSnapshot, window: WindowIndex, size: PageSize) -> Range<usize> {
+    let (first, count) = match size {
+        PageSize::Base4K | PageSize::Huge2M => (window.get(), 1),
+        PageSize::Giant1G => (window.giant() * WINDOWS_PER_GIANT, WINDOWS_PER_GIANT),
+    };
+    let row = |index| vm.windows.partition_point(|window| window.get() < index);
+    row(first)..row(first + count)
+}

@@ -1,0 +1,277 @@
+//! The simulated host: the recorded guest on the pages another policy would have made.
+//!
+//! ```text
+//!   recorded row ──▶ without what the recording's policy did ──▶ with what this policy did ──▶ simulated row
+//! ```
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::time::Duration;
+
+use super::costs::Costs;
+use super::{Tally, Tick, WINDOWS_PER_GIANT, rows_of_page};
+use crate::action::Action;
+use crate::budget::Cost;
+use crate::outcome::{Outcome, OutcomeResult, Refusal, Skip};
+use crate::policy::Policy;
+use crate::recording::Header;
+use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow};
+use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
+use crate::window::WindowState;
+
+/// The mechanism whose actions hold windows at 4 KiB, by the name it is recorded under.
+const HOLD_MECHANISM: &str = "hold_at_4k";
+
+pub(super) struct SimulatedHost {
+    costs: Costs,
+    /// VMs on pages of the hugetlb pool, which nothing promotes.
+    of_pool: BTreeSet<VmId>,
+    /// VMs whose holds are those of the recording's policy.
+    held_by_recording: BTreeSet<VmId>,
+    giant_pages_taken: u64,
+    windows: BTreeMap<(VmId, WindowIndex), Window>,
+}
+
+/// What is remembered of a window.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    state: WindowState,
+    /// Pages present before the recording's policy made it large.
+    before_promotion: Option<u16>,
+    /// Whether it was present already, so that its first touch is over.
+    was_touched: bool,
+    is_held: bool,
+    /// Pages present by the latest snapshot, whatever this policy made of them.
+    recorded: u16,
+    pages: Pages,
+}
+
+/// What the simulated policy made of a window.
+#[derive(Clone, Copy, Default)]
+enum Pages {
+    /// Nothing.
+    #[default]
+    AsRecorded,
+    /// One large page, or part of one.
+    Large(Backing),
+    /// So many pages are left, until the recording has another number than it had.
+    Released { left: u16, recorded: u16 },
+}
+
+impl SimulatedHost {
+    pub fn new(header: &Header, costs: Costs) -> SimulatedHost {
+        let of_pool = header.vms.iter().filter(|vm| vm.backing == "hugetlb").map(|vm| vm.vm).collect();
+        SimulatedHost {
+            costs,
+            of_pool,
+            held_by_recording: BTreeSet::new(),
+            giant_pages_taken: 0,
+            windows: BTreeMap::new(),
+        }
+    }
+
+    /// What the sensors would have seen. First touches since the last look are answered by the policy, if it does that.
+    pub fn see(&mut self, recorded: &Snapshot, policy: &mut dyn Policy, tally: &mut Tally) -> Snapshot {
+        let mut seen = Snapshot { host: recorded.host, ..Snapshot::default() };
+        if let Some(host) = &mut seen.host {
+            host.giant_pages_free = host.giant_pages_free.saturating_sub(self.giant_pages_taken);
+        }
+        for vm in &recorded.vms {
+            let mut rows = VmSnapshot::with_capacity(vm.vm, vm.len());
+            rows.mapping = vm.mapping;
+            for row in (0..vm.len()).map(|row| vm.get(row)) {
+                let window = self.windows.entry((vm.vm, row.window)).or_default();
+                let mut row = window.without_recorded_policy(row);
+                if self.held_by_recording.contains(&vm.vm) {
+                    row.is_held = false;
+                }
+                if row.backing != Backing::Unbacked && !window.was_touched {
+                    window.was_touched = true;
+                    window.first_touch(vm.vm, row, policy, tally);
+                }
+                rows.push(window.with_simulated_policy(row));
+            }
+            seen.vms.push(rows);
+        }
+        seen
+    }
+
+    /// Does an action that was planned upon `seen`.
+    pub fn act(&mut self, action: Action, seen: &Snapshot, tick: &Tick, now: Moment) -> Outcome {
+        let skipped = |skip| Outcome {
+            action,
+            at: now,
+            cost: Cost::default(),
+            unavailable: Duration::ZERO,
+            result: OutcomeResult::Skipped(skip),
+        };
+        let key = (action.vm(), action.window());
+        let found = seen.vm(key.0).and_then(|vm| Some((vm, vm.get(vm.row(key.1)?))));
+        let Some((vm, row)) = found else {
+            return skipped(Skip::NotResident);
+        };
+        let Ok(acting) = self.windows.entry(key).or_default().state.begin(now) else {
+            return skipped(Skip::BackingOff);
+        };
+        let outcome = match recorded_outcome(action, row, tick) {
+            Some(recorded) => recorded,
+            None => {
+                let (result, cost) = self.perform(action, vm, row, seen);
+                Outcome { at: now + cost.cpu, cost, unavailable: cost.cpu, result, ..skipped(Skip::NotResident) }
+            }
+        };
+        let next = match outcome.result {
+            OutcomeResult::Refused(refusal) => acting.refused(refusal, outcome.at),
+            OutcomeResult::Done | OutcomeResult::Skipped(_) => acting.done(),
+        };
+        self.window(key).state = next.expect("a window that is being acted on may be done or refused");
+        if outcome.result == OutcomeResult::Done {
+            self.change(action, row);
+        }
+        outcome
+    }
+
+    /// Remembers what the recording's policy did, to take it out of the snapshots to come.
+    pub fn remember(&mut self, tick: &Tick) {
+        for recorded in tick.outcomes.iter().filter(|recorded| recorded.outcome.result == OutcomeResult::Done) {
+            let action = recorded.outcome.action;
+            let Some(vm) = tick.snapshot.vm(action.vm()) else {
+                continue;
+            };
+            if recorded.mechanism == HOLD_MECHANISM {
+                self.held_by_recording.insert(vm.vm);
+            }
+            match action {
+                Action::Promote { to, .. } => {
+                    for row in rows_of_page(vm, action.window(), to).filter(|row| !vm.backing[*row].is_large()) {
+                        self.window((vm.vm, vm.windows[row])).before_promotion = Some(vm.resident[row]);
+                    }
+                }
+                Action::Demote { .. } => self.window((vm.vm, action.window())).before_promotion = None,
+                Action::Release { .. } => {}
+            }
+        }
+    }
+
+    fn window(&mut self, key: (VmId, WindowIndex)) -> &mut Window {
+        self.windows.entry(key).or_default()
+    }
+
+    /// Whether an action that is not in the recording could be done, and its cost.
+    fn perform(&self, action: Action, vm: &VmSnapshot, row: WindowRow, seen: &Snapshot) -> (OutcomeResult, Cost) {
+        let no = |result| (result, Cost::default());
+        let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
+        let already_done = OutcomeResult::Skipped(Skip::AlreadyDone);
+        match action {
+            Action::Promote { to: PageSize::Huge2M, .. } if row.is_held => (OutcomeResult::Done, self.costs.recover),
+            Action::Promote { .. } | Action::Release { .. } if self.of_pool.contains(&vm.vm) => no(no_mechanism),
+            Action::Promote { .. } | Action::Release { .. } if row.backing == Backing::Unbacked => {
+                no(OutcomeResult::Skipped(Skip::NotResident))
+            }
+            Action::Promote { to: PageSize::Huge2M, .. } if row.backing.is_large() => no(already_done),
+            Action::Promote { to: PageSize::Huge2M, .. } => (OutcomeResult::Done, self.costs.promote_2m),
+            Action::Promote { to: PageSize::Giant1G, .. } if row.backing == Backing::Giant1G => no(already_done),
+            Action::Promote { to: PageSize::Giant1G, window, .. } => match giant_refusal(vm, window, seen) {
+                Some(refusal) => no(OutcomeResult::Refused(refusal)),
+                None => (OutcomeResult::Done, self.costs.promote_1g),
+            },
+            Action::Demote { to: PageSize::Base4K, .. } if row.is_held => no(already_done),
+            Action::Demote { to: PageSize::Base4K, .. } if vm.mapping.is_some() => {
+                (OutcomeResult::Done, self.costs.demote)
+            }
+            Action::Release { .. } if row.zero.unwrap_or(0) == 0 => no(already_done),
+            Action::Release { .. } => (OutcomeResult::Done, self.costs.release),
+            Action::Promote { .. } | Action::Demote { .. } => no(no_mechanism),
+        }
+    }
+
+    fn change(&mut self, action: Action, row: WindowRow) {
+        let (vm, window) = (action.vm(), action.window());
+        match action {
+            Action::Promote { to: PageSize::Giant1G, .. } => {
+                self.giant_pages_taken += 1;
+                let first = window.giant() * WINDOWS_PER_GIANT;
+                for part in (first..first + WINDOWS_PER_GIANT).map(WindowIndex::new) {
+                    self.window((vm, part)).pages = Pages::Large(Backing::Giant1G);
+                }
+            }
+            Action::Promote { .. } if row.is_held => self.window((vm, window)).is_held = false,
+            Action::Promote { .. } => self.window((vm, window)).pages = Pages::Large(Backing::Huge2M),
+            Action::Demote { .. } => self.window((vm, window)).is_held = true,
+            Action::Release { .. } => {
+                let left = row.resident.saturating_sub(row.zero.unwrap_or(0));
+                let window = self.window((vm, window));
+                window.pages = Pages::Released { left, recorded: window.recorded };
+            }
+        }
+    }
+}
+
+/// What became of the action in the recording, where it was asked for at the same tick of a window in the same state.
+fn recorded_outcome(action: Action, row: WindowRow, tick: &Tick) -> Option<Outcome> {
+    let vm = tick.snapshot.vm(action.vm())?;
+    let then = vm.get(vm.row(action.window())?);
+    let is_same = (then.backing, then.is_held) == (row.backing, row.is_held);
+    tick.outcome_of(action).filter(|_| is_same).copied()
+}
+
+/// Why a giant can not become a giant page: part of it is no RAM, or no page is to be had.
+fn giant_refusal(vm: &VmSnapshot, window: WindowIndex, seen: &Snapshot) -> Option<Refusal> {
+    if rows_of_page(vm, window, PageSize::Giant1G).len() as u64 != WINDOWS_PER_GIANT {
+        return Some(Refusal::NotEligible);
+    }
+    seen.host.filter(|host| host.giant_pages_free == 0).map(|_| Refusal::NoHugePage)
+}
+
+impl Window {
+    fn without_recorded_policy(&mut self, row: WindowRow) -> WindowRow {
+        let Some(resident) = self.before_promotion else {
+            return row;
+        };
+        if !row.backing.is_large() {
+            // The kernel took the page apart, as it would have taken ours.
+            self.before_promotion = None;
+            self.pages = Pages::AsRecorded;
+            return row;
+        }
+        let backing = if resident == 0 { Backing::Unbacked } else { Backing::Base4K };
+        let zero = row.zero.map(|zero| zero.min(resident));
+        WindowRow { backing, resident, zero, ..row }
+    }
+
+    fn first_touch(&mut self, vm: VmId, row: WindowRow, policy: &mut dyn Policy, tally: &mut Tally) {
+        if !policy.decides_at_first_touch() || row.backing != Backing::Base4K {
+            return;
+        }
+        let page = policy.first_touch(vm, row.window);
+        if page != PageSize::Base4K {
+            self.pages = Pages::Large(Backing::Huge2M);
+        }
+        tally.count_first_touch(page, row.resident);
+    }
+
+    fn with_simulated_policy(&mut self, recorded: WindowRow) -> WindowRow {
+        let is_gone = match self.pages {
+            Pages::AsRecorded => false,
+            Pages::Large(_) => recorded.backing == Backing::Unbacked,
+            Pages::Released { recorded: then, .. } => recorded.resident != then,
+        };
+        if is_gone {
+            self.pages = Pages::AsRecorded;
+        }
+        self.recorded = recorded.resident;
+        let row = WindowRow { is_held: recorded.is_held || self.is_held, ready_at: self.state.ready_at(), ..recorded };
+        match self.pages {
+            Pages::AsRecorded => row,
+            Pages::Large(_) if row.backing == Backing::Giant1G => row,
+            Pages::Large(backing) => {
+                let added = BASE_PAGES_PER_WINDOW - row.resident;
+                let zero = row.zero.map(|zero| (zero + added).min(BASE_PAGES_PER_WINDOW));
+                WindowRow { backing, resident: BASE_PAGES_PER_WINDOW, zero, ..row }
+            }
+            Pages::Released { left: 0, .. } => WindowRow { backing: Backing::Unbacked, resident: 0, zero: None, ..row },
+            Pages::Released { left, .. } => {
+                WindowRow { backing: Backing::Base4K, resident: left, zero: Some(0), ..row }
+            }
+        }
+    }
+}

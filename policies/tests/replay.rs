@@ -1,0 +1,358 @@
+//! Policies on recordings: on real ones (`recordings/`, made by `wideleaf run --record`), and on small ones that show
+//! what the simulated host does.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use wideleaf_policies::policy::{POLICIES, by_name};
+use wideleaf_policies::recording::{DecodeError, Encoder, Header, VmHeader};
+use wideleaf_policies::replay::{Recording, Tally};
+use wideleaf_policies::units::{gib, kib, mib};
+use wideleaf_policies::{
+    Action, Backing, Budget, BudgetLimits, Bytes, Cost, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
+    PageSize, PerTenThousand, Plan, Policy, Refusal, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+};
+
+const VM: VmId = VmId(0);
+
+fn recordings() -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.map(|path| (path.display().to_string(), fs::read(path).unwrap())).collect()
+}
+
+fn replay(recording: &Recording<'_>, policy: &str) -> Tally {
+    recording.replay((by_name(policy).unwrap().make)().as_mut())
+}
+
+/// Another policy, whose every plan is held against the budget it was given.
+struct Watched(Box<dyn Policy>);
+
+impl Policy for Watched {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let mut granted = budget.clone();
+        self.0.plan(snapshot, now, budget, plan);
+        for planned in plan.actions() {
+            assert_eq!(granted.try_take(planned.cost), Ok(()), "{}: {:?}", self.name(), planned.action);
+        }
+    }
+
+    fn decides_at_first_touch(&self) -> bool {
+        self.0.decides_at_first_touch()
+    }
+
+    fn first_touch(&mut self, vm: VmId, window: WindowIndex) -> PageSize {
+        self.0.first_touch(vm, window)
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.0.learn(outcome);
+    }
+}
+
+#[test]
+fn every_policy_goes_through_every_recording_within_its_budget_and_twice_the_same_way() {
+    assert_eq!(recordings().len(), 3);
+    for (file, bytes) in recordings() {
+        let recording = Recording::read(&bytes).unwrap();
+        assert!(recording.is_closed && recording.ticks > 0, "{file}");
+        for policy in POLICIES {
+            let watched = recording.replay(&mut Watched((policy.make)()));
+            assert_eq!(watched, replay(&recording, policy.name), "{file}: {}", policy.name);
+        }
+    }
+}
+
+#[test]
+fn the_recorded_policy_does_again_what_it_did() {
+    for (file, bytes) in recordings() {
+        let recording = Recording::read(&bytes).unwrap();
+        let mut again = replay(&recording, &recording.header().policy);
+        again.budget_refusals = None; // which a recording does not say
+        assert_eq!(again, recording.recorded(), "{file}");
+    }
+}
+
+#[test]
+fn a_recording_cut_off_anywhere_is_replayed_up_to_there() {
+    for (file, bytes) in recordings() {
+        for length in 0..bytes.len() {
+            match Recording::read(&bytes[..length]) {
+                Ok(recording) => {
+                    assert!(!recording.is_closed);
+                    replay(&recording, "greedy");
+                }
+                Err(error) => assert!(
+                    matches!(error, DecodeError::NoRecording | DecodeError::CutOff { .. }),
+                    "{file}, {length} bytes: {error}"
+                ),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_recording_is_refused_or_replayed_never_a_panic() {
+    for (_, bytes) in recordings() {
+        for place in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 0x15;
+            if let Ok(recording) = Recording::read(&damaged) {
+                POLICIES.iter().for_each(|policy| drop(replay(&recording, policy.name)));
+            }
+        }
+    }
+}
+
+/// A policy that does what it is told, tick by tick.
+struct Told(VecDeque<Vec<Action>>);
+
+impl Told {
+    fn ticks<const N: usize>(ticks: [Vec<Action>; N]) -> Told {
+        Told(ticks.into())
+    }
+}
+
+impl Policy for Told {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+
+    fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
+        for action in self.0.pop_front().unwrap_or_default() {
+            plan.push(action, Cost::default());
+        }
+    }
+}
+
+/// A recording that is being made: a second a tick, one VM with a second level.
+struct Making {
+    bytes: Vec<u8>,
+    encoder: Encoder,
+    second: u64,
+}
+
+impl Making {
+    fn of(policy: &str, limits: BudgetLimits) -> Making {
+        let mut bytes = Vec::new();
+        let vm = VmHeader { vm: VM, backing: "anon".into(), start_page: PageSize::Base4K, ranges: Vec::new() };
+        let header = Header { policy: policy.into(), limits, vms: vec![vm], facts: Vec::new() };
+        let encoder = Encoder::start(&header, &mut bytes).unwrap();
+        Making { bytes, encoder, second: 0 }
+    }
+
+    fn now(&self) -> Moment {
+        Moment::after_start(Duration::from_secs(self.second))
+    }
+
+    /// A look at these rows, and a plan of what `outcomes` are of.
+    fn tick(&mut self, rows: &[WindowRow], outcomes: &[(Action, OutcomeResult, Cost)]) -> &mut Making {
+        self.second += 1;
+        let mut vm = VmSnapshot::with_capacity(VM, rows.len());
+        rows.iter().for_each(|row| vm.push(*row));
+        vm.mapping = Some(MappingStats::default());
+        let host = Some(HostMemory { total: gib(8), available: gib(4), giant_pages_free: 1 });
+        let now = self.now();
+        self.encoder.snapshot(now, &Snapshot { host, vms: vec![vm] }, &mut self.bytes);
+        self.encoder.plan(now, &[], &mut self.bytes);
+        for (action, result, cost) in outcomes {
+            let outcome = Outcome { action: *action, at: now, cost: *cost, unavailable: cost.cpu, result: *result };
+            self.encoder.outcome("collapse", &outcome, &mut self.bytes);
+        }
+        self
+    }
+
+    fn replay(&self, policy: &mut dyn Policy) -> Tally {
+        Recording::read(&self.bytes).unwrap().replay(policy)
+    }
+}
+
+fn making() -> Making {
+    Making::of("greedy", BudgetLimits::default())
+}
+
+fn row(window: u64, resident: u16, backing: Backing) -> WindowRow {
+    WindowRow::new(WindowIndex::new(window), resident, backing)
+}
+
+fn base(window: u64, resident: u16) -> WindowRow {
+    row(window, resident, Backing::Base4K)
+}
+
+fn promote(window: u64) -> Action {
+    Action::Promote { vm: VM, window: WindowIndex::new(window), to: PageSize::Huge2M }
+}
+
+/// Coverage at each second at which it changed.
+fn coverage(tally: &Tally) -> Vec<(u64, u32)> {
+    tally.coverage.iter().map(|(at, share)| (at.since_start().as_secs(), share.get())).collect()
+}
+
+#[test]
+fn what_the_recorded_policy_promoted_is_base_pages_for_another() {
+    // 128 pages of window 0 were there before it became huge
+    let done = (promote(0), OutcomeResult::Done, Cost { copied: mib(2), cpu: Duration::from_micros(700) });
+    let mut making = making();
+    making.tick(&[base(0, 128)], &[done]).tick(&[row(0, 512, Backing::Huge2M)], &[]);
+    let never = making.replay(&mut Told::ticks([]));
+    assert_eq!((coverage(&never), never.resident_at_end), (vec![(1, 0)], kib(512)));
+    let recorded = Recording::read(&making.bytes).unwrap().recorded();
+    assert_eq!((coverage(&recorded), recorded.bloat), (vec![(1, 0), (2, 10_000)], kib(1536)));
+    // a second later than the recorded policy: nothing of that tick is in the recording, so the median it is
+    let late = making.replay(&mut Told::ticks([vec![], vec![promote(0)]]));
+    assert_eq!((late.cpu, late.bloat), (Duration::from_micros(700), kib(1536)));
+}
+
+#[test]
+fn what_was_large_from_the_start_stays_large() {
+    let mut making = making();
+    making.tick(&[row(0, 512, Backing::Huge2M)], &[]).tick(&[row(0, 512, Backing::Huge2M)], &[]);
+    assert_eq!(coverage(&making.replay(&mut Told::ticks([]))), [(1, 10_000)]);
+}
+
+#[test]
+fn a_promoted_window_is_large_for_as_long_as_it_is_there() {
+    let mut making = making();
+    making.tick(&[base(0, 8)], &[]).tick(&[base(0, 9)], &[]);
+    making.tick(&[row(0, 0, Backing::Unbacked)], &[]).tick(&[base(0, 1)], &[]);
+    let tally = making.replay(&mut Told::ticks([vec![promote(0)]]));
+    assert_eq!(coverage(&tally), [(1, 0), (2, 10_000), (3, 0)]);
+    assert_eq!(tally.coverage_area, Duration::from_secs(1));
+    assert_eq!(tally.coverage_mean(), PerTenThousand::new(3_333));
+    assert_eq!(tally.resident_at_end, kib(4));
+}
+
+#[test]
+fn a_refusal_is_the_same_refusal_again_and_the_window_backs_off() {
+    let refused = (promote(0), OutcomeResult::Refused(Refusal::NoHugePage), Cost::default());
+    let mut making = making();
+    making.tick(&[base(0, 8)], &[refused]).tick(&[base(0, 8)], &[]).tick(&[base(0, 8)], &[]);
+    let tally = making.replay(&mut Told::ticks([vec![promote(0)], vec![promote(0)]]));
+    assert_eq!((tally.count_of("promote_2m", "refused_no_huge_page"), tally.count_of("promote_2m", "done")), (1, 1));
+    assert_eq!(coverage(&tally), [(1, 0), (3, 10_000)], "a quarter of a second of back-off is over a second later");
+}
+
+#[test]
+fn actions_that_cannot_be_done_are_counted_and_cost_nothing() {
+    let mut making = making();
+    making.tick(&[base(0, 8), row(1, 512, Backing::Huge2M), row(2, 0, Backing::Unbacked)], &[]);
+    let window = WindowIndex::new(0);
+    let giant = Action::Promote { vm: VM, window, to: PageSize::Giant1G };
+    let release = Action::Release { vm: VM, window };
+    let demote = Action::Demote { vm: VM, window: WindowIndex::new(1), to: PageSize::Huge2M };
+    let tick = vec![giant, release, promote(1), promote(2), promote(9), demote];
+    let tally = making.replay(&mut Told::ticks([tick]));
+    let counted: Vec<_> = tally.actions.iter().map(|((action, result), n)| (*action, *result, *n)).collect();
+    assert_eq!(
+        counted,
+        [
+            ("demote_2m", "skipped_no_mechanism", 1),
+            ("promote_1g", "refused_not_eligible", 1),
+            ("promote_2m", "skipped_already_done", 1),
+            ("promote_2m", "skipped_not_resident", 2), // unbacked; not in the snapshot
+            ("release", "skipped_backing_off", 1),     // window 0 has refused just before
+        ]
+    );
+    assert_eq!((tally.copied, tally.cpu), (Bytes::ZERO, Duration::ZERO));
+}
+
+#[test]
+fn a_giant_takes_a_page_of_the_pool_and_the_pool_has_an_end() {
+    let rows: Vec<WindowRow> = (0..1024).map(|window| base(window, 512)).collect();
+    let mut making = making();
+    making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
+    let giant = |window| Action::Promote { vm: VM, window: WindowIndex::new(window), to: PageSize::Giant1G };
+    let tally = making.replay(&mut Told::ticks([vec![giant(0)], vec![giant(512)]]));
+    assert_eq!((tally.count_of("promote_1g", "done"), tally.count_of("promote_1g", "refused_no_huge_page")), (1, 1));
+    assert_eq!((tally.copied, coverage(&tally)), (gib(1), vec![(1, 0), (2, 5_000)]));
+}
+
+#[test]
+fn a_recorded_giant_is_for_another_policy_what_was_there_before() {
+    // 512 windows, the first with 8 pages, the others without any, made one giant page by the recorded policy
+    let empty = (1..512).map(|window| row(window, 0, Backing::Unbacked));
+    let before: Vec<WindowRow> = [base(0, 8)].into_iter().chain(empty).collect();
+    let after: Vec<WindowRow> = (0..512).map(|window| row(window, 512, Backing::Giant1G)).collect();
+    let giant = Action::Promote { vm: VM, window: WindowIndex::new(0), to: PageSize::Giant1G };
+    let mut making = making();
+    making.tick(&before, &[(giant, OutcomeResult::Done, Cost::default())]).tick(&after, &[]);
+    let never = making.replay(&mut Told::ticks([]));
+    assert_eq!((coverage(&never), never.resident_at_end), (vec![(1, 0)], kib(32)));
+}
+
+#[test]
+fn released_pages_are_gone_until_the_guest_has_others() {
+    let seen = WindowRow { zero: Some(400), ..row(0, 512, Backing::Huge2M) };
+    let mut making = making();
+    making.tick(&[seen], &[]).tick(&[seen], &[]);
+    let release = Action::Release { vm: VM, window: WindowIndex::new(0) };
+    let tally = making.replay(&mut Told::ticks([vec![release]]));
+    assert_eq!((tally.released, tally.resident_at_end), (kib(1600), kib(448)));
+    assert_eq!(coverage(&tally), [(1, 10_000), (2, 0)]);
+    making.tick(&[base(0, 500)], &[]);
+    assert_eq!(making.replay(&mut Told::ticks([vec![release]])).resident_at_end, kib(2000));
+}
+
+#[test]
+fn a_held_window_is_recovered_without_a_copy() {
+    let rows = [row(0, 512, Backing::Huge2M)];
+    let mut making = making();
+    making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
+    let hold = Action::Demote { vm: VM, window: WindowIndex::new(0), to: PageSize::Base4K };
+    let tally = making.replay(&mut Told::ticks([vec![hold], vec![promote(0)], vec![promote(0)]]));
+    assert_eq!((tally.count_of("demote_4k", "done"), tally.copied), (1, Bytes::ZERO));
+    assert_eq!(tally.count_of("promote_2m", "done"), 1);
+    assert_eq!(tally.count_of("promote_2m", "skipped_already_done"), 1);
+}
+
+#[test]
+fn a_tight_budget_of_the_recording_is_the_budget_of_every_policy() {
+    // 2 MiB a second, and one second saved up: one window a tick
+    let limits =
+        BudgetLimits { copy_per_second: mib(2), cpu_share: PerTenThousand::ALL, burst: Duration::from_secs(1) };
+    let rows: Vec<WindowRow> = (0..8).map(|window| base(window, 512)).collect();
+    let mut making = Making::of("never", limits);
+    for _ in 0..4 {
+        making.tick(&rows, &[]);
+    }
+    let tally = making.replay((by_name("greedy").unwrap().make)().as_mut());
+    assert_eq!((tally.count_of("promote_2m", "done"), tally.copied), (4, mib(8)));
+    assert_eq!(tally.budget_refusals, Some(4));
+    assert_eq!(coverage(&tally), [(1, 0), (2, 1_250), (3, 2_500), (4, 3_750)]);
+}
+
+/// Answers first touches of even windows with huge pages.
+struct EvenHuge;
+
+impl Policy for EvenHuge {
+    fn name(&self) -> &'static str {
+        "even_huge"
+    }
+
+    fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {}
+
+    fn decides_at_first_touch(&self) -> bool {
+        true
+    }
+
+    fn first_touch(&mut self, _: VmId, window: WindowIndex) -> PageSize {
+        if window.get().is_multiple_of(2) { PageSize::Huge2M } else { PageSize::Base4K }
+    }
+}
+
+#[test]
+fn first_touches_are_answered_once_a_window() {
+    let mut making = making();
+    making.tick(&[row(0, 0, Backing::Unbacked), base(1, 1)], &[]);
+    making.tick(&[base(0, 512), base(1, 512)], &[]).tick(&[base(0, 512), base(1, 512)], &[]);
+    let tally = making.replay(&mut EvenHuge);
+    assert_eq!((tally.count_of("first_touch_2m", "done"), tally.count_of("first_touch_4k", "done")), (1, 1));
+    assert_eq!(coverage(&tally), [(1, 0), (2, 5_000)]);
+}
