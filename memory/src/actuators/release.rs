@@ -50,7 +50,9 @@ pub struct Release {
 /// Only anonymous RAM: a hugetlb page is one, and pages of a memfd can be written through other mappings, which the
 /// protection of this one does not stop.
 ///
-/// Whoever else has a userfaultfd on the window must let go first (`Refused(Busy)`).
+/// Whoever else has a userfaultfd on the window must let go first (`Refused(Busy)`). Nobody else may discard pages of the
+/// window meanwhile: a page that is not there when the window is protected could be filled without waiting. The
+/// manager's thread is the only one that discards.
 pub fn release_window(host: &dyn Host, ram: &GuestRam, range: RamRange, window: WindowIndex) -> Release {
     release_through(&LinuxDoor { ram }, host, ram, range, window)
 }
