@@ -4,3 +4,5 @@
 pub mod collapse;
 pub mod hold;
 pub mod prefault;
+pub mod release;
+pub mod split;

@@ -7,15 +7,16 @@
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
-//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
+//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
+//! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of two doors, [`host::Host`] (an address space) and
-//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. The one exception
-//! is [`first_touch`]: faults are the kernel's to hand out, so its userfaultfd is always the real one. `unsafe` is in
-//! `sys` alone.
+//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. Two exceptions:
+//! in [`first_touch`] faults are the kernel's to hand out, so its userfaultfd is always the real one, and
+//! [`actuators::release`] has a small door of its own, with a fake. `unsafe` is in `sys` alone.
 
 pub mod actuators;
 pub mod backing;

@@ -158,6 +158,13 @@ impl GuestRam {
         self.reservation.discard(window.start() - Gpa::new(0), PageSize::Huge2M.bytes())
     }
 
+    /// Gives back base pages of anonymous RAM: they read zero afterwards. Whoever calls this knows that they hold
+    /// zeroes and that nobody can write them meanwhile.
+    pub(crate) fn discard_pages(&self, pages: GpaRange) -> std::io::Result<()> {
+        assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
+        self.reservation.discard(pages.start() - Gpa::new(0), pages.bytes())
+    }
+
     /// Where a guest address is mapped, if it is RAM.
     pub fn hva(&self, gpa: Gpa) -> Option<Hva> {
         self.ranges.iter().find(|range| range.gpa.contains(gpa)).map(|range| range.hva + (gpa - range.gpa.start()))

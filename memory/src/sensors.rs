@@ -1,4 +1,7 @@
 //! What is seen, one source a file. Each turns a kernel interface into plain columns or typed samples.
 
+pub mod guest_tables;
 pub mod host_backing;
 pub mod smaps;
+pub mod written;
+pub mod zero_pages;

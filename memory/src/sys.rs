@@ -11,3 +11,4 @@ pub(crate) mod mapping;
 pub(crate) mod memcpy;
 pub(crate) mod pagemap;
 pub(crate) mod userfaultfd;
+pub(crate) mod write_protect;

@@ -32,6 +32,7 @@ struct State {
     calls: FakeCalls,
     fail_advice: Vec<(Advice, i32, u64)>,
     collapse_does_nothing: bool,
+    cold_does_nothing: bool,
 }
 
 const PAGE: u64 = PageSize::Base4K.bytes().get();
@@ -80,6 +81,11 @@ impl FakeHost {
         self.state().collapse_does_nothing = is_so;
     }
 
+    /// From now on `MADV_COLD` says yes and splits nothing, as the kernel does for a page that is shared or pinned.
+    pub fn cold_does_nothing(&self, is_so: bool) {
+        self.state().cold_does_nothing = is_so;
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
@@ -119,6 +125,14 @@ impl State {
             self.pages.extend(pages(Hva::new(start), PageSize::Huge2M.bytes()).map(|page| (page, true)));
         }
         Ok(())
+    }
+
+    /// The huge page that holds `at` becomes base pages.
+    fn split(&mut self, at: u64) {
+        let window = at - at % WINDOW;
+        if !self.cold_does_nothing {
+            self.pages.range_mut(window..window + WINDOW).for_each(|(_, is_huge)| *is_huge = false);
+        }
     }
 }
 
@@ -163,6 +177,7 @@ impl Host for FakeHost {
                         .collect();
                     state.pages.extend(absent.into_iter().map(|page| (page, is_huge)));
                 }
+                Advice::Cold => state.split(window),
             }
         }
         Ok(())

@@ -44,6 +44,7 @@ impl Host for LinuxHost {
             Advice::NoHugePage => "madvise(MADV_NOHUGEPAGE)",
             Advice::Collapse => "madvise(MADV_COLLAPSE)",
             Advice::PopulateWrite => "madvise(MADV_POPULATE_WRITE)",
+            Advice::Cold => "madvise(MADV_COLD)",
         };
         sys::madvise::madvise(start, bytes, advice).map_err(|source| HostError { what, source })
     }

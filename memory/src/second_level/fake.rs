@@ -1,9 +1,10 @@
 //! KVM's side of a VM in memory, for tests: slots have a flag, mapping totals are what the test says, and every call
 //! can be made to fail.
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use wideleaf_policies::{GpaRange, MappingStats, PageSize};
+use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
 use crate::fake_calls::FakeCalls;
 
@@ -22,6 +23,8 @@ struct State {
     paused: u32,
     calls: FakeCalls,
     ignores_dirty_log: bool,
+    /// Frames written while their slot was logged, until the log is taken.
+    dirty: BTreeSet<u64>,
 }
 
 impl FakeSecondLevel {
@@ -39,6 +42,7 @@ impl FakeSecondLevel {
                 paused: 0,
                 calls: FakeCalls::default(),
                 ignores_dirty_log: false,
+                dirty: BTreeSet::new(),
             }),
         }
     }
@@ -56,6 +60,14 @@ impl FakeSecondLevel {
     /// From now on switching dirty logs says yes and does nothing.
     pub fn ignore_dirty_log(&self) {
         self.state().ignores_dirty_log = true;
+    }
+
+    /// The guest writes here: its slot's log shows it, if that is on.
+    pub fn write(&self, gpa: Gpa) {
+        let mut state = self.state();
+        if state.slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa)) {
+            state.dirty.insert(Gfn::containing(gpa).get());
+        }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -91,12 +103,17 @@ impl SecondLevel for FakeSecondLevel {
     }
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
-        let state = self.enter("fake dirty log")?;
-        let slot = state.slots.iter().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
+        let mut state = self.enter("fake dirty log")?;
+        let slot = *state.slots.iter().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
         if !slot.is_dirty_logged {
             return Err(SecondLevelError::WrongState("the memslot's dirty log is off"));
         }
-        Ok(vec![0; slot.range.bytes().pages(PageSize::Base4K).div_ceil(64) as usize])
+        let (first, end) = (Gfn::containing(slot.range.start()).get(), Gfn::containing(slot.range.end()).get());
+        let mut bits = vec![0; slot.range.bytes().pages(PageSize::Base4K).div_ceil(64) as usize];
+        for page in state.dirty.extract_if(first..end, |_| true) {
+            bits[((page - first) / 64) as usize] |= 1 << ((page - first) % 64);
+        }
+        Ok(bits)
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {

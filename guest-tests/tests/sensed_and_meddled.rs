@@ -1,0 +1,173 @@
+//! What the manager's sensors say of a live guest, and that its memory survives every actuator at once: `pattern` checks
+//! and rewrites each word while another thread splits, collapses and releases its windows. Needs KVM.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use wideleaf_guest_image::IMAGE;
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::actuators::release::release_window;
+use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::sensors::guest_tables::{TableLevels, sample};
+use wideleaf_memory::sensors::written::{WindowWrites, WriteSensor};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, mib};
+use wideleaf_policies::{GuestMapping, OutcomeResult, PageSize, PerTenThousand};
+use wideleaf_protocol::{Message, Status, parse};
+use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+
+/// No guest here needs a tenth of it on an idle machine.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What a guest said of its own check.
+#[derive(Default)]
+struct Said {
+    has_begun: bool,
+    verdict: Option<(Status, u64)>,
+}
+
+struct Guest {
+    machine: Machine,
+    said: Arc<Mutex<Said>>,
+}
+
+impl Guest {
+    /// A guest with 32 MiB of anonymous base pages, all of them present before it starts.
+    fn start(guest_page: PageSize, vcpus: u32, cmdline: &str) -> Guest {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+        let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
+        options.memory = mib(32);
+        options.guest_page = guest_page;
+        options.vcpus = vcpus;
+        options.slot_bytes = Some(mib(8));
+        options.cmdline = format!("kernel=pattern {cmdline}");
+        let config = VmConfig::new(options, &HostLimits::none()).unwrap();
+        let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
+        prefault(&LinuxHost::open().unwrap(), ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
+        let said = Arc::new(Mutex::new(Said::default()));
+        let listener = Arc::clone(&said);
+        let sink = Box::new(move |line: &[u8]| listen(&listener, &String::from_utf8_lossy(line)));
+        Guest { machine: Machine::start(&config, ram, sink).unwrap(), said }
+    }
+
+    fn has_ended(&self) -> bool {
+        assert!(self.machine.started().elapsed() < GUEST_TIMEOUT, "the guest does not end");
+        self.machine.vcpu_states().iter().all(|state| *state == wideleaf_vmm::run_loop::VcpuState::Finished)
+    }
+
+    fn wait_until_it_works(&self) {
+        let began = Instant::now();
+        while !self.said.lock().unwrap().has_begun {
+            assert!(began.elapsed() < GUEST_TIMEOUT, "the guest does not begin");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn assert_passes(&self) {
+        let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: None });
+        assert_eq!(exit, GuestExit::ExitPort(0));
+        assert_eq!(self.said.lock().unwrap().verdict, Some((Status::Pass, 0)), "the guest lost a word");
+    }
+}
+
+fn listen(said: &Mutex<Said>, line: &str) {
+    let mut said = said.lock().unwrap();
+    match parse(line) {
+        Some(Ok(Message::Region { .. })) => said.has_begun = true,
+        Some(Ok(Message::Verify { status, errors, .. })) => said.verdict = Some((status, errors)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_guests_tables_say_the_page_size_it_was_started_with() {
+    if !has_kvm() {
+        return;
+    }
+    for (page, expected) in [(PageSize::Base4K, GuestMapping::Base4K), (PageSize::Huge2M, GuestMapping::Huge2M)] {
+        let guest = Guest::start(page, 2, "bytes=8M seconds=60");
+        guest.wait_until_it_works();
+        let ram = guest.machine.ram();
+        let found = sample(&*guest.machine.second_level(), ram, TableLevels::Four).unwrap();
+        assert!(found.is_complete);
+        let expected: Vec<_> = ram.ranges()[0].gpa.windows().map(|window| (window, expected)).collect();
+        assert_eq!(found.windows, expected, "{page}");
+        assert_eq!(guest.machine.stop(), GuestExit::Stopped);
+    }
+}
+
+#[test]
+fn the_dirty_log_counts_what_the_guest_writes_and_all_slots_are_as_before() {
+    if !has_kvm() {
+        return;
+    }
+    let guest = Guest::start(PageSize::Huge2M, 1, "bytes=8M seconds=2");
+    guest.wait_until_it_works();
+    let second_level = guest.machine.second_level();
+    let mut sensor = WriteSensor::default();
+    let mut most = vec![0; 16];
+    while !guest.has_ended() {
+        sensor.begin(&*second_level, PerTenThousand::new(5000)).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        for WindowWrites { window, pages } in sensor.end(&*second_level).unwrap() {
+            assert!(pages <= BASE_PAGES_PER_WINDOW);
+            most[window.get() as usize] = most[window.get() as usize].max(pages);
+        }
+        assert!(second_level.slots().iter().all(|slot| !slot.is_dirty_logged));
+    }
+    guest.assert_passes();
+    let written = most.iter().filter(|pages| **pages > 0).count();
+    assert!((1..16).contains(&written), "a pattern of four windows is written, and most of RAM is not: {most:?}");
+}
+
+/// How often each actuator did what it was asked.
+#[derive(Debug, Default)]
+struct Done {
+    collapses: u64,
+    splits: u64,
+    releases_of_huge: u64,
+    releases_of_base: u64,
+}
+
+/// Goes through all windows: fills each one's holes with base pages and releases what is zero, then collapses it and
+/// splits each second one; the next round releases the others as huge pages.
+fn meddle(host: &LinuxHost, ram: &GuestRam, done: &mut Done) {
+    let range = ram.ranges()[0];
+    let is_done = |result: OutcomeResult| u64::from(result == OutcomeResult::Done);
+    for window in range.gpa.windows() {
+        let start = range.hva + (window.start() - range.gpa.start());
+        host.advise(start, PageSize::Huge2M.bytes(), Advice::PopulateWrite).unwrap();
+        let release = release_window(host, ram, range, window);
+        *if release.was_split { &mut done.releases_of_huge } else { &mut done.releases_of_base } +=
+            is_done(release.result);
+        done.collapses += is_done(collapse_window(host, range, window).result);
+        if window.get().is_multiple_of(2) {
+            done.splits += is_done(split_window(host, BackingKind::Anon, range, window).result);
+        }
+    }
+}
+
+#[test]
+fn a_guest_loses_nothing_while_its_windows_are_split_collapsed_and_released() {
+    if !has_kvm() {
+        return;
+    }
+    for guest_page in [PageSize::Base4K, PageSize::Huge2M] {
+        // From before the guest's first store on: its fill meets the release of pages that are still zero.
+        let guest = Guest::start(guest_page, 2, "bytes=16M seconds=4");
+        let host = LinuxHost::open().unwrap();
+        let mut done = Done::default();
+        while !guest.has_ended() {
+            meddle(&host, guest.machine.ram(), &mut done);
+        }
+        guest.assert_passes();
+        println!("{guest_page}: {done:?}");
+        assert!(done.collapses > 16 && done.splits > 8, "{guest_page}: {done:?}");
+        assert!(done.releases_of_huge > 0 && done.releases_of_base > 8, "{guest_page}: {done:?}");
+    }
+}

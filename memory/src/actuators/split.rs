@@ -1,0 +1,144 @@
+//! Split: the huge page of a window becomes base pages, in place, nothing copied. `MADV_COLD` on one base page of a THP
+//! makes the kernel split it (mm/madvise.c), which needs no privilege; 0.2 ms, and a vCPU that touches the window
+//! meanwhile waits as long at most. Collapse is the way back.
+//!
+//! Base pages that hold only zeroes are gone afterwards: since Linux 6.12 the kernel maps the shared zero page in their
+//! place when it splits (mm/huge_memory.c, `RMP_USE_SHARED_ZEROPAGE`), and the next write gets a fresh page. So a split
+//! is a release too, and says how much it freed.
+
+use std::time::Duration;
+
+use wideleaf_policies::{Backing, Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+
+use crate::backing::BackingKind;
+use crate::host::{Advice, Host};
+use crate::region::RamRange;
+use crate::sensors::host_backing::window_backing;
+
+/// A split that was tried, or found needless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// What came of it.
+    pub result: OutcomeResult,
+    /// CPU time of everything; nothing is copied.
+    pub cost: Cost,
+    /// Time of the splitting call: nobody had to wait longer for the window.
+    pub unavailable: Duration,
+    /// Zero pages that the kernel gave back on the way.
+    pub freed: Bytes,
+}
+
+/// Splits the huge page of one window of RAM of this kind.
+///
+/// Only anonymous RAM: a hugetlb page is one, and a memfd's page tables are dropped rather than split, so that there is
+/// nothing to see of the result until the guest touches the memory again.
+///
+/// The window is marked `MADV_NOHUGEPAGE` first, or khugepaged might undo the split. The mark stays where the kernel
+/// then refuses: the page is huge until somebody splits it, and collapse lifts the mark.
+pub fn split_window(host: &dyn Host, kind: BackingKind, range: RamRange, window: WindowIndex) -> Split {
+    let began_cpu = host.thread_cpu_time();
+    let (mut unavailable, mut freed) = (Duration::ZERO, Bytes::ZERO);
+    let result = match kind {
+        BackingKind::Hugetlb | BackingKind::Memfd => OutcomeResult::Skipped(Skip::NoMechanism),
+        BackingKind::Anon => try_split(host, range, window, &mut unavailable, &mut freed),
+    };
+    let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+    Split { result, cost: Cost { cpu, ..Cost::default() }, unavailable, freed }
+}
+
+fn try_split(
+    host: &dyn Host,
+    range: RamRange,
+    window: WindowIndex,
+    unavailable: &mut Duration,
+    freed: &mut Bytes,
+) -> OutcomeResult {
+    let before = match window_backing(host, range, None, window) {
+        Ok(before) => before,
+        Err(error) => return (&error).into(),
+    };
+    match before.backing {
+        Backing::Unbacked => return OutcomeResult::Skipped(Skip::NotResident),
+        Backing::Base4K => return OutcomeResult::Skipped(Skip::AlreadyDone),
+        Backing::Huge2M | Backing::Giant1G => {}
+    }
+    let start = range.hva + (window.start() - range.gpa.start());
+    if let Err(error) = host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage) {
+        return (&error).into();
+    }
+    let began = host.now();
+    let answer = host.advise(start, PageSize::Base4K.bytes(), Advice::Cold);
+    *unavailable = host.now().since(began);
+    if let Err(error) = answer {
+        return (&error).into();
+    }
+    match window_backing(host, range, None, window) {
+        Err(error) => (&error).into(),
+        Ok(after) if after.backing.is_large() => OutcomeResult::Refused(Refusal::NotObserved),
+        Ok(after) => {
+            *freed = PageSize::Base4K.bytes() * u64::from(before.resident.saturating_sub(after.resident));
+            OutcomeResult::Done
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, GpaRange, Hva};
+
+    const WINDOW: WindowIndex = WindowIndex::new(1);
+
+    fn range() -> RamRange {
+        RamRange { gpa: GpaRange::new(Gpa::new(0), mib(4)).expect("fits"), hva: Hva::new(1 << 40) }
+    }
+
+    fn host_with_a_huge_page() -> FakeHost {
+        let host = FakeHost::default();
+        host.make_present(range().hva, mib(4), true);
+        host
+    }
+
+    fn split(host: &FakeHost) -> OutcomeResult {
+        split_window(host, BackingKind::Anon, range(), WINDOW).result
+    }
+
+    #[test]
+    fn a_huge_page_is_split_and_its_neighbour_stays_whole() {
+        let host = host_with_a_huge_page();
+        assert_eq!(split(&host), OutcomeResult::Done);
+        assert_eq!(host.huge_windows(), 1);
+        assert_eq!(split(&host), OutcomeResult::Skipped(Skip::AlreadyDone));
+    }
+
+    #[test]
+    fn a_hole_and_ram_that_has_no_such_mechanism_are_left_alone() {
+        let host = FakeHost::default();
+        assert_eq!(split(&host), OutcomeResult::Skipped(Skip::NotResident));
+        let calls = host.calls();
+        for kind in [BackingKind::Hugetlb, BackingKind::Memfd] {
+            let result = split_window(&host, kind, range(), WINDOW).result;
+            assert_eq!(result, OutcomeResult::Skipped(Skip::NoMechanism));
+        }
+        assert_eq!(host.calls(), calls, "the kernel is not asked");
+    }
+
+    #[test]
+    fn a_kernel_that_says_yes_and_does_not_split_is_found_out() {
+        let host = host_with_a_huge_page();
+        host.cold_does_nothing(true);
+        assert_eq!(split(&host), OutcomeResult::Refused(Refusal::NotObserved));
+    }
+
+    #[test]
+    fn each_call_that_fails_is_a_refusal() {
+        // look, mark, split, look again
+        for call in 0..4 {
+            let host = host_with_a_huge_page();
+            host.fail_call(call, libc::EBUSY);
+            assert_eq!(split(&host), OutcomeResult::Refused(Refusal::Busy), "call {call}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Pages the guest writes, window by window, from KVM's dirty log: exact, at a price. While a slot is logged KVM maps
+//! it with 4 KiB leaves and each first write to a page is a fault, so slots take turns, a bounded share at a time.
+//!
+//! ```text
+//!   slots      0   1   2   3   4   5        share: a third
+//!   interval  [██████]                      begin: log on … the guest runs … end: count, log off
+//!   next              [██████]
+//!   next                      [██████]      then from the first again
+//! ```
+//!
+//! A slot that is logged already (held at 4 KiB) is counted too and stays logged.
+
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Gpa, PageSize, PerTenThousand, WindowIndex};
+
+use crate::second_level::{SecondLevel, SecondLevelError, Slot, SlotId};
+
+/// One window's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowWrites {
+    /// Which window.
+    pub window: WindowIndex,
+    /// Base pages written during the interval, at least once each.
+    pub pages: u16,
+}
+
+/// A slot of the interval that runs.
+#[derive(Clone, Copy, Debug)]
+struct Sampled {
+    slot: SlotId,
+    was_logged: bool,
+}
+
+/// Counts writes; remembers whose turn is next. Between [`WriteSensor::begin`] and [`WriteSensor::end`] nobody else
+/// may switch the dirty log of a slot it watches.
+#[derive(Debug, Default)]
+pub struct WriteSensor {
+    sampled: Vec<Sampled>,
+    /// Slots the sensor switched on and could not switch off again: tried anew at the next call.
+    owed: Vec<SlotId>,
+    next: usize,
+}
+
+impl WriteSensor {
+    /// Whether this address is watched by the interval that runs.
+    pub fn watches(&self, second_level: &dyn SecondLevel, gpa: Gpa) -> bool {
+        let slots = second_level.slots();
+        slots.iter().any(|slot| slot.range.contains(gpa) && self.sampled.iter().any(|s| s.slot == slot.id))
+    }
+
+    /// Begins an interval for the next slots in turn: `share` of them, at least one. Gives back how many. An interval
+    /// that still runs is ended and its counts are lost.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`]; each slot is then as it was. One that refuses that too is switched back by the next call.
+    pub fn begin(&mut self, second_level: &dyn SecondLevel, share: PerTenThousand) -> Result<usize, SecondLevelError> {
+        self.switch_back(second_level)?;
+        let slots = second_level.slots();
+        let count = (slots.len() as u64 * u64::from(share.get())).div_ceil(u64::from(PerTenThousand::ALL.get()));
+        let count = (count as usize).clamp(slots.len().min(1), slots.len());
+        for turn in 0..count {
+            let slot = slots[(self.next + turn) % slots.len()];
+            if let Err(error) = self.watch(second_level, slot) {
+                // The first error says more than one of the way back; what that leaves is owed.
+                let _ = self.switch_back(second_level);
+                return Err(error);
+            }
+        }
+        self.next = (self.next + count) % slots.len().max(1);
+        Ok(count)
+    }
+
+    /// Ends the interval: the counts of every window of its slots, ascending by slot as they took their turns.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`] of the first call that failed; each slot is then as it was. One that refuses that too is
+    /// switched back by the next call.
+    pub fn end(&mut self, second_level: &dyn SecondLevel) -> Result<Vec<WindowWrites>, SecondLevelError> {
+        let counted = self.count(second_level);
+        let restored = self.switch_back(second_level);
+        let counted = counted?;
+        restored.map(|()| counted)
+    }
+
+    fn watch(&mut self, second_level: &dyn SecondLevel, slot: Slot) -> Result<(), SecondLevelError> {
+        if slot.is_dirty_logged {
+            second_level.take_dirty_log(slot.id)?; // what was written before does not count
+        } else {
+            second_level.set_dirty_log(slot.id, true)?;
+        }
+        self.sampled.push(Sampled { slot: slot.id, was_logged: slot.is_dirty_logged });
+        Ok(())
+    }
+
+    fn count(&self, second_level: &dyn SecondLevel) -> Result<Vec<WindowWrites>, SecondLevelError> {
+        let slots = second_level.slots();
+        let mut rows = Vec::new();
+        for sampled in &self.sampled {
+            let slot = slots.iter().find(|slot| slot.id == sampled.slot);
+            let slot = slot.ok_or(SecondLevelError::NoSuchSlot(sampled.slot))?;
+            let bits = second_level.take_dirty_log(slot.id)?;
+            rows.extend(slot.range.windows().map(|window| WindowWrites { window, pages: count(&bits, *slot, window) }));
+        }
+        Ok(rows)
+    }
+
+    /// Switches off what the sensor switched on; goes on behind an error.
+    fn switch_back(&mut self, second_level: &dyn SecondLevel) -> Result<(), SecondLevelError> {
+        self.owed.extend(self.sampled.drain(..).filter(|s| !s.was_logged).map(|s| s.slot));
+        let mut first_error = Ok(());
+        self.owed.retain(|slot| match second_level.set_dirty_log(*slot, false) {
+            Ok(()) | Err(SecondLevelError::NoSuchSlot(_)) => false,
+            Err(error) => {
+                if first_error.is_ok() {
+                    first_error = Err(error);
+                }
+                true
+            }
+        });
+        first_error
+    }
+}
+
+/// Bits of the log that belong to a window of the slot.
+fn count(bits: &[u64], slot: Slot, window: WindowIndex) -> u16 {
+    let first = (window.start() - slot.range.start()).pages(PageSize::Base4K);
+    let is_set = |page: u64| bits.get((page / 64) as usize).is_some_and(|word| word >> (page % 64) & 1 == 1);
+    (first..first + u64::from(BASE_PAGES_PER_WINDOW)).filter(|page| is_set(*page)).count() as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::second_level::fake::FakeSecondLevel;
+    use wideleaf_policies::GpaRange;
+    use wideleaf_policies::units::{kib, mib};
+
+    const THIRD: PerTenThousand = PerTenThousand::new(3333);
+
+    /// Six slots of two windows each.
+    fn guest() -> FakeSecondLevel {
+        let slots: Vec<GpaRange> =
+            (0..6).map(|slot| GpaRange::new(Gpa::new(0) + mib(4) * slot, mib(4)).expect("fits")).collect();
+        FakeSecondLevel::new(&slots)
+    }
+
+    fn logged(guest: &FakeSecondLevel) -> Vec<u32> {
+        guest.slots().iter().filter(|slot| slot.is_dirty_logged).map(|slot| slot.id.0).collect()
+    }
+
+    #[test]
+    fn pages_written_in_the_interval_are_counted_by_window() {
+        let guest = guest();
+        let mut sensor = WriteSensor::default();
+        assert_eq!(sensor.begin(&guest, THIRD).expect("the fake answers"), 2);
+        assert_eq!(logged(&guest), [0, 1]);
+        for page in [0, 3, 511, 512] {
+            guest.write(Gpa::new(0) + kib(4) * page);
+            guest.write(Gpa::new(0) + kib(4) * page);
+        }
+        assert!(sensor.watches(&guest, Gpa::new(0)) && !sensor.watches(&guest, Gpa::new(0) + mib(8)));
+        let counts: Vec<u16> = sensor.end(&guest).expect("the fake answers").iter().map(|row| row.pages).collect();
+        assert_eq!(counts, [3, 1, 0, 0]);
+        assert_eq!(logged(&guest), [0; 0]);
+    }
+
+    #[test]
+    fn slots_take_turns_and_the_share_is_never_exceeded() {
+        let guest = guest();
+        let mut sensor = WriteSensor::default();
+        let mut turns = Vec::new();
+        for _ in 0..4 {
+            sensor.begin(&guest, THIRD).expect("the fake answers");
+            turns.push(logged(&guest));
+            sensor.end(&guest).expect("the fake answers");
+        }
+        assert_eq!(turns, [[0, 1], [2, 3], [4, 5], [0, 1]]);
+        assert_eq!(sensor.begin(&guest, PerTenThousand::new(0)).expect("the fake answers"), 1, "at least one");
+    }
+
+    #[test]
+    fn a_slot_that_is_held_stays_held_and_its_past_does_not_count() {
+        let guest = guest();
+        guest.set_dirty_log(SlotId(1), true).expect("the fake answers");
+        guest.write(Gpa::new(0) + mib(4));
+        let mut sensor = WriteSensor::default();
+        sensor.begin(&guest, THIRD).expect("the fake answers");
+        guest.write(Gpa::new(0) + mib(6));
+        let counts: Vec<u16> = sensor.end(&guest).expect("the fake answers").iter().map(|row| row.pages).collect();
+        assert_eq!(counts, [0, 0, 0, 1]);
+        assert_eq!(logged(&guest), [1]);
+    }
+
+    #[test]
+    fn whatever_call_fails_the_slots_are_as_they_were_after_the_next_interval_at_the_latest() {
+        // begin: 2 calls (on, on); end: take, take, off, off.
+        for call in 0..6 {
+            let guest = guest();
+            let mut sensor = WriteSensor::default();
+            guest.fail_call(call, libc::EIO);
+            let outcome = sensor.begin(&guest, THIRD).and_then(|_| sensor.end(&guest));
+            assert!(outcome.is_err(), "call {call}");
+            let is_way_back = call >= 4;
+            assert_eq!(logged(&guest).is_empty(), !is_way_back, "call {call}");
+            sensor.begin(&guest, THIRD).expect("nothing fails any more");
+            assert_eq!(logged(&guest).len(), 2, "call {call}: what was owed is off");
+            sensor.end(&guest).expect("nothing fails any more");
+            assert!(logged(&guest).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_guest_without_slots_has_no_writes() {
+        let guest = FakeSecondLevel::new(&[]);
+        let mut sensor = WriteSensor::default();
+        assert_eq!(sensor.begin(&guest, THIRD).expect("nothing is asked"), 0);
+        assert!(sensor.end(&guest).expect("nothing is asked").is_empty());
+    }
+}

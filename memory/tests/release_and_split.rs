@@ -1,0 +1,223 @@
+//! Split and release on the kernel this runs on: the page tables and the resident memory follow, and writers that work
+//! on the same windows lose nothing. What the host lacks is skipped with a reason.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::actuators::release::{Release, release_window};
+use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::host::Host;
+use wideleaf_memory::sensors::host_backing::window_backing;
+use wideleaf_memory::sensors::smaps::resident_memory;
+use wideleaf_memory::sensors::zero_pages::window_zero_pages;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_policies::units::{kib, mib};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+
+const WINDOWS: u64 = 8;
+const WORDS_PER_PAGE: usize = 512;
+
+fn ram(kind: BackingKind) -> Arc<GuestRam> {
+    let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
+    let ram = GuestRam::map(&[range], BackingConfig::new(kind, PageSize::Base4K).unwrap()).unwrap();
+    prefault(&LinuxHost::open().unwrap(), ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
+    ram
+}
+
+fn words(ram: &GuestRam) -> &[AtomicU64] {
+    ram.words(ram.ranges()[0])
+}
+
+fn backing(ram: &GuestRam, window: WindowIndex) -> (u16, Backing) {
+    let row = window_backing(&LinuxHost::open().unwrap(), ram.ranges()[0], None, window).unwrap();
+    (row.resident, row.backing)
+}
+
+fn resident(ram: &GuestRam) -> Bytes {
+    let smaps = LinuxHost::open().unwrap().read_text("/proc/self/smaps").unwrap();
+    resident_memory(&smaps, &[(ram.base(), ram.bytes())]).unwrap().guest_ram
+}
+
+/// Collapse answers EAGAIN or EBUSY while a page is on its way to an LRU list: asks again, at most this often.
+fn collapse(host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> OutcomeResult {
+    const TRIES_MAX: usize = 50;
+    (0..TRIES_MAX)
+        .map(|_| collapse_window(host, ram.ranges()[0], window).result)
+        .find(|result| *result != OutcomeResult::Refused(Refusal::Busy))
+        .unwrap_or(OutcomeResult::Refused(Refusal::Busy))
+}
+
+fn release(host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> Release {
+    release_window(host, ram, ram.ranges()[0], window)
+}
+
+/// Whether this process may write-protect memory; if not, says why.
+fn can_release() -> bool {
+    let answer = release(&LinuxHost::open().unwrap(), &ram(BackingKind::Anon), WindowIndex::new(0)).result;
+    let is_possible = answer == OutcomeResult::Done;
+    if !is_possible {
+        println!("skipped: releasing a window of zeroes is {answer}; it needs userfaultfd, as root");
+    }
+    is_possible
+}
+
+#[test]
+fn a_split_window_has_base_pages_and_its_contents_and_collapses_again() {
+    let (ram, host, window) = (ram(BackingKind::Anon), LinuxHost::open().unwrap(), WindowIndex::new(3));
+    words(&ram).iter().zip(1..).for_each(|(word, n)| word.store(n, Ordering::Relaxed));
+    for _ in 0..10 {
+        assert_eq!(collapse(&host, &ram, window), OutcomeResult::Done);
+        assert_eq!(backing(&ram, window), (512, Backing::Huge2M));
+        let split = split_window(&host, BackingKind::Anon, ram.ranges()[0], window);
+        assert_eq!(split.result, OutcomeResult::Done);
+        assert_eq!(backing(&ram, window), (512, Backing::Base4K));
+    }
+    let again = split_window(&host, BackingKind::Anon, ram.ranges()[0], window).result;
+    assert_eq!(again, OutcomeResult::Skipped(Skip::AlreadyDone));
+    assert!(words(&ram).iter().zip(1..).all(|(word, n)| word.load(Ordering::Relaxed) == n));
+}
+
+#[test]
+fn a_split_gives_back_at_most_the_zero_pages_and_says_how_many() {
+    let (ram, host, window) = (ram(BackingKind::Anon), LinuxHost::open().unwrap(), WindowIndex::new(0));
+    words(&ram).iter().step_by(WORDS_PER_PAGE * 2).for_each(|word| word.store(1, Ordering::Relaxed));
+    assert_eq!(collapse(&host, &ram, window), OutcomeResult::Done);
+    let before = resident(&ram);
+    let split = split_window(&host, BackingKind::Anon, ram.ranges()[0], window);
+    assert_eq!(split.result, OutcomeResult::Done);
+    // Kernels before 6.12 keep them.
+    assert!(split.freed == Bytes::ZERO || split.freed == mib(1), "{}", split.freed);
+    assert_eq!(resident(&ram), before.saturating_sub(split.freed));
+}
+
+#[test]
+fn memfd_ram_is_neither_split_nor_released() {
+    let (ram, host) = (ram(BackingKind::Memfd), LinuxHost::open().unwrap());
+    let none = OutcomeResult::Skipped(Skip::NoMechanism);
+    let range = ram.ranges()[0];
+    assert_eq!(split_window(&host, BackingKind::Memfd, range, WindowIndex::new(0)).result, none);
+    assert_eq!(release(&host, &ram, WindowIndex::new(0)).result, none);
+}
+
+#[test]
+fn looking_for_zero_pages_fills_no_hole() {
+    let range = GpaRange::new(Gpa::new(0), mib(2)).unwrap();
+    let ram = GuestRam::map(&[range], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
+    let host = LinuxHost::open().unwrap();
+    let look = || window_zero_pages(&host, &ram, ram.ranges()[0], WindowIndex::new(0)).unwrap();
+    assert_eq!((look().pages(), look().read), (0, Bytes::ZERO));
+    words(&ram)[0].store(0, Ordering::Relaxed);
+    words(&ram)[WORDS_PER_PAGE].store(1, Ordering::Relaxed);
+    assert_eq!((look().pages(), look().read), (1, kib(4) + Bytes::new(8)));
+    assert_eq!(backing(&ram, WindowIndex::new(0)), (2, Backing::Base4K));
+    assert_eq!(resident(&ram), kib(8));
+}
+
+#[test]
+fn resident_memory_falls_by_what_release_says_and_the_words_stay() {
+    if !can_release() {
+        return;
+    }
+    let (ram, host) = (ram(BackingKind::Anon), LinuxHost::open().unwrap());
+    for page in (0..words(&ram).len()).step_by(WORDS_PER_PAGE * 8) {
+        words(&ram)[page].store(page as u64 + 1, Ordering::Relaxed);
+    }
+    assert_eq!(collapse(&host, &ram, WindowIndex::new(1)), OutcomeResult::Done);
+    let before = resident(&ram);
+    let released: Vec<Release> = (0..WINDOWS).map(|window| release(&host, &ram, WindowIndex::new(window))).collect();
+    let freed: Bytes = released.iter().map(|release| release.freed).sum();
+    assert!(released.iter().all(|release| release.result == OutcomeResult::Done), "{released:?}");
+    assert_eq!(released.iter().filter(|release| release.was_split).count(), 1);
+    assert_eq!(freed, kib(4) * (448 * WINDOWS), "64 of 512 pages of each window are in use");
+    assert_eq!(resident(&ram), before.saturating_sub(freed));
+    for page in (0..words(&ram).len()).step_by(WORDS_PER_PAGE * 8) {
+        assert_eq!(words(&ram)[page].load(Ordering::Relaxed), page as u64 + 1);
+    }
+}
+
+/// Keeps writing to all words of its half of each window in turn: fills pages with words that only it knows, checks
+/// them, makes them zero again, so that every page is zero at times and in use at others.
+fn write_and_check(ram: &GuestRam, half: usize, is_over: &AtomicBool) -> u64 {
+    /// Words of a page that are written: the last ones, so that the search for zeroes has to come that far.
+    const WRITTEN: usize = 4;
+    let pages: Vec<&[AtomicU64]> =
+        words(ram).chunks(WORDS_PER_PAGE).skip(half).step_by(2).map(|page| &page[WORDS_PER_PAGE - WRITTEN..]).collect();
+    let mut pass = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        pass += 1;
+        for (number, page) in pages.iter().enumerate() {
+            let is_zero_now = (number as u64 + pass).is_multiple_of(3);
+            for (word, n) in page.iter().zip(1..) {
+                let expected = |pass: u64| match (number as u64 + pass).is_multiple_of(3) || pass == 0 {
+                    true => 0,
+                    false => pass << 32 | (number as u64) << 8 | n,
+                };
+                let found = word.load(Ordering::Relaxed);
+                assert_eq!(found, expected(pass - 1), "page {number} of half {half}, word {n}, pass {pass}");
+                word.store(if is_zero_now { 0 } else { expected(pass) }, Ordering::Relaxed);
+            }
+        }
+    }
+    pass
+}
+
+#[test]
+fn writers_lose_nothing_while_windows_are_released_split_and_collapsed() {
+    if !can_release() {
+        return;
+    }
+    const ROUNDS: u64 = 200;
+    let (ram, host, is_over) = (ram(BackingKind::Anon), LinuxHost::open().unwrap(), AtomicBool::new(false));
+    let mut done = Done::default();
+    std::thread::scope(|scope| {
+        let writers = [0, 1].map(|half| {
+            let (ram, is_over) = (&ram, &is_over);
+            scope.spawn(move || write_and_check(ram, half, is_over))
+        });
+        for round in 0..ROUNDS {
+            (0..WINDOWS).for_each(|window| meddle(&host, &ram, WindowIndex::new(window), round + window, &mut done));
+            if writers.iter().any(|writer| writer.is_finished()) {
+                break; // it has found a wrong word: the join says which
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for writer in writers {
+            assert!(writer.join().unwrap() > 1, "each writer came to check what it wrote");
+        }
+    });
+    println!("{done:?}");
+    assert!(done.collapses > 100 && done.splits > 100, "{done:?}");
+    assert!(done.releases_of_huge > 100 && done.releases_of_base > 100, "{done:?}");
+}
+
+/// What was done to windows under the writers' hands.
+#[derive(Debug, Default)]
+struct Done {
+    collapses: u64,
+    splits: u64,
+    releases_of_huge: u64,
+    releases_of_base: u64,
+    freed: Bytes,
+}
+
+/// One step of four: collapse; split; collapse and release; release.
+fn meddle(host: &LinuxHost, ram: &GuestRam, window: WindowIndex, step: u64, done: &mut Done) {
+    let is_done = |result: OutcomeResult| u64::from(result == OutcomeResult::Done);
+    let step = step % 4;
+    if step == 0 || step == 2 {
+        done.collapses += is_done(collapse_window(host, ram.ranges()[0], window).result);
+    }
+    if step == 1 {
+        done.splits += is_done(split_window(host, BackingKind::Anon, ram.ranges()[0], window).result);
+    }
+    if step >= 2 {
+        let release = release(host, ram, window);
+        done.freed += release.freed;
+        *if release.was_split { &mut done.releases_of_huge } else { &mut done.releases_of_base } +=
+            is_done(release.result);
+    }
+}
