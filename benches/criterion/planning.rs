@@ -35,7 +35,7 @@ fn planning(c: &mut Criterion) {
                     burst: Duration::from_secs(3600),
                 };
                 b.iter_batched_ref(
-                    || ((policy.make)(), Budget::new(limits, Moment::START), Plan::with_bound(usize::MAX)),
+                    || (policy.with_defaults(), Budget::new(limits, Moment::START), Plan::with_bound(usize::MAX)),
                     |(policy, budget, plan)| policy.plan(snapshot, Moment::START, budget, plan),
                     BatchSize::LargeInput,
                 );

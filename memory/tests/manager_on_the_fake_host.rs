@@ -56,7 +56,7 @@ fn plenty() -> ManagerConfig {
 }
 
 fn greedy() -> Box<dyn Policy> {
-    (policy::by_name("greedy").unwrap().make)()
+    policy::by_name("greedy").unwrap().with_defaults()
 }
 
 fn greedy_loop(host: &Arc<FakeHost>) -> ManagerLoop {
@@ -92,7 +92,7 @@ fn greedy_makes_every_resident_window_huge() {
 #[test]
 fn never_leaves_every_window_alone() {
     let host = host();
-    let policy = (policy::by_name("never").unwrap().make)();
+    let policy = policy::by_name("never").unwrap().with_defaults();
     let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, plenty());
     run(&mut work, &host, 3);
     assert_eq!(host.huge_windows(), 0);
@@ -305,7 +305,7 @@ fn kvms_totals_are_sampled_at_every_tick() {
 #[test]
 fn totals_that_the_host_cannot_explain_are_a_contradiction() {
     let (host, kvm) = (host(), second_level());
-    let never = (policy::by_name("never").unwrap().make)();
+    let never = policy::by_name("never").unwrap().with_defaults();
     let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], never, plenty());
     work.tick();
     kvm.set_stats(MappingStats { pages_4k: 0, pages_2m: WINDOWS, pages_1g: 0 }); // the host has base pages only
