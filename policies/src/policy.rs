@@ -12,6 +12,7 @@ use crate::units::{Moment, PageSize, WindowIndex};
 
 mod aligned;
 mod at_fault;
+mod auto;
 mod coverage;
 mod giant;
 mod greedy;
@@ -23,6 +24,7 @@ mod utilization;
 
 pub use aligned::Aligned;
 pub use at_fault::AtFault;
+pub use auto::Auto;
 pub use coverage::Coverage;
 pub use giant::Giant;
 pub use greedy::Greedy;
@@ -157,6 +159,12 @@ pub const POLICIES: &[PolicyInfo] = &[
         summary: "1 GiB pages where a whole giant can be had, then 2 MiB",
         parameters: giant::PARAMETERS,
         make: |parameters| Box::new(Giant::new(parameters)),
+    },
+    PolicyInfo {
+        name: "auto",
+        summary: "promotes where the cycles saved in walks pay for it; keeps score of its own decisions",
+        parameters: auto::PARAMETERS,
+        make: |parameters| Box::new(Auto::new(parameters)),
     },
 ];
 

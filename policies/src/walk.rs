@@ -46,13 +46,15 @@ const fn guest_page(mapping: GuestMapping) -> Option<PageSize> {
 /// Cycles that each TLB miss of today costs less once the host's page grows from base to `to`. The TLB entry covers the
 /// smaller page of the two; where promotion makes that one grow, the misses themselves go (511 of 512 of them), else
 /// only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages).
-pub fn cycles_saved_per_miss(guest: GuestMapping, to: PageSize) -> u64 {
+pub const fn cycles_saved_per_miss(guest: GuestMapping, to: PageSize) -> u64 {
     let Some(guest) = guest_page(guest) else {
         return 0;
     };
     let before = references(guest, PageSize::Base4K);
-    let is_aligned = guest.min(to) > PageSize::Base4K;
-    let after = if is_aligned { references(guest, to) / 512 } else { references(guest, to) };
+    let after = match (guest, to) {
+        (PageSize::Base4K, _) | (_, PageSize::Base4K) => references(guest, to),
+        _ => references(guest, to) / 512,
+    };
     (before - after) * CYCLES_PER_REFERENCE
 }
 
