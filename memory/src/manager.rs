@@ -139,6 +139,8 @@ pub struct ManagerReport {
     pub samples: Vec<(VmId, Vec<Sample>)>,
     /// What was decided at the fault, if the policy decides there.
     pub first_touch: Option<FirstTouchReport>,
+    /// What the policy counted of its own decisions.
+    pub policy_figures: Vec<(&'static str, u64)>,
 }
 
 /// A window that was out of reach for longer is counted as this long: a minute is a hung host.
@@ -165,6 +167,7 @@ impl ManagerReport {
             last_done_at: None,
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
             first_touch: None,
+            policy_figures: Vec::new(),
         }
     }
 
@@ -284,6 +287,7 @@ impl ManagerLoop {
     /// Takes a last look at all VMs, so that the report ends with the state at the end.
     pub fn finish(mut self) -> ManagerReport {
         self.sense();
+        self.report.policy_figures = lock(&self.policy).figures();
         self.report
     }
 

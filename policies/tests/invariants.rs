@@ -8,7 +8,8 @@ use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
     AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, GuestMapping, HostMemory, Moment, Outcome,
-    OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, Refusal, Snapshot, VmId, VmSnapshot, WindowIndex,
+    WindowRow,
 };
 
 const NOW: Moment = Moment::after_start(Duration::from_secs(10));
@@ -98,6 +99,43 @@ fn plan_of(policy: &str, snapshot: &Snapshot, limits: BudgetLimits) -> Vec<Plann
     plan.actions().to_vec()
 }
 
+fn outcome_result() -> impl Strategy<Value = OutcomeResult> {
+    let refusals = [Refusal::NoHugePage, Refusal::Busy, Refusal::NotEligible].map(OutcomeResult::Refused);
+    prop_oneof![2 => Just(OutcomeResult::Done), 1 => prop::sample::select(refusals.to_vec())]
+}
+
+/// Windows that an action changes.
+fn windows_of(action: Action) -> impl Iterator<Item = WindowIndex> {
+    let count = if matches!(action, Action::Promote { to: PageSize::Giant1G, .. }) { 512 } else { 1 };
+    (0..count).map(move |n| WindowIndex::new(action.window().get() + n))
+}
+
+/// Whether the action changes anything at this row.
+fn makes_sense(action: Action, vm: &VmSnapshot, row: usize) -> bool {
+    let (backing, is_held) = (vm.backing[row], vm.is_held[row]);
+    match action {
+        Action::Promote { to: PageSize::Giant1G, .. } => backing != Backing::Giant1G,
+        Action::Promote { .. } => !backing.is_large() || is_held,
+        Action::Demote { .. } => backing.is_large() && !is_held,
+        Action::Release { .. } => backing.is_large() && vm.zero[row].is_some_and(|zero| zero > 0),
+    }
+}
+
+/// The contract of a plan, but for its cost.
+fn check(policy: &str, snapshot: &Snapshot, now: Moment, plan: &[PlannedAction]) -> Result<(), TestCaseError> {
+    let mut named = BTreeSet::new();
+    for PlannedAction { action, .. } in plan.iter().copied() {
+        let vm = snapshot.vm(action.vm()).expect("a VM of the snapshot");
+        let row = vm.row(action.window()).expect("a window of the snapshot");
+        prop_assert!(vm.backing[row] != Backing::Unbacked && vm.ready_at[row] <= now, "{policy}: {action:?}");
+        prop_assert!(makes_sense(action, vm, row), "{policy}: {action:?}");
+        for window in windows_of(action) {
+            prop_assert!(named.insert((vm.vm, window)), "{policy}: {window} twice");
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn a_plan_never_costs_more_than_the_budget_grants(snapshot in snapshot(), limits in limits()) {
@@ -116,31 +154,29 @@ proptest! {
     #[test]
     fn a_plan_names_backed_ready_windows_each_once(snapshot in snapshot(), limits in limits()) {
         for policy in POLICIES {
-            let plan = plan_of(policy.name, &snapshot, limits);
-            let mut named = BTreeSet::new();
-            for planned in plan {
-                let vm = snapshot.vm(planned.action.vm()).expect("a VM of the snapshot");
-                let row = vm.row(planned.action.window()).expect("a window of the snapshot");
-                prop_assert!(vm.backing[row] != Backing::Unbacked && vm.ready_at[row] <= NOW, "{}", policy.name);
-                let (is_held, zero) = (vm.is_held[row], vm.zero[row]);
-                match planned.action {
-                    Action::Promote { window, to: PageSize::Giant1G, .. } => {
-                        prop_assert!(vm.backing[row] != Backing::Giant1G, "{}", policy.name);
-                        for window in (0..512).map(|n| WindowIndex::new(window.get() + n)) {
-                            prop_assert!(named.insert((vm.vm, window)), "{}: {window} twice", policy.name);
-                        }
+            check(policy.name, &snapshot, NOW, &plan_of(policy.name, &snapshot, limits))?;
+        }
+    }
+
+    #[test]
+    fn a_past_changes_no_guarantee_and_repeats_exactly(
+        past in prop::collection::vec((snapshot(), outcome_result(), 0_u64..30), 1..5),
+    ) {
+        for policy in POLICIES {
+            let mut twins = [policy.with_defaults(), policy.with_defaults()];
+            let mut now = NOW;
+            for (snapshot, result, pause) in &past {
+                now = now + Duration::from_secs(*pause);
+                let [first, second] = twins.each_mut().map(|twin| {
+                    let mut plan = Plan::with_bound(64);
+                    twin.plan(snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
+                    for PlannedAction { action, cost } in plan.actions().iter().copied() {
+                        twin.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
                     }
-                    Action::Promote { window, .. } => {
-                        prop_assert!(!vm.backing[row].is_large() || is_held, "{}", policy.name);
-                        prop_assert!(named.insert((vm.vm, window)), "{}: {window} twice", policy.name);
-                    }
-                    Action::Demote { window, .. } | Action::Release { window, .. } => {
-                        prop_assert!(vm.backing[row].is_large() && !is_held, "{}", policy.name);
-                        let is_release = matches!(planned.action, Action::Release { .. });
-                        prop_assert!(!is_release || zero.is_some_and(|zero| zero > 0), "{}", policy.name);
-                        prop_assert!(named.insert((vm.vm, window)), "{}: {window} twice", policy.name);
-                    }
-                }
+                    plan.actions().to_vec()
+                });
+                prop_assert_eq!(&first, &second, "{}", policy.name);
+                check(policy.name, snapshot, now, &first)?;
             }
         }
     }

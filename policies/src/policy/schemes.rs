@@ -243,16 +243,15 @@ impl Schemes {
 /// What a rule asks for at one window, if it can be done there.
 fn action(effect: Effect, vm: &VmSnapshot, row: usize, now: Moment) -> Option<Action> {
     let (id, window) = (vm.vm, vm.windows[row]);
-    match effect {
-        Effect::Promote => {
-            is_promotable(vm, row, now).then_some(Action::Promote { vm: id, window, to: PageSize::Huge2M })
-        }
-        Effect::Demote => is_demotable(vm, row, now).then_some(Action::Demote { vm: id, window, to: PageSize::Base4K }),
+    let (action, is_possible) = match effect {
+        Effect::Promote => (Action::Promote { vm: id, window, to: PageSize::Huge2M }, is_promotable(vm, row, now)),
+        Effect::Demote => (Action::Demote { vm: id, window, to: PageSize::Base4K }, is_demotable(vm, row, now)),
         Effect::Release => {
             let has_zeroes = vm.zero[row].is_some_and(|zero| zero > 0);
-            (has_zeroes && is_demotable(vm, row, now)).then_some(Action::Release { vm: id, window })
+            (Action::Release { vm: id, window }, has_zeroes && is_demotable(vm, row, now))
         }
-    }
+    };
+    is_possible.then_some(action)
 }
 
 impl Policy for Schemes {
@@ -262,7 +261,9 @@ impl Policy for Schemes {
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
-        if !self.active.update(snapshot.host.or(Some(Default::default()))) || now < self.apply_at {
+        // A host nobody looked at counts as empty: rules without watermarks are applied there, others are not.
+        let host = snapshot.host.unwrap_or_default();
+        if !self.active.update(Some(host)) || now < self.apply_at {
             return;
         }
         self.apply_at = now + self.interval;
@@ -279,9 +280,11 @@ impl Policy for Schemes {
                 let Some(rule) = self.rules.iter().find(|rule| rule.fits(&region)) else {
                     continue;
                 };
-                for action in region.rows.filter_map(|row| action(rule.effect, vm, row, now)) {
-                    let is_held = vm.row(action.window()).is_some_and(|row| vm.is_held[row]);
-                    if quota == 0 || self.expectations.request(action, is_held, budget, plan).is_break() {
+                for row in region.rows {
+                    let Some(action) = action(rule.effect, vm, row, now) else {
+                        continue;
+                    };
+                    if quota == 0 || self.expectations.request(action, vm.is_held[row], budget, plan).is_break() {
                         return;
                     }
                     quota -= 1;
