@@ -135,13 +135,14 @@ impl Score {
     }
 }
 
+/// Never zero: nothing is free.
 fn cycles(cost: Cost) -> u64 {
-    u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX).saturating_mul(CYCLES_PER_MICROSECOND)
+    u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX).saturating_mul(CYCLES_PER_MICROSECOND).max(1)
 }
 
 fn cycles_over(per_second: u64, time: Duration) -> u64 {
-    let cycles = u128::from(per_second) * time.as_millis() / 1000;
-    u64::try_from(cycles).unwrap_or(u64::MAX)
+    let milliseconds = time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_millis()));
+    per_second.saturating_mul(milliseconds) / 1000
 }
 
 impl Prices {
@@ -155,10 +156,10 @@ impl Prices {
         u64::from(missing) * self.bloat_price
     }
 
-    /// How many percent of the cost come back within the horizon.
-    fn return_percent(&self, per_second: u64, hot_for: Duration, cost: Cost) -> u64 {
+    /// How many percent of the cost, in cycles, come back within the horizon.
+    fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
         let gain = cycles_over(per_second, hot_for.min(self.horizon));
-        gain.saturating_mul(100) / cycles(cost).max(1)
+        gain.saturating_mul(100) / cost
     }
 }
 
@@ -212,14 +213,13 @@ impl Auto {
             let Some((index, row)) = found.and_then(|index| Some((index, snapshot.vms[index].row(window)?))) else {
                 continue; // The VM has gone.
             };
-            self.memory.of_vm(index)[row].owed = cycles(cost).max(1);
+            self.memory.of_vm(index)[row].owed = cycles(cost);
         }
     }
 
     fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
         let Auto { prices, expectations, memory, ranking, score, resident_min, .. } = self;
-        let copy = cost_of_promotion(expectations, false);
-        let recovery = cost_of_promotion(expectations, true);
+        let [copy, recovery] = [false, true].map(|is_held| cycles(cost_of_promotion(expectations, is_held)));
         let asked_percent = prices.hysteresis_percent * score.caution_percent() / 100;
         score.sparse_now = 0;
         ranking.clear();
@@ -275,7 +275,7 @@ impl Auto {
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
             let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
-            let is_worth_it = vm.zero[row].is_some_and(|zero| pays(zero, expectations.cost(action, false)));
+            let is_worth_it = vm.zero[row].is_some_and(|zero| pays(zero, cycles(expectations.cost(action, false))));
             if !is_worth_it || !is_idle(vm.access[row]) || !is_demotable(vm, row, now) {
                 return ControlFlow::Continue(());
             }
