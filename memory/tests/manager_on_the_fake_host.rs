@@ -100,6 +100,16 @@ fn never_leaves_every_window_alone() {
 }
 
 #[test]
+fn the_report_says_on_what_a_policy_decided() {
+    let host = host();
+    let policy = policy::by_name("auto").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, plenty());
+    assert_eq!(work.tick(), WINDOWS, "nobody samples accesses here, and all windows are full");
+    let figures = work.finish().policy_figures;
+    assert!(figures.contains(&("planned_on_residency", WINDOWS)), "{figures:?}");
+}
+
+#[test]
 fn an_unbacked_window_is_not_filled() {
     let host = host();
     host.make_absent(RAM_AT + mib(4), mib(2));
