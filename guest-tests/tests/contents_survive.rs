@@ -52,7 +52,8 @@ impl Shuttle {
 static SHUTTLE: PolicyInfo = PolicyInfo {
     name: "shuttle",
     summary: "promotes and splits everything in turn",
-    make: || Box::new(Shuttle { splits_next: false }),
+    parameters: &[],
+    make: |_| Box::new(Shuttle { splits_next: false }),
 };
 
 fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
@@ -65,7 +66,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         vcpus,
         backing: BackingConfig::new(kind, host_page).unwrap(),
         guest_page: PageSize::Huge2M,
-        policy,
+        policy: policy.into(),
         policy_delay: None,
         is_prefaulted: false,
         fallback: FallbackArg::Fail,

@@ -143,6 +143,8 @@ pub struct ManagerReport {
     pub first_touch: Option<FirstTouchReport>,
     /// What became of the recording, if there is one.
     pub recording: Option<RecorderReport>,
+    /// What the policy counted of its own decisions.
+    pub policy_figures: Vec<(&'static str, u64)>,
 }
 
 /// A window that was out of reach for longer is counted as this long: a minute is a hung host.
@@ -170,6 +172,7 @@ impl ManagerReport {
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
             first_touch: None,
             recording: None,
+            policy_figures: Vec::new(),
         }
     }
 
@@ -310,6 +313,7 @@ impl ManagerLoop {
     pub fn finish(mut self) -> ManagerReport {
         let at = self.host.now();
         let snapshot = self.sense();
+        self.report.policy_figures = lock(&self.policy).figures();
         self.report.recording = self.recorder.take().map(|mut recorder| {
             recorder.snapshot(at, &snapshot);
             recorder.finish()

@@ -573,7 +573,7 @@ fn a_manager_says_why_its_policy_can_not_decide_at_the_fault() {
 fn a_policy_that_does_not_decide_at_the_fault_costs_no_fault_anything() {
     let ram = map(1);
     let vm = ManagedVm::new(VM, ram, None);
-    let never = (wideleaf_policies::policy::by_name("never").unwrap().make)();
+    let never = wideleaf_policies::policy::by_name("never").unwrap().with_defaults();
     let manager = Manager::spawn(host(), vec![vm], never, ManagerConfig::default()).unwrap();
     assert!(manager.stop().first_touch.is_none());
 }

@@ -56,7 +56,7 @@ fn plenty() -> ManagerConfig {
 }
 
 fn greedy() -> Box<dyn Policy> {
-    (policy::by_name("greedy").unwrap().make)()
+    policy::by_name("greedy").unwrap().with_defaults()
 }
 
 fn greedy_loop(host: &Arc<FakeHost>) -> ManagerLoop {
@@ -92,11 +92,21 @@ fn greedy_makes_every_resident_window_huge() {
 #[test]
 fn never_leaves_every_window_alone() {
     let host = host();
-    let policy = (policy::by_name("never").unwrap().make)();
+    let policy = policy::by_name("never").unwrap().with_defaults();
     let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, plenty());
     run(&mut work, &host, 3);
     assert_eq!(host.huge_windows(), 0);
     assert!(work.report().outcomes.is_empty());
+}
+
+#[test]
+fn the_report_says_on_what_a_policy_decided() {
+    let host = host();
+    let policy = policy::by_name("auto").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, plenty());
+    assert_eq!(work.tick(), WINDOWS, "nobody samples accesses here, and all windows are full");
+    let figures = work.finish().policy_figures;
+    assert!(figures.contains(&("planned_on_residency", WINDOWS)), "{figures:?}");
 }
 
 #[test]
@@ -305,7 +315,7 @@ fn kvms_totals_are_sampled_at_every_tick() {
 #[test]
 fn totals_that_the_host_cannot_explain_are_a_contradiction() {
     let (host, kvm) = (host(), second_level());
-    let never = (policy::by_name("never").unwrap().make)();
+    let never = policy::by_name("never").unwrap().with_defaults();
     let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], never, plenty());
     work.tick();
     kvm.set_stats(MappingStats { pages_4k: 0, pages_2m: WINDOWS, pages_1g: 0 }); // the host has base pages only

@@ -114,7 +114,7 @@ fn a_manager_thread_promotes_resident_memory_and_only_that() {
     let ram = map(&[range(Bytes::ZERO, mib(64))], BackingKind::Anon, PageSize::Base4K);
     let host: Arc<dyn Host> = Arc::new(LinuxHost::open().unwrap());
     host.advise(ram.base(), mib(32), Advice::PopulateWrite).unwrap();
-    let greedy = (policy::by_name("greedy").unwrap().make)();
+    let greedy = policy::by_name("greedy").unwrap().with_defaults();
     let vm = ManagedVm::new(VmId(0), ram.clone(), None);
     let manager = Manager::spawn(host, vec![vm], greedy, ManagerConfig::default()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(50));

@@ -65,7 +65,7 @@ fn host() -> Arc<FakeHost> {
 }
 
 fn greedy_loop(host: &Arc<FakeHost>, windows: u64) -> ManagerLoop {
-    let greedy = (policy::by_name("greedy").unwrap().make)();
+    let greedy = policy::by_name("greedy").unwrap().with_defaults();
     ManagerLoop::new(host.clone(), vec![vm(windows)], greedy, ManagerConfig::default())
 }
 

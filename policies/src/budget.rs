@@ -107,6 +107,22 @@ impl Budget {
         Err(spent)
     }
 
+    /// Takes `cost` as [`Budget::try_take`] does, or, where it is more than a whole burst and would never be granted,
+    /// borrows it: only while both allowances are at their fullest, so that there is one such action at a time, and the
+    /// intervals after it pay the debt. For 1 GiB pages, which cannot be copied by halves.
+    ///
+    /// # Errors
+    /// The rate that does not allow it now.
+    pub fn try_borrow(&mut self, cost: Cost) -> Result<(), BudgetSpent> {
+        let is_full = self.copy_left == self.copy_burst() && self.cpu_left_ns == self.cpu_burst_ns();
+        let has_rates = self.copy_burst() > 0 && self.cpu_burst_ns() > 0;
+        if is_full && has_rates {
+            self.settle(Cost::default(), cost);
+            return Ok(());
+        }
+        self.try_take(cost)
+    }
+
     /// Replaces an estimate that was taken by what the action did cost. May leave a debt.
     pub fn settle(&mut self, estimate: Cost, actual: Cost) {
         self.copy_left += i128::from(estimate.copied.get()) - i128::from(actual.copied.get());
@@ -169,6 +185,20 @@ mod tests {
         assert_eq!(budget.try_take(cost(mib(101), 1)), Err(BudgetSpent::Copy));
         assert_eq!(budget.try_take(cost(mib(100), 100)), Ok(()));
         assert_eq!(budget.refusals(), 2);
+    }
+
+    #[test]
+    fn what_is_more_than_a_burst_is_borrowed_once_and_paid_back() {
+        let mut budget = Budget::new(LIMITS, at(0));
+        let giant = cost(mib(300), 10);
+        assert_eq!(budget.try_borrow(giant), Ok(()));
+        assert_eq!(budget.try_borrow(giant), Err(BudgetSpent::Copy));
+        budget.refill(at(2_000)); // 100 MiB were there, 300 are taken, 200 come back: nothing is left
+        assert_eq!(budget.try_take(cost(Bytes::new(1), 0)), Err(BudgetSpent::Copy));
+        budget.refill(at(3_000));
+        assert_eq!(budget.try_borrow(giant), Ok(()));
+        let mut nothing = Budget::new(BudgetLimits { copy_per_second: Bytes::ZERO, ..LIMITS }, at(0));
+        assert_eq!(nothing.try_borrow(giant), Err(BudgetSpent::Copy));
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! *giant* (1 GiB). Policies say *promote* and *demote*; which mechanism does it is the choice of `memory`.
 //!
 //! Guarantees every [`Policy`] keeps, checked by `tests/invariants.rs`: the plan never costs more than the budget
-//! grants, never names a window that is not backed, never names a window twice, and is a function of its arguments
+//! grants (or is led by one giant page, whose debt the next intervals pay), never names a window that is not backed, never names a window twice, and is a function of its arguments
 //! and the policy's own past alone.
 
 #![no_std]
@@ -26,19 +26,27 @@ extern crate alloc;
 pub mod account;
 pub mod action;
 pub mod budget;
+pub mod candidates;
+pub mod expectations;
 pub mod geometry;
 pub mod outcome;
+pub mod parameters;
 pub mod policy;
+pub mod rank;
 pub mod recording;
+pub mod remembered;
 pub mod replay;
 pub mod snapshot;
 pub mod units;
+pub mod walk;
+pub mod watermark;
 pub mod window;
 
 pub use action::{Action, Plan, PlannedAction};
 pub use budget::{Budget, BudgetLimits, Cost};
 pub use geometry::GpaRange;
 pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
+pub use parameters::{PolicyChoice, PolicyError};
 pub use policy::Policy;
 pub use snapshot::{
     AccessHistory, Backing, GuestMapping, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow,

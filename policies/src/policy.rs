@@ -1,18 +1,38 @@
 //! The contract of a policy, and the list of them.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use crate::action::Plan;
 use crate::budget::Budget;
 use crate::outcome::Outcome;
+use crate::parameters::{ParameterInfo, Parameters};
 use crate::snapshot::{Snapshot, VmId};
 use crate::units::{Moment, PageSize, WindowIndex};
 
+mod aligned;
+mod at_fault;
+mod auto;
+mod coverage;
+mod giant;
 mod greedy;
 mod never;
+mod prealloc;
+mod schemes;
+mod thp;
+mod utilization;
 
+pub use aligned::Aligned;
+pub use at_fault::AtFault;
+pub use auto::Auto;
+pub use coverage::Coverage;
+pub use giant::Giant;
 pub use greedy::Greedy;
 pub use never::Never;
+pub use prealloc::Prealloc;
+pub use schemes::Schemes;
+pub use thp::Thp;
+pub use utilization::Utilization;
 
 /// Decides which windows should be large. One value decides for all VMs of the host.
 pub trait Policy: Send {
@@ -36,8 +56,27 @@ pub trait Policy: Send {
         PageSize::Base4K
     }
 
+    /// How guest RAM should start where the user does not say.
+    fn ram_start(&self) -> RamStart {
+        RamStart::OnBasePages
+    }
+
+    /// What it counted of its own decisions, by name, for reports.
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Hears what became of an action it planned.
     fn learn(&mut self, _outcome: &Outcome) {}
+}
+
+/// How guest RAM starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RamStart {
+    /// On base pages, as the guest touches it.
+    OnBasePages,
+    /// On 2 MiB pages, all of them there before the guest runs.
+    HugeAndPrefaulted,
 }
 
 /// One line of the list of policies.
@@ -46,17 +85,86 @@ pub struct PolicyInfo {
     pub name: &'static str,
     /// What it does, in one line.
     pub summary: &'static str,
+    /// What may be set.
+    pub parameters: &'static [ParameterInfo],
     /// Makes one.
-    pub make: fn() -> Box<dyn Policy>,
+    pub make: fn(&Parameters) -> Box<dyn Policy>,
+}
+
+impl PolicyInfo {
+    /// Makes one with the default parameters.
+    pub fn with_defaults(&self) -> Box<dyn Policy> {
+        (self.make)(&Parameters::defaults(self.parameters))
+    }
 }
 
 /// Every policy there is.
 pub const POLICIES: &[PolicyInfo] = &[
-    PolicyInfo { name: "never", summary: "base pages only: nothing is promoted", make: || Box::new(Never) },
+    PolicyInfo {
+        name: "never",
+        summary: "base pages only: nothing is promoted",
+        parameters: &[],
+        make: |_| Box::new(Never),
+    },
+    PolicyInfo {
+        name: "prealloc",
+        summary: "2 MiB pages, all there before the guest runs; nothing afterwards",
+        parameters: &[],
+        make: |_| Box::new(Prealloc),
+    },
+    PolicyInfo {
+        name: "at-fault",
+        summary: "a 2 MiB page at the first touch of a window if one is free; nothing afterwards",
+        parameters: &[],
+        make: |_| Box::new(AtFault),
+    },
     PolicyInfo {
         name: "greedy",
         summary: "promotes every window that has a page present to 2 MiB, as fast as the budget allows",
-        make: || Box::new(Greedy::new()),
+        parameters: &[],
+        make: |_| Box::new(Greedy::default()),
+    },
+    PolicyInfo {
+        name: "thp",
+        summary: "khugepaged's rule and pace: some windows a wake, in address order",
+        parameters: thp::PARAMETERS,
+        make: |parameters| Box::new(Thp::new(parameters)),
+    },
+    PolicyInfo {
+        name: "utilization",
+        summary: "promotes windows that are nearly full, each VM's share taxed by how idle it is",
+        parameters: utilization::PARAMETERS,
+        make: |parameters| Box::new(Utilization::new(parameters)),
+    },
+    PolicyInfo {
+        name: "coverage",
+        summary: "promotes the most accessed windows first; takes zero pages back when the host gets short",
+        parameters: coverage::PARAMETERS,
+        make: |parameters| Box::new(Coverage::new(parameters)),
+    },
+    PolicyInfo {
+        name: "aligned",
+        summary: "promotes where the guest's own page is large first; splits where it is not when the host gets short",
+        parameters: aligned::PARAMETERS,
+        make: |parameters| Box::new(Aligned::new(parameters)),
+    },
+    PolicyInfo {
+        name: "schemes",
+        summary: "rules of size, access rate and age; the default rules promote what is used and demote what is idle",
+        parameters: schemes::PARAMETERS,
+        make: |parameters| Box::new(Schemes::new(parameters)),
+    },
+    PolicyInfo {
+        name: "giant",
+        summary: "1 GiB pages where a whole giant can be had, then 2 MiB",
+        parameters: giant::PARAMETERS,
+        make: |parameters| Box::new(Giant::new(parameters)),
+    },
+    PolicyInfo {
+        name: "auto",
+        summary: "promotes where the cycles saved in walks pay for it; keeps score of its own decisions",
+        parameters: auto::PARAMETERS,
+        make: |parameters| Box::new(Auto::new(parameters)),
     },
 ];
 

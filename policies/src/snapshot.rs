@@ -115,7 +115,8 @@ impl AccessHistory {
         if self.samples == 0 {
             return None;
         }
-        Some(PerTenThousand::of(self.touched.count_ones() as u64, self.samples as u64))
+        // In 32 bits: this is in the loop of every policy that looks at accesses.
+        Some(PerTenThousand::new(self.touched.count_ones() * 10_000 / self.samples as u32))
     }
 
     /// For how many of the newest samples nothing was touched.

@@ -5,40 +5,78 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use wideleaf_policies::policy::POLICIES;
-use wideleaf_policies::units::mib;
+use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, Moment, Outcome, OutcomeResult, PerTenThousand, Plan, PlannedAction,
-    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, GuestMapping, HostMemory, Moment, Outcome,
+    OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, Refusal, Snapshot, VmId, VmSnapshot, WindowIndex,
+    WindowRow,
 };
 
 const NOW: Moment = Moment::after_start(Duration::from_secs(10));
 
-fn row() -> impl Strategy<Value = (u16, Backing, bool, u64)> {
-    let backed = (1_u16..=512, any::<bool>(), any::<bool>(), 0_u64..20).prop_map(|(resident, huge, held, ready)| {
-        if huge { (512, Backing::Huge2M, held, ready) } else { (resident, Backing::Base4K, held, ready) }
-    });
-    prop_oneof![3 => backed, 1 => Just((0, Backing::Unbacked, false, 0))]
+fn backing() -> impl Strategy<Value = (u16, Backing, bool)> {
+    prop_oneof![
+        2 => (1_u16..=512, any::<bool>()).prop_map(|(resident, is_held)| (resident, Backing::Base4K, is_held)),
+        2 => any::<bool>().prop_map(|is_held| (512, Backing::Huge2M, is_held)),
+        1 => Just((512, Backing::Giant1G, false)),
+        1 => Just((0, Backing::Unbacked, false)),
+    ]
+}
+
+fn guest_mapping() -> impl Strategy<Value = GuestMapping> {
+    use GuestMapping::*;
+    prop::sample::select(vec![Unknown, Unmapped, Base4K, Huge2M, Giant1G, Mixed])
+}
+
+fn row() -> impl Strategy<Value = WindowRow> {
+    let pages = || prop::option::of(0_u16..=512);
+    (backing(), 0_u64..20, any::<(u16, u8)>(), pages(), pages(), guest_mapping()).prop_map(
+        |((resident, backing, is_held), ready, (touched, samples), written, zero, guest_mapping)| WindowRow {
+            is_held,
+            ready_at: Moment::after_start(Duration::from_secs(ready)),
+            access: AccessHistory::from_parts(touched, samples),
+            written,
+            zero,
+            guest_mapping,
+            ..WindowRow::new(WindowIndex::new(0), resident, backing)
+        },
+    )
+}
+
+/// Rows with gaps between them, of at most three windows.
+fn scattered() -> impl Strategy<Value = Vec<(u64, WindowRow)>> {
+    prop::collection::vec((1_u64..4, row()), 0..60)
+}
+
+/// All rows of giant 1 and some of giant 2, all alike: what may become one page.
+fn whole_giant() -> impl Strategy<Value = Vec<(u64, WindowRow)>> {
+    (row(), 0_usize..40).prop_map(|(row, more)| {
+        let mut rows = vec![(1, row); 512 + more];
+        rows[0].0 = 512;
+        rows
+    })
 }
 
 fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
-    prop::collection::vec((1_u64..4, row()), 0..60).prop_map(move |rows| {
+    prop_oneof![4 => scattered(), 1 => whole_giant()].prop_map(move |rows| {
         let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
         let mut window = 0;
-        for (gap, (resident, backing, held, ready)) in rows {
+        for (gap, row) in rows {
             window += gap;
-            let ready = Moment::after_start(Duration::from_secs(ready));
-            vm.push(WindowRow {
-                is_held: held,
-                ready_at: ready,
-                ..WindowRow::new(WindowIndex::new(window), resident, backing)
-            });
+            vm.push(WindowRow { window: WindowIndex::new(window), ..row });
         }
         vm
     })
 }
 
+fn host() -> impl Strategy<Value = Option<HostMemory>> {
+    let host =
+        |(available, giant_pages_free)| HostMemory { total: gib(64), available: gib(available), giant_pages_free };
+    prop::option::of((0_u64..=64, 0_u64..3).prop_map(host))
+}
+
 fn snapshot() -> impl Strategy<Value = Snapshot> {
-    (vm(0), vm(1), vm(2)).prop_map(|(a, b, c)| Snapshot { vms: vec![a, b, c], ..Snapshot::default() })
+    (vm(0), vm(1), vm(2), host()).prop_map(|(a, b, c, host)| Snapshot { vms: vec![a, b, c], host })
 }
 
 fn limits() -> impl Strategy<Value = BudgetLimits> {
@@ -49,12 +87,53 @@ fn limits() -> impl Strategy<Value = BudgetLimits> {
     })
 }
 
+fn is_giant(planned: &PlannedAction) -> bool {
+    matches!(planned.action, Action::Promote { to: PageSize::Giant1G, .. })
+}
+
 fn plan_of(policy: &str, snapshot: &Snapshot, limits: BudgetLimits) -> Vec<PlannedAction> {
     let info = wideleaf_policies::policy::by_name(policy).expect("it is in the list");
     let mut budget = Budget::new(limits, NOW);
     let mut plan = Plan::with_bound(64);
-    (info.make)().plan(snapshot, NOW, &mut budget, &mut plan);
+    info.with_defaults().plan(snapshot, NOW, &mut budget, &mut plan);
     plan.actions().to_vec()
+}
+
+fn outcome_result() -> impl Strategy<Value = OutcomeResult> {
+    let refusals = [Refusal::NoHugePage, Refusal::Busy, Refusal::NotEligible].map(OutcomeResult::Refused);
+    prop_oneof![2 => Just(OutcomeResult::Done), 1 => prop::sample::select(refusals.to_vec())]
+}
+
+/// Windows that an action changes.
+fn windows_of(action: Action) -> impl Iterator<Item = WindowIndex> {
+    let count = if matches!(action, Action::Promote { to: PageSize::Giant1G, .. }) { 512 } else { 1 };
+    (0..count).map(move |n| WindowIndex::new(action.window().get() + n))
+}
+
+/// Whether the action changes anything at this row.
+fn makes_sense(action: Action, vm: &VmSnapshot, row: usize) -> bool {
+    let (backing, is_held) = (vm.backing[row], vm.is_held[row]);
+    match action {
+        Action::Promote { to: PageSize::Giant1G, .. } => backing != Backing::Giant1G,
+        Action::Promote { .. } => !backing.is_large() || is_held,
+        Action::Demote { .. } => backing.is_large() && !is_held,
+        Action::Release { .. } => backing.is_large() && vm.zero[row].is_some_and(|zero| zero > 0),
+    }
+}
+
+/// The contract of a plan, but for its cost.
+fn check(policy: &str, snapshot: &Snapshot, now: Moment, plan: &[PlannedAction]) -> Result<(), TestCaseError> {
+    let mut named = BTreeSet::new();
+    for PlannedAction { action, .. } in plan.iter().copied() {
+        let vm = snapshot.vm(action.vm()).expect("a VM of the snapshot");
+        let row = vm.row(action.window()).expect("a window of the snapshot");
+        prop_assert!(vm.backing[row] != Backing::Unbacked && vm.ready_at[row] <= now, "{policy}: {action:?}");
+        prop_assert!(makes_sense(action, vm, row), "{policy}: {action:?}");
+        for window in windows_of(action) {
+            prop_assert!(named.insert((vm.vm, window)), "{policy}: {window} twice");
+        }
+    }
+    Ok(())
 }
 
 proptest! {
@@ -62,6 +141,9 @@ proptest! {
     fn a_plan_never_costs_more_than_the_budget_grants(snapshot in snapshot(), limits in limits()) {
         for policy in POLICIES {
             let plan = plan_of(policy.name, &snapshot, limits);
+            // A giant is more than a burst: it is borrowed, alone, from a full budget.
+            let plan = if plan.first().is_some_and(is_giant) { &plan[1..] } else { &plan[..] };
+            prop_assert!(!plan.iter().any(is_giant) || limits.copy_per_second >= gib(5), "{}", policy.name);
             let copied: Bytes = plan.iter().map(|planned| planned.cost.copied).sum();
             let cpu: Duration = plan.iter().map(|planned| planned.cost.cpu).sum();
             prop_assert!(copied.get() <= limits.copy_per_second.get() / 5, "{}: {copied}", policy.name);
@@ -72,16 +154,29 @@ proptest! {
     #[test]
     fn a_plan_names_backed_ready_windows_each_once(snapshot in snapshot(), limits in limits()) {
         for policy in POLICIES {
-            let plan = plan_of(policy.name, &snapshot, limits);
-            let mut named = BTreeSet::new();
-            for planned in plan {
-                let vm = snapshot.vm(planned.action.vm()).expect("a VM of the snapshot");
-                let row = vm.row(planned.action.window()).expect("a window of the snapshot");
-                prop_assert!(vm.backing[row] != Backing::Unbacked && vm.ready_at[row] <= NOW, "{}", policy.name);
-                prop_assert!(named.insert((vm.vm, planned.action.window())), "{}", policy.name);
-                if matches!(planned.action, Action::Promote { .. }) {
-                    prop_assert!(!vm.backing[row].is_large(), "{}", policy.name);
-                }
+            check(policy.name, &snapshot, NOW, &plan_of(policy.name, &snapshot, limits))?;
+        }
+    }
+
+    #[test]
+    fn a_past_changes_no_guarantee_and_repeats_exactly(
+        past in prop::collection::vec((snapshot(), outcome_result(), 0_u64..30), 1..5),
+    ) {
+        for policy in POLICIES {
+            let mut twins = [policy.with_defaults(), policy.with_defaults()];
+            let mut now = NOW;
+            for (snapshot, result, pause) in &past {
+                now = now + Duration::from_secs(*pause);
+                let [first, second] = twins.each_mut().map(|twin| {
+                    let mut plan = Plan::with_bound(64);
+                    twin.plan(snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
+                    for PlannedAction { action, cost } in plan.actions().iter().copied() {
+                        twin.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
+                    }
+                    plan.actions().to_vec()
+                });
+                prop_assert_eq!(&first, &second, "{}", policy.name);
+                check(policy.name, snapshot, now, &first)?;
             }
         }
     }
@@ -96,7 +191,7 @@ proptest! {
     #[test]
     fn outcomes_of_any_cost_do_not_break_a_policy(snapshot in snapshot(), cpu_ms in 0_u64..100_000) {
         for policy in POLICIES {
-            let mut live = (policy.make)();
+            let mut live = policy.with_defaults();
             let mut budget = Budget::new(BudgetLimits::default(), NOW);
             let mut plan = Plan::default();
             live.plan(&snapshot, NOW, &mut budget, &mut plan);

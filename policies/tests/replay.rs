@@ -25,7 +25,7 @@ fn recordings() -> Vec<(String, Vec<u8>)> {
 }
 
 fn replay(recording: &Recording<'_>, policy: &str) -> Tally {
-    recording.replay((by_name(policy).unwrap().make)().as_mut())
+    recording.replay(by_name(policy).unwrap().with_defaults().as_mut())
 }
 
 /// Another policy, whose every plan is held against the budget it was given.
@@ -64,7 +64,7 @@ fn every_policy_goes_through_every_recording_within_its_budget_and_twice_the_sam
         let recording = Recording::read(&bytes).unwrap();
         assert!(recording.is_closed && recording.ticks > 0, "{file}");
         for policy in POLICIES {
-            let watched = recording.replay(&mut Watched((policy.make)()));
+            let watched = recording.replay(&mut Watched(policy.with_defaults()));
             assert_eq!(watched, replay(&recording, policy.name), "{file}: {}", policy.name);
         }
     }
@@ -322,7 +322,7 @@ fn a_tight_budget_of_the_recording_is_the_budget_of_every_policy() {
     for _ in 0..4 {
         making.tick(&rows, &[]);
     }
-    let tally = making.replay((by_name("greedy").unwrap().make)().as_mut());
+    let tally = making.replay(by_name("greedy").unwrap().with_defaults().as_mut());
     assert_eq!((tally.count_of("promote_2m", "done"), tally.copied), (4, mib(8)));
     assert_eq!(tally.budget_refusals, Some(4));
     assert_eq!(coverage(&tally), [(1, 0), (2, 1_250), (3, 2_500), (4, 3_750)]);

@@ -1,45 +1,23 @@
 //! Every resident window becomes large, in address order, as fast as the budget allows. What `enabled=always` would
 //! do if khugepaged had no limits (Linux, admin-guide/mm/transhuge): the upper line for speed, and for bloat.
 
-use core::time::Duration;
+use core::ops::ControlFlow;
 
 use super::Policy;
 use crate::action::{Action, Plan};
-use crate::budget::{Budget, Cost};
-use crate::outcome::{Outcome, OutcomeResult};
-use crate::snapshot::{Backing, Snapshot, VmSnapshot};
-use crate::units::{Bytes, Moment, PageSize};
+use crate::budget::Budget;
+use crate::candidates::{Turns, is_promotable};
+use crate::expectations::Expectations;
+use crate::outcome::Outcome;
+use crate::snapshot::Snapshot;
+use crate::units::{Moment, PageSize};
 
-/// Promotes whatever is backed by base pages. VMs take turns window by window, so that a small VM is not starved by
+/// Promotes whatever is served with base pages. VMs take turns window by window, so that a small VM is not starved by
 /// a large one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Greedy {
-    /// What a promotion costs here: starts at a guess, then follows what promotions did cost.
-    expected_cpu: Duration,
-}
-
-impl Greedy {
-    /// Before the first outcome: 2 MiB at the 3.5 GiB/s that `MADV_COLLAPSE` was measured at.
-    const EXPECTED_CPU_AT_FIRST: Duration = Duration::from_micros(560);
-
-    /// A policy that has learnt nothing yet.
-    pub const fn new() -> Greedy {
-        Greedy { expected_cpu: Self::EXPECTED_CPU_AT_FIRST }
-    }
-
-    fn cost(&self) -> Cost {
-        Cost { copied: PageSize::Huge2M.bytes(), cpu: self.expected_cpu }
-    }
-}
-
-impl Default for Greedy {
-    fn default() -> Greedy {
-        Greedy::new()
-    }
-}
-
-fn is_candidate(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
-    vm.backing[row] == Backing::Base4K && vm.ready_at[row] <= now
+    expectations: Expectations,
+    turns: Turns,
 }
 
 impl Policy for Greedy {
@@ -48,33 +26,18 @@ impl Policy for Greedy {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
-        let mut queues: alloc::vec::Vec<_> =
-            snapshot.vms.iter().map(|vm| (vm, (0..vm.len()).filter(move |row| is_candidate(vm, *row, now)))).collect();
-        while !queues.is_empty() {
-            let mut stop = false;
-            queues.retain_mut(|(vm, rows)| {
-                if stop || plan.is_full() {
-                    stop = true;
-                    return false;
-                }
-                let Some(row) = rows.next() else {
-                    return false;
-                };
-                if budget.try_take(self.cost()).is_err() {
-                    stop = true;
-                    return false;
-                }
-                plan.push(Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M }, self.cost());
-                true
-            });
-        }
+        let expectations = &self.expectations;
+        self.turns.visit(snapshot, |place| {
+            let (vm, row) = place.of(snapshot);
+            if !is_promotable(vm, row, now) {
+                return ControlFlow::Continue(());
+            }
+            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
+            expectations.request(promote, vm.is_held[row], budget, plan)
+        });
     }
 
     fn learn(&mut self, outcome: &Outcome) {
-        let was_copied = outcome.result == OutcomeResult::Done && outcome.cost.copied > Bytes::ZERO;
-        if was_copied {
-            // An exponential mean over about eight outcomes: follows the machine within a tick, ignores one outlier.
-            self.expected_cpu = (self.expected_cpu * 7 + outcome.cost.cpu) / 8;
-        }
+        self.expectations.learn(outcome);
     }
 }

@@ -9,8 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use wideleaf_kernels::parameters::Parameter;
 use wideleaf_kernels::registry::KERNELS;
 use wideleaf_memory::BackingKind;
-use wideleaf_policies::policy::{POLICIES, PolicyInfo};
-use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
@@ -121,8 +120,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse, conflicts_with = "native")]
     pub guest_page: PageSize,
 
-    /// Which windows (2 MiB of guest RAM) become large pages, and when; `--policy help` lists the policies
-    #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = parse_policy)]
+    /// Which windows (2 MiB of guest RAM) become large pages, and when; `--policy help` lists the policies and what may
+    /// be set of them
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", default_value = "greedy", value_parser = parse_policy)]
     pub policy: PolicyArg,
 
     /// Let the policy act no sooner than this after the guest's timed part has begun: a number with ms, s, m or h behind
@@ -294,31 +294,19 @@ pub enum FormatArg {
 }
 
 /// `--policy`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Debug)]
 pub enum PolicyArg {
     /// List the policies and end.
     Help,
     /// Use this one.
-    Use(&'static PolicyInfo),
+    Use(PolicyChoice),
 }
 
-impl std::fmt::Debug for PolicyArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            PolicyArg::Help => "help",
-            PolicyArg::Use(policy) => policy.name,
-        })
+fn parse_policy(text: &str) -> Result<PolicyArg, PolicyError> {
+    match text {
+        "help" => Ok(PolicyArg::Help),
+        text => PolicyChoice::parse(text).map(PolicyArg::Use),
     }
-}
-
-fn parse_policy(name: &str) -> Result<PolicyArg, String> {
-    if name == "help" {
-        return Ok(PolicyArg::Help);
-    }
-    let names: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
-    wideleaf_policies::policy::by_name(name)
-        .map(PolicyArg::Use)
-        .ok_or_else(|| format!("there is no such policy; there are {}", names.join(", ")))
 }
 
 /// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is refused: nobody remembers its unit.

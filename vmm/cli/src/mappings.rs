@@ -211,7 +211,7 @@ impl PatternGuest {
             vcpus,
             backing,
             guest_page,
-            policy: never,
+            policy: never.into(),
             policy_delay: None,
             is_prefaulted: false,
             fallback: FallbackArg::Fail,

@@ -19,9 +19,9 @@ use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::pool::{HugetlbPools, PoolError};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
-use wideleaf_policies::policy::{POLICIES, PolicyInfo};
+use wideleaf_policies::policy::{POLICIES, RamStart};
 use wideleaf_policies::units::kib;
-use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, VmId};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, PolicyChoice, VmId};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
@@ -66,7 +66,7 @@ pub struct RunSpec {
     /// Page size of the guest's tables.
     pub guest_page: PageSize,
     /// Policy.
-    pub policy: &'static PolicyInfo,
+    pub policy: PolicyChoice,
     /// When it may act.
     pub policy_delay: Option<Duration>,
     /// Fault all RAM in first.
@@ -97,7 +97,7 @@ pub enum Console {
 /// # Errors
 /// [`Failure`], with nothing left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
-    let PolicyArg::Use(policy) = args.policy else {
+    let PolicyArg::Use(policy) = &args.policy else {
         return list_policies();
     };
     let spec = RunSpec::new(&args, policy)?;
@@ -140,11 +140,15 @@ fn check_recording(spec: &RunSpec, report: &RunReport) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure::Output`] where it could not be written.
 pub(crate) fn list_policies() -> Result<(), Failure> {
-    let mut list = table(&["policy", "what it does"]);
+    let mut policies = table(&["policy", "what it does"]);
+    let mut parameters = table(&["policy", "parameter", "default", "unit", "meaning"]);
     for policy in POLICIES {
-        list.add_row([policy.name, policy.summary]);
+        policies.add_row([policy.name, policy.summary]);
+        for info in policy.parameters {
+            parameters.add_row([policy.name, info.name, &info.default_text(), info.unit, info.meaning]);
+        }
     }
-    print(&format!("{list}\n"))
+    print(&format!("{policies}\n\nSet as in --policy thp:max_ptes_none=64,scan_sleep_ms=1000\n{parameters}\n"))
 }
 
 pub(crate) fn kernel_names() -> String {
@@ -157,7 +161,7 @@ fn kernel_named(name: &str) -> Option<&'static Kernel> {
 }
 
 impl RunSpec {
-    fn new(args: &RunArgs, policy: &'static PolicyInfo) -> Result<RunSpec, Failure> {
+    fn new(args: &RunArgs, policy: &PolicyChoice) -> Result<RunSpec, Failure> {
         let Some(name) = args.workload.as_deref() else {
             let what = format!("a built-in kernel ({}) or an image file", kernel_names());
             return Err(Failure::Usage(format!("say what to run: {what}; `wideleaf run --help` has examples")));
@@ -171,8 +175,10 @@ impl RunSpec {
             None => Workload::Image(PathBuf::from(name)),
         };
         let kind = BackingKind::from(args.backing);
+        let starts_huge = policy.make().ram_start() == RamStart::HugeAndPrefaulted;
         let start_page = args.host_page.unwrap_or(match kind {
             BackingKind::Hugetlb => PageSize::Huge2M,
+            BackingKind::Anon | BackingKind::Memfd if starts_huge => PageSize::Huge2M,
             BackingKind::Anon | BackingKind::Memfd => PageSize::Base4K,
         });
         let backing = BackingConfig::new(kind, start_page).map_err(|error| Failure::Usage(error.to_string()))?;
@@ -185,9 +191,9 @@ impl RunSpec {
             vcpus: args.vcpus,
             backing,
             guest_page: args.guest_page,
-            policy,
+            policy: policy.clone(),
             policy_delay: args.policy_delay,
-            is_prefaulted: args.prefault,
+            is_prefaulted: args.prefault || starts_huge,
             fallback: args.fallback,
             record: args.record.clone(),
             timeout: args.timeout,
@@ -244,7 +250,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
     let mut manager = |second_level| {
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
-        let mut work = ManagerLoop::new(host.clone(), vec![vm], (spec.policy.make)(), ManagerConfig::default());
+        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make(), ManagerConfig::default());
         if let Some(place) = record.take() {
             let to = RecordTo { file: Box::new(place.begin()?), facts: facts(spec) };
             work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
@@ -348,7 +354,7 @@ fn setup(
         backing: backing.kind().name().into(),
         host_page: backing.start_page().name().into(),
         guest_page: if spec.is_native { "none" } else { spec.guest_page.name() }.into(),
-        policy: spec.policy.name.into(),
+        policy: spec.policy.to_string(),
         fallback,
     }
 }

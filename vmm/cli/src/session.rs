@@ -382,6 +382,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .iter()
             .map(|((m, result), n)| (format!("{m}.{result}"), *n))
             .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
+            .chain(report.policy_figures.iter().map(|(name, n)| (format!("policy.{name}"), *n)))
             .collect(),
         sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
         budget_refusals: report.budget_refusals,

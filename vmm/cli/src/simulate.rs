@@ -14,7 +14,8 @@ use std::path::Path;
 
 use comfy_table::Cell;
 use serde::Serialize;
-use wideleaf_policies::policy::{POLICIES, PolicyInfo};
+use wideleaf_policies::PolicyChoice;
+use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::replay::{Recording, Tally};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{Bytes, PerTenThousand};
@@ -94,10 +95,10 @@ pub struct Side {
 /// # Errors
 /// [`Failure`] where the recording can not be used or the result not written.
 pub fn main(args: &SimulateArgs) -> Result<(), Failure> {
-    let policies: Vec<&PolicyInfo> = match args.policy {
+    let policies: Vec<PolicyChoice> = match &args.policy {
         Some(PolicyArg::Help) => return list_policies(),
-        Some(PolicyArg::Use(policy)) => vec![policy],
-        None => POLICIES.iter().collect(),
+        Some(PolicyArg::Use(policy)) => vec![policy.clone()],
+        None => POLICIES.iter().map(PolicyChoice::from).collect(),
     };
     let Some(path) = args.recording.as_deref() else {
         return Err(Failure::Usage("say what to simulate: --recording FILE, from `wideleaf run --record FILE`".into()));
@@ -111,7 +112,7 @@ pub fn main(args: &SimulateArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure::Input`] where there is no recording, or it is damaged.
-pub fn simulate(path: &Path, policies: &[&PolicyInfo]) -> Result<SimulationReport, Failure> {
+pub fn simulate(path: &Path, policies: &[PolicyChoice]) -> Result<SimulationReport, Failure> {
     let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("--recording {}: {why}", path.display()));
     let bytes = read(path).map_err(|error| unusable(&error))?;
     if bytes.len() as u64 > RECORDING_MAX.get() {
@@ -119,7 +120,7 @@ pub fn simulate(path: &Path, policies: &[&PolicyInfo]) -> Result<SimulationRepor
     }
     let recording = Recording::read(&bytes).map_err(|error| unusable(&error))?;
     let own = format!("{} (recorded)", recording.header().policy);
-    let replay = |policy: &&PolicyInfo| side(policy.name.to_owned(), &recording.replay((policy.make)().as_mut()));
+    let replay = |policy: &PolicyChoice| side(policy.to_string(), &recording.replay(policy.make().as_mut()));
     Ok(SimulationReport {
         recorded: side(own, &recording.recorded()),
         simulated: policies.iter().map(replay).collect(),

@@ -44,7 +44,9 @@ fn is_no_argument(arguments: &[&str], why: &str) {
 
 #[test]
 fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
-    is_no_argument(&small_and(&["--policy", "nope"]), "never, greedy");
+    is_no_argument(&small_and(&["--policy", "nope"]), "never, prealloc, at-fault, greedy");
+    is_no_argument(&small_and(&["--policy", "thp:pace=1"]), "it has pages_to_scan");
+    is_no_argument(&small_and(&["--policy", "thp:max_ptes_none=512"]), "from 0 to 511 (base pages)");
     is_no_argument(&small_and(&["--backing", "nope"]), "anon, memfd, hugetlb");
     is_no_argument(&small_and(&["--fallback", "nope"]), "fail, thp");
     is_no_argument(&small_and(&["--format", "nope"]), "table, json");

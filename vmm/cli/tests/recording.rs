@@ -162,5 +162,5 @@ fn what_to_simulate_must_be_said() {
     let list = scratch.wideleaf(&["simulate", "--policy=help"]).assert().success();
     list.stdout(predicate::str::contains("greedy"));
     let nope = scratch.wideleaf(&["simulate", "--recording=f", "--policy=nope"]).assert().code(2);
-    nope.stderr(predicate::str::contains("never, greedy"));
+    nope.stderr(predicate::str::contains("never, prealloc, at-fault, greedy"));
 }

@@ -1,0 +1,330 @@
+//! What a person may set of a policy, and how it is written: `name` or `name:key=value,key=value`.
+//!
+//! ```text
+//!   "thp:max_ptes_none=64"  ──parse──▶  PolicyChoice { info: thp, parameters: [.., max_ptes_none = 64, ..] }
+//!                                                 └──make──▶  Box<dyn Policy>
+//! ```
+//!
+//! Everything is checked here, against the table of the policy itself, so making a policy cannot fail. Values are whole
+//! numbers in the unit the table names, or a text with rules of its own.
+
+use alloc::borrow::Cow;
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::policy::{POLICIES, Policy, PolicyInfo, by_name};
+
+/// One parameter of a policy: a line of the table it is listed, parsed and documented from.
+#[derive(Debug)]
+pub struct ParameterInfo {
+    /// The key.
+    pub name: &'static str,
+    /// What a value is, and which one it has if nobody says.
+    pub kind: ParameterKind,
+    /// What a number counts.
+    pub unit: &'static str,
+    /// What it does, in one line, with where the default comes from.
+    pub meaning: &'static str,
+}
+
+/// What the value of a parameter may be.
+#[derive(Debug)]
+pub enum ParameterKind {
+    /// A whole number between two others, both allowed.
+    Number {
+        /// What it is if nobody says.
+        default: u64,
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// A text that the policy reads itself.
+    Text {
+        /// What it is if nobody says.
+        default: &'static str,
+        /// Whether the policy can read it; the error says why not.
+        check: fn(&str) -> Result<(), String>,
+    },
+}
+
+impl ParameterInfo {
+    /// A number between `min` and `max`.
+    pub const fn number(
+        name: &'static str,
+        default: u64,
+        (min, max): (u64, u64),
+        unit: &'static str,
+        meaning: &'static str,
+    ) -> ParameterInfo {
+        assert!(min <= default && default <= max, "a default is a value");
+        ParameterInfo { name, kind: ParameterKind::Number { default, min, max }, unit, meaning }
+    }
+
+    /// The default, as a person would write it.
+    pub fn default_text(&self) -> String {
+        self.default_value().to_string()
+    }
+
+    fn default_value(&self) -> Value {
+        match self.kind {
+            ParameterKind::Number { default, .. } => Value::Number(default),
+            ParameterKind::Text { default, .. } => Value::Text(Cow::Borrowed(default)),
+        }
+    }
+
+    fn parse(&self, text: &str) -> Result<Value, PolicyError> {
+        match self.kind {
+            ParameterKind::Number { min, max, .. } => {
+                let in_range = |number: &u64| (min..=max).contains(number);
+                text.parse().ok().filter(in_range).map(Value::Number).ok_or_else(|| PolicyError::OutOfRange {
+                    parameter: self.name,
+                    value: text.into(),
+                    min,
+                    max,
+                    unit: self.unit,
+                })
+            }
+            ParameterKind::Text { check, .. } => match check(text) {
+                Ok(()) => Ok(Value::Text(Cow::Owned(text.into()))),
+                Err(why) => Err(PolicyError::BadText { parameter: self.name, why }),
+            },
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    Number(u64),
+    Text(Cow<'static, str>),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => number.fmt(f),
+            Value::Text(text) => text.fmt(f),
+        }
+    }
+}
+
+/// A value for each parameter of one policy.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    values: Vec<(&'static ParameterInfo, Value)>,
+}
+
+impl Parameters {
+    /// The defaults of a table.
+    pub fn defaults(table: &'static [ParameterInfo]) -> Parameters {
+        Parameters { values: table.iter().map(|info| (info, info.default_value())).collect() }
+    }
+
+    /// The value of a number.
+    ///
+    /// # Panics
+    /// Where the policy's table has no number of that name.
+    pub fn number(&self, name: &str) -> u64 {
+        match self.value(name) {
+            Value::Number(number) => *number,
+            Value::Text(_) => panic!("{name} is a text"),
+        }
+    }
+
+    /// The value of a text.
+    ///
+    /// # Panics
+    /// Where the policy's table has no text of that name.
+    pub fn text(&self, name: &str) -> &str {
+        match self.value(name) {
+            Value::Text(text) => text,
+            Value::Number(_) => panic!("{name} is a number"),
+        }
+    }
+
+    fn value(&self, name: &str) -> &Value {
+        let found = self.values.iter().find(|(info, _)| info.name == name);
+        &found.unwrap_or_else(|| panic!("a policy asks for {name}, which is not in its table")).1
+    }
+
+    fn set(&mut self, policy: &'static str, key: &str, text: &str) -> Result<(), PolicyError> {
+        let Some((info, value)) = self.values.iter_mut().find(|(info, _)| info.name == key) else {
+            let known = self.values.iter().map(|(info, _)| info.name).collect();
+            return Err(PolicyError::UnknownKey { policy, key: key.into(), known });
+        };
+        *value = info.parse(text)?;
+        Ok(())
+    }
+}
+
+/// A policy and its parameters, checked: what `--policy` means.
+#[derive(Clone)]
+pub struct PolicyChoice {
+    info: &'static PolicyInfo,
+    parameters: Parameters,
+}
+
+impl PolicyChoice {
+    /// Reads `name` or `name:key=value,key=value`.
+    ///
+    /// # Errors
+    /// [`PolicyError`], with what there is instead.
+    pub fn parse(text: &str) -> Result<PolicyChoice, PolicyError> {
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        let info = by_name(name).ok_or_else(|| PolicyError::UnknownPolicy { name: name.into() })?;
+        let mut choice = PolicyChoice::from(info);
+        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
+            let (key, value) =
+                setting.split_once('=').ok_or_else(|| PolicyError::NoValue { setting: setting.into() })?;
+            choice.parameters.set(info.name, key.trim(), value.trim())?;
+        }
+        Ok(choice)
+    }
+
+    /// The policy's name.
+    pub fn name(&self) -> &'static str {
+        self.info.name
+    }
+
+    /// Makes one that has decided nothing yet.
+    pub fn make(&self) -> Box<dyn Policy> {
+        (self.info.make)(&self.parameters)
+    }
+}
+
+/// The policy with its defaults.
+impl From<&'static PolicyInfo> for PolicyChoice {
+    fn from(info: &'static PolicyInfo) -> PolicyChoice {
+        PolicyChoice { info, parameters: Parameters::defaults(info.parameters) }
+    }
+}
+
+/// The name, and what differs from the defaults: what reports show, and what [`PolicyChoice::parse`] reads again.
+impl fmt::Display for PolicyChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.info.name)?;
+        let changed = self.parameters.values.iter().filter(|(info, value)| *value != info.default_value());
+        for (number, (info, value)) in changed.enumerate() {
+            write!(f, "{}{}={value}", if number == 0 { ':' } else { ',' }, info.name)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for PolicyChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a text names no policy. (Written out, not derived: this crate has no dependency.)
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyError {
+    /// No policy of that name.
+    UnknownPolicy {
+        /// What was written.
+        name: String,
+    },
+    /// The policy has no such parameter.
+    UnknownKey {
+        /// The policy.
+        policy: &'static str,
+        /// What was written.
+        key: String,
+        /// What there is.
+        known: Vec<&'static str>,
+    },
+    /// A key without `=value`.
+    NoValue {
+        /// What was written.
+        setting: String,
+    },
+    /// No whole number of the parameter's range.
+    OutOfRange {
+        /// The parameter.
+        parameter: &'static str,
+        /// What was written.
+        value: String,
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+        /// What it counts.
+        unit: &'static str,
+    },
+    /// The policy cannot read the text.
+    BadText {
+        /// The parameter.
+        parameter: &'static str,
+        /// Why not.
+        why: String,
+    },
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PolicyError::UnknownPolicy { name } => {
+                let names: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
+                write!(f, "there is no policy {name:?}; there are {}", names.join(", "))
+            }
+            PolicyError::UnknownKey { policy, key, known } if known.is_empty() => {
+                write!(f, "{policy} has no parameter {key:?}, and no other")
+            }
+            PolicyError::UnknownKey { policy, key, known } => {
+                write!(f, "{policy} has no parameter {key:?}; it has {}", known.join(", "))
+            }
+            PolicyError::NoValue { setting } => write!(f, "{setting:?} has no value; write key=value"),
+            PolicyError::OutOfRange { parameter, value, min, max, unit } => {
+                write!(f, "{parameter}={value} is not a whole number from {min} to {max} ({unit})")
+            }
+            PolicyError::BadText { parameter, why } => write!(f, "{parameter}: {why}"),
+        }
+    }
+}
+
+impl core::error::Error for PolicyError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        PolicyChoice::parse(text).expect_err("it makes no sense").to_string()
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_made_and_shown() {
+        let choice = PolicyChoice::parse("thp:max_ptes_none=64,scan_sleep_ms=10000").expect("both are parameters");
+        assert_eq!((choice.name(), choice.make().name()), ("thp", "thp"));
+        assert_eq!(choice.to_string(), "thp:max_ptes_none=64"); // the other one is the default
+        assert_eq!(PolicyChoice::parse("greedy").expect("in the list").to_string(), "greedy");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_what_there_is() {
+        assert!(error("nope").starts_with("there is no policy \"nope\"; there are never, "));
+        assert!(error("").starts_with("there is no policy \"\""));
+        assert_eq!(error("never:pace=1"), "never has no parameter \"pace\", and no other");
+        assert!(error("thp:pace=1").starts_with("thp has no parameter \"pace\"; it has pages_to_scan, "));
+        assert_eq!(error("thp:max_ptes_none"), "\"max_ptes_none\" has no value; write key=value");
+        for wrong in ["512", "-1", "", "1.5", "many"] {
+            let expected = alloc::format!("max_ptes_none={wrong} is not a whole number from 0 to 511 (base pages)");
+            assert_eq!(error(&alloc::format!("thp:max_ptes_none={wrong}")), expected);
+        }
+    }
+
+    #[test]
+    fn every_default_can_be_written_and_makes_the_same_policy() {
+        for info in POLICIES {
+            for parameter in info.parameters {
+                let written = alloc::format!("{}:{}={}", info.name, parameter.name, parameter.default_text());
+                let choice = PolicyChoice::parse(&written).expect("a default is a value");
+                assert_eq!(choice.to_string(), info.name, "{written}");
+            }
+            assert_eq!(PolicyChoice::from(info).make().name(), info.name);
+        }
+    }
+}

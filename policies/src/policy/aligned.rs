@@ -1,0 +1,134 @@
+//! Promotes where the guest's own page is large, because only then both pages together make a larger TLB entry (Gemini,
+//! EuroSys '23; its guest half, booking and buckets, has no counterpart in the host).
+//!
+//! ```text
+//!   guest      2M, 1G        mixed, unknown        4K           nothing
+//!   host 4K    first         then                  last         left alone
+//!   host 2M    well-aligned                        misaligned: split first when the host is short
+//! ```
+
+use core::ops::ControlFlow;
+
+use super::Policy;
+use crate::action::{Action, Plan};
+use crate::budget::Budget;
+use crate::candidates::{Turns, is_demotable, is_promotable};
+use crate::expectations::Expectations;
+use crate::outcome::Outcome;
+use crate::parameters::{ParameterInfo, Parameters};
+use crate::rank::Ranking;
+use crate::snapshot::{GuestMapping, Snapshot};
+use crate::units::{Moment, PageSize};
+use crate::watermark::Watermark;
+
+/// What may be set.
+pub const PARAMETERS: &[ParameterInfo] = &[
+    ParameterInfo::number(
+        "populated_min",
+        256,
+        (1, 512),
+        "base pages",
+        "a window with fewer present is left alone (Gemini completes regions from 256)",
+    ),
+    ParameterInfo::number(
+        "misaligned",
+        1,
+        (0, 1),
+        "0 or 1",
+        "0: windows the guest maps with base pages are never promoted; 1: last (Gemini)",
+    ),
+    ParameterInfo::number("split_from", 85, (1, 100), "% of host memory", "misaligned huge pages are split from here"),
+    ParameterInfo::number("split_to", 70, (0, 100), "% of host memory", "and until here (both marks are HawkEye's)"),
+];
+
+/// By what the guest maps.
+#[derive(Clone, Debug)]
+pub struct Aligned {
+    populated_min: u16,
+    promotes_misaligned: bool,
+    shortage: Watermark,
+    expectations: Expectations,
+    turns: Turns,
+    ranking: Ranking,
+}
+
+impl Aligned {
+    /// A policy that has seen no shortage.
+    pub fn new(parameters: &Parameters) -> Aligned {
+        Aligned {
+            populated_min: parameters.number("populated_min") as u16,
+            promotes_misaligned: parameters.number("misaligned") == 1,
+            shortage: Watermark::of_percent(parameters.number("split_from"), parameters.number("split_to")),
+            expectations: Expectations::default(),
+            turns: Turns::default(),
+            ranking: Ranking::default(),
+        }
+    }
+
+    fn promote(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let (populated_min, promotes_misaligned) = (self.populated_min, self.promotes_misaligned);
+        let ranking = &mut self.ranking;
+        ranking.clear();
+        self.turns.visit(snapshot, |place| {
+            let (vm, row) = place.of(snapshot);
+            if vm.resident[row] >= populated_min && is_promotable(vm, row, now) {
+                match rank(vm.guest_mapping[row]) {
+                    Some(MISALIGNED) if !promotes_misaligned => {}
+                    Some(bucket) => ranking.push(bucket, place),
+                    None => {}
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        for place in self.ranking.best_first() {
+            let (vm, row) = place.of(snapshot);
+            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
+            if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+                return;
+            }
+        }
+    }
+
+    fn split_misaligned(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let expectations = &self.expectations;
+        self.turns.visit(snapshot, |place| {
+            let (vm, row) = place.of(snapshot);
+            if rank(vm.guest_mapping[row]) != Some(MISALIGNED) || !is_demotable(vm, row, now) {
+                return ControlFlow::Continue(());
+            }
+            let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
+            expectations.request(demote, false, budget, plan)
+        });
+    }
+}
+
+/// The rank of windows the guest maps with base pages.
+const MISALIGNED: u16 = 0;
+
+fn rank(guest: GuestMapping) -> Option<u16> {
+    match guest {
+        GuestMapping::Unmapped => None,
+        GuestMapping::Base4K => Some(MISALIGNED),
+        GuestMapping::Unknown => Some(1),
+        GuestMapping::Mixed => Some(2),
+        GuestMapping::Huge2M | GuestMapping::Giant1G => Some(3),
+    }
+}
+
+impl Policy for Aligned {
+    fn name(&self) -> &'static str {
+        "aligned"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        if self.shortage.update(snapshot.host) {
+            self.split_misaligned(snapshot, now, budget, plan);
+        } else {
+            self.promote(snapshot, now, budget, plan);
+        }
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.expectations.learn(outcome);
+    }
+}

@@ -1,0 +1,31 @@
+//! The largest page that fits, at the first touch of a window and never again (Shimizu's superpages for Linux 2.6): what
+//! is demoted once stays demoted, nothing is collapsed, nothing is compacted.
+//!
+//! Windows lie wholly inside guest RAM and are asked about only while nothing of them is present, so the answer always
+//! fits. Where no huge page is free, base pages come, for good.
+
+use super::Policy;
+use crate::action::Plan;
+use crate::budget::Budget;
+use crate::snapshot::{Snapshot, VmId};
+use crate::units::{Moment, PageSize, WindowIndex};
+
+/// Answers each first touch with a huge page; plans nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct AtFault;
+
+impl Policy for AtFault {
+    fn name(&self) -> &'static str {
+        "at-fault"
+    }
+
+    fn plan(&mut self, _snapshot: &Snapshot, _now: Moment, _budget: &mut Budget, _plan: &mut Plan) {}
+
+    fn decides_at_first_touch(&self) -> bool {
+        true
+    }
+
+    fn first_touch(&mut self, _vm: VmId, _window: WindowIndex) -> PageSize {
+        PageSize::Huge2M
+    }
+}

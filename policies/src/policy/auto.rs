@@ -1,0 +1,357 @@
+//! Promotes where it pays: benefit over cost, both in cycles (CBMM, ATC '22), by what is known of each window.
+//!
+//! ```text
+//!   benefit/s = misses_per_s × share of samples with an access × present/512 × cycles a miss costs less   (walk.rs)
+//!   bloat/s   = missing base pages × bloat_price
+//!   horizon   = as long again as it has been hot, 60 s at most
+//!
+//!   promote when (benefit/s - bloat/s) × horizon  ≥  measured cost × hysteresis × caution;  best ratio first
+//!                                                                                    ▲
+//!   done ─▶ the cost is owed ─▶ benefit earns it back ─▶ paid_back                   │
+//!                            └▶ idle for all samples  ─▶ written_off ────────────────┘  raises it
+//! ```
+//!
+//! The miss rate is an assumption scaled by how often a window is touched, since no counter tells misses by window. Where
+//! nobody samples a window, the policy does not guess: it promotes what is nearly full and what the guest maps, behind
+//! all windows it knows, and counts these decisions as `planned_on_residency`. While the host is short it adds no page,
+//! and releases zero pages of huge windows that were idle at every sample, where that pays.
+
+use core::ops::ControlFlow;
+use core::time::Duration;
+
+use alloc::vec::Vec;
+
+use super::Policy;
+use crate::action::{Action, Plan};
+use crate::budget::{Budget, Cost};
+use crate::candidates::{Turns, is_demotable, is_promotable, missing};
+use crate::expectations::Expectations;
+use crate::outcome::{Outcome, OutcomeResult};
+use crate::parameters::{ParameterInfo, Parameters};
+use crate::rank::{Ranking, bucket_of};
+use crate::remembered::Remembered;
+use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
+use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, PerTenThousand, WindowIndex};
+use crate::walk::{CYCLES_PER_MICROSECOND, cycles_saved_per_miss};
+use crate::watermark::Watermark;
+
+/// What may be set.
+pub const PARAMETERS: &[ParameterInfo] = &[
+    ParameterInfo::number(
+        "misses_per_s",
+        10_000,
+        (1, 1_000_000_000),
+        "TLB misses/s",
+        "assumed of a full window touched in every sample (ours; GUPS makes 170000 in a table of 512 MiB)",
+    ),
+    ParameterInfo::number(
+        "horizon_s",
+        60,
+        (1, 3600),
+        "s",
+        "a hot window is trusted to stay hot no longer (CBMM's port)",
+    ),
+    ParameterInfo::number(
+        "bloat_price",
+        50,
+        (0, 1_000_000),
+        "cycles/s",
+        "of each base page added (ours: at 50 a window touched in every sample pays from 122 present pages on, where \
+         the guest has base pages; Quicksilver promotes from 64)",
+    ),
+    ParameterInfo::number("hysteresis", 150, (100, 10_000), "% of the cost", "benefit that is asked for (ours)"),
+    ParameterInfo::number(
+        "resident_min",
+        90,
+        (1, 100),
+        "% of a window",
+        "promotes from here where nobody samples accesses (Ingens' threshold)",
+    ),
+    ParameterInfo::number("short_from", 85, (1, 100), "% of host memory", "nothing is added from here (HawkEye)"),
+    ParameterInfo::number("short_to", 70, (0, 100), "% of host memory", "and until here (HawkEye)"),
+];
+
+/// A window is cold when this many of its newest samples saw nothing: one may miss an access by chance.
+const COLD_AFTER_SAMPLES: u8 = 2;
+
+/// Outcomes that past decisions count as before there are any, so that one failure does not double the caution.
+const PAST_DECISIONS_ASSUMED: u64 = 8;
+
+/// A promotion earns for no longer than this between two plans: a manager that slept has seen nothing.
+const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What is remembered of a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Memory {
+    /// Since when it has been touched all the time.
+    hot_since: Option<Moment>,
+    /// Cycles that its promotion has cost and not yet earned.
+    owed: u64,
+    /// Base pages present when its promotion was planned.
+    resident_before: u16,
+}
+
+/// Decides by benefit and cost.
+#[derive(Clone, Debug)]
+pub struct Auto {
+    prices: Prices,
+    resident_min: u16,
+    shortage: Watermark,
+    expectations: Expectations,
+    memory: Remembered<Memory>,
+    turns: Turns,
+    ranking: Ranking,
+    /// Promotions that were done since the last plan, and what they cost.
+    bought: Vec<(VmId, WindowIndex, Cost)>,
+    planned_at: Moment,
+    score: Score,
+}
+
+/// What things are worth.
+#[derive(Clone, Copy, Debug)]
+struct Prices {
+    misses_per_s: u64,
+    horizon: Duration,
+    bloat_price: u64,
+    hysteresis_percent: u64,
+}
+
+/// What became of decisions.
+#[derive(Clone, Copy, Debug, Default)]
+struct Score {
+    planned_on_access: u64,
+    planned_on_residency: u64,
+    paid_back: u64,
+    written_off: u64,
+    released: u64,
+    /// Hot windows at the latest plan whose bloat is not paid for.
+    sparse_now: u64,
+}
+
+impl Score {
+    /// From 100 % to nearly 200 %, as more promotions had to be written off.
+    fn caution_percent(&self) -> u64 {
+        100 + 100 * self.written_off / (self.paid_back + self.written_off + PAST_DECISIONS_ASSUMED)
+    }
+}
+
+/// Never zero: nothing is free.
+fn cycles(cost: Cost) -> u64 {
+    u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX).saturating_mul(CYCLES_PER_MICROSECOND).max(1)
+}
+
+fn cycles_over(per_second: u64, time: Duration) -> u64 {
+    let milliseconds = time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_millis()));
+    per_second.saturating_mul(milliseconds) / 1000
+}
+
+impl Prices {
+    fn benefit_per_s(&self, rate: PerTenThousand, present: u16, guest: GuestMapping) -> u64 {
+        let misses =
+            self.misses_per_s * u64::from(rate.get()) / 10_000 * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
+        misses * cycles_saved_per_miss(guest, PageSize::Huge2M)
+    }
+
+    fn bloat_per_s(&self, missing: u16) -> u64 {
+        u64::from(missing) * self.bloat_price
+    }
+
+    /// How many percent of the cost, in cycles, come back within the horizon.
+    fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
+        let gain = cycles_over(per_second, hot_for.min(self.horizon));
+        gain.saturating_mul(100) / cost
+    }
+}
+
+impl Auto {
+    /// A policy without a past.
+    pub fn new(parameters: &Parameters) -> Auto {
+        let resident_min = u64::from(BASE_PAGES_PER_WINDOW) * parameters.number("resident_min") / 100;
+        Auto {
+            prices: Prices {
+                misses_per_s: parameters.number("misses_per_s"),
+                horizon: Duration::from_secs(parameters.number("horizon_s")),
+                bloat_price: parameters.number("bloat_price"),
+                hysteresis_percent: parameters.number("hysteresis"),
+            },
+            resident_min: resident_min as u16,
+            shortage: Watermark::of_percent(parameters.number("short_from"), parameters.number("short_to")),
+            expectations: Expectations::default(),
+            memory: Remembered::default(),
+            turns: Turns::default(),
+            ranking: Ranking::default(),
+            bought: Vec::new(),
+            planned_at: Moment::START,
+            score: Score::default(),
+        }
+    }
+
+    /// Books what was done since the last plan, lets promotions earn, and notes which windows are hot.
+    fn observe(&mut self, snapshot: &Snapshot, now: Moment) {
+        let earning_time = now.since(self.planned_at).min(EARNING_TIME_MAX);
+        self.planned_at = now;
+        self.memory.fit(snapshot);
+        self.book(snapshot);
+        for (index, vm) in snapshot.vms.iter().enumerate() {
+            let memory = self.memory.of_vm(index);
+            for (row, access) in vm.access.iter().enumerate().filter(|(_, access)| access.samples() > 0) {
+                let window = &mut memory[row];
+                let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
+                window.hot_since = is_hot.then(|| window.hot_since.unwrap_or(now));
+                if window.owed > 0 {
+                    let rate = access.rate().unwrap_or_default();
+                    let per_s = self.prices.benefit_per_s(rate, window.resident_before, vm.guest_mapping[row]);
+                    settle(window, *access, cycles_over(per_s, earning_time), &mut self.score);
+                }
+            }
+        }
+    }
+
+    fn book(&mut self, snapshot: &Snapshot) {
+        for (id, window, cost) in self.bought.drain(..) {
+            let found = snapshot.vms.iter().position(|vm| vm.vm == id);
+            let Some((index, row)) = found.and_then(|index| Some((index, snapshot.vms[index].row(window)?))) else {
+                continue; // The VM has gone.
+            };
+            self.memory.of_vm(index)[row].owed = cycles(cost);
+        }
+    }
+
+    fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
+        let Auto { prices, expectations, memory, ranking, score, resident_min, .. } = self;
+        let [copy, recovery] = [false, true].map(|is_held| cycles(cost_of_promotion(expectations, is_held)));
+        let asked_percent = prices.hysteresis_percent * score.caution_percent() / 100;
+        score.sparse_now = 0;
+        ranking.clear();
+        self.turns.visit(snapshot, |place| {
+            let (vm, row) = place.of(snapshot);
+            let is_addition = missing(vm, row) > 0;
+            if !is_promotable(vm, row, now) || (is_short && is_addition) {
+                return ControlFlow::Continue(());
+            }
+            let Some(rate) = vm.access[row].rate() else {
+                if let Some(bucket) = bucket_when_blind(vm, row, *resident_min) {
+                    ranking.push(bucket, place);
+                }
+                return ControlFlow::Continue(());
+            };
+            let Some(hot_since) = memory.of_vm(place.vm as usize)[row].hot_since else {
+                return ControlFlow::Continue(());
+            };
+            let benefit = prices.benefit_per_s(rate, vm.resident[row], vm.guest_mapping[row]);
+            let Some(per_s) = benefit.checked_sub(prices.bloat_per_s(missing(vm, row))) else {
+                score.sparse_now += 1;
+                return ControlFlow::Continue(());
+            };
+            let cost = if vm.is_held[row] { recovery } else { copy };
+            let percent = prices.return_percent(per_s, now.since(hot_since), cost);
+            if percent >= asked_percent {
+                ranking.push(bucket_of(percent), place);
+            }
+            ControlFlow::Continue(())
+        });
+    }
+
+    fn promote(&mut self, snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) {
+        let Auto { expectations, memory, ranking, score, .. } = self;
+        for place in ranking.best_first() {
+            let (vm, row) = place.of(snapshot);
+            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
+            if expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+                return;
+            }
+            let is_known = vm.access[row].samples() > 0;
+            *(if is_known { &mut score.planned_on_access } else { &mut score.planned_on_residency }) += 1;
+            memory.of_vm(place.vm as usize)[row].resident_before = vm.resident[row];
+        }
+    }
+
+    /// Gives zero pages back where a window was idle at all samples and that is worth more than it costs.
+    fn release(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let Auto { prices, expectations, turns, .. } = self;
+        let pays = |zero: u16, cost| {
+            prices.return_percent(prices.bloat_per_s(zero), prices.horizon, cost) >= prices.hysteresis_percent
+        };
+        turns.visit(snapshot, |place| {
+            let (vm, row) = place.of(snapshot);
+            let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
+            let is_worth_it = vm.zero[row].is_some_and(|zero| pays(zero, cycles(expectations.cost(action, false))));
+            if !is_worth_it || !is_idle(vm.access[row]) || !is_demotable(vm, row, now) {
+                return ControlFlow::Continue(());
+            }
+            expectations.request(action, false, budget, plan)
+        });
+    }
+}
+
+fn cost_of_promotion(expectations: &Expectations, is_held: bool) -> Cost {
+    let any = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Huge2M };
+    expectations.cost(any, is_held)
+}
+
+/// Untouched at every sample of a full history.
+fn is_idle(access: AccessHistory) -> bool {
+    access.idle_samples() == AccessHistory::SAMPLES_MAX
+}
+
+fn settle(window: &mut Memory, access: AccessHistory, earned: u64, score: &mut Score) {
+    window.owed = window.owed.saturating_sub(earned);
+    if window.owed == 0 {
+        score.paid_back += 1;
+    } else if is_idle(access) {
+        window.owed = 0;
+        score.written_off += 1;
+    }
+}
+
+/// Where nobody samples: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
+/// those of any return that is asked for.
+fn bucket_when_blind(vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
+    let saved = cycles_saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
+    (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved))
+}
+
+const _: () = assert!(
+    cycles_saved_per_miss(GuestMapping::Giant1G, PageSize::Huge2M) < 100
+        && cycles_saved_per_miss(GuestMapping::Huge2M, PageSize::Huge2M) < 100,
+    "a blind guess ranks below the smallest return in percent that `hysteresis` allows"
+);
+
+impl Policy for Auto {
+    fn name(&self) -> &'static str {
+        "auto"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        self.observe(snapshot, now);
+        let is_short = self.shortage.update(snapshot.host);
+        if is_short {
+            self.release(snapshot, now, budget, plan);
+        }
+        self.rank_promotions(snapshot, now, is_short);
+        self.promote(snapshot, budget, plan);
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.expectations.learn(outcome);
+        match (outcome.action, outcome.result) {
+            (Action::Promote { vm, window, .. }, OutcomeResult::Done) => self.bought.push((vm, window, outcome.cost)),
+            (Action::Release { .. }, OutcomeResult::Done) => self.score.released += 1,
+            _ => {}
+        }
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        let Score { planned_on_access, planned_on_residency, paid_back, written_off, released, sparse_now } =
+            self.score;
+        Vec::from([
+            ("planned_on_access", planned_on_access),
+            ("planned_on_residency", planned_on_residency),
+            ("paid_back", paid_back),
+            ("written_off", written_off),
+            ("released", released),
+            ("sparse_now", sparse_now),
+            ("caution_percent", self.score.caution_percent()),
+        ])
+    }
+}

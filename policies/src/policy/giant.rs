@@ -1,0 +1,118 @@
+//! 1 GiB where a whole giant can be had, then 2 MiB, then what is there (Trident, MICRO '21).
+//!
+//! ```text
+//!   giant 0 [ 512 windows of guest RAM, enough present, a 1 GiB page free ] ─▶ one giant page
+//!   giant 1 [ no 1 GiB page free, or it refused and backs off              ] ─▶ its windows, one by one, to 2 MiB
+//! ```
+//!
+//! A window that is huge already may become part of a giant later: 2 MiB is a step on the way. One giant is more than a
+//! burst of the budget at its default, so it is borrowed and paid back, and a plan names at most one then. Trident
+//! scans a fixed amount a wake; the budget is the pace here.
+
+use super::Policy;
+use crate::action::{Action, Plan};
+use crate::budget::Budget;
+use crate::candidates::{is_promotable, missing};
+use crate::expectations::Expectations;
+use crate::outcome::Outcome;
+use crate::parameters::{ParameterInfo, Parameters};
+use crate::snapshot::{Backing, Snapshot, VmSnapshot};
+use crate::units::{Moment, PageSize};
+
+/// What may be set.
+pub const PARAMETERS: &[ParameterInfo] = &[
+    ParameterInfo::number(
+        "max_none_1g",
+        262_143,
+        (0, 262_143),
+        "base pages",
+        "a giant with more pages missing is left alone (Trident: 262143, one present page is enough)",
+    ),
+    ParameterInfo::number(
+        "max_none_2m",
+        511,
+        (0, 511),
+        "base pages",
+        "a window with more pages missing is left alone (Linux: 511)",
+    ),
+];
+
+const WINDOWS_PER_GIANT: usize = 512;
+const BASE_PAGES_PER_GIANT: u32 = 262_144;
+
+/// Giants first.
+#[derive(Clone, Debug)]
+pub struct Giant {
+    missing_max_1g: u32,
+    missing_max_2m: u16,
+    expectations: Expectations,
+}
+
+impl Giant {
+    /// A policy that has learnt nothing yet.
+    pub fn new(parameters: &Parameters) -> Giant {
+        Giant {
+            missing_max_1g: parameters.number("max_none_1g") as u32,
+            missing_max_2m: parameters.number("max_none_2m") as u16,
+            expectations: Expectations::default(),
+        }
+    }
+
+    /// Whether the rows of one giant may become one page.
+    fn may_be_giant(&self, vm: &VmSnapshot, rows: core::ops::Range<usize>, now: Moment) -> bool {
+        let first = rows.start;
+        let is_whole = rows.len() == WINDOWS_PER_GIANT;
+        let is_backed = !matches!(vm.backing[first], Backing::Unbacked | Backing::Giant1G);
+        if !is_whole || !is_backed || vm.ready_at[first] > now {
+            return false;
+        }
+        let present: u32 = vm.resident[rows].iter().map(|resident| u32::from(*resident)).sum();
+        BASE_PAGES_PER_GIANT - present <= self.missing_max_1g
+    }
+}
+
+/// The rows from `first` on that lie in the same giant.
+fn rows_of_giant(vm: &VmSnapshot, first: usize) -> core::ops::Range<usize> {
+    let giant = vm.windows[first].giant();
+    let longest = &vm.windows[first..vm.len().min(first + WINDOWS_PER_GIANT)];
+    first..first + longest.partition_point(|window| window.giant() == giant)
+}
+
+impl Policy for Giant {
+    fn name(&self) -> &'static str {
+        "giant"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let mut giants_free = snapshot.host.map_or(0, |host| host.giant_pages_free);
+        for vm in &snapshot.vms {
+            let mut first = 0;
+            while first < vm.len() {
+                let rows = rows_of_giant(vm, first);
+                first = rows.end;
+                if giants_free > 0 && self.may_be_giant(vm, rows.clone(), now) {
+                    let window = vm.windows[rows.start];
+                    let promote = Action::Promote { vm: vm.vm, window, to: PageSize::Giant1G };
+                    if self.expectations.request(promote, false, budget, plan).is_break() {
+                        return; // Its turn comes when the budget is full again.
+                    }
+                    giants_free -= 1;
+                    continue;
+                }
+                for row in rows {
+                    if missing(vm, row) > self.missing_max_2m || !is_promotable(vm, row, now) {
+                        continue;
+                    }
+                    let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
+                    if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.expectations.learn(outcome);
+    }
+}

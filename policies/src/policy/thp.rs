@@ -1,0 +1,130 @@
+//! khugepaged with its own defaults and knobs (Linux, admin-guide/mm/transhuge; mm/khugepaged.c): some windows a wake, in
+//! address order, whatever they are worth.
+//!
+//! ```text
+//!   wake ── look at pages_to_scan / 512 windows behind the cursor ── sleep scan_sleep_ms ── wake …
+//!                  └ few enough of its pages missing, and not known to be idle? promote
+//! ```
+//!
+//! At the defaults that is 16 MiB in 10 s: a gibibyte takes 10 minutes and 40 seconds. Guest RAM has no swap entries and
+//! no sharing here, so `max_ptes_swap` and `max_ptes_shared` have no counterpart.
+
+use core::time::Duration;
+
+use super::Policy;
+use crate::action::{Action, Plan};
+use crate::budget::Budget;
+use crate::candidates::{is_promotable, missing};
+use crate::expectations::Expectations;
+use crate::outcome::{Outcome, OutcomeResult, Refusal};
+use crate::parameters::{ParameterInfo, Parameters};
+use crate::snapshot::{Snapshot, VmSnapshot};
+use crate::units::{Moment, PageSize};
+
+/// A day: a longer sleep is the policy `never`.
+pub(super) const SLEEP_MS_MAX: u64 = 24 * 3600 * 1000;
+
+/// What may be set.
+pub const PARAMETERS: &[ParameterInfo] = &[
+    ParameterInfo::number(
+        "pages_to_scan",
+        4096,
+        (512, 1 << 40),
+        "base pages",
+        "how much is looked at each wake, 512 a window",
+    ),
+    ParameterInfo::number("scan_sleep_ms", 10_000, (0, SLEEP_MS_MAX), "ms", "time between two wakes"),
+    ParameterInfo::number(
+        "alloc_sleep_ms",
+        60_000,
+        (0, SLEEP_MS_MAX),
+        "ms",
+        "time to the next wake where no huge page was to be had",
+    ),
+    ParameterInfo::number(
+        "max_ptes_none",
+        511,
+        (0, 511),
+        "base pages",
+        "a window with more pages missing is left alone",
+    ),
+];
+
+/// Scans behind a cursor.
+#[derive(Clone, Debug)]
+pub struct Thp {
+    windows_per_wake: u64,
+    scan_sleep: Duration,
+    alloc_sleep: Duration,
+    max_missing: u16,
+    wake_at: Moment,
+    /// VM and row that the next wake begins at.
+    cursor: (usize, usize),
+    expectations: Expectations,
+}
+
+impl Thp {
+    /// A scanner at the start of guest memory, awake.
+    pub fn new(parameters: &Parameters) -> Thp {
+        Thp {
+            windows_per_wake: parameters.number("pages_to_scan") / 512,
+            scan_sleep: Duration::from_millis(parameters.number("scan_sleep_ms")),
+            alloc_sleep: Duration::from_millis(parameters.number("alloc_sleep_ms")),
+            max_missing: parameters.number("max_ptes_none") as u16,
+            wake_at: Moment::START,
+            cursor: (0, 0),
+            expectations: Expectations::default(),
+        }
+    }
+
+    fn should_promote(&self, vm: &VmSnapshot, row: usize, now: Moment) -> bool {
+        let is_referenced = vm.access[row].was_touched() != Some(false);
+        is_promotable(vm, row, now) && missing(vm, row) <= self.max_missing && is_referenced
+    }
+}
+
+/// The row at the cursor, or the first one behind it, around the end if need be. `None` where there is no row at all.
+fn settle(cursor: (usize, usize), snapshot: &Snapshot) -> Option<(usize, usize)> {
+    let (vm, row) = cursor;
+    if snapshot.vms.get(vm).is_some_and(|vm| row < vm.len()) {
+        return Some(cursor);
+    }
+    let has_rows = |vm: &usize| !snapshot.vms[*vm].is_empty();
+    let next = (vm + 1..snapshot.vms.len()).find(has_rows);
+    next.or_else(|| (0..snapshot.vms.len()).find(has_rows)).map(|vm| (vm, 0))
+}
+
+impl Policy for Thp {
+    fn name(&self) -> &'static str {
+        "thp"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        if now < self.wake_at {
+            return;
+        }
+        self.wake_at = now + self.scan_sleep;
+        let windows = snapshot.vms.iter().map(VmSnapshot::len).sum::<usize>() as u64;
+        for _ in 0..self.windows_per_wake.min(windows) {
+            let Some((at, row)) = settle(self.cursor, snapshot) else {
+                return;
+            };
+            self.cursor = (at, row);
+            let vm = &snapshot.vms[at];
+            if self.should_promote(vm, row, now) {
+                let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
+                if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+                    return; // The next wake begins with this window.
+                }
+            }
+            self.cursor = (at, row + 1);
+        }
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.expectations.learn(outcome);
+        if outcome.result == OutcomeResult::Refused(Refusal::NoHugePage) {
+            self.wake_at = outcome.at + self.alloc_sleep;
+        }
+    }
+}

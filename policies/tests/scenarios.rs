@@ -1,0 +1,459 @@
+//! What each policy does in small drawn cases, with the numbers of its source.
+//!
+//! One character is one window, from window 0 on:
+//!
+//! ```text
+//!   .  nothing present        f  full, base pages        H  huge page        h  huge page, held at 4 KiB
+//!   s  1 page present         n  460 pages present       m  256 present      q  64 present
+//! ```
+
+use std::time::Duration;
+
+use wideleaf_policies::policy::RamStart;
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{
+    AccessHistory, Action, Backing, Budget, BudgetLimits, Cost, GuestMapping, HostMemory, Moment, Outcome,
+    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Snapshot, VmId, VmSnapshot,
+    WindowIndex, WindowRow,
+};
+
+fn seconds(n: u64) -> Moment {
+    Moment::after_start(Duration::from_secs(n))
+}
+
+fn row(window: u64, drawn: char) -> WindowRow {
+    let (resident, backing, is_held) = match drawn {
+        '.' => (0, Backing::Unbacked, false),
+        's' => (1, Backing::Base4K, false),
+        'q' => (64, Backing::Base4K, false),
+        'm' => (256, Backing::Base4K, false),
+        'n' => (460, Backing::Base4K, false),
+        'f' => (512, Backing::Base4K, false),
+        'H' => (512, Backing::Huge2M, false),
+        'h' => (512, Backing::Huge2M, true),
+        other => panic!("{other} is not drawn above"),
+    };
+    WindowRow { is_held, ..WindowRow::new(WindowIndex::new(window), resident, backing) }
+}
+
+/// A VM as drawn, each row changed by `change`.
+fn vm_with(id: u32, drawn: &str, change: impl Fn(usize, &mut WindowRow)) -> VmSnapshot {
+    let mut vm = VmSnapshot::with_capacity(VmId(id), drawn.len());
+    for (at, window) in drawn.chars().enumerate() {
+        let mut row = row(at as u64, window);
+        change(at, &mut row);
+        vm.push(row);
+    }
+    vm
+}
+
+fn vm(id: u32, drawn: &str) -> VmSnapshot {
+    vm_with(id, drawn, |_, _| {})
+}
+
+fn of(vms: Vec<VmSnapshot>) -> Snapshot {
+    Snapshot { host: None, vms }
+}
+
+/// 100 GiB, so many of them in use.
+fn used(gibibytes: u64) -> Option<HostMemory> {
+    Some(HostMemory { total: gib(100), available: gib(100 - gibibytes), giant_pages_free: 0 })
+}
+
+/// Samples as drawn, the oldest first: `x` touched, `-` not.
+fn samples(drawn: &str) -> AccessHistory {
+    drawn.chars().fold(AccessHistory::default(), |history, sample| history.with(sample == 'x'))
+}
+
+const PLENTY: BudgetLimits =
+    BudgetLimits { copy_per_second: gib(64), cpu_share: PerTenThousand::new(1_000_000), burst: Duration::from_secs(1) };
+
+struct Desk(Box<dyn Policy>);
+
+impl Desk {
+    fn new(choice: &str) -> Desk {
+        Desk(PolicyChoice::parse(choice).expect("a policy").make())
+    }
+
+    fn plan_within(&mut self, snapshot: &Snapshot, now: Moment, limits: BudgetLimits) -> Vec<Action> {
+        let mut plan = Plan::default();
+        self.0.plan(snapshot, now, &mut Budget::new(limits, now), &mut plan);
+        plan.actions().iter().map(|planned| planned.action).collect()
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment) -> Vec<Action> {
+        self.plan_within(snapshot, now, PLENTY)
+    }
+
+    /// VM and window of what is promoted; nothing else may be planned.
+    fn promotions(&mut self, snapshot: &Snapshot, now: Moment) -> Vec<(u32, u64)> {
+        let promotion = |action| match action {
+            Action::Promote { vm, window, to: PageSize::Huge2M } => (vm.0, window.get()),
+            other => panic!("{other:?} is no promotion to 2 MiB"),
+        };
+        self.plan(snapshot, now).into_iter().map(promotion).collect()
+    }
+
+    fn hears(&mut self, action: Action, at: Moment, result: OutcomeResult) {
+        let cost = Cost { copied: mib(2), cpu: Duration::from_micros(560) };
+        self.0.learn(&Outcome { action, at, cost, unavailable: cost.cpu, result });
+    }
+
+    fn figure(&self, name: &str) -> u64 {
+        self.0.figures().into_iter().find(|(known, _)| *known == name).expect("it counts that").1
+    }
+}
+
+fn promote(window: u64) -> Action {
+    Action::Promote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Huge2M }
+}
+
+#[test]
+fn bounds_plan_nothing_and_differ_in_how_ram_starts() {
+    let snapshot = of(vec![vm(0, "fsH")]);
+    for (policy, start) in [("never", RamStart::OnBasePages), ("prealloc", RamStart::HugeAndPrefaulted)] {
+        let mut desk = Desk::new(policy);
+        assert_eq!((desk.plan(&snapshot, seconds(1)), desk.0.ram_start()), (vec![], start));
+    }
+}
+
+#[test]
+fn at_fault_answers_the_first_touch_and_never_promotes_again() {
+    let mut desk = Desk::new("at-fault");
+    assert!(desk.0.decides_at_first_touch());
+    assert_eq!(desk.0.first_touch(VmId(0), WindowIndex::new(3)), PageSize::Huge2M);
+    assert_eq!(desk.plan(&of(vec![vm(0, "fsh")]), seconds(1)), []);
+}
+
+#[test]
+fn greedy_takes_turns_and_recovers_what_is_held() {
+    let snapshot = of(vec![vm(0, "f.sH"), vm(1, "Hhf")]);
+    assert_eq!(Desk::new("greedy").promotions(&snapshot, seconds(1)), [(0, 0), (1, 1), (0, 2), (1, 2)]);
+}
+
+/// 4096 pages a wake are 8 windows:  `ffffffff ffffffff ff`  at 0, 10 and 20 s, then from the start again.
+#[test]
+fn thp_looks_at_eight_windows_every_ten_seconds() {
+    let snapshot = of(vec![vm(0, "ffffffffffff"), vm(1, "ffffff")]);
+    let mut desk = Desk::new("thp");
+    assert_eq!(desk.promotions(&snapshot, seconds(0)), (0..8).map(|w| (0, w)).collect::<Vec<_>>());
+    assert_eq!(desk.promotions(&snapshot, seconds(9)), []);
+    let second: Vec<_> = (8..12).map(|w| (0, w)).chain((0..4).map(|w| (1, w))).collect();
+    assert_eq!(desk.promotions(&snapshot, seconds(10)), second);
+    let third: Vec<_> = (4..6).map(|w| (1, w)).chain((0..6).map(|w| (0, w))).collect();
+    assert_eq!(desk.promotions(&snapshot, seconds(20)), third);
+}
+
+#[test]
+fn thp_scans_a_gibibyte_in_ten_minutes_and_forty_seconds() {
+    let snapshot = of(vec![vm(0, &"f".repeat(512))]);
+    let mut desk = Desk::new("thp");
+    let promoted: usize = (0..640).map(|second| desk.promotions(&snapshot, seconds(second)).len()).sum();
+    assert_eq!(promoted, 512);
+}
+
+#[test]
+fn thp_skips_idle_and_too_empty_windows_and_sleeps_longer_without_huge_pages() {
+    let idle = |at: usize, row: &mut WindowRow| {
+        if at == 0 {
+            row.access = samples("x-");
+        }
+    };
+    let snapshot = of(vec![vm_with(0, "fsqn", idle)]);
+    let mut desk = Desk::new("thp:max_ptes_none=448"); // 64 present is just enough
+    assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 2), (0, 3)]);
+    desk.hears(promote(2), seconds(1), OutcomeResult::Refused(Refusal::NoHugePage));
+    assert_eq!(desk.promotions(&snapshot, seconds(60)), []);
+    assert_eq!(desk.promotions(&snapshot, seconds(61)), [(0, 2), (0, 3)]);
+}
+
+#[test]
+fn thp_goes_on_at_the_window_the_budget_refused() {
+    let one = BudgetLimits { copy_per_second: mib(2), ..PLENTY };
+    let (snapshot, mut desk) = (of(vec![vm(0, "fff")]), Desk::new("thp:scan_sleep_ms=0"));
+    let plans: Vec<_> = (0..4).map(|second| desk.plan_within(&snapshot, seconds(second), one)).collect();
+    assert_eq!(plans, [[promote(0)], [promote(1)], [promote(2)], [promote(0)]]);
+}
+
+#[test]
+fn utilization_promotes_from_460_of_512_pages_on() {
+    assert_eq!(Desk::new("utilization").promotions(&of(vec![vm(0, "smnfH.")]), seconds(1)), [(0, 2), (0, 3)]);
+    assert_eq!(Desk::new("utilization:threshold=50").promotions(&of(vec![vm(0, "smn")]), seconds(1)), [(0, 1), (0, 2)]);
+}
+
+#[test]
+fn utilization_wants_hot_windows_where_it_is_told_to() {
+    let histories = [samples("xxx-"), samples("xx--"), AccessHistory::default()];
+    let snapshot = of(vec![vm_with(0, "fff", |at, row| row.access = histories[at])]);
+    assert_eq!(Desk::new("utilization:needs_access=1").promotions(&snapshot, seconds(1)), [(0, 0)]);
+}
+
+/// vm 0 has two huge pages, vm 1 none: it gets the first two, then they take turns.
+#[test]
+fn utilization_gives_the_next_huge_page_to_the_vm_that_has_fewest() {
+    let snapshot = of(vec![vm(0, "HHff"), vm(1, "ffff")]);
+    let vms: Vec<u32> = Desk::new("utilization").promotions(&snapshot, seconds(1)).iter().map(|(vm, _)| *vm).collect();
+    assert_eq!(vms, [1, 1, 0, 1, 0, 1]);
+}
+
+/// Tax 75 %: each huge page of the idle vm 0 counts four times. Prices of one more: 4, 8 against 1, 2, 3, 4, 5 …
+#[test]
+fn utilization_taxes_the_idle() {
+    let idle_first = |taxed: &str| {
+        let vms = [("--", 0), ("xx", 1)].map(|(drawn, id)| vm_with(id, "ffffff", |_, row| row.access = samples(drawn)));
+        Desk::new(taxed).promotions(&of(vms.into()), seconds(1)).iter().map(|(vm, _)| *vm).take(6).collect::<Vec<_>>()
+    };
+    assert_eq!(idle_first("utilization"), [1, 1, 1, 0, 1, 1]);
+    assert_eq!(idle_first("utilization:idle_tax=0"), [0, 1, 0, 1, 0, 1]);
+}
+
+/// Accessed pages of 512: 512, 128, 256, 512 → buckets 9, 2, 5, 9. Windows 0 and 3 share the highest.
+#[test]
+fn coverage_promotes_the_most_accessed_first() {
+    let histories = [samples("xxxx"), samples("x---"), samples("xx--"), samples("xxxx")];
+    let snapshot = of(vec![vm_with(0, "ffff", |at, row| row.access = histories[at])]);
+    let order: Vec<u64> = Desk::new("coverage").promotions(&snapshot, seconds(1)).iter().map(|(_, w)| *w).collect();
+    assert_eq!(order, [0, 3, 2, 1]);
+}
+
+#[test]
+fn coverage_leaves_hardly_accessed_windows_and_believes_what_was_written() {
+    let change = |at: usize, row: &mut WindowRow| {
+        row.access = samples("x---------------"); // 1/16 of 512 are 32 pages: bucket 0
+        row.written = (at == 1).then_some(300); // bucket 6
+    };
+    let snapshot = of(vec![vm_with(0, "ff", change)]);
+    assert_eq!(Desk::new("coverage").promotions(&snapshot, seconds(1)), [(0, 1)]);
+    assert_eq!(Desk::new("coverage:lowest_bucket=0").promotions(&snapshot, seconds(1)), [(0, 1), (0, 0)]);
+}
+
+/// The host is short from 85 % to 70 %; vm 1 is idle, so its bloat goes first.
+#[test]
+fn coverage_takes_bloat_back_between_its_marks() {
+    let bloated = |drawn: &'static str| {
+        move |at: usize, row: &mut WindowRow| {
+            row.access = samples(drawn);
+            row.zero = Some([256, 255, 400][at]);
+        }
+    };
+    let at = |used_gib| Snapshot {
+        host: used(used_gib),
+        vms: vec![vm_with(0, "HHf", bloated("xx")), vm_with(1, "HHf", bloated("x-"))],
+    };
+    let release = |vm| Action::Release { vm: VmId(vm), window: WindowIndex::new(0) };
+    let mut desk = Desk::new("coverage");
+    assert_eq!(desk.promotions(&at(84), seconds(1)), [(0, 2), (1, 2)]);
+    assert_eq!(desk.plan(&at(85), seconds(2)), [release(1), release(0)]);
+    assert_eq!(desk.plan(&at(70), seconds(3)), [release(1), release(0)]);
+    assert_eq!(desk.promotions(&at(69), seconds(4)), [(0, 2), (1, 2)]);
+}
+
+const GUESTS: [GuestMapping; 6] = [
+    GuestMapping::Base4K,
+    GuestMapping::Unknown,
+    GuestMapping::Huge2M,
+    GuestMapping::Unmapped,
+    GuestMapping::Mixed,
+    GuestMapping::Giant1G,
+];
+
+#[test]
+fn aligned_promotes_what_the_guest_maps_large_first_and_misaligned_last() {
+    let snapshot = of(vec![vm_with(0, "ffffff", |at, row| row.guest_mapping = GUESTS[at])]);
+    let order =
+        |policy| Desk::new(policy).promotions(&snapshot, seconds(1)).iter().map(|(_, w)| *w).collect::<Vec<_>>();
+    assert_eq!(order("aligned"), [2, 5, 4, 1, 0]);
+    assert_eq!(order("aligned:misaligned=0"), [2, 5, 4, 1]);
+}
+
+#[test]
+fn aligned_leaves_windows_below_half_and_splits_misaligned_ones_when_short() {
+    assert_eq!(Desk::new("aligned").promotions(&of(vec![vm(0, "sqmn")]), seconds(1)), [(0, 2), (0, 3)]);
+    let vms = vec![vm_with(0, "HHHHHf", |at, row| row.guest_mapping = GUESTS[at])];
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Base4K };
+    assert_eq!(Desk::new("aligned").plan(&Snapshot { host: used(90), vms }, seconds(1)), [demote]);
+}
+
+const ONE_GIANT_FREE: Option<HostMemory> =
+    Some(HostMemory { total: gib(100), available: gib(50), giant_pages_free: 1 });
+
+/// `ffff…f` (512) `ff`: giant 0 is whole, giant 1 is not.
+#[test]
+fn giant_takes_a_whole_giant_first_and_alone_then_windows() {
+    let vms = || vec![vm(0, &"f".repeat(514))];
+    let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
+    let mut desk = Desk::new("giant");
+    let first = desk.plan_within(&Snapshot { host: ONE_GIANT_FREE, vms: vms() }, seconds(1), BudgetLimits::default());
+    assert_eq!(first, [giant], "a giant is more than a burst: it is borrowed, and nothing is left for others");
+    let all = desk.plan(&Snapshot { host: ONE_GIANT_FREE, vms: vms() }, seconds(2));
+    assert_eq!(all, [giant, promote(512), promote(513)]);
+    let none_free = desk.promotions(&of(vms()), seconds(3));
+    assert_eq!(none_free.len(), 514);
+}
+
+#[test]
+fn giant_makes_a_giant_of_huge_windows_and_leaves_too_empty_ones() {
+    let plan = |policy, drawn: String| {
+        Desk::new(policy).plan(&Snapshot { host: ONE_GIANT_FREE, vms: vec![vm(0, &drawn)] }, seconds(1))
+    };
+    let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
+    assert_eq!(plan("giant", "H".repeat(512)), [giant]);
+    assert_eq!(plan("giant", "s".to_owned() + &".".repeat(511)), [giant], "Trident takes one present page");
+    assert_eq!(plan("giant:max_none_1g=511", "s".to_owned() + &"f".repeat(511)), [giant]);
+    assert_eq!(plan("giant:max_none_1g=511", "s".to_owned() + &".".repeat(511)), [promote(0)]);
+}
+
+#[test]
+fn ethp_promotes_what_is_accessed_and_demotes_what_is_idle_for_seven_seconds() {
+    let histories = [samples("xxx-"), samples("----"), samples("----"), AccessHistory::default()];
+    let snapshot = of(vec![vm_with(0, "fHfH", |at, row| row.access = histories[at])]);
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(1), to: PageSize::Base4K };
+    let mut desk = Desk::new("schemes");
+    assert_eq!(desk.plan(&snapshot, seconds(10)), [promote(0)]);
+    assert_eq!(desk.plan(&snapshot, seconds(16)), [promote(0)]);
+    assert_eq!(desk.plan(&snapshot, seconds(17)), [promote(0), demote]);
+}
+
+/// `ff ff` are two regions of 4 MiB by their rates, `f` is one of 2 MiB behind a gap of nothing sampled.
+#[test]
+fn schemes_see_regions_not_windows() {
+    let histories =
+        [samples("xx"), samples("xx"), samples("x-"), samples("x-"), AccessHistory::default(), samples("xx")];
+    let snapshot = of(vec![vm_with(0, "ffffff", |at, row| row.access = histories[at])]);
+    let promoted = |rules: &str| {
+        let choice = format!("schemes:rules={rules}");
+        Desk::new(&choice).promotions(&snapshot, seconds(1)).iter().map(|(_, w)| *w).collect::<Vec<_>>()
+    };
+    assert_eq!(promoted("4M max 5% max min max promote"), [0, 1, 2, 3]);
+    assert_eq!(promoted("min 2M 5% max min max promote"), [5]);
+    assert_eq!(promoted("min max 60% max min max promote"), [0, 1, 5]);
+}
+
+#[test]
+fn schemes_keep_their_quota_interval_and_watermarks() {
+    let touched = |drawn| vm_with(0, drawn, |_, row| row.access = samples("xx"));
+    let at = |used_gib| Snapshot { host: used(used_gib), vms: vec![touched("ffff")] };
+    let mut desk = Desk::new("schemes:quota_windows=3,interval_ms=2000,on_from=60,off_below=50");
+    let plans: Vec<usize> = [(59, 0), (60, 1), (60, 2), (50, 3), (49, 5)]
+        .map(|(used, now)| desk.plan(&at(used), seconds(now)).len())
+        .into();
+    assert_eq!(plans, [0, 3, 0, 3, 0]);
+}
+
+#[test]
+fn schemes_release_only_where_zeroes_were_seen() {
+    let change = |at: usize, row: &mut WindowRow| {
+        row.access = samples("--");
+        row.zero = [Some(1), Some(0), None][at];
+    };
+    let snapshot = of(vec![vm_with(0, "HHH", change)]);
+    let release = Action::Release { vm: VmId(0), window: WindowIndex::new(0) };
+    assert_eq!(Desk::new("schemes:rules=min max 0% 0% min max release").plan(&snapshot, seconds(1)), [release]);
+}
+
+const HOT: &str = "xxxxxxxxxxxxxxxx";
+const IDLE: &str = "----------------";
+
+fn full_and_hot(guest: GuestMapping) -> Snapshot {
+    of(vec![vm_with(0, "f", |_, row| (row.access, row.guest_mapping) = (samples(HOT), guest))])
+}
+
+/// The first second at which auto promotes a window that is hot from 0 on.
+fn promoted_after(snapshot: &Snapshot) -> Option<u64> {
+    let mut desk = Desk::new("auto");
+    (0..120).find(|now| !desk.plan(snapshot, seconds(*now)).is_empty())
+}
+
+/// Cost 560 us × 2000 = 1.12 M cycles, half as much again is asked for: 1.68 M. Aligned: 10 000 misses × 19 × 4 = 760 k
+/// cycles a second, 2.2 s. Guest on base pages: 10 000 × 5 × 4 = 200 k, 8.4 s.
+#[test]
+fn auto_promotes_when_a_window_has_been_hot_long_enough_to_pay() {
+    assert_eq!(promoted_after(&full_and_hot(GuestMapping::Huge2M)), Some(3));
+    assert_eq!(promoted_after(&full_and_hot(GuestMapping::Base4K)), Some(9));
+    assert_eq!(promoted_after(&full_and_hot(GuestMapping::Unmapped)), None);
+}
+
+/// 64 present pages and a guest on base pages: 25 000 cycles a second against 448 × 50 = 22 400 of bloat.
+/// 1 present page: 380 against 25 550, never.
+#[test]
+fn auto_never_promotes_a_sparse_window_whose_bloat_is_not_paid_for() {
+    let hot = |drawn| of(vec![vm_with(0, drawn, |_, row| row.access = samples(HOT))]);
+    assert_eq!(promoted_after(&hot("s")), None);
+    assert_eq!(promoted_after(&hot("q")), None, "2 600 a second do not bring 1.68 M in the horizon of a minute");
+    let present = |pages| of(vec![vm_with(0, "q", |_, row| (row.access, row.resident) = (samples(HOT), pages))]);
+    assert_eq!([121, 122].map(|pages| promoted_after(&present(pages))), [None, Some(60)]);
+    let mut desk = Desk::new("auto");
+    desk.plan(&hot("ss"), seconds(1));
+    assert_eq!(desk.figure("sparse_now"), 2);
+}
+
+#[test]
+fn auto_forgets_how_long_a_window_was_hot_once_it_is_cold() {
+    let with = |drawn: &'static str| of(vec![vm_with(0, "f", |_, row| row.access = samples(drawn))]);
+    let mut desk = Desk::new("auto");
+    assert_eq!(desk.plan(&with(HOT), seconds(0)), []);
+    assert_eq!(desk.plan(&with("xxxxxxxxxxxxxxx-"), seconds(5)), [], "one sample without an access is chance");
+    assert_eq!(desk.plan(&with("xxxxxxxxxxxxxx--"), seconds(6)), []);
+    assert_eq!(desk.plan(&with(HOT), seconds(9)), [], "hot for 9 s, but for one break");
+    assert_eq!(desk.plan(&with(HOT), seconds(18)), [promote(0)]);
+}
+
+#[test]
+fn auto_puts_the_best_return_first_and_blind_guesses_last() {
+    let change = |at: usize, row: &mut WindowRow| {
+        row.access = [AccessHistory::default(), samples("x-x-x-x-x-x-x-x-"), samples(HOT)][at];
+        row.guest_mapping = GuestMapping::Huge2M;
+    };
+    let snapshot = of(vec![vm_with(0, "fff", change)]);
+    let mut desk = Desk::new("auto");
+    assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 0)], "nothing has been hot for any time yet");
+    assert_eq!(desk.promotions(&snapshot, seconds(30)), [(0, 2), (0, 1), (0, 0)]);
+    assert_eq!((desk.figure("planned_on_access"), desk.figure("planned_on_residency")), (2, 2));
+}
+
+#[test]
+fn auto_without_samples_promotes_nearly_full_windows_the_guest_maps() {
+    let guests = [GuestMapping::Unknown, GuestMapping::Huge2M, GuestMapping::Unmapped, GuestMapping::Base4K];
+    let snapshot = of(vec![vm_with(0, "nnnm", |at, row| row.guest_mapping = guests[at])]);
+    assert_eq!(Desk::new("auto").promotions(&snapshot, seconds(0)), [(0, 1), (0, 0)]);
+}
+
+#[test]
+fn auto_adds_no_page_while_the_host_is_short_and_releases_where_it_pays() {
+    let change = |at: usize, row: &mut WindowRow| {
+        row.access =
+            [AccessHistory::default(), AccessHistory::default(), samples(IDLE), samples(HOT), samples(IDLE)][at];
+        row.zero = [None, None, Some(500), Some(500), Some(10)][at];
+    };
+    let snapshot = Snapshot { host: used(90), vms: vec![vm_with(0, "fnHHH", change)] };
+    let release = Action::Release { vm: VmId(0), window: WindowIndex::new(2) };
+    assert_eq!(Desk::new("auto").plan(&snapshot, seconds(1)), [release, promote(0)]);
+}
+
+/// What auto counts after a promotion at 9 s, when the window goes on as `later` for ten looks of a second each.
+fn score_after(later: &'static str) -> (u64, u64, u64) {
+    let mut desk = Desk::new("auto");
+    let hot = full_and_hot(GuestMapping::Base4K);
+    desk.plan(&hot, seconds(0));
+    assert_eq!(desk.plan(&hot, seconds(9)), [promote(0)]);
+    desk.hears(promote(0), seconds(9), OutcomeResult::Done);
+    let after = of(vec![vm_with(0, "H", |_, row| row.access = samples(later))]);
+    (10..20).for_each(|now| assert_eq!(desk.plan(&after, seconds(now)), []));
+    (desk.figure("paid_back"), desk.figure("written_off"), desk.figure("caution_percent"))
+}
+
+#[test]
+fn auto_scores_its_own_decisions_and_grows_careful() {
+    assert_eq!(score_after(HOT), (1, 0, 100)); // 200 k a second pay 1.12 M in 6 s
+    assert_eq!(score_after(IDLE), (0, 1, 111)); // one of nine
+    assert_eq!(score_after("x---------------"), (0, 0, 100)); // 12.5 k a second: not yet, and not given up
+}
+
+#[test]
+fn what_is_not_ready_is_named_by_nobody() {
+    let vms = vec![vm_with(0, "fsnmqHh", |_, row| row.ready_at = seconds(5))];
+    let snapshot = Snapshot { host: used(90), vms };
+    for info in wideleaf_policies::policy::POLICIES {
+        assert_eq!(Desk(info.with_defaults()).plan(&snapshot, seconds(4)), [], "{}", info.name);
+    }
+}
