@@ -47,7 +47,8 @@ pub enum Refusal {
     NotPermitted,
     /// The call said yes, the page tables say no.
     NotObserved,
-    /// The guest wrote faster than its memory could be copied: swapping it would have taken a longer pause than allowed.
+    /// The guest wrote faster than its memory could be copied, or stopped too slowly: swapping the memory would have taken a
+    /// longer pause than allowed.
     OutrunByWrites,
     /// Any other errno.
     Other(i32),

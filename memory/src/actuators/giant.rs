@@ -2,9 +2,9 @@
 //! the memory is copied while the guest runs, and the copy put in its place while the vCPUs stand still.
 //!
 //! ```text
-//!   vCPUs   ──run──────────────────────────────────────────────┤ still ├──run────────────────────────────▶
-//!   us        ready the copy   log on, copy all   copy what was  the rest,  log off, look again,
-//!             (page, zeroed)                      written, again exchange   free the old pages
+//!   vCPUs   ──run──────────────────────────────────────────────┤  still  ├──run──────────────────────────▶
+//!   us        ready the copy   log on, copy all   copy what was   the rest,  log off, free the old pages,
+//!             (page, zeroed)                      written, again  exchange   look again
 //!                                                 └── rounds ──┘
 //! ```
 //!
@@ -90,7 +90,8 @@ pub struct GiantSwap {
     pub elapsed: Duration,
     /// The longest time the vCPUs stood still, from the kick to the resume.
     pub unavailable: Duration,
-    /// Pauses. All but the last were broken off at once, because too much had been written.
+    /// Pauses. All but the last were broken off, because too much had been written, or because a vCPU was so slow to leave
+    /// the guest that no time was left (on a host with more work than CPUs).
     pub pauses: u32,
     /// Rounds in which written pages were copied again.
     pub rounds: u32,
