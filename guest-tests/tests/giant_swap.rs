@@ -17,7 +17,7 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 
 const TIMES: u32 = 4;
 /// The emulated processors of a lab are a hundred times slower than real ones.
-const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_millis(500), rounds_max: 100 };
+const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
 const WAIT_MAX: Duration = Duration::from_secs(120);
 const GIANT: Gpa = Gpa::new(0);
 
