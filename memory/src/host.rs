@@ -5,8 +5,8 @@ use std::io;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, OutcomeResult, Refusal};
 
-use crate::aside::{Aside, GiantFile};
 use crate::region::GuestRam;
+use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys::mapping::MapError;
 
 pub mod fake;
@@ -27,7 +27,7 @@ pub enum Advice {
 
 /// What is behind addresses aside.
 #[derive(Clone, Copy, Debug)]
-pub enum AsideContents<'a> {
+pub enum SideContents<'a> {
     /// Nothing: a place to move pages to.
     Nothing,
     /// Anonymous memory that reads zero.
@@ -90,20 +90,20 @@ pub trait Host: Send + Sync {
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno; nothing stays mapped.
-    fn map_aside(&self, contents: AsideContents<'_>) -> Result<Aside, HostError>;
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError>;
 
     /// Moves the anonymous pages behind the giant at `giant` aside. Guest RAM there is empty afterwards.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno; everything is then as it was.
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &Aside) -> Result<(), HostError>;
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError>;
 
     /// Moves the anonymous pages of `from` behind the giant at `giant`, in the place of what is mapped there. `from` is
     /// empty afterwards.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno. Guest RAM may then be without what was mapped there before.
-    fn move_in(&self, from: &Aside, ram: &GuestRam, giant: Gpa) -> Result<(), HostError>;
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError>;
 
     /// Maps a giant page behind the giant at `giant`, in the place of what is mapped there.
     ///

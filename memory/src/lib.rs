@@ -18,7 +18,6 @@
 //! `sys` alone.
 
 pub mod actuators;
-pub mod aside;
 pub mod backing;
 pub mod capabilities;
 mod fake_calls;
@@ -29,6 +28,7 @@ pub mod pool;
 pub mod region;
 pub mod second_level;
 pub mod sensors;
+pub mod side_mapping;
 mod sys;
 
 pub use backing::{BackingConfig, BackingKind};

@@ -8,12 +8,12 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use wideleaf_memory::aside::{Aside, GiantFile};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, probe};
-use wideleaf_memory::host::{Advice, AsideContents, Host, HostError, PageRun};
+use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::sensors::host_backing::window_backing;
+use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
 use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, LinuxHost};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
@@ -445,15 +445,15 @@ impl Host for Meddling {
         self.real.create_giant()
     }
 
-    fn map_aside(&self, contents: AsideContents<'_>) -> Result<Aside, HostError> {
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
         self.real.map_aside(contents)
     }
 
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &Aside) -> Result<(), HostError> {
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
         self.real.move_aside(ram, giant, to)
     }
 
-    fn move_in(&self, from: &Aside, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
         self.real.move_in(from, ram, giant)
     }
 

@@ -2,8 +2,8 @@
 
 use wideleaf_policies::{Gpa, GpaRange, OutcomeResult, PageSize, Refusal};
 
-use crate::aside::GIANT;
 use crate::second_level::{SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::side_mapping::GIANT;
 
 const WORD_BITS: u64 = u64::BITS as u64;
 

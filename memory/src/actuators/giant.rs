@@ -24,12 +24,12 @@ use std::time::Duration;
 use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use super::dirty::{DirtyLog, DirtyPages, refused};
-use crate::aside::{Aside, GIANT, GiantFile};
 use crate::backing::BackingKind;
-use crate::host::{Advice, AsideContents, Host, HostError, PageRun};
+use crate::host::{Advice, Host, HostError, PageRun, SideContents};
 use crate::pool::{HugetlbPools, PoolError, PoolLease};
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
+use crate::side_mapping::{GIANT, GiantFile, SideMapping};
 
 /// What the exchange itself takes of the pause, beyond the copying: the kick of the vCPUs, the moving of 1 GiB of page
 /// tables (0.05 to 0.18 ms), the new mapping and its first touch (0.03 ms), and the fetching of the log. Measured with 4K
@@ -286,9 +286,9 @@ impl<'a> Swap<'a> {
         if !host.is_one_mapping(start, GIANT)? {
             return Err(OutcomeResult::Refused(Refusal::NotEligible).into());
         }
-        let next = host.map_aside(AsideContents::Giant(page))?;
+        let next = host.map_aside(SideContents::Giant(page))?;
         host.advise(next.start(), GIANT, Advice::PopulateWrite)?;
-        let kept = host.map_aside(AsideContents::Nothing)?;
+        let kept = host.map_aside(SideContents::Nothing)?;
         let exchanged = self.copy_and_exchange(&next, &|| {
             host.move_aside(ram, giant, &kept)?;
             let placed =
@@ -301,7 +301,7 @@ impl<'a> Swap<'a> {
 
     fn demote(&mut self, page: &GiantFile, advice: Advice) -> Result<(), Unswapped> {
         let (host, ram, giant) = (self.site.host, self.site.ram, self.giant);
-        let next = host.map_aside(AsideContents::Anonymous)?;
+        let next = host.map_aside(SideContents::Anonymous)?;
         host.advise(next.start(), GIANT, advice)?;
         self.copy_and_exchange(&next, &|| {
             let placed = host.move_in(&next, ram, giant);
@@ -309,7 +309,7 @@ impl<'a> Swap<'a> {
         })
     }
 
-    fn copy_and_exchange(&mut self, next: &Aside, exchange: Exchange<'_>) -> Result<(), Unswapped> {
+    fn copy_and_exchange(&mut self, next: &SideMapping, exchange: Exchange<'_>) -> Result<(), Unswapped> {
         let range = GpaRange::new(self.giant, GIANT).expect("RAM does not reach the end of 64 bits");
         let log = DirtyLog::start(self.site.second_level, range).map_err(|error| refused(&error))?;
         let exchanged = self.copy_all(next).and_then(|()| self.rounds(&log, next, exchange));
@@ -318,7 +318,7 @@ impl<'a> Swap<'a> {
     }
 
     /// Copies everything the guest has, while it runs. A page that reads zero is left out: it reads zero there already.
-    fn copy_all(&mut self, next: &Aside) -> Result<(), Unswapped> {
+    fn copy_all(&mut self, next: &SideMapping) -> Result<(), Unswapped> {
         let began = self.site.host.now();
         let mut runs: Vec<PageRun> = Vec::new();
         self.site.host.scan_occupied(self.site.hva(self.giant), GIANT, &mut runs)?;
@@ -339,7 +339,7 @@ impl<'a> Swap<'a> {
     }
 
     /// Copies what was written meanwhile until so little is left that the pause suffices for it.
-    fn rounds(&mut self, log: &DirtyLog<'_>, next: &Aside, exchange: Exchange<'_>) -> Result<(), Unswapped> {
+    fn rounds(&mut self, log: &DirtyLog<'_>, next: &SideMapping, exchange: Exchange<'_>) -> Result<(), Unswapped> {
         for _ in 0..self.limits.rounds_max {
             let began = self.site.host.now();
             self.take(log)?;
@@ -359,7 +359,7 @@ impl<'a> Swap<'a> {
     fn pause_and_exchange(
         &mut self,
         log: &DirtyLog<'_>,
-        next: &Aside,
+        next: &SideMapping,
         exchange: Exchange<'_>,
     ) -> Result<bool, Unswapped> {
         let began = self.site.host.now();
@@ -377,7 +377,7 @@ impl<'a> Swap<'a> {
         &mut self,
         began: Moment,
         log: &DirtyLog<'_>,
-        next: &Aside,
+        next: &SideMapping,
         exchange: Exchange<'_>,
     ) -> Result<bool, Unswapped> {
         self.take(log)?;
@@ -403,7 +403,7 @@ impl<'a> Swap<'a> {
     }
 
     /// Copies what was written, zeroes too: the copy may have had something else there.
-    fn copy_pending(&mut self, next: &Aside, began: Moment) {
+    fn copy_pending(&mut self, next: &SideMapping, began: Moment) {
         let (ram, mut copied) = (self.site.ram, 0);
         self.pending.drain(|page| {
             next.copy_page(ram, page);
@@ -450,7 +450,7 @@ fn retried<E>(attempt: impl Fn() -> Result<(), E>) -> Result<(), E> {
 }
 
 /// The only copy of a paused guest's memory stays, for whoever looks at what went wrong.
-fn keep_if_stuck(exchanged: &Result<(), Unswapped>, kept: Aside) {
+fn keep_if_stuck(exchanged: &Result<(), Unswapped>, kept: SideMapping) {
     if matches!(exchanged, Err(Unswapped::Stuck(_))) {
         std::mem::forget(kept);
     }

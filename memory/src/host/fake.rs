@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
-use super::{Advice, AsideContents, Host, HostError, PageRun};
-use crate::aside::{Aside, GiantFile};
+use super::{Advice, Host, HostError, PageRun, SideContents};
 use crate::fake_calls::FakeCalls;
 use crate::region::GuestRam;
+use crate::side_mapping::{GiantFile, SideMapping};
 
 /// What one collapse takes on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);
@@ -227,12 +227,12 @@ impl Host for FakeHost {
         Ok(GiantFile::of_ordinary_memory()?)
     }
 
-    fn map_aside(&self, contents: AsideContents<'_>) -> Result<Aside, HostError> {
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
         drop(self.enter("fake mmap aside")?);
-        Ok(Aside::map(contents)?)
+        Ok(SideMapping::map(contents)?)
     }
 
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &Aside) -> Result<(), HostError> {
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
         const WHAT: &str = "fake mremap aside";
         let mut state = self.enter(WHAT)?;
         to.take(ram, giant).map_err(|source| HostError { what: WHAT, source })?;
@@ -240,7 +240,7 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn move_in(&self, from: &Aside, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
         const WHAT: &str = "fake mremap into guest RAM";
         let mut state = self.enter(WHAT)?;
         from.give(ram, giant).map_err(|source| HostError { what: WHAT, source })?;

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, Moment, PageSize};
 
-use super::{Advice, AsideContents, Host, HostError, PageRun};
-use crate::aside::{Aside, GiantFile};
+use super::{Advice, Host, HostError, PageRun, SideContents};
 use crate::backing::{BackingConfig, BackingKind};
 use crate::region::{GuestRam, RamError};
+use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys;
 
 /// This process's address space.
@@ -67,15 +67,15 @@ impl Host for LinuxHost {
         Ok(GiantFile::of_pool()?)
     }
 
-    fn map_aside(&self, contents: AsideContents<'_>) -> Result<Aside, HostError> {
-        Ok(Aside::map(contents)?)
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
+        Ok(SideMapping::map(contents)?)
     }
 
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &Aside) -> Result<(), HostError> {
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
         to.take(ram, giant).map_err(|source| HostError { what: "mremap of guest RAM aside", source })
     }
 
-    fn move_in(&self, from: &Aside, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
         from.give(ram, giant).map_err(|source| HostError { what: "mremap into guest RAM", source })
     }
 

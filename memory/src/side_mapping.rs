@@ -15,7 +15,7 @@ use std::fs::File;
 use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
 
-use crate::host::AsideContents;
+use crate::host::SideContents;
 use crate::region::GuestRam;
 use crate::sys::mapping::{AddressReservation, MapError, create_memfd};
 
@@ -25,18 +25,18 @@ pub const GIANT: Bytes = PageSize::Giant1G.bytes();
 /// 1 GiB of addresses outside guest RAM, equal to any giant's modulo 1 GiB. Unmapped on drop, which frees whatever
 /// anonymous memory was moved there.
 #[derive(Debug)]
-pub struct Aside(AddressReservation);
+pub struct SideMapping(AddressReservation);
 
-impl Aside {
+impl SideMapping {
     /// New addresses with this behind them.
-    pub(crate) fn map(contents: AsideContents<'_>) -> Result<Aside, MapError> {
+    pub(crate) fn map(contents: SideContents<'_>) -> Result<SideMapping, MapError> {
         let addresses = AddressReservation::new(GIANT, PageSize::Giant1G)?;
         match contents {
-            AsideContents::Nothing => {}
-            AsideContents::Anonymous => drop(addresses.map_at(Bytes::ZERO, GIANT, None)?),
-            AsideContents::Giant(page) => drop(addresses.map_at(Bytes::ZERO, GIANT, Some((&page.0, Bytes::ZERO)))?),
+            SideContents::Nothing => {}
+            SideContents::Anonymous => drop(addresses.map_at(Bytes::ZERO, GIANT, None)?),
+            SideContents::Giant(page) => drop(addresses.map_at(Bytes::ZERO, GIANT, Some((&page.0, Bytes::ZERO)))?),
         }
-        Ok(Aside(addresses))
+        Ok(SideMapping(addresses))
     }
 
     /// Its first address.
