@@ -5,6 +5,8 @@
 pub enum Need {
     /// A usable `/dev/kvm`.
     Kvm,
+    /// A free page of 1 GiB in the hugetlb pool, or the right and the memory to make one.
+    Hugetlb1G,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
 }
@@ -13,6 +15,7 @@ impl Need {
     const fn name(self) -> &'static str {
         match self {
             Need::Kvm => "kvm",
+            Need::Hugetlb1G => "hugetlb1g",
             Need::Lab => "lab",
         }
     }

@@ -63,14 +63,14 @@ fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
     output
 }
 
-/// Runs the tests of one executable in the lab, none of them skipped for want of KVM.
+/// Runs the tests of one executable in the lab, none of them skipped for want of KVM or of a giant page.
 fn tests_pass_in_lab(package: &str, test: &str) {
     if !has_lab() {
         return;
     }
     let wideleaf = program();
     let executable = built(&["test", "--no-run", "-p", package, "--test", test], true);
-    let command = "WIDELEAF_REQUIRE=kvm WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
+    let command = "WIDELEAF_REQUIRE=kvm,hugetlb1g WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
     let output = in_lab(&[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], command);
     assert!(output.status.success(), "{test} in the lab: {}", output.status);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -85,6 +85,11 @@ fn the_vmm_boots_and_stops_guests_in_the_lab() {
 #[test]
 fn contents_survive_in_the_lab() {
     tests_pass_in_lab("wideleaf-guest-tests", "contents_survive");
+}
+
+#[test]
+fn contents_survive_giant_pages_that_kvm_maps_as_such_in_the_lab() {
+    tests_pass_in_lab("wideleaf-guest-tests", "giant_swap");
 }
 
 #[test]

@@ -106,12 +106,18 @@ impl BackingConfig {
     /// RAM that starts at 4 KiB is marked `MADV_NOHUGEPAGE`, so that neither a fault under `enabled=always` nor
     /// khugepaged promotes it behind the manager's back; the collapse actuator lifts the mark window by window.
     pub(crate) fn advise_at_start(self, start: Hva, bytes: Bytes) -> Result<(), HostError> {
-        let advice = match (self.kind, self.start_page) {
-            (BackingKind::Hugetlb, _) => return Ok(()),
-            (_, PageSize::Base4K) => Advice::NoHugePage,
-            (_, PageSize::Huge2M | PageSize::Giant1G) => Advice::HugePage,
-        };
-        LinuxHost::open()?.advise(start, bytes, advice)
+        if self.kind == BackingKind::Hugetlb {
+            return Ok(());
+        }
+        LinuxHost::open()?.advise(start, bytes, self.advice_at_start())
+    }
+
+    /// The mark that RAM outside the pool starts with.
+    pub(crate) const fn advice_at_start(self) -> Advice {
+        match self.start_page {
+            PageSize::Base4K => Advice::NoHugePage,
+            PageSize::Huge2M | PageSize::Giant1G => Advice::HugePage,
+        }
     }
 }
 

@@ -3,7 +3,11 @@
 
 use std::io;
 
-use wideleaf_policies::{Bytes, Hva, Moment, OutcomeResult, Refusal};
+use wideleaf_policies::{Bytes, Gpa, Hva, Moment, OutcomeResult, Refusal};
+
+use crate::region::GuestRam;
+use crate::side_mapping::{GiantFile, SideMapping};
+use crate::sys::mapping::MapError;
 
 pub mod fake;
 pub mod linux;
@@ -21,6 +25,17 @@ pub enum Advice {
     PopulateWrite,
     /// `MADV_COLD` (Linux 5.4): not used lately. On a part of a THP the kernel splits that page first.
     Cold,
+}
+
+/// What is behind addresses aside.
+#[derive(Clone, Copy, Debug)]
+pub enum SideContents<'a> {
+    /// Nothing: a place to move pages to.
+    Nothing,
+    /// Anonymous memory that reads zero.
+    Anonymous,
+    /// A giant page.
+    Giant(&'a GiantFile),
 }
 
 /// A run of present pages of one kind.
@@ -54,6 +69,50 @@ pub trait Host: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError>;
 
+    /// Appends the pages of anonymous memory that may hold something: those present and those swapped out. What is not
+    /// in a run reads zero.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError>;
+
+    /// Whether one mapping (VMA) covers the whole range: only then does the kernel move it whole or not at all.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError>;
+
+    /// A file that is to hold one giant page of the hugetlb pool. It takes the page when it is first mapped.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn create_giant(&self) -> Result<GiantFile, HostError>;
+
+    /// Addresses beside guest RAM, with this behind them.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno; nothing stays mapped.
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError>;
+
+    /// Moves the anonymous pages behind the giant at `giant` aside. Guest RAM there is empty afterwards.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno; everything is then as it was.
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError>;
+
+    /// Moves the anonymous pages of `from` behind the giant at `giant`, in the place of what is mapped there. `from` is
+    /// empty afterwards.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno. Guest RAM may then be without what was mapped there before.
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError>;
+
+    /// Maps a giant page behind the giant at `giant`, in the place of what is mapped there.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno. Guest RAM may then be without what was mapped there before.
+    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError>;
+
     /// Reads a file of `/proc` or `/sys` whole.
     ///
     /// # Errors
@@ -84,6 +143,17 @@ impl HostError {
             Some(libc::EINVAL) => Refusal::NotEligible,
             Some(libc::EPERM | libc::EACCES) => Refusal::NotPermitted,
             other => Refusal::Other(other.unwrap_or(0)),
+        }
+    }
+}
+
+impl From<MapError> for HostError {
+    fn from(error: MapError) -> HostError {
+        match error {
+            MapError::Call { call, source } => HostError { what: call, source },
+            too_large @ MapError::TooLarge(_) => {
+                HostError { what: "mmap", source: io::Error::new(io::ErrorKind::OutOfMemory, too_large) }
+            }
         }
     }
 }

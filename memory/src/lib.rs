@@ -9,6 +9,7 @@
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
 //! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
 //! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |
+//! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
@@ -30,6 +31,7 @@ pub mod recorder;
 pub mod region;
 pub mod second_level;
 pub mod sensors;
+pub mod side_mapping;
 mod sys;
 
 pub use backing::{BackingConfig, BackingKind};

@@ -15,7 +15,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
@@ -163,6 +163,27 @@ impl GuestRam {
     pub(crate) fn discard_pages(&self, pages: GpaRange) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
         self.reservation.discard(pages.start() - Gpa::new(0), pages.bytes())
+    }
+
+    /// The giants that are RAM from end to end, ascending: what could be one giant page.
+    pub fn giants(&self) -> impl Iterator<Item = Gpa> + '_ {
+        let giant = PageSize::Giant1G.bytes();
+        self.ranges.iter().flat_map(move |range| {
+            let first = range.gpa.start().checked_align_up(PageSize::Giant1G).unwrap_or(range.gpa.end());
+            let whole = range.gpa.end().get().saturating_sub(first.get()) / giant.get();
+            (0..whole).map(move |i| first + giant * i)
+        })
+    }
+
+    /// Whether a base page reads zero all over, now.
+    pub(crate) fn is_zero(&self, page: Gpa) -> bool {
+        let words = self.reservation.words(page - Gpa::new(0), PageSize::Base4K.bytes());
+        words.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
+    /// The addresses that hold all of it.
+    pub(crate) fn reservation(&self) -> &AddressReservation {
+        &self.reservation
     }
 
     /// Where a guest address is mapped, if it is RAM.

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, probe};
-use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
+use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::sensors::host_backing::window_backing;
+use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
 use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, LinuxHost};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
@@ -430,6 +431,34 @@ impl Host for Meddling {
 
     fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
         self.real.scan(start, bytes, runs)
+    }
+
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        self.real.scan_occupied(start, bytes, runs)
+    }
+
+    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
+        self.real.is_one_mapping(start, bytes)
+    }
+
+    fn create_giant(&self) -> Result<GiantFile, HostError> {
+        self.real.create_giant()
+    }
+
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
+        self.real.map_aside(contents)
+    }
+
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
+        self.real.move_aside(ram, giant, to)
+    }
+
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+        self.real.move_in(from, ram, giant)
+    }
+
+    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
+        self.real.map_over(ram, giant, page)
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {

@@ -47,6 +47,9 @@ pub enum Refusal {
     NotPermitted,
     /// The call said yes, the page tables say no.
     NotObserved,
+    /// The guest wrote faster than its memory could be copied, or stopped too slowly: swapping the memory would have taken a
+    /// longer pause than allowed.
+    OutrunByWrites,
     /// Any other errno.
     Other(i32),
 }
@@ -76,6 +79,7 @@ impl OutcomeResult {
             OutcomeResult::Refused(Refusal::NotEligible) => "refused_not_eligible",
             OutcomeResult::Refused(Refusal::NotPermitted) => "refused_not_permitted",
             OutcomeResult::Refused(Refusal::NotObserved) => "refused_not_observed",
+            OutcomeResult::Refused(Refusal::OutrunByWrites) => "refused_outrun_by_writes",
             OutcomeResult::Refused(Refusal::Other(_)) => "refused_other",
             OutcomeResult::Skipped(Skip::AlreadyDone) => "skipped_already_done",
             OutcomeResult::Skipped(Skip::NotResident) => "skipped_not_resident",

@@ -49,8 +49,11 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
         Refusal::Busy | Refusal::NotObserved => {
             Backoff { first: Duration::from_millis(10), longest: Duration::from_secs(1) }
         }
-        // Free huge pages come back when somebody frees memory or compaction has run: seconds.
-        Refusal::NoHugePage => Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) },
+        // Free huge pages come back when somebody frees memory or compaction has run, and a guest stops writing when it is
+        // in another phase: seconds.
+        Refusal::NoHugePage | Refusal::OutrunByWrites => {
+            Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) }
+        }
         Refusal::NotEligible | Refusal::NotPermitted | Refusal::Other(_) => {
             Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) }
         }

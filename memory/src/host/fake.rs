@@ -1,15 +1,18 @@
 //! A host in memory for tests: pages are entries of a map, time passes only when somebody sleeps or an advice is
-//! taken, and every call can be made to fail.
+//! taken, and every call can be made to fail. What is moved or mapped over guest RAM is really moved and mapped, with
+//! ordinary memory for giant pages, so that a test can look for lost words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, Hva, Moment, PageSize};
+use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
-use super::{Advice, Host, HostError, PageRun};
+use super::{Advice, Host, HostError, PageRun, SideContents};
 use crate::fake_calls::FakeCalls;
+use crate::region::GuestRam;
+use crate::side_mapping::{GiantFile, SideMapping};
 
 /// What one collapse takes on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);
@@ -29,10 +32,13 @@ struct State {
     no_huge: BTreeSet<u64>,
     /// Windows (by address) marked `MADV_HUGEPAGE`.
     huge: BTreeSet<u64>,
+    /// Addresses of giant pages, and the base pages of each that hold something: looking at all would take seconds.
+    giants: BTreeMap<u64, Vec<Bytes>>,
     calls: FakeCalls,
     fail_advice: Vec<(Advice, i32, u64)>,
     collapse_does_nothing: bool,
     cold_does_nothing: bool,
+    mappings_are_in_pieces: bool,
 }
 
 const PAGE: u64 = PageSize::Base4K.bytes().get();
@@ -86,6 +92,11 @@ impl FakeHost {
         self.state().cold_does_nothing = is_so;
     }
 
+    /// From now on no range of more than one window is one mapping.
+    pub fn cut_mappings(&self) {
+        self.state().mappings_are_in_pieces = true;
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
@@ -133,6 +144,22 @@ impl State {
         if !self.cold_does_nothing {
             self.pages.range_mut(window..window + WINDOW).for_each(|(_, is_huge)| *is_huge = false);
         }
+    }
+
+    /// The pages of a giant go from one address to another, in the place of those there.
+    fn relocate(&mut self, from: Hva, to: Hva) {
+        self.forget(to);
+        let end = (from + PageSize::Giant1G.bytes()).get();
+        let moved: Vec<(u64, bool)> =
+            self.pages.range(from.get()..end).map(|(page, is_huge)| (*page, *is_huge)).collect();
+        self.forget(from);
+        self.pages.extend(moved.into_iter().map(|(page, is_huge)| (page - from.get() + to.get(), is_huge)));
+    }
+
+    fn forget(&mut self, start: Hva) {
+        self.giants.remove(&start.get());
+        let end = (start + PageSize::Giant1G.bytes()).get();
+        self.pages.retain(|page, _| !(start.get()..end).contains(page));
     }
 }
 
@@ -193,6 +220,55 @@ impl Host for FakeHost {
                 _ => runs.push(PageRun { start: Hva::new(*page), bytes: PageSize::Base4K.bytes(), is_huge: *is_huge }),
             }
         }
+        Ok(())
+    }
+
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        let giant = self.state().giants.get(&start.get()).cloned();
+        let Some(occupied) = giant else { return self.scan(start, bytes, runs) };
+        drop(self.enter("fake scan")?);
+        let page = |offset| PageRun { start: start + offset, bytes: PageSize::Base4K.bytes(), is_huge: true };
+        runs.extend(occupied.into_iter().map(page));
+        Ok(())
+    }
+
+    fn is_one_mapping(&self, _: Hva, bytes: Bytes) -> Result<bool, HostError> {
+        let state = self.enter("fake look at the mappings")?;
+        Ok(bytes.get() <= WINDOW || !state.mappings_are_in_pieces)
+    }
+
+    fn create_giant(&self) -> Result<GiantFile, HostError> {
+        drop(self.enter("fake memfd_create")?);
+        Ok(GiantFile::of_ordinary_memory()?)
+    }
+
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
+        drop(self.enter("fake mmap aside")?);
+        Ok(SideMapping::map(contents)?)
+    }
+
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
+        const WHAT: &str = "fake mremap aside";
+        let mut state = self.enter(WHAT)?;
+        to.take(ram, giant).map_err(|source| HostError { what: WHAT, source })?;
+        state.relocate(ram.base() + (giant - Gpa::new(0)), to.start());
+        Ok(())
+    }
+
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+        const WHAT: &str = "fake mremap into guest RAM";
+        let mut state = self.enter(WHAT)?;
+        from.give(ram, giant).map_err(|source| HostError { what: WHAT, source })?;
+        state.relocate(from.start(), ram.base() + (giant - Gpa::new(0)));
+        Ok(())
+    }
+
+    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
+        let mut state = self.enter("fake mmap over guest RAM")?;
+        page.map_over(ram, giant)?;
+        let start = ram.base() + (giant - Gpa::new(0));
+        state.pages.extend(pages(start, PageSize::Giant1G.bytes()).map(|page| (page, true)));
+        state.giants.insert(start.get(), page.occupied());
         Ok(())
     }
 

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, Moment, PageSize};
 
-use super::{Advice, Host, HostError, PageRun};
+use super::{Advice, Host, HostError, PageRun, SideContents};
 use crate::backing::{BackingConfig, BackingKind};
 use crate::region::{GuestRam, RamError};
+use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys;
 
 /// This process's address space.
@@ -54,6 +55,35 @@ impl Host for LinuxHost {
             .map_err(|source| HostError { what: "PAGEMAP_SCAN of /proc/self/pagemap", source })
     }
 
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        sys::pagemap::scan_occupied(&self.pagemap, start, bytes, runs)
+            .map_err(|source| HostError { what: "PAGEMAP_SCAN of /proc/self/pagemap", source })
+    }
+
+    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
+        Ok(covers(&self.read_text("/proc/self/maps")?, start.get(), (start + bytes).get()))
+    }
+
+    fn create_giant(&self) -> Result<GiantFile, HostError> {
+        Ok(GiantFile::of_pool()?)
+    }
+
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
+        Ok(SideMapping::map(contents)?)
+    }
+
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
+        to.take(ram, giant).map_err(|source| HostError { what: "mremap of guest RAM aside", source })
+    }
+
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+        from.give(ram, giant).map_err(|source| HostError { what: "mremap into guest RAM", source })
+    }
+
+    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
+        Ok(page.map_over(ram, giant)?)
+    }
+
     fn read_text(&self, path: &str) -> Result<String, HostError> {
         std::fs::read_to_string(path).map_err(|source| HostError { what: "read a kernel file", source })
     }
@@ -61,6 +91,15 @@ impl Host for LinuxHost {
     fn sleep(&self, time: Duration) {
         std::thread::sleep(time);
     }
+}
+
+/// Whether a line of `/proc/<pid>/maps` (`start-end …` in hexadecimal; proc_pid_maps(5)) covers all of `[start, end)`.
+fn covers(maps: &str, start: u64, end: u64) -> bool {
+    let bounds = |line: &str| {
+        let (first, behind) = line.split_whitespace().next()?.split_once('-')?;
+        Some((u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(behind, 16).ok()?))
+    };
+    maps.lines().filter_map(bounds).any(|(first, behind)| first <= start && end <= behind)
 }
 
 /// The machine's warm copy speed in bytes per second: what a promotion's speed is put beside. Allocates twice `bytes`
@@ -83,4 +122,17 @@ pub fn warm_host_memory(bytes: Bytes) -> Result<(), RamError> {
     let ram = GuestRam::map(&[range], backing)?;
     let advise = |source| RamError::Advise { size: PageSize::Huge2M, source };
     LinuxHost::open().and_then(|host| host.advise(ram.base(), bytes, Advice::PopulateWrite)).map_err(advise)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_two_mappings_is_not_covered() {
+        //  [1000---3000) [3000---4000)
+        let maps = "1000-3000 rw-p 00000000 00:00 0\n3000-4000 rw-p 00000000 00:00 0 [heap]\n";
+        assert!(covers(maps, 0x1000, 0x3000) && covers(maps, 0x2000, 0x3000) && covers(maps, 0x3000, 0x4000));
+        assert!(!covers(maps, 0x2000, 0x4000) && !covers(maps, 0x4000, 0x5000) && !covers("", 0, 1));
+    }
 }

@@ -1,5 +1,5 @@
-//! `mmap(2)`, `munmap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an address reservation
-//! and the pieces mapped into it.
+//! `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an address
+//! reservation, the pieces mapped into it, and what moves and copies between two of them.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 use wideleaf_policies::{Bytes, Hva, PageSize};
+
+use super::memcpy;
 
 /// Why a mapping could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -76,8 +78,8 @@ impl AddressReservation {
             Some((file, at)) => (libc::MAP_SHARED, file.as_raw_fd(), at.get() as libc::off_t),
         };
         let address = self.base + offset.as_usize();
-        // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above), which nothing else refers to:
-        // it was PROT_NONE until now.
+        // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above). Either nothing refers to them yet
+        // (PROT_NONE), or they are reached as atomic words and by the kernel, for which other contents are a store.
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,
@@ -120,6 +122,47 @@ impl AddressReservation {
         // guests and by the kernel: that its words become zero is a store like any other.
         let result = unsafe { libc::madvise(start as *mut libc::c_void, bytes.as_usize(), libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    }
+
+    /// Moves the pages of a private anonymous piece to `to`, in the place of what is mapped there. The piece itself
+    /// stays mapped and is empty afterwards (`MREMAP_DONTUNMAP`, Linux 5.7): at no instant do its addresses belong to
+    /// nobody, so that no other thread's `mmap` can be given them.
+    ///
+    /// # Panics
+    /// Where a piece is not inside its reservation.
+    pub(crate) fn move_pages(
+        &self,
+        offset: Bytes,
+        bytes: Bytes,
+        to: (&AddressReservation, Bytes),
+    ) -> std::io::Result<()> {
+        let (from, to) = (self.address(offset, bytes), to.0.address(to.1, bytes));
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let (from, to) = (from as *mut libc::c_void, to as *mut libc::c_void);
+        // SAFETY: both pieces are inside reservations that live through the call (`address` asserts it), do not overlap
+        // (they are of two reservations, or the kernel refuses), and are reached as atomic words, by guests and by the
+        // kernel only: that the words change is a store like any other.
+        let moved = unsafe { libc::mremap(from, bytes.as_usize(), bytes.as_usize(), flags, to) };
+        if moved == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Copies a mapped piece to a mapped piece of `to`, while others may write to it: each of its words arrives as it was
+    /// at some instant of the copy.
+    ///
+    /// # Panics
+    /// Where a piece is not inside its reservation, or is not made of whole cache lines.
+    pub(crate) fn copy(&self, offset: Bytes, bytes: Bytes, to: (&AddressReservation, Bytes)) {
+        let (from, to) = (self.address(offset, bytes), to.0.address(to.1, bytes));
+        assert!(from != to, "a copy goes to another place");
+        // SAFETY: both pieces are inside reservations that live through the call (`address` asserts it). Where one is not
+        // mapped the copy ends in a SIGSEGV and not in somebody else's memory.
+        unsafe { memcpy::stream(from as *const u8, to as *mut u8, bytes.as_usize()) };
+    }
+
+    fn address(&self, offset: Bytes, bytes: Bytes) -> usize {
+        let end = offset.checked_add(bytes).expect("a piece of a reservation ends below 2^64");
+        assert!(end.as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
+        self.base + offset.as_usize()
     }
 }
 

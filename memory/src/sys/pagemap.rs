@@ -48,6 +48,16 @@ const REGIONS_PER_CALL: usize = 1024;
 /// The present pages of `[start, start + bytes)` as runs of one kind, ascending. The shared zero page counts as not
 /// present: it holds nothing of the guest's, and collapse would have to allocate it like a hole.
 pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
+    scan_any_of(pagemap, start, bytes, PAGE_IS_PRESENT, runs)
+}
+
+/// The pages of anonymous memory that may hold something: those present, and those swapped out or on their way to
+/// another frame (both are "swapped" to the kernel).
+pub(crate) fn scan_occupied(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
+    scan_any_of(pagemap, start, bytes, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, runs)
+}
+
+fn scan_any_of(pagemap: &File, start: Hva, bytes: Bytes, any_of: u64, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let mut regions = [Region::default(); REGIONS_PER_CALL];
     let end = (start + bytes).get();
     let mut at = start.get();
@@ -62,8 +72,8 @@ pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<Page
             vec_len: REGIONS_PER_CALL as u64,
             max_pages: 0,
             category_inverted: PAGE_IS_PFNZERO,
-            category_mask: PAGE_IS_PRESENT | PAGE_IS_PFNZERO,
-            category_anyof_mask: 0,
+            category_mask: PAGE_IS_PFNZERO,
+            category_anyof_mask: any_of,
             return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
         };
         // SAFETY: the argument is the kernel's structure with its size in it, `vec` points to `vec_len` regions that

@@ -1,0 +1,75 @@
+//! What a memslot costs: making N of them over the same RAM, and switching the dirty log of each on and off. This is what
+//! the default size of a slot weighs against how finely the second level can be held at 4 KiB. No guest runs.
+//!
+//! `cargo bench -p wideleaf-benches --bench memslots` (needs KVM)
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wideleaf_memory::GuestRam;
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::units::gib;
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
+use wideleaf_vmm::kvm::{KvmSystem, Vm};
+
+const RAM: Bytes = gib(16);
+/// Slots of 4 GiB, 1 GiB, 256, 64, 16 and 4 MiB.
+const COUNTS: [u64; 6] = [4, 16, 64, 256, 1024, 4096];
+const ROUNDS: usize = 15;
+
+/// Times of one round: making all slots, all dirty logs on, fetching all, all off.
+fn round(system: &KvmSystem, ram: &Arc<GuestRam>, count: u64) -> [Duration; 4] {
+    let timed = |act: &mut dyn FnMut()| {
+        let began = Instant::now();
+        act();
+        began.elapsed()
+    };
+    let mut vm = None;
+    let made = timed(&mut || vm = Vm::create(system, Arc::clone(ram), Bytes::new(RAM.get() / count)).ok());
+    let vm = vm.expect("KVM takes the slots");
+    let slots = vm.slots();
+    let switch = |is_on: bool| {
+        for slot in &slots {
+            vm.set_dirty_log(slot.id, is_on).expect("KVM switches the log of its own slot");
+        }
+    };
+    let on = timed(&mut || switch(true));
+    let fetched = timed(&mut || {
+        for slot in &slots {
+            vm.take_dirty_log(*slot).expect("its log is on");
+        }
+    });
+    let off = timed(&mut || switch(false));
+    [made, on, fetched, off]
+}
+
+fn median_us_per_slot(times: &mut [Duration], count: u64) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6 / count as f64
+}
+
+fn main() {
+    // `cargo test --benches` runs this too; it measures only when asked to.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    let system = match KvmSystem::open() {
+        Ok(system) => system,
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+    let range = GpaRange::new(Gpa::new(0), RAM).expect("it fits");
+    let ram = GuestRam::map(&[range], backing).expect("addresses for it");
+    println!("{RAM} of RAM, medians of {ROUNDS} rounds, us per slot:");
+    println!("{:>6} {:>9} {:>9} {:>9} {:>9} {:>9}", "slots", "each", "make", "log on", "fetch", "log off");
+    for count in COUNTS {
+        let rounds: Vec<[Duration; 4]> = (0..ROUNDS).map(|_| round(&system, &ram, count)).collect();
+        let column =
+            |index: usize| median_us_per_slot(&mut rounds.iter().map(|round| round[index]).collect::<Vec<_>>(), count);
+        let each = Bytes::new(RAM.get() / count).to_string();
+        println!("{count:>6} {each:>9} {:>9.1} {:>9.1} {:>9.1} {:>9.1}", column(0), column(1), column(2), column(3));
+    }
+}

@@ -1,0 +1,99 @@
+//! Memory beside guest RAM, one giant (1 GiB) of it: where the next backing is made ready while the guest runs on the
+//! present one, and where the present one is kept until the next is certain to serve.
+//!
+//! ```text
+//!   guest RAM   [ … )[ giant ……… )[ … )        take: its anonymous pages go aside, RAM there is empty
+//!                      │      ▲                give: the other way
+//!                 take ▼      │ give           map_over: a giant page in the place of whatever is there
+//!   aside            [ 1 GiB …… )
+//! ```
+//!
+//! All three must run while no vCPU does: between two of them the guest would read zeroes.
+
+use std::fs::File;
+
+use nix::unistd::{Whence, lseek};
+use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
+
+use crate::host::SideContents;
+use crate::region::GuestRam;
+use crate::sys::mapping::{AddressReservation, MapError, create_memfd};
+
+/// The size of a giant page, in bytes.
+pub const GIANT: Bytes = PageSize::Giant1G.bytes();
+
+/// 1 GiB of addresses outside guest RAM, equal to any giant's modulo 1 GiB. Unmapped on drop, which frees whatever
+/// anonymous memory was moved there.
+#[derive(Debug)]
+pub struct SideMapping(AddressReservation);
+
+impl SideMapping {
+    /// New addresses with this behind them.
+    pub(crate) fn map(contents: SideContents<'_>) -> Result<SideMapping, MapError> {
+        let addresses = AddressReservation::new(GIANT, PageSize::Giant1G)?;
+        match contents {
+            SideContents::Nothing => {}
+            SideContents::Anonymous => drop(addresses.map_at(Bytes::ZERO, GIANT, None)?),
+            SideContents::Giant(page) => drop(addresses.map_at(Bytes::ZERO, GIANT, Some((&page.0, Bytes::ZERO)))?),
+        }
+        Ok(SideMapping(addresses))
+    }
+
+    /// Its first address.
+    pub fn start(&self) -> Hva {
+        self.0.base()
+    }
+
+    /// Moves the pages behind the giant at `giant` here.
+    pub(crate) fn take(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
+        ram.reservation().move_pages(place(ram, giant), GIANT, (&self.0, Bytes::ZERO))
+    }
+
+    /// Moves the pages that are here behind the giant at `giant`.
+    pub(crate) fn give(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
+        self.0.move_pages(Bytes::ZERO, GIANT, (ram.reservation(), place(ram, giant)))
+    }
+
+    /// Copies a base page of guest RAM to the same place of the giant here, while the guest may write to it.
+    pub(crate) fn copy_page(&self, ram: &GuestRam, page: Gpa) {
+        let giant = page.align_down(PageSize::Giant1G);
+        ram.reservation().copy(page - Gpa::new(0), PageSize::Base4K.bytes(), (&self.0, page - giant));
+    }
+}
+
+/// A file that holds one giant page. The page goes back to the pool when the file is closed and nothing maps it.
+#[derive(Debug)]
+pub struct GiantFile(File);
+
+impl GiantFile {
+    /// A page of the hugetlb pool; it is taken when the file is mapped.
+    pub(crate) fn of_pool() -> Result<GiantFile, MapError> {
+        create_memfd(GIANT, Some(PageSize::Giant1G)).map(GiantFile)
+    }
+
+    /// Ordinary memory in its place, for the fake host.
+    pub(crate) fn of_ordinary_memory() -> Result<GiantFile, MapError> {
+        create_memfd(GIANT, None).map(GiantFile)
+    }
+
+    /// Which base pages of ordinary memory hold something, by their place in the giant (lseek(2), `SEEK_DATA`).
+    pub(crate) fn occupied(&self) -> Vec<Bytes> {
+        let seek = |from: u64, whence| lseek(&self.0, from as i64, whence).ok().map(|at| at as u64);
+        let extents = std::iter::successors(Some(0..0), |before| {
+            let start = seek(before.end, Whence::SeekData)?;
+            Some(start..seek(start, Whence::SeekHole)?)
+        });
+        extents.flat_map(|extent| extent.step_by(PageSize::Base4K.bytes().as_usize())).map(Bytes::new).collect()
+    }
+
+    /// Maps the page behind the giant at `giant`.
+    pub(crate) fn map_over(&self, ram: &GuestRam, giant: Gpa) -> Result<(), MapError> {
+        ram.reservation().map_at(place(ram, giant), GIANT, Some((&self.0, Bytes::ZERO))).map(drop)
+    }
+}
+
+/// Where a giant begins, counted from guest address zero.
+fn place(ram: &GuestRam, giant: Gpa) -> Bytes {
+    assert!(ram.giants().any(|whole| whole == giant), "{giant} is not the begin of 1 GiB of RAM");
+    giant - Gpa::new(0)
+}

@@ -1,0 +1,357 @@
+//! Giants on the fake host, which fails at every call, and on this kernel under threads that write: what was in guest RAM
+//! before a swap is in it afterwards, whatever went wrong in between.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
+use wideleaf_memory::host::fake::FakeHost;
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_memory::second_level::fake::FakeSecondLevel;
+use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Paging, SecondLevel};
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, MappingStats, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+
+const GIANT: Gpa = Gpa::new(1 << 30);
+const PAGE_SIZE: PageSize = PageSize::Base4K;
+const PAGE: Bytes = PAGE_SIZE.bytes();
+/// Shared machines stop for tens of milliseconds; how long a pause was is for the benches.
+const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(60), rounds_max: 8 };
+
+/// RAM `[0, 2 GiB)`; the second giant is the one that is swapped.
+fn map(kind: BackingKind) -> Arc<GuestRam> {
+    let range = GpaRange::new(Gpa::new(0), gib(2)).unwrap();
+    GuestRam::map(&[range], BackingConfig::new(kind, PageSize::Base4K).unwrap()).unwrap()
+}
+
+/// The word at an address.
+fn word(ram: &GuestRam, gpa: Gpa) -> &AtomicU64 {
+    &ram.words(ram.ranges()[0])[((gpa - Gpa::new(0)).get() / 8) as usize]
+}
+
+/// Where the tests keep words: at both ends, and where windows meet.
+fn places() -> impl Iterator<Item = Gpa> {
+    [Bytes::ZERO, PAGE, mib(2), mib(512) - PAGE, gib(1) - PAGE].into_iter().map(|offset| GIANT + offset)
+}
+
+fn fill(ram: &GuestRam) {
+    places().for_each(|place| word(ram, place).store(place.get(), Ordering::Relaxed));
+}
+
+fn assert_filled(ram: &GuestRam, when: &str) {
+    for place in places() {
+        assert_eq!(word(ram, place).load(Ordering::Relaxed), place.get(), "{when}: the word at {place}");
+    }
+}
+
+/// A captured tree with a pool of one free giant page.
+fn pool_of_one() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("sys/kernel/mm/hugepages/hugepages-1048576kB");
+    std::fs::create_dir_all(&pool).unwrap();
+    for (name, value) in [("nr_hugepages", 1), ("free_hugepages", 1), ("resv_hugepages", 0), ("surplus_hugepages", 0)] {
+        std::fs::write(pool.join(name), format!("{value}\n")).unwrap();
+    }
+    dir
+}
+
+/// A VM on fakes, with some words in it.
+struct FakeVm {
+    host: FakeHost,
+    second_level: FakeSecondLevel,
+    ram: Arc<GuestRam>,
+    giants: GiantPages,
+    pool: tempfile::TempDir,
+}
+
+impl FakeVm {
+    fn new(limits: SwapLimits) -> FakeVm {
+        let ram = map(BackingKind::Anon);
+        fill(&ram);
+        let host = FakeHost::default();
+        places().for_each(|place| host.make_present(ram.hva(place).unwrap(), PAGE, false));
+        let slots = [Bytes::ZERO, gib(1), gib(1) + mib(512)].map(|start| Gpa::new(0) + start);
+        let ranges = [gib(1), mib(512), mib(512)];
+        let slots: Vec<GpaRange> = slots.into_iter().zip(ranges).map(|(s, b)| GpaRange::new(s, b).unwrap()).collect();
+        let pool = pool_of_one();
+        let giants = GiantPages::new(HugetlbPools::at(pool.path()), false, limits);
+        FakeVm { host, second_level: FakeSecondLevel::new(&slots), ram, giants, pool }
+    }
+
+    fn promote(&mut self) -> GiantSwap {
+        let site = SwapSite { host: &self.host, ram: &self.ram, second_level: &self.second_level };
+        self.giants.promote(site, GIANT)
+    }
+
+    fn demote(&mut self) -> GiantSwap {
+        let site = SwapSite { host: &self.host, ram: &self.ram, second_level: &self.second_level };
+        self.giants.demote(site, GIANT, PageSize::Base4K)
+    }
+
+    fn is_giant(&self) -> bool {
+        self.giants.page_of(WindowIndex::containing(GIANT)).is_some()
+    }
+
+    /// No dirty log is on but those a swap has said it left, and the guest runs.
+    fn assert_at_rest(&self, swap: &GiantSwap, when: &str) {
+        let logged = self.second_level.slots().iter().filter(|slot| slot.is_dirty_logged).count();
+        assert_eq!(logged, swap.logs_left_on as usize, "{when}");
+        assert!(!swap.is_stuck, "{when}");
+        assert!(
+            matches!(self.second_level.resume(), Err(SecondLevelError::WrongState(_))),
+            "{when}: nothing is paused"
+        );
+        assert_filled(&self.ram, when);
+    }
+}
+
+#[test]
+fn a_giant_goes_onto_one_page_and_back_with_all_its_words() {
+    let mut vm = FakeVm::new(PATIENT);
+    let promoted = vm.promote();
+    assert_eq!((promoted.result, promoted.pauses), (OutcomeResult::Done, 1));
+    assert_eq!(promoted.bloat, gib(1) - PAGE * 5, "all but five pages");
+    assert_eq!(promoted.cost.copied, PAGE * 5);
+    assert!(vm.is_giant());
+    assert_eq!(vm.promote().result, OutcomeResult::Skipped(Skip::AlreadyDone));
+    vm.assert_at_rest(&promoted, "promoted");
+    let demoted = vm.demote();
+    assert_eq!(demoted.result, OutcomeResult::Done);
+    assert!(!vm.is_giant());
+    assert_eq!(vm.demote().result, OutcomeResult::Skipped(Skip::AlreadyDone));
+    vm.assert_at_rest(&demoted, "demoted");
+}
+
+/// More calls than a swap makes.
+const CALLS_BOUND: u64 = 14;
+
+/// Fails one call after the other; gives back how many swaps did not go through.
+fn failing_each_call(is_promoted_first: bool, fail: impl Fn(&FakeVm, u64)) -> usize {
+    let mut unchanged = 0;
+    for call in 0..CALLS_BOUND {
+        let mut vm = FakeVm::new(PATIENT);
+        if is_promoted_first {
+            assert_eq!(vm.promote().result, OutcomeResult::Done);
+        }
+        fail(&vm, call);
+        let swap = if is_promoted_first { vm.demote() } else { vm.promote() };
+        // A failure that is still to come is not the swap's.
+        fail(&vm, u64::MAX >> 1);
+        let when = format!("call {call} failed, {swap:?}");
+        vm.assert_at_rest(&swap, &when);
+        let is_unchanged = vm.is_giant() == is_promoted_first;
+        if is_unchanged {
+            assert!(matches!(swap.result, OutcomeResult::Refused(_)), "{when}");
+            unchanged += 1;
+        }
+    }
+    unchanged
+}
+
+#[test]
+fn a_promotion_loses_nothing_whichever_host_call_fails() {
+    // advise, one mapping?, create, map aside, populate, map aside, scan, move aside, map over, populate; the look
+    // afterwards changes nothing any more.
+    assert_eq!(failing_each_call(false, |vm, call| vm.host.fail_call(call, libc::ENOMEM)), 10);
+}
+
+#[test]
+fn a_promotion_loses_nothing_whichever_call_of_the_second_level_fails() {
+    // two logs on, two logs fetched, pause, two logs fetched; resume and switching off are not the end of it.
+    assert_eq!(failing_each_call(false, |vm, call| vm.second_level.fail_call(call, libc::ENOMEM)), 7);
+}
+
+#[test]
+fn a_demotion_loses_nothing_whichever_host_call_fails() {
+    // map aside, advise, scan, move in
+    assert_eq!(failing_each_call(true, |vm, call| vm.host.fail_call(call, libc::ENOMEM)), 4);
+}
+
+#[test]
+fn a_demotion_loses_nothing_whichever_call_of_the_second_level_fails() {
+    assert_eq!(failing_each_call(true, |vm, call| vm.second_level.fail_call(call, libc::ENOMEM)), 7);
+}
+
+#[test]
+fn a_guest_that_may_not_stand_still_long_enough_is_let_alone() {
+    let mut vm = FakeVm::new(SwapLimits { pause_max: Duration::ZERO, rounds_max: 5 });
+    let swap = vm.promote();
+    assert_eq!(swap.result, OutcomeResult::Refused(Refusal::OutrunByWrites));
+    assert_eq!((swap.rounds, swap.pauses), (5, 0));
+    vm.assert_at_rest(&swap, "let alone");
+    assert!(!vm.is_giant());
+}
+
+#[test]
+fn ram_in_several_mappings_is_refused_before_anything_is_copied() {
+    let mut vm = FakeVm::new(PATIENT);
+    vm.host.cut_mappings();
+    let swap = vm.promote();
+    assert_eq!((swap.result, swap.cost.copied), (OutcomeResult::Refused(Refusal::NotEligible), Bytes::ZERO));
+    vm.assert_at_rest(&swap, "refused");
+}
+
+#[test]
+fn a_pool_without_a_page_is_a_refusal() {
+    let mut vm = FakeVm::new(PATIENT);
+    std::fs::write(vm.pool.path().join("sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages"), "0\n").unwrap();
+    assert_eq!(vm.promote().result, OutcomeResult::Refused(Refusal::NoHugePage));
+}
+
+#[test]
+fn what_is_no_whole_giant_of_anonymous_ram_has_no_mechanism() {
+    let mut vm = FakeVm::new(PATIENT);
+    let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
+    let site = SwapSite { host: &vm.host, ram: &vm.ram, second_level: &vm.second_level };
+    assert_eq!(vm.giants.promote(site, Gpa::new(0) + gib(2)).result, no_mechanism);
+    let shared = map(BackingKind::Memfd);
+    let site = SwapSite { host: &vm.host, ram: &shared, second_level: &vm.second_level };
+    assert_eq!(vm.giants.promote(site, GIANT).result, no_mechanism, "others may have it mapped");
+}
+
+// ---- threads that write, on this kernel ------------------------------------------------------------------------------
+
+/// Threads for vCPUs: they write under this lock and only while nobody paused them.
+struct Writers {
+    ram: Arc<GuestRam>,
+    state: Mutex<WriterState>,
+    resumed: Condvar,
+}
+
+struct WriterState {
+    pauses: u32,
+    is_logged: bool,
+    /// Pages that anybody ever wrote. All of them are the log, every time: it may say too much.
+    written: Vec<u64>,
+}
+
+impl Writers {
+    fn new(ram: Arc<GuestRam>) -> Writers {
+        let written = vec![0; (gib(1).pages(PageSize::Base4K) / 64) as usize];
+        let state = WriterState { pauses: 0, is_logged: false, written };
+        Writers { ram, state: Mutex::new(state), resumed: Condvar::new() }
+    }
+
+    /// Adds one to the word at `place`, which must be `expected`.
+    fn count_up(&self, place: Gpa, expected: u64) {
+        let mut state = self.resumed.wait_while(self.state.lock().unwrap(), |state| state.pauses > 0).unwrap();
+        let page = (place - GIANT).pages(PAGE_SIZE);
+        state.written[(page / 64) as usize] |= 1 << (page % 64);
+        assert_eq!(word(&self.ram, place).fetch_add(1, Ordering::Relaxed), expected, "the word at {place}");
+    }
+}
+
+impl SecondLevel for Writers {
+    fn paging(&self) -> Paging {
+        Paging::Shadow
+    }
+
+    fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
+        Err(SecondLevelError::NoSuchStatistic("threads have none"))
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        let range = GpaRange::new(GIANT, gib(1)).unwrap();
+        vec![Slot { id: SlotId(0), range, is_dirty_logged: self.state.lock().unwrap().is_logged }]
+    }
+
+    fn set_dirty_log(&self, _: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
+        self.state.lock().unwrap().is_logged = is_on;
+        Ok(())
+    }
+
+    fn take_dirty_log(&self, _: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        Ok(self.state.lock().unwrap().written.clone())
+    }
+
+    fn pause(&self) -> Result<(), SecondLevelError> {
+        self.state.lock().unwrap().pauses += 1;
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), SecondLevelError> {
+        self.state.lock().unwrap().pauses -= 1;
+        self.resumed.notify_all();
+        Ok(())
+    }
+
+    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+        Ok(Vec::new())
+    }
+}
+
+/// Pages that each thread counts in, spread over the giant.
+const PAGES_PER_THREAD: u64 = 97;
+const THREADS: u64 = 2;
+
+fn place(thread: u64, step: u64) -> Gpa {
+    GIANT + mib(10) * (step % PAGES_PER_THREAD) + PAGE * thread
+}
+
+/// Counts up in one page after the other until told to stop; every word has kept every count.
+fn write_until(writers: &Writers, thread: u64, stop: &AtomicBool) {
+    let mut step = 0;
+    while !stop.load(Ordering::Relaxed) {
+        writers.count_up(place(thread, step), step / PAGES_PER_THREAD);
+        step += 1;
+    }
+}
+
+/// Swaps there and back under writing threads: `act` is done once they all have begun.
+fn under_writers(act: impl FnOnce(&Writers)) {
+    let writers = Writers::new(map(BackingKind::Anon));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (writers, stop) = (&writers, &stop);
+            scope.spawn(move || write_until(writers, thread, stop));
+        }
+        act(&writers);
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn threads_that_write_lose_nothing_when_their_memory_is_swapped() {
+    under_writers(|writers| {
+        // The fake host moves memory really, with ordinary pages for giant ones: no pool is needed.
+        let mut vm = FakeVm::new(PATIENT);
+        vm.ram = Arc::clone(&writers.ram);
+        let places = (0..THREADS).flat_map(|thread| (0..PAGES_PER_THREAD).map(move |step| place(thread, step)));
+        places.for_each(|place| vm.host.make_present(vm.ram.hva(place).unwrap(), PAGE, false));
+        for _ in 0..3 {
+            let site = SwapSite { host: &vm.host, ram: &vm.ram, second_level: writers };
+            assert_eq!(vm.giants.promote(site, GIANT).result, OutcomeResult::Done);
+            assert_eq!(vm.giants.demote(site, GIANT, PageSize::Base4K).result, OutcomeResult::Done);
+        }
+    });
+}
+
+#[test]
+fn threads_that_write_lose_nothing_on_a_page_of_the_pool_and_the_pool_gets_it_back() {
+    let pools = HugetlbPools::of_this_machine();
+    let Ok(before) = pools.status(PageSize::Giant1G) else {
+        println!("skipped: no hugetlb pool of 1g pages in this kernel");
+        return;
+    };
+    if let Err(error) = pools.lease(PageSize::Giant1G, 1) {
+        let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|word| word == "hugetlb1g"), "WIDELEAF_REQUIRE={required}, and {error}");
+        println!("skipped: {error}");
+        return;
+    }
+    let host = LinuxHost::open().unwrap();
+    under_writers(|writers| {
+        let mut giants = GiantPages::new(pools.clone(), true, PATIENT);
+        let site = SwapSite { host: &host, ram: &writers.ram, second_level: writers };
+        let promoted = giants.promote(site, GIANT);
+        assert_eq!(promoted.result, OutcomeResult::Done, "{promoted:?}");
+        assert_eq!(giants.giants().collect::<Vec<_>>(), [GIANT]);
+        let demoted = giants.demote(site, GIANT, PageSize::Huge2M);
+        assert_eq!(demoted.result, OutcomeResult::Done, "{demoted:?}");
+    });
+    assert_eq!(pools.status(PageSize::Giant1G).unwrap(), before);
+}
