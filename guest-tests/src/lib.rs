@@ -7,6 +7,8 @@ pub enum Need {
     Kvm,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
+    /// A kernel that moves pages of anonymous memory, and permits it.
+    UffdMove,
 }
 
 impl Need {
@@ -14,6 +16,7 @@ impl Need {
         match self {
             Need::Kvm => "kvm",
             Need::Lab => "lab",
+            Need::UffdMove => "uffd_move",
         }
     }
 }

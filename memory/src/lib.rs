@@ -17,12 +17,14 @@
 //! `sys` alone.
 
 pub mod actuators;
+pub mod aside;
 pub mod backing;
 pub mod capabilities;
 mod fake_calls;
 pub mod first_touch;
 pub mod host;
 pub mod manager;
+pub mod mover;
 pub mod pool;
 pub mod region;
 pub mod second_level;

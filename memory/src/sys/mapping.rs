@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
@@ -94,31 +95,58 @@ impl AddressReservation {
         Ok(Hva::new(address as u64))
     }
 
-    /// The words of a mapped piece. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on
-    /// them at once.
+    /// A part of the reservation. The caller, who mapped it, passes only what `map_at` mapped.
     ///
     /// # Panics
-    /// Where the piece is not inside the reservation.
-    pub(crate) fn words(&self, offset: Bytes, bytes: Bytes) -> &[AtomicU64] {
+    /// Where it is not inside.
+    pub(crate) fn piece(&self, offset: Bytes, bytes: Bytes) -> Piece<'_> {
         assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        let start = (self.base + offset.as_usize()) as *const AtomicU64;
-        // SAFETY: `map_at` mapped the piece readable and writable (the caller, `GuestRam`, passes only such pieces) and
-        // it stays so for as long as the reservation lives; it is page aligned; AtomicU64 allows any bits and any
-        // number of writers.
-        unsafe { std::slice::from_raw_parts(start, bytes.as_usize() / size_of::<AtomicU64>()) }
+        Piece { start: self.base() + offset, bytes, _of: PhantomData }
+    }
+}
+
+/// Part of an address reservation: memory that is reached as atomic words only (`words`), by guests and by the kernel.
+/// Whatever happens to its pages is to everybody else a store like any other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece<'a> {
+    start: Hva,
+    bytes: Bytes,
+    _of: PhantomData<&'a AddressReservation>,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) fn start(self) -> Hva {
+        self.start
     }
 
-    /// Gives the pages of a mapped, private anonymous piece back (`MADV_DONTNEED`): it reads zero afterwards. The page
-    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`).
+    pub(crate) fn bytes(self) -> Bytes {
+        self.bytes
+    }
+
+    /// Its words. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on them at once.
+    pub(crate) fn words(self) -> &'a [AtomicU64] {
+        let start = self.start.get() as *const AtomicU64;
+        // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
+        // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
+        unsafe { std::slice::from_raw_parts(start, self.bytes.as_usize() / size_of::<AtomicU64>()) }
+    }
+
+    /// A part of the piece.
     ///
     /// # Panics
-    /// Where the piece is not inside the reservation.
-    pub(crate) fn discard(&self, offset: Bytes, bytes: Bytes) -> std::io::Result<()> {
-        assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        let start = self.base + offset.as_usize();
-        // SAFETY: the piece is inside the reservation, whose memory is reached as atomic words only (`words`), by
-        // guests and by the kernel: that its words become zero is a store like any other.
-        let result = unsafe { libc::madvise(start as *mut libc::c_void, bytes.as_usize(), libc::MADV_DONTNEED) };
+    /// Where it is not inside.
+    pub(crate) fn part(self, offset: Bytes, bytes: Bytes) -> Piece<'a> {
+        assert!(offset + bytes <= self.bytes, "{offset} + {bytes} is behind the piece");
+        Piece { start: self.start + offset, bytes, _of: PhantomData }
+    }
+
+    /// Gives the pages of mapped, private anonymous memory back (`MADV_DONTNEED`): it reads zero afterwards. The page
+    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`).
+    pub(crate) fn discard(self) -> std::io::Result<()> {
+        let start = self.start.get() as *mut libc::c_void;
+        // SAFETY: the range is inside a reservation, whose memory is reached as atomic words only: that its words become
+        // zero is a store like any other.
+        let result = unsafe { libc::madvise(start, self.bytes.as_usize(), libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 }
