@@ -6,13 +6,15 @@
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
-//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
-//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
+//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics; access: [`aside`] | none; access: as below |
+//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`aside`] | none; swap: as below |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
+//! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
-//! Every effect on the kernel goes through one of two doors, [`host::Host`] (an address space) and
-//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. The one exception
+//! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
+//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call. The
+//! one exception
 //! is [`first_touch`]: faults are the kernel's to hand out, so its userfaultfd is always the real one. `unsafe` is in
 //! `sys` alone.
 

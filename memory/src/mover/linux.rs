@@ -194,3 +194,46 @@ impl AsFd for LinuxMover {
         self.uffd.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::BackingConfig;
+    use crate::mover::ALL_PAGES;
+    use std::sync::atomic::Ordering;
+    use wideleaf_policies::{Gpa, GpaRange};
+
+    const GUEST: Place = Place::Guest(WindowIndex::new(0));
+
+    /// A mover of one window, or a reason to skip.
+    fn mover() -> Option<LinuxMover> {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let ram = GuestRam::map(&[GpaRange::new(Gpa::new(0), WINDOW).expect("fits")], backing).expect("memory");
+        LinuxMover::open(ram).inspect_err(|error| println!("skipped: {error}")).ok()
+    }
+
+    #[test]
+    fn a_page_aside_can_be_copied_back_where_it_is_missing_and_nowhere_else() {
+        let Some(mover) = mover() else { return };
+        let word = |page: u16| &mover.piece(GUEST, &(page..page + 1)).words()[3];
+        [5, 6].into_iter().for_each(|page| word(page).store(u64::from(page) + 100, Ordering::Relaxed));
+        mover.watch(WindowIndex::new(0)).expect("nobody else watches");
+        let mut first = 0;
+        while first < BASE_PAGES_PER_WINDOW {
+            first += mover.move_pages(GUEST, Place::Aside(0), first..BASE_PAGES_PER_WINDOW).expect("it moves");
+        }
+        let held = |place| mover.held(place).expect("scan").into_iter().flatten().collect::<Vec<u16>>();
+        assert_eq!((held(GUEST), held(Place::Aside(0))), (vec![], vec![5, 6]));
+
+        mover.copy_page(Place::Aside(0), GUEST, 5).expect("it is missing");
+        assert_eq!(word(5).load(Ordering::Relaxed), 105);
+        let errno = |refused: Result<u16, HostError>| refused.expect_err("it is there").source.raw_os_error();
+        assert_eq!(errno(mover.copy_page(Place::Aside(0), GUEST, 5).map(|()| 1)), Some(libc::EEXIST));
+        assert_eq!(errno(mover.move_pages(Place::Aside(0), GUEST, 5..6)), Some(libc::EEXIST));
+        assert_eq!(mover.move_pages(Place::Aside(0), GUEST, 6..7).expect("it moves"), 1);
+        assert_eq!(word(6).load(Ordering::Relaxed), 106);
+        mover.discard(Place::Aside(0), ALL_PAGES).expect("it is ours");
+        mover.unwatch(WindowIndex::new(0)).expect("it is watched");
+        assert_eq!(word(7).load(Ordering::Relaxed), 0, "a hole reads zero again");
+    }
+}

@@ -116,6 +116,9 @@ impl AccessSensor {
 
     /// Why it was not taken, if it was not.
     fn take(&self, window: WindowIndex) -> Option<&'static str> {
+        if self.aside.is_aside(window) {
+            return Some("busy"); // it would look like a hole
+        }
         match self.aside.mover().look(Place::Guest(window)) {
             Ok(look) if look.resident == 0 => return Some("not_resident"),
             Ok(_) => {}
