@@ -93,7 +93,8 @@ fn main() {
     };
 
     println!("swap: {} turns in {SETS} sets, medians with 95 % intervals by resampling", sets.iter().flatten().count());
-    let rows: [(&str, fn(&Turn) -> Duration); 6] = [
+    type Part = fn(&Turn) -> Duration;
+    let rows: [(&str, Part); 6] = [
         ("swap", |turn| turn.swap),
         ("of it out of reach", |turn| turn.unavailable),
         ("making ready", |turn| turn.refill),

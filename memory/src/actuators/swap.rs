@@ -54,11 +54,8 @@ impl Swapper {
     /// # Errors
     /// [`HostError`] where no more are to be had; `ENOMEM` where the kernel gave base pages. What is ready stays.
     pub fn refill(&mut self) -> Result<usize, HostError> {
-        while let Some(slot) = self.empty.pop() {
-            let made = make_ready(self.aside.mover(), slot);
-            let slots = if made.is_ok() { &mut self.ready } else { &mut self.empty };
-            slots.push(slot);
-            made?;
+        while !self.empty.is_empty() {
+            self.make_ready()?;
         }
         Ok(self.ready.len())
     }
@@ -115,12 +112,19 @@ impl Swapper {
     /// A slot with a huge page: one that was ready, or one made now.
     fn take_ready(&mut self) -> Result<u16, HostError> {
         if self.ready.is_empty() {
-            let slot = self.empty.last().copied().expect("a slot is ready or empty");
-            make_ready(self.aside.mover(), slot)?;
-            self.empty.pop();
-            return Ok(slot);
+            self.make_ready()?;
         }
-        Ok(self.ready.pop().expect("it is not empty"))
+        Ok(self.ready.pop().expect("one was made"))
+    }
+
+    fn make_ready(&mut self) -> Result<(), HostError> {
+        let slot = self.empty.pop().expect("each slot is ready or empty");
+        let made = populate_huge(self.aside.mover(), slot);
+        match made {
+            Ok(()) => self.ready.push(slot),
+            Err(_) => self.clear(slot),
+        }
+        made
     }
 
     /// The part during which the guest waits.
@@ -130,10 +134,11 @@ impl Swapper {
         held.replace_with(slot).map_err(refused)
     }
 
+    /// If the pages stay, they are given back before the slot is populated again.
     fn clear(&mut self, slot: u16) {
-        match self.aside.mover().discard(Place::Ready(slot), ALL_PAGES) {
-            Ok(()) => self.empty.push(slot),
-            Err(error) => tracing::warn!("a huge page can not be given back: {error}"),
+        self.empty.push(slot);
+        if let Err(error) = self.aside.mover().discard(Place::Ready(slot), ALL_PAGES) {
+            tracing::warn!("a huge page can not be given back yet: {error}");
         }
     }
 }
@@ -149,14 +154,14 @@ struct Swapped {
     bloat: Bytes,
 }
 
-fn make_ready(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
+/// Populates a slot. What an earlier attempt left there goes first: the holes of the next window must be zero.
+fn populate_huge(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
     let place = Place::Ready(slot);
-    let populated = mover.populate(slot).and_then(|()| mover.look(place));
-    if populated.as_ref().is_ok_and(|look| look.is_huge) {
+    mover.discard(place, ALL_PAGES)?;
+    mover.populate(slot)?;
+    if mover.look(place)?.is_huge {
         return Ok(());
     }
-    mover.discard(place, ALL_PAGES)?;
-    populated?;
     Err(HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) })
 }
 

@@ -244,7 +244,8 @@ impl Mover for FakeMover {
         if !state.is_watched(to) {
             return fail(WHAT, libc::EINVAL);
         }
-        let is_whole = pages == ALL_PAGES && state.is_empty(to) && !state.tables.contains(&to);
+        let is_pinned = state.pinned.iter().any(|(place, _)| *place == from);
+        let is_whole = pages == ALL_PAGES && state.is_empty(to) && !state.tables.contains(&to) && !is_pinned;
         if state.huge.remove(&from) && is_whole && state.pages_per_move == BASE_PAGES_PER_WINDOW {
             state.huge.insert(to);
         } else {
