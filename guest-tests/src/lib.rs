@@ -9,6 +9,8 @@ pub enum Need {
     Hugetlb1G,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
+    /// A kernel that moves pages of anonymous memory, and permits it.
+    UffdMove,
 }
 
 impl Need {
@@ -17,6 +19,7 @@ impl Need {
             Need::Kvm => "kvm",
             Need::Hugetlb1G => "hugetlb1g",
             Need::Lab => "lab",
+            Need::UffdMove => "uffd_move",
         }
     }
 }

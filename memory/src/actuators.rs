@@ -1,5 +1,6 @@
 //! What can be done, one effect a file. An actuator does one thing to one window or slot and looks whether it
-//! happened; it decides nothing. Only `giant` keeps something: the pool pages it put behind guest RAM.
+//! happened; it decides nothing. `giant` keeps the pool pages it put behind guest RAM, `swap` some
+//! huge pages that are ready; none keeps state of the guest.
 
 pub mod collapse;
 mod dirty;
@@ -8,3 +9,4 @@ pub mod hold;
 pub mod prefault;
 pub mod release;
 pub mod split;
+pub mod swap;

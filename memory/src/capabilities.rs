@@ -68,8 +68,14 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         ),
         row(
             "userfaultfd",
-            "no first-touch policy, no access sensor",
+            "no first-touch policy, no access sensor, no swap",
             crate::first_touch::probe().map(str::to_owned).map_err(|error| error.to_string()),
+        ),
+        row(
+            "uffd_move",
+            "no access sensor for anonymous RAM, promotion by collapse alone",
+            crate::aside::probe()
+                .map(|took| format!("a window there and back took {:.2} ms", took.as_secs_f64() * 1e3)),
         ),
         row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
         row("damon", "no access heat from DAMON", exists(root, "sys/kernel/mm/damon/admin")),

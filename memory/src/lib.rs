@@ -6,26 +6,29 @@
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
-//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics | none |
-//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging | none |
+//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics; access: [`aside`] | none; access: as below |
+//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`aside`] | none; swap: as below |
 //! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
+//! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
-//! Every effect on the kernel goes through one of two doors, [`host::Host`] (an address space) and
-//! [`second_level::SecondLevel`] (KVM's side of one VM). Both have a fake that can fail at every call. Two exceptions:
-//! in [`first_touch`] faults are the kernel's to hand out, so its userfaultfd is always the real one, and
+//! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
+//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call. Two
+//! exceptions: in [`first_touch`] faults are the kernel's to hand out, so its userfaultfd is always the real one, and
 //! [`actuators::release`] has a small door of its own, with a fake. `unsafe` is in `sys` alone.
 
 pub mod actuators;
+pub mod aside;
 pub mod backing;
 pub mod capabilities;
 mod fake_calls;
 pub mod first_touch;
 pub mod host;
 pub mod manager;
+pub mod mover;
 pub mod pool;
 pub mod recorder;
 pub mod region;

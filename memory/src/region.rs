@@ -22,7 +22,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
 use crate::host::HostError;
-use crate::sys::mapping::{AddressReservation, MapError};
+use crate::sys::mapping::{AddressReservation, MapError, Piece};
 
 /// One contiguous piece of guest RAM and where it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,21 +148,32 @@ impl GuestRam {
     /// The words of one range, for a kernel that runs in this process instead of in a guest.
     pub fn words(&self, range: RamRange) -> &[AtomicU64] {
         assert!(self.ranges.contains(&range), "{range:?} is not a range of this RAM");
-        self.reservation.words(range.gpa.start() - Gpa::new(0), range.gpa.bytes())
+        self.reservation.piece(range.gpa.start() - Gpa::new(0), range.gpa.bytes()).words()
     }
 
     /// Gives back the memory of a window of anonymous RAM: it reads zero afterwards. Whoever calls this knows that the
     /// guest has nothing there.
     pub(crate) fn discard(&self, window: WindowIndex) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
-        self.reservation.discard(window.start() - Gpa::new(0), PageSize::Huge2M.bytes())
+        self.window(window).discard()
+    }
+
+    /// The memory of a window.
+    ///
+    /// # Panics
+    /// Where the window is not wholly RAM.
+    pub(crate) fn window(&self, window: WindowIndex) -> Piece<'_> {
+        let (start, bytes) = (window.start(), PageSize::Huge2M.bytes());
+        let is_ram = |range: &RamRange| range.gpa.contains(start) && start + bytes <= range.gpa.end();
+        assert!(self.ranges.iter().any(is_ram), "{window} is not RAM");
+        self.reservation.piece(start - Gpa::new(0), bytes)
     }
 
     /// Gives back base pages of anonymous RAM: they read zero afterwards. Whoever calls this knows that they hold
     /// zeroes and that nobody can write them meanwhile.
     pub(crate) fn discard_pages(&self, pages: GpaRange) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
-        self.reservation.discard(pages.start() - Gpa::new(0), pages.bytes())
+        self.reservation.piece(pages.start() - Gpa::new(0), pages.bytes()).discard()
     }
 
     /// The giants that are RAM from end to end, ascending: what could be one giant page.
@@ -177,8 +188,8 @@ impl GuestRam {
 
     /// Whether a base page reads zero all over, now.
     pub(crate) fn is_zero(&self, page: Gpa) -> bool {
-        let words = self.reservation.words(page - Gpa::new(0), PageSize::Base4K.bytes());
-        words.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+        let page = self.reservation.piece(page - Gpa::new(0), PageSize::Base4K.bytes());
+        page.words().iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
     /// The addresses that hold all of it.

@@ -46,18 +46,19 @@ impl SideMapping {
 
     /// Moves the pages behind the giant at `giant` here.
     pub(crate) fn take(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
-        ram.reservation().move_pages(place(ram, giant), GIANT, (&self.0, Bytes::ZERO))
+        ram.reservation().piece(place(ram, giant), GIANT).move_to(self.0.piece(Bytes::ZERO, GIANT))
     }
 
     /// Moves the pages that are here behind the giant at `giant`.
     pub(crate) fn give(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
-        self.0.move_pages(Bytes::ZERO, GIANT, (ram.reservation(), place(ram, giant)))
+        self.0.piece(Bytes::ZERO, GIANT).move_to(ram.reservation().piece(place(ram, giant), GIANT))
     }
 
     /// Copies a base page of guest RAM to the same place of the giant here, while the guest may write to it.
     pub(crate) fn copy_page(&self, ram: &GuestRam, page: Gpa) {
         let giant = page.align_down(PageSize::Giant1G);
-        ram.reservation().copy(page - Gpa::new(0), PageSize::Base4K.bytes(), (&self.0, page - giant));
+        let bytes = PageSize::Base4K.bytes();
+        ram.reservation().piece(page - Gpa::new(0), bytes).copy_to(self.0.piece(page - giant, bytes));
     }
 }
 

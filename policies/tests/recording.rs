@@ -119,6 +119,7 @@ fn result() -> impl Strategy<Value = OutcomeResult> {
         Refused(Refusal::NotEligible),
         Refused(Refusal::NotPermitted),
         Refused(Refusal::NotObserved),
+        Refused(Refusal::OutrunByWrites),
         Skipped(Skip::AlreadyDone),
         Skipped(Skip::NotResident),
         Skipped(Skip::NoMechanism),

@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
@@ -96,73 +97,88 @@ impl AddressReservation {
         Ok(Hva::new(address as u64))
     }
 
-    /// The words of a mapped piece. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on
-    /// them at once.
+    /// A part of the reservation. The caller, who mapped it, passes only what `map_at` mapped.
     ///
     /// # Panics
-    /// Where the piece is not inside the reservation.
-    pub(crate) fn words(&self, offset: Bytes, bytes: Bytes) -> &[AtomicU64] {
+    /// Where it is not inside.
+    pub(crate) fn piece(&self, offset: Bytes, bytes: Bytes) -> Piece<'_> {
         assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        let start = (self.base + offset.as_usize()) as *const AtomicU64;
-        // SAFETY: `map_at` mapped the piece readable and writable (the caller, `GuestRam`, passes only such pieces) and
-        // it stays so for as long as the reservation lives; it is page aligned; AtomicU64 allows any bits and any
-        // number of writers.
-        unsafe { std::slice::from_raw_parts(start, bytes.as_usize() / size_of::<AtomicU64>()) }
+        Piece { start: self.base() + offset, bytes, _of: PhantomData }
+    }
+}
+
+/// Part of an address reservation: memory that is reached as atomic words only (`words`), by guests and by the kernel.
+/// Whatever happens to its pages is to everybody else a store like any other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece<'a> {
+    start: Hva,
+    bytes: Bytes,
+    _of: PhantomData<&'a AddressReservation>,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) fn start(self) -> Hva {
+        self.start
     }
 
-    /// Gives the pages of a mapped, private anonymous piece back (`MADV_DONTNEED`): it reads zero afterwards. The page
-    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`).
+    pub(crate) fn bytes(self) -> Bytes {
+        self.bytes
+    }
+
+    /// Its words. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on them at once.
+    pub(crate) fn words(self) -> &'a [AtomicU64] {
+        let start = self.start.get() as *const AtomicU64;
+        // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
+        // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
+        unsafe { std::slice::from_raw_parts(start, self.bytes.as_usize() / size_of::<AtomicU64>()) }
+    }
+
+    /// A part of the piece.
     ///
     /// # Panics
-    /// Where the piece is not inside the reservation.
-    pub(crate) fn discard(&self, offset: Bytes, bytes: Bytes) -> std::io::Result<()> {
-        assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        let start = self.base + offset.as_usize();
-        // SAFETY: the piece is inside the reservation, whose memory is reached as atomic words only (`words`), by
-        // guests and by the kernel: that its words become zero is a store like any other.
-        let result = unsafe { libc::madvise(start as *mut libc::c_void, bytes.as_usize(), libc::MADV_DONTNEED) };
+    /// Where it is not inside.
+    pub(crate) fn part(self, offset: Bytes, bytes: Bytes) -> Piece<'a> {
+        assert!(offset + bytes <= self.bytes, "{offset} + {bytes} is behind the piece");
+        Piece { start: self.start + offset, bytes, _of: PhantomData }
+    }
+
+    /// Gives the pages of mapped, private anonymous memory back (`MADV_DONTNEED`): it reads zero afterwards. The page
+    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`).
+    pub(crate) fn discard(self) -> std::io::Result<()> {
+        let start = self.start.get() as *mut libc::c_void;
+        // SAFETY: the range is inside a reservation, whose memory is reached as atomic words only: that its words become
+        // zero is a store like any other.
+        let result = unsafe { libc::madvise(start, self.bytes.as_usize(), libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 
-    /// Moves the pages of a private anonymous piece to `to`, in the place of what is mapped there. The piece itself
-    /// stays mapped and is empty afterwards (`MREMAP_DONTUNMAP`, Linux 5.7): at no instant do its addresses belong to
+    /// Moves the pages of private anonymous memory to `to`, of equal size, in the place of what is mapped there. The piece
+    /// itself stays mapped and is empty afterwards (`MREMAP_DONTUNMAP`, Linux 5.7): at no instant do its addresses belong to
     /// nobody, so that no other thread's `mmap` can be given them.
-    ///
-    /// # Panics
-    /// Where a piece is not inside its reservation.
-    pub(crate) fn move_pages(
-        &self,
-        offset: Bytes,
-        bytes: Bytes,
-        to: (&AddressReservation, Bytes),
-    ) -> std::io::Result<()> {
-        let (from, to) = (self.address(offset, bytes), to.0.address(to.1, bytes));
+    pub(crate) fn move_to(self, to: Piece<'_>) -> std::io::Result<()> {
+        assert_eq!(self.bytes, to.bytes, "as much goes as comes");
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        let (from, to) = (from as *mut libc::c_void, to as *mut libc::c_void);
-        // SAFETY: both pieces are inside reservations that live through the call (`address` asserts it), do not overlap
-        // (they are of two reservations, or the kernel refuses), and are reached as atomic words, by guests and by the
-        // kernel only: that the words change is a store like any other.
-        let moved = unsafe { libc::mremap(from, bytes.as_usize(), bytes.as_usize(), flags, to) };
+        let (from, target) = (self.start.get() as *mut libc::c_void, to.start.get() as *mut libc::c_void);
+        let bytes = self.bytes.as_usize();
+        // SAFETY: both pieces are inside reservations that live through the call, do not overlap (or the kernel refuses),
+        // and are reached as atomic words, by guests and by the kernel only: that the words change is a store like any
+        // other.
+        let moved = unsafe { libc::mremap(from, bytes, bytes, flags, target) };
         if moved == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Copies a mapped piece to a mapped piece of `to`, while others may write to it: each of its words arrives as it was
-    /// at some instant of the copy.
+    /// Copies the piece to `to`, of equal size, while others may write to either: each word arrives as it was at some instant
+    /// of the copy. Past the caches: a window is as large as a core's, and the guest needs it more.
     ///
     /// # Panics
-    /// Where a piece is not inside its reservation, or is not made of whole cache lines.
-    pub(crate) fn copy(&self, offset: Bytes, bytes: Bytes, to: (&AddressReservation, Bytes)) {
-        let (from, to) = (self.address(offset, bytes), to.0.address(to.1, bytes));
-        assert!(from != to, "a copy goes to another place");
-        // SAFETY: both pieces are inside reservations that live through the call (`address` asserts it). Where one is not
-        // mapped the copy ends in a SIGSEGV and not in somebody else's memory.
-        unsafe { memcpy::stream(from as *const u8, to as *mut u8, bytes.as_usize()) };
-    }
-
-    fn address(&self, offset: Bytes, bytes: Bytes) -> usize {
-        let end = offset.checked_add(bytes).expect("a piece of a reservation ends below 2^64");
-        assert!(end.as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        self.base + offset.as_usize()
+    /// Where the two are one, or not made of whole cache lines.
+    pub(crate) fn copy_to(self, to: Piece<'_>) {
+        assert_eq!(self.bytes, to.bytes, "as much goes as comes");
+        assert!(self.start != to.start, "a copy goes to another place");
+        let (from, target) = (self.start.get() as *const u8, to.start.get() as *mut u8);
+        // SAFETY: both pieces are inside reservations that live through the call and are reached as atomic words only.
+        // Where one is not mapped the copy ends in a SIGSEGV and not in somebody else's memory.
+        unsafe { memcpy::stream(from, target, self.bytes.as_usize()) };
     }
 }
 

@@ -1,4 +1,4 @@
-//! Copying guest memory, and the machine's copy speed to put beside it: the C library's `memcpy` between two warm buffers.
+//! Copies: of guest memory, past the caches; and the machine's copy speed, to put beside a promotion's.
 
 use std::arch::asm;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub(crate) fn fastest_copy(bytes: Bytes, rounds: u32) -> Duration {
 /// What [`stream`] copies at a time: a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Copies with stores that go past the caches (`movntdq`): nobody reads a gibibyte of copies soon, and the guest keeps its
+/// Copies with stores that go past the caches (`movntdq`): nobody reads a copy soon, and the guest keeps its
 /// cache. In assembly, because the guest may write to `from` at the same time, for which Rust has no copy.
 ///
 /// # Safety

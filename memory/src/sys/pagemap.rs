@@ -45,19 +45,39 @@ nix::ioctl_readwrite!(pagemap_scan, b'f', 16, ScanArgument);
 /// Runs fetched per call: 24 bytes each, so that one call's answer is 24 KiB.
 const REGIONS_PER_CALL: usize = 1024;
 
+/// Which pages a scan finds.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// These categories are turned around before they are compared.
+    inverted: u64,
+    /// All of these...
+    all_of: u64,
+    /// ...and at least one of these, if there are any.
+    any_of: u64,
+}
+
 /// The present pages of `[start, start + bytes)` as runs of one kind, ascending. The shared zero page counts as not
 /// present: it holds nothing of the guest's, and collapse would have to allocate it like a hole.
 pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
-    scan_any_of(pagemap, start, bytes, PAGE_IS_PRESENT, runs)
+    let wanted = Wanted { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, any_of: 0 };
+    scan_for(wanted, pagemap, start, bytes, runs)
 }
 
 /// The pages of anonymous memory that may hold something: those present, and those swapped out or on their way to
 /// another frame (both are "swapped" to the kernel).
 pub(crate) fn scan_occupied(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
-    scan_any_of(pagemap, start, bytes, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, runs)
+    let any_of = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+    scan_for(Wanted { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PFNZERO, any_of }, pagemap, start, bytes, runs)
 }
 
-fn scan_any_of(pagemap: &File, start: Hva, bytes: Bytes, any_of: u64, runs: &mut Vec<PageRun>) -> io::Result<()> {
+/// The pages of `[start, start + bytes)` that are anything at all, ascending: as [`scan_occupied`], and the shared zero
+/// page. To read them is no missing fault.
+pub(crate) fn scan_held(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
+    let wanted = Wanted { inverted: 0, all_of: 0, any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED };
+    scan_for(wanted, pagemap, start, bytes, runs)
+}
+
+fn scan_for(wanted: Wanted, pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let mut regions = [Region::default(); REGIONS_PER_CALL];
     let end = (start + bytes).get();
     let mut at = start.get();
@@ -71,9 +91,9 @@ fn scan_any_of(pagemap: &File, start: Hva, bytes: Bytes, any_of: u64, runs: &mut
             vec: regions.as_mut_ptr() as u64,
             vec_len: REGIONS_PER_CALL as u64,
             max_pages: 0,
-            category_inverted: PAGE_IS_PFNZERO,
-            category_mask: PAGE_IS_PFNZERO,
-            category_anyof_mask: any_of,
+            category_inverted: wanted.inverted,
+            category_mask: wanted.all_of,
+            category_anyof_mask: wanted.any_of,
             return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
         };
         // SAFETY: the argument is the kernel's structure with its size in it, `vec` points to `vec_len` regions that

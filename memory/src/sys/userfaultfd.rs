@@ -3,12 +3,17 @@
 //!
 //! Only missing faults of anonymous memory are asked for, and no event but faults. Closing the descriptor (dropping
 //! the value) unregisters every range and wakes whoever waits.
+//!
+//! Pages are moved and copied between [`Piece`]s only: memory that nobody reaches but as atomic words.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use nix::errno::Errno;
 use wideleaf_policies::{Bytes, Hva};
+
+use crate::sys::mapping::Piece;
 
 /// Why there is no userfaultfd.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +31,9 @@ pub enum UserfaultfdError {
         /// What opening the device answered.
         device: io::Error,
     },
+    /// It is there, and cannot move pages.
+    #[error("this kernel's userfaultfd cannot move pages (UFFDIO_MOVE, Linux 6.8)")]
+    NoMove,
     /// A call failed.
     #[error("{call}: {source}")]
     Call {
@@ -67,11 +75,27 @@ struct ZeroPage {
     zeropage: i64,
 }
 
+/// `struct uffdio_move` and `struct uffdio_copy`, which are alike.
+#[repr(C)]
+struct Transfer {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    /// Bytes done, or the negative errno where there are none.
+    done: i64,
+}
+
 /// `USERFAULTFD_IOC` and `UFFDIO`: the type of all these requests, and the version of the interface (`UFFD_API`).
 const UFFD: u8 = 0xAA;
 const REGISTER_MODE_MISSING: u64 = 1 << 0;
 const IOCTL_WAKE: u64 = 1 << 0x02;
 const IOCTL_ZEROPAGE: u64 = 1 << 0x04;
+const FEATURE_MOVE: u64 = 1 << 16;
+/// Wakes nobody: whoever waits is woken when the whole range is in order.
+const COPY_MODE_DONTWAKE: u64 = 1 << 0;
+const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
+const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 
 nix::ioctl_write_int_bad!(userfaultfd_new, nix::request_code_none!(UFFD, 0x00));
 nix::ioctl_readwrite!(uffdio_api, UFFD, 0x3F, Api);
@@ -79,7 +103,9 @@ nix::ioctl_readwrite!(uffdio_register, UFFD, 0x00, Register);
 // The header calls these two `_IOR`, though the kernel reads their argument.
 nix::ioctl_read!(uffdio_unregister, UFFD, 0x01, Range);
 nix::ioctl_read!(uffdio_wake, UFFD, 0x02, Range);
+nix::ioctl_readwrite!(uffdio_copy, UFFD, 0x03, Transfer);
 nix::ioctl_readwrite!(uffdio_zeropage, UFFD, 0x04, ZeroPage);
+nix::ioctl_readwrite!(uffdio_move, UFFD, 0x05, Transfer);
 
 /// Size of `struct uffd_msg`.
 const MESSAGE_BYTES: usize = 32;
@@ -120,6 +146,21 @@ impl Userfaultfd {
     /// Opens one that sees faults of kernel mode too: by the system call, or where that is not permitted by the device
     /// (Linux 6.1).
     pub(crate) fn open() -> Result<Userfaultfd, UserfaultfdError> {
+        Userfaultfd::open_with(0)
+    }
+
+    /// Opens one that can also move pages.
+    pub(crate) fn open_for_moves() -> Result<Userfaultfd, UserfaultfdError> {
+        match Userfaultfd::open_with(FEATURE_MOVE) {
+            // What `UFFDIO_API` answers to a feature that it does not know.
+            Err(UserfaultfdError::Call { call: API, source }) if source.raw_os_error() == Some(libc::EINVAL) => {
+                Err(UserfaultfdError::NoMove)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_with(features: u64) -> Result<Userfaultfd, UserfaultfdError> {
         const FLAGS: libc::c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: the call takes flags and nothing else, and returns a new descriptor.
         let result = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
@@ -133,10 +174,10 @@ impl Userfaultfd {
         };
         // SAFETY: the descriptor is new and nobody else owns it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let mut api = Api { api: u64::from(UFFD), features: 0, ioctls: 0 };
+        let mut api = Api { api: u64::from(UFFD), features, ioctls: 0 };
         // SAFETY: the argument is the kernel's structure and lives until the call returns.
         let agreed = unsafe { uffdio_api(file.as_raw_fd(), &mut api) };
-        agreed.map_err(|errno| UserfaultfdError::Call { call: "UFFDIO_API", source: errno.into() })?;
+        agreed.map_err(|errno| UserfaultfdError::Call { call: API, source: errno.into() })?;
         Ok(Userfaultfd { file, opened_by })
     }
 
@@ -187,6 +228,27 @@ impl Userfaultfd {
         Ok(())
     }
 
+    /// Moves the pages of `from` to `to`, of equal size, without copying them: a huge page stays whole where both begin at
+    /// one and `to` has no page table. Holes stay holes. `to` must be registered here and must have no page where `from`
+    /// has one. Wakes nobody. Returns how far it came, which may be less than all; `Err` where it did not come anywhere
+    /// (`EAGAIN`: try again; `EBUSY`: the first page is pinned or shared; `EEXIST`: `to` has it already).
+    pub(crate) fn move_pages(&self, from: Piece<'_>, to: Piece<'_>) -> io::Result<Bytes> {
+        let mut argument = transfer(from, to, MOVE_MODE_DONTWAKE | MOVE_MODE_ALLOW_SRC_HOLES);
+        // SAFETY: the argument is the kernel's structure and lives until the call returns. Both ranges are pieces, whose
+        // memory is reached as atomic words only: that words change is a store like any other.
+        let answer = unsafe { uffdio_move(self.file.as_raw_fd(), &mut argument) };
+        done(answer, &argument)
+    }
+
+    /// Fills missing pages of `to`, which is registered here, with copies of those of `from`. Wakes nobody. All of `from`
+    /// must be there: a fault in it, where it is registered itself, would wait for its own answer.
+    pub(crate) fn copy_pages(&self, from: Piece<'_>, to: Piece<'_>) -> io::Result<Bytes> {
+        let mut argument = transfer(from, to, COPY_MODE_DONTWAKE);
+        // SAFETY: as for a move; what `from` holds does not change.
+        let answer = unsafe { uffdio_copy(self.file.as_raw_fd(), &mut argument) };
+        done(answer, &argument)
+    }
+
     /// Appends the messages that are waiting, at most 16 of them (`MESSAGES_PER_READ`).
     pub(crate) fn read(&self, messages: &mut Vec<Message>) -> io::Result<()> {
         let mut buffer = [0; MESSAGE_BYTES * MESSAGES_PER_READ];
@@ -205,6 +267,7 @@ impl AsFd for Userfaultfd {
     }
 }
 
+const API: &str = "UFFDIO_API";
 const DEVICE: &str = "/dev/userfaultfd";
 
 fn open_device(flags: libc::c_int) -> Result<RawFd, UserfaultfdError> {
@@ -217,6 +280,20 @@ fn open_device(flags: libc::c_int) -> Result<RawFd, UserfaultfdError> {
 
 fn range(start: Hva, bytes: Bytes) -> Range {
     Range { start: start.get(), len: bytes.get() }
+}
+
+fn transfer(from: Piece<'_>, to: Piece<'_>, mode: u64) -> Transfer {
+    assert_eq!(from.bytes(), to.bytes(), "as much goes as comes");
+    Transfer { dst: to.start().get(), src: from.start().get(), len: from.bytes().get(), mode, done: 0 }
+}
+
+/// A transfer that stopped half-way is `EAGAIN` with the bytes it did.
+fn done(answer: nix::Result<libc::c_int>, argument: &Transfer) -> io::Result<Bytes> {
+    match (answer, u64::try_from(argument.done)) {
+        (Ok(_), _) => Ok(Bytes::new(argument.len)),
+        (Err(Errno::EAGAIN), Ok(bytes)) if bytes > 0 => Ok(Bytes::new(bytes)),
+        (Err(errno), _) => Err(errno.into()),
+    }
 }
 
 #[cfg(test)]
@@ -232,7 +309,18 @@ mod tests {
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x00, size_of::<Register>()), 0xc020_aa00);
         assert_eq!(nix::request_code_read!(UFFD, 0x01, size_of::<Range>()), 0x8010_aa01);
         assert_eq!(nix::request_code_read!(UFFD, 0x02, size_of::<Range>()), 0x8010_aa02);
+        assert_eq!(nix::request_code_readwrite!(UFFD, 0x03, size_of::<Transfer>()), 0xc028_aa03);
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x04, size_of::<ZeroPage>()), 0xc020_aa04);
+        assert_eq!(nix::request_code_readwrite!(UFFD, 0x05, size_of::<Transfer>()), 0xc028_aa05);
+    }
+
+    #[test]
+    fn a_transfer_that_stopped_half_way_says_how_far_it_came() {
+        let stopped_at = |done| Transfer { dst: 0, src: 0, len: 1 << 21, mode: 0, done };
+        let again = |done| super::done(Err(Errno::EAGAIN), &stopped_at(done)).map_err(|error| error.raw_os_error());
+        assert_eq!(again(4096), Ok(Bytes::new(4096)));
+        assert_eq!(again(-i64::from(libc::EAGAIN)), Err(Some(libc::EAGAIN)));
+        assert_eq!(again(0), Err(Some(libc::EAGAIN)), "the mapping was just changing: nothing was tried");
     }
 
     proptest! {

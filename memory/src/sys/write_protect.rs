@@ -78,7 +78,7 @@ impl Protection {
 /// The errno behind it, where there is one.
 fn into_io(error: UserfaultfdError) -> io::Error {
     match error {
-        UserfaultfdError::NotSupported => io::Error::from_raw_os_error(libc::ENOSYS),
+        UserfaultfdError::NotSupported | UserfaultfdError::NoMove => io::Error::from_raw_os_error(libc::ENOSYS),
         UserfaultfdError::NotPermitted { .. } => io::Error::from_raw_os_error(libc::EPERM),
         UserfaultfdError::Call { source, .. } => source,
     }

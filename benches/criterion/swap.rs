@@ -1,0 +1,120 @@
+//! Swap against collapse against `memcpy`: 64 MiB of each, warm, in base pages, turn by turn.
+//!
+//! ```text
+//!   window 0  swap     (huge pages made ready before, as a manager does while it waits: a row of its own)
+//!   window 1  collapse
+//!   buffer    memcpy of 2 MiB
+//!   window 2  swap …
+//! ```
+//!
+//! Not a criterion bench: on a machine that changes its speed from one moment to the next, times of one turn are compared,
+//! not totals that were taken seconds apart.
+//!
+//! `cargo bench -p wideleaf-benches --bench swap`
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wideleaf_benches::populated_ram;
+use wideleaf_benches::ratio::{Interval, bootstrap_median};
+use wideleaf_memory::LinuxHost;
+use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::actuators::swap::Swapper;
+use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::mover::READY_SLOTS;
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, OutcomeResult, PageSize, WindowIndex};
+
+/// New memory: this often.
+const SETS: usize = 8;
+/// What each of the three copies in a set.
+const BYTES: Bytes = mib(64);
+const WINDOW: Bytes = PageSize::Huge2M.bytes();
+
+/// One turn.
+struct Turn {
+    swap: Duration,
+    /// Of the swap: how long the window was out of the guest's reach.
+    unavailable: Duration,
+    /// Making one huge page ready, the mean of the batch this turn's came from.
+    refill: Duration,
+    collapse: Duration,
+    memcpy: Duration,
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let began = Instant::now();
+    let result = work();
+    (began.elapsed(), result)
+}
+
+/// The turns of one set; those in which a window could not be made huge (a page was busy) do not count.
+fn run_set(host: &Arc<LinuxHost>) -> Vec<Turn> {
+    // All of it must be warm, or an outer hypervisor is measured: RAM, both buffers, and the huge pages of both.
+    warm_host_memory(BYTES * 6).expect("memory to warm");
+    let ram = populated_ram(BYTES * 2);
+    let (source, mut target) = (vec![1_u8; BYTES.as_usize()], vec![2_u8; BYTES.as_usize()]);
+    let mover = WindowMover::start(host.clone(), ram.clone()).expect("it was probed");
+    let mut swapper = Swapper::new(mover.aside().clone());
+    let windows: Vec<WindowIndex> = ram.ranges()[0].gpa.windows().collect();
+    let (pairs, _) = windows.as_chunks::<2>();
+    let mut refill = Duration::ZERO;
+    let buffers = source.chunks(WINDOW.as_usize()).zip(target.chunks_mut(WINDOW.as_usize()));
+    let turns = pairs.iter().zip(buffers).enumerate().filter_map(|(turn, (pair, (source, target)))| {
+        if turn % usize::from(READY_SLOTS) == 0 {
+            let (took, ready) = timed(|| swapper.refill());
+            refill = took / ready.expect("huge pages") as u32;
+        }
+        let (swap, swapped) = timed(|| swapper.swap(host.as_ref(), pair[0]));
+        let (collapse, collapsed) = timed(|| collapse_window(host.as_ref(), ram.ranges()[0], pair[1]));
+        let (memcpy, ()) = timed(|| target.copy_from_slice(black_box(source)));
+        let is_done = [swapped.result, collapsed.result] == [OutcomeResult::Done; 2];
+        is_done.then_some(Turn { swap, unavailable: swapped.unavailable, refill, collapse, memcpy })
+    });
+    let turns = turns.collect();
+    black_box(&target);
+    turns
+}
+
+fn main() {
+    // `cargo test --benches` runs this too; it measures only when asked to.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    if let Err(why) = probe() {
+        return println!("swap: skipped: {why}");
+    }
+    let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
+    let sets: Vec<Vec<Turn>> = (0..SETS).map(|_| run_set(&host)).collect();
+    let median = |of: &dyn Fn(&Turn) -> f64| {
+        bootstrap_median(&sets.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
+    };
+
+    println!("swap: {} turns in {SETS} sets, medians with 95 % intervals by resampling", sets.iter().flatten().count());
+    type Part = fn(&Turn) -> Duration;
+    let rows: [(&str, Part); 6] = [
+        ("swap", |turn| turn.swap),
+        ("of it out of reach", |turn| turn.unavailable),
+        ("making ready", |turn| turn.refill),
+        ("swap + making ready", |turn| turn.swap + turn.refill),
+        ("collapse", |turn| turn.collapse),
+        ("memcpy", |turn| turn.memcpy),
+    ];
+    for (name, of) in rows {
+        let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64());
+        let gib = |seconds: f64| WINDOW.get() as f64 / f64::from(1 << 30) / seconds;
+        let us = median * 1e6;
+        println!(
+            "swap: {name:<20} {:6.2} GiB/s ({:.2} - {:.2}), {us:.0} us a window",
+            gib(median),
+            gib(high),
+            gib(low)
+        );
+    }
+    for (name, of, bar) in [("collapse", rows[4].1, "at least 1.2"), ("memcpy", rows[5].1, "at least 0.5")] {
+        let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
+        println!("swap: speed of swap : {name:<8} {median:.2} ({low:.2} - {high:.2}), promised: {bar}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Swap: a window of anonymous RAM gets a huge page in place of its base pages, without the kernel's collapse
+//! (`UFFDIO_MOVE`, Linux 6.8). Only the copy costs: into a page that was made ready before, and past the cache.
+//!
+//! ```text
+//!   look ─▶ take aside ─▶ copy into the ready huge page ─▶ drop the empty page table ─▶ move it in ─▶ wake ─▶ look again
+//!           └───────────────── who touches the window waits ─────────────────────────────────────┘
+//! ```
+//!
+//! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`): where one is, a huge page that is moved in is
+//! split. Where it stays the outcome is "not observed", and the contents are right all the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+
+use crate::aside::{Aside, AsideError};
+use crate::host::{Host, HostError};
+use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS};
+
+/// A swap that was tried, or found needless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// What came of it.
+    pub result: OutcomeResult,
+    /// Copied bytes and CPU time of everything: looking, moving, copying, looking again.
+    pub cost: Cost,
+    /// How long the window was out of the guest's reach: nobody had to wait longer.
+    pub unavailable: Duration,
+    /// What became resident only because the page is large. It reads zero.
+    pub bloat: Bytes,
+}
+
+/// Swaps windows of one VM, and keeps huge pages ready for it.
+#[derive(Debug)]
+pub struct Swapper {
+    aside: Arc<Aside>,
+    /// Slots with a huge page that is zero.
+    ready: Vec<u16>,
+    /// Slots without.
+    empty: Vec<u16>,
+}
+
+impl Swapper {
+    /// Nothing is ready yet.
+    pub fn new(aside: Arc<Aside>) -> Swapper {
+        Swapper { aside, ready: Vec::new(), empty: (0..READY_SLOTS).collect() }
+    }
+
+    /// Makes huge pages ready, so that [`Swapper::swap`] need not: 0.2 ms each, best while the budget is waited for.
+    /// Returns how many are ready.
+    ///
+    /// # Errors
+    /// [`HostError`] where no more are to be had; `ENOMEM` where the kernel gave base pages. What is ready stays.
+    pub fn refill(&mut self) -> Result<usize, HostError> {
+        while !self.empty.is_empty() {
+            self.make_ready()?;
+        }
+        Ok(self.ready.len())
+    }
+
+    /// Gives the ready pages back to the machine.
+    pub fn drain(&mut self) {
+        for slot in std::mem::take(&mut self.ready) {
+            self.clear(slot);
+        }
+    }
+
+    /// Swaps one window. Looks first: what is large already or holds nothing is left alone. Looks again afterwards.
+    /// Whatever fails, the guest has all its pages when it goes on.
+    pub fn swap(&mut self, host: &dyn Host, window: WindowIndex) -> Swap {
+        let began_cpu = host.thread_cpu_time();
+        let (result, unavailable, bloat) = match self.try_swap(window) {
+            Ok(Swapped { unavailable, bloat }) => (OutcomeResult::Done, unavailable, bloat),
+            Err(other) => (other, Duration::ZERO, Bytes::ZERO),
+        };
+        let copied = if result == OutcomeResult::Done { PageSize::Huge2M.bytes() } else { Bytes::ZERO };
+        let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+        Swap { result, cost: Cost { copied, cpu }, unavailable, bloat }
+    }
+
+    fn try_swap(&mut self, window: WindowIndex) -> Result<Swapped, OutcomeResult> {
+        let guest = Place::Guest(window);
+        if self.aside.is_aside(window) {
+            return Err(OutcomeResult::Refused(Refusal::Busy)); // it would look like a hole
+        }
+        let before = self.aside.mover().look(guest).map_err(refused)?;
+        if before.resident == 0 {
+            return Err(OutcomeResult::Skipped(Skip::NotResident));
+        }
+        if before.is_huge {
+            return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
+        }
+        self.aside.mover().allow_huge(window).map_err(refused)?;
+        let slot = self.take_ready().map_err(refused)?;
+        let exchanged = self.exchange(window, slot);
+        if exchanged.is_err() {
+            self.clear(slot); // the copy in it, if it came that far, is of no use
+        } else {
+            self.empty.push(slot);
+        }
+        let unavailable = exchanged?;
+        let after = self.aside.mover().look(guest).map_err(refused)?;
+        if !after.is_huge {
+            return Err(OutcomeResult::Refused(Refusal::NotObserved));
+        }
+        let holes = BASE_PAGES_PER_WINDOW - before.resident;
+        Ok(Swapped { unavailable, bloat: PageSize::Base4K.bytes() * u64::from(holes) })
+    }
+
+    /// A slot with a huge page: one that was ready, or one made now.
+    fn take_ready(&mut self) -> Result<u16, HostError> {
+        if self.ready.is_empty() {
+            self.make_ready()?;
+        }
+        Ok(self.ready.pop().expect("one was made"))
+    }
+
+    fn make_ready(&mut self) -> Result<(), HostError> {
+        let slot = self.empty.pop().expect("each slot is ready or empty");
+        let made = populate_huge(self.aside.mover(), slot);
+        match made {
+            Ok(()) => self.ready.push(slot),
+            Err(_) => self.clear(slot),
+        }
+        made
+    }
+
+    /// The part during which the guest waits.
+    fn exchange(&self, window: WindowIndex, slot: u16) -> Result<Duration, OutcomeResult> {
+        let held = self.aside.hold(window).map_err(not_held)?;
+        self.aside.mover().copy_all(held.place(), Place::Ready(slot)).map_err(refused)?;
+        held.replace_with(slot).map_err(refused)
+    }
+
+    /// If the pages stay, they are given back before the slot is populated again.
+    fn clear(&mut self, slot: u16) {
+        self.empty.push(slot);
+        if let Err(error) = self.aside.mover().discard(Place::Ready(slot), ALL_PAGES) {
+            tracing::warn!("a huge page can not be given back yet: {error}");
+        }
+    }
+}
+
+impl Drop for Swapper {
+    fn drop(&mut self) {
+        self.drain();
+    }
+}
+
+struct Swapped {
+    unavailable: Duration,
+    bloat: Bytes,
+}
+
+/// Populates a slot. What an earlier attempt left there goes first: the holes of the next window must be zero.
+fn populate_huge(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
+    let place = Place::Ready(slot);
+    mover.discard(place, ALL_PAGES)?;
+    mover.populate(slot)?;
+    if mover.look(place)?.is_huge {
+        return Ok(());
+    }
+    Err(HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) })
+}
+
+fn refused(error: HostError) -> OutcomeResult {
+    (&error).into()
+}
+
+fn not_held(error: AsideError) -> OutcomeResult {
+    match error {
+        AsideError::Closed => OutcomeResult::Skipped(Skip::Stopping),
+        AsideError::Full | AsideError::AlreadyAside(_) => OutcomeResult::Refused(Refusal::Busy),
+        AsideError::NotAside(_) => unreachable!("it was to be taken aside"),
+        AsideError::Host(error) => refused(error),
+    }
+}

@@ -1,0 +1,510 @@
+//! Windows taken aside for a while, and never lost: the pages of a window are moved to where nobody sees them, and moved
+//! back (or better ones in their place) before anybody who touched it meanwhile goes on.
+//!
+//! ```text
+//!                  set_aside                      touched: [`Aside::serve`]
+//!   [in place] ───────────────▶ [Away(slot)] ────────────────────────────▶ [Touched]
+//!        ▲  ▲                      │     │ refused, even to copy it back      │
+//!        │  └───── bring_back ─────┘     ▼                                    │ bring_back: "it was touched"
+//!        │                           [Stuck(slot)]  nobody is woken,          │
+//!        └─────────── retried ───────────┘          retried until it works    │
+//!        └────────────────────────────────────────────────────────────────────┘
+//!
+//!   hold ─▶ Held ── replace_with(huge page) ─▶ in place      a Held that is dropped moves its window back
+//! ```
+//!
+//! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers all of it and
+//! is held while pages move (0.1 ms a window, 0.4 ms where it is also copied): whoever waits for a window waits for the
+//! mover anyway, and no step has to be looked at twice.
+//!
+//! What cannot be moved back (a page that a forked child shares, or that is pinned) is copied back. Where that fails too,
+//! for want of memory, its waiters stay asleep and it is tried again. A guest that waits is better than one that reads zeroes.
+
+use std::collections::BTreeMap;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use wideleaf_policies::{Moment, WindowIndex};
+
+use crate::host::{Host, HostError};
+use crate::mover::linux::{LinuxMover, MoverError};
+use crate::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place};
+use crate::region::GuestRam;
+
+/// How often a move of one window that is answered `EAGAIN` (a page is locked, or on its way elsewhere) is tried again...
+const STALLS_MAX: u32 = 32;
+/// ...and after how long: what holds a page for longer than some milliseconds in all, holds it for long.
+const STALL_PAUSE: Duration = Duration::from_micros(50);
+/// How soon, while nothing else happens, stuck windows are tried again. Where none are, this is what the thread costs: a
+/// look at a lock and at a descriptor.
+const STUCK_RETRY: Duration = Duration::from_millis(50);
+/// How often they are tried when the service ends.
+const CLOSE_ATTEMPTS: u32 = 20;
+
+/// One VM's windows that are aside. See the module.
+pub struct Aside {
+    host: Arc<dyn Host>,
+    mover: Arc<dyn Mover>,
+    rooms: Mutex<Rooms>,
+}
+
+struct Rooms {
+    stays: BTreeMap<WindowIndex, Stay>,
+    free: Vec<u16>,
+    /// Slots whose old pages could not be given back yet.
+    unclean: Vec<u16>,
+    is_closed: bool,
+    report: AsideReport,
+}
+
+/// Where a window is on its way. The drawing is above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stay {
+    Away(u16),
+    Stuck {
+        slot: u16,
+        /// Whether somebody will ask if it was touched.
+        is_awaited: bool,
+    },
+    Touched,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AsideReport {
+    /// Windows set aside, those for a swap included.
+    pub set_aside: u64,
+    /// Of these, moved back because they were touched.
+    pub touched: u64,
+    /// Of these, replaced by a huge page.
+    pub replaced: u64,
+    /// Pages that could only be copied back.
+    pub copied_pages: u64,
+    /// Times that a window could not be brought back at once.
+    pub stuck: u64,
+}
+
+/// Why a window is not taken aside, or not back.
+#[derive(Debug, thiserror::Error)]
+pub enum AsideError {
+    /// The service has ended.
+    #[error("windows are no longer moved: the service has ended")]
+    Closed,
+    /// As many as can be are aside.
+    #[error("{ASIDE_SLOTS} windows are aside already: bring some back first")]
+    Full,
+    /// It is aside already, or its touch has not been asked for.
+    #[error("{0} is aside already")]
+    AlreadyAside(WindowIndex),
+    /// It is not.
+    #[error("{0} is not aside")]
+    NotAside(WindowIndex),
+    /// The kernel refused. The window is where it was, or is stuck and tried again.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+/// What to do with a page that the kernel does not move.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refused {
+    Stop,
+    LeaveThePage,
+}
+
+impl Aside {
+    /// Nobody is aside yet. Whoever makes one sees that [`Aside::serve`] is called when somebody waits: see
+    /// [`WindowMover`].
+    pub fn new(host: Arc<dyn Host>, mover: Arc<dyn Mover>) -> Aside {
+        let free = (0..ASIDE_SLOTS).rev().collect();
+        let rooms = Rooms {
+            stays: BTreeMap::new(),
+            free,
+            unclean: Vec::new(),
+            is_closed: false,
+            report: AsideReport::default(),
+        };
+        Aside { host, mover, rooms: Mutex::new(rooms) }
+    }
+
+    /// Takes a window aside until somebody touches it or it is brought back. What is missing of it stays missing.
+    ///
+    /// # Errors
+    /// [`AsideError`]; the window is in place then, or stuck (see the module).
+    pub fn set_aside(&self, window: WindowIndex) -> Result<(), AsideError> {
+        self.hold(window)?.leave();
+        Ok(())
+    }
+
+    /// Brings a window back that [`Aside::set_aside`] took. Returns whether it was touched meanwhile, and is exact: a touch
+    /// that came before is counted though nobody has answered it yet.
+    ///
+    /// # Errors
+    /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
+    pub fn bring_back(&self, window: WindowIndex) -> Result<bool, AsideError> {
+        let mut rooms = self.rooms();
+        let answered = self.answer_all(&mut rooms);
+        let stay = rooms.stays.get(&window).copied().ok_or(AsideError::NotAside(window))?;
+        match stay.slot() {
+            Some(slot) => self.restore(&mut rooms, window, slot, false)?,
+            None => drop(rooms.stays.remove(&window)),
+        }
+        answered?; // who waits is not known, so nor is whether it was touched; but it is back
+        Ok(!matches!(stay, Stay::Away(_)))
+    }
+
+    /// Brings back what was touched, and wakes whoever touched it. Tries again what is stuck.
+    ///
+    /// # Errors
+    /// [`HostError`] where it cannot be found out who waits.
+    pub fn serve(&self) -> Result<(), HostError> {
+        let mut rooms = self.rooms();
+        let answered = self.answer_all(&mut rooms);
+        self.retry_stuck(&mut rooms);
+        answered
+    }
+
+    /// Ends it: everything is brought back, and nothing more is taken.
+    pub fn close(&self) {
+        let mut rooms = self.rooms();
+        rooms.is_closed = true;
+        let away: Vec<_> = rooms.stays.iter().filter_map(|(window, stay)| Some((*window, stay.slot()?))).collect();
+        for (window, slot) in away {
+            let _ = self.restore(&mut rooms, window, slot, false); // is stuck then, and counted
+        }
+        self.clean(&mut rooms);
+        for _ in 0..CLOSE_ATTEMPTS {
+            if !rooms.has_stuck() {
+                return;
+            }
+            self.host.sleep(STUCK_RETRY);
+            self.retry_stuck(&mut rooms);
+        }
+        tracing::error!("windows of guest RAM cannot be brought back; the guest waits for them");
+    }
+
+    /// Whether the window's pages are aside: to everybody else it looks like a hole.
+    pub fn is_aside(&self, window: WindowIndex) -> bool {
+        self.rooms().stays.get(&window).is_some_and(|stay| stay.slot().is_some())
+    }
+
+    /// What was counted so far.
+    pub fn report(&self) -> AsideReport {
+        self.rooms().report
+    }
+
+    /// The pages, for the actuators.
+    pub(crate) fn mover(&self) -> &dyn Mover {
+        self.mover.as_ref()
+    }
+
+    /// Takes a window aside for as long as the answer lives. Nobody else is moved meanwhile.
+    pub(crate) fn hold(&self, window: WindowIndex) -> Result<Held<'_>, AsideError> {
+        let mut rooms = self.rooms();
+        if rooms.is_closed {
+            return Err(AsideError::Closed);
+        }
+        if rooms.stays.contains_key(&window) {
+            return Err(AsideError::AlreadyAside(window));
+        }
+        self.clean(&mut rooms);
+        let slot = rooms.free.pop().ok_or(AsideError::Full)?;
+        let began = self.host.now();
+        if let Err(error) = self.mover.watch(window) {
+            rooms.free.push(slot);
+            return Err(error.into());
+        }
+        let mut held = Held { aside: self, rooms, window, slot, began, is_settled: false };
+        self.make_way(Place::Guest(window), held.place());
+        self.move_window(Place::Guest(window), held.place(), Refused::Stop)?;
+        held.rooms.report.set_aside += 1;
+        Ok(held)
+    }
+
+    /// A panic under the lock leaves the map as it was between two steps; the pages must come back all the same.
+    fn rooms(&self) -> MutexGuard<'_, Rooms> {
+        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer_all(&self, rooms: &mut Rooms) -> Result<(), HostError> {
+        let mut touches = Vec::new();
+        let mut answered = self.mover.read_touches(&mut touches);
+        for window in touches {
+            match rooms.stays.get(&window).copied() {
+                Some(Stay::Away(slot)) => {
+                    rooms.report.touched += 1;
+                    let _ = self.restore(rooms, window, slot, true); // is stuck then, and counted
+                }
+                // Who waits for a stuck window waits on.
+                Some(Stay::Stuck { .. }) => {}
+                // It came back between the touch and the reading of it.
+                Some(Stay::Touched) | None => answered = answered.and(self.mover.wake(window)),
+            }
+        }
+        answered
+    }
+
+    fn retry_stuck(&self, rooms: &mut Rooms) {
+        for (window, stay) in rooms.stays.clone() {
+            if let Stay::Stuck { slot, is_awaited } = stay {
+                let _ = self.restore(rooms, window, slot, is_awaited); // is stuck again
+            }
+        }
+    }
+
+    /// Brings the pages of a window back, then lets whoever waits go on. If that fails, by an error or a panic, the window is
+    /// stuck.
+    fn restore(&self, rooms: &mut Rooms, window: WindowIndex, slot: u16, is_awaited: bool) -> Result<(), HostError> {
+        rooms.stays.insert(window, Stay::Stuck { slot, is_awaited });
+        let back = self.return_pages(window, slot, &mut rooms.report).and_then(|()| self.mover.unwatch(window));
+        match back {
+            Ok(()) => {
+                rooms.free.push(slot);
+                rooms.stays.remove(&window);
+                if is_awaited {
+                    rooms.stays.insert(window, Stay::Touched);
+                }
+            }
+            Err(ref error) => {
+                tracing::warn!("{window} is not back yet: {error}");
+                rooms.report.stuck += 1;
+            }
+        }
+        back
+    }
+
+    /// Moves all pages back, and copies those that do not move. Afterwards nothing is aside.
+    ///
+    /// A page that is in place already got there by an earlier attempt: the guest may have written it since, so the one in
+    /// place is the right one and a copy of it that is still aside is old.
+    fn return_pages(&self, window: WindowIndex, slot: u16, report: &mut AsideReport) -> Result<(), HostError> {
+        let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
+        self.make_way(aside, guest);
+        self.move_window(aside, guest, Refused::LeaveThePage)?;
+        for page in self.mover.held(aside)?.into_iter().flatten() {
+            match self.mover.copy_page(aside, guest, page) {
+                Ok(()) => report.copied_pages += 1,
+                Err(error) if error.source.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(error) => return Err(error),
+            }
+            self.mover.discard(aside, page..page + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that a huge page can be moved whole: no page table may be where it goes. If the table stays the
+    /// page is split, and its contents are the same.
+    fn make_way(&self, from: Place, to: Place) {
+        if self.mover.look(from).is_ok_and(|look| look.is_huge) {
+            let _ = self.drop_page_table(to);
+        }
+    }
+
+    /// Gives back the page table of a watched place that holds nothing.
+    fn drop_page_table(&self, place: Place) -> Result<(), HostError> {
+        if self.mover.held(place)?.is_empty() { self.mover.discard(place, ALL_PAGES) } else { Ok(()) }
+    }
+
+    /// Gives back the old pages of windows that were replaced; only then can others move there.
+    fn clean(&self, rooms: &mut Rooms) {
+        for slot in std::mem::take(&mut rooms.unclean) {
+            let cleaned = self.mover.discard(Place::Aside(slot), ALL_PAGES);
+            let slots = if cleaned.is_ok() { &mut rooms.free } else { &mut rooms.unclean };
+            slots.push(slot);
+        }
+    }
+
+    /// Moves a window's pages, however many steps that takes.
+    fn move_window(&self, from: Place, to: Place, refused: Refused) -> Result<(), HostError> {
+        let mut pages = ALL_PAGES;
+        let mut stalls = 0;
+        while !pages.is_empty() {
+            match self.mover.move_pages(from, to, pages.clone()) {
+                Ok(moved) => pages.start += moved.max(1),
+                Err(error) if error.source.raw_os_error() == Some(libc::EAGAIN) && stalls < STALLS_MAX => {
+                    stalls += 1;
+                    self.host.sleep(STALL_PAUSE);
+                }
+                Err(_) if refused == Refused::LeaveThePage => pages.start += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.close();
+        if self.rooms().has_stuck() {
+            // Closing the userfaultfd would wake whoever waits, and they would read zeroes.
+            std::mem::forget(Arc::clone(&self.mover));
+        }
+    }
+}
+
+impl Rooms {
+    fn has_stuck(&self) -> bool {
+        self.stays.values().any(|stay| matches!(stay, Stay::Stuck { .. }))
+    }
+}
+
+impl Stay {
+    fn slot(self) -> Option<u16> {
+        match self {
+            Stay::Away(slot) | Stay::Stuck { slot, .. } => Some(slot),
+            Stay::Touched => None,
+        }
+    }
+}
+
+/// A window that is aside while this lives. Dropped, it is moved back.
+pub(crate) struct Held<'a> {
+    aside: &'a Aside,
+    rooms: MutexGuard<'a, Rooms>,
+    window: WindowIndex,
+    slot: u16,
+    began: Moment,
+    /// Whether it is somebody else's to move it back, or nothing is to be moved back.
+    is_settled: bool,
+}
+
+impl Held<'_> {
+    /// Where its pages are.
+    pub(crate) fn place(&self) -> Place {
+        Place::Aside(self.slot)
+    }
+
+    /// Puts the huge page of a ready slot in the window's place; the old pages are given back. Returns how long the window
+    /// was out of the guest's reach.
+    pub(crate) fn replace_with(mut self, ready: u16) -> Result<Duration, HostError> {
+        let mover = self.aside.mover();
+        self.aside.drop_page_table(Place::Guest(self.window))?;
+        self.aside.move_window(Place::Ready(ready), Place::Guest(self.window), Refused::Stop)?;
+        mover.unwatch(self.window)?;
+        let unavailable = self.aside.host.now().since(self.began);
+        self.is_settled = true;
+        self.rooms.report.replaced += 1;
+        self.rooms.unclean.push(self.slot);
+        self.aside.clean(&mut self.rooms);
+        Ok(unavailable)
+    }
+
+    /// Leaves it aside.
+    fn leave(mut self) {
+        self.is_settled = true;
+        let (window, slot) = (self.window, self.slot);
+        self.rooms.stays.insert(window, Stay::Away(slot));
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            let _ = self.aside.restore(&mut self.rooms, self.window, self.slot, false); // is stuck then, and counted
+        }
+    }
+}
+
+/// [`Aside`] over a VM's own RAM, and the thread that answers touches. Dropped, everything is brought back and whoever
+/// waits goes on, whoever else has a share of [`WindowMover::aside`].
+#[derive(Debug)]
+pub struct WindowMover {
+    aside: Arc<Aside>,
+    /// Dropping it ends the thread.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WindowMover {
+    /// Opens a userfaultfd and starts the thread. No memory is watched until a window is taken aside.
+    ///
+    /// # Errors
+    /// [`MoverError`]: only anonymous RAM can be moved, by a kernel that has `UFFDIO_MOVE` and permits it.
+    pub fn start(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
+        let no_thread = |source| HostError { what: "start the thread that moves windows", source };
+        let mover = Arc::new(LinuxMover::open(ram)?);
+        let aside = Arc::new(Aside::new(host, mover.clone()));
+        let (stopped, stop) = io::pipe().map_err(no_thread)?;
+        let closes = CloseAtTheEnd(aside.clone());
+        let thread = std::thread::Builder::new()
+            .name("window-mover".into())
+            .spawn(move || {
+                if let Err(error) = answer_until(&stopped, &closes.0, &mover) {
+                    tracing::error!("windows are no longer moved: {error}");
+                }
+            })
+            .map_err(no_thread)?;
+        Ok(WindowMover { aside, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Takes windows aside and brings them back.
+    pub fn aside(&self) -> &Arc<Aside> {
+        &self.aside
+    }
+}
+
+impl Drop for WindowMover {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the thread that moves windows panicked; it brought everything back first");
+        }
+    }
+}
+
+/// However the thread ends: stopped, failed or panicked.
+struct CloseAtTheEnd(Arc<Aside>);
+
+impl Drop for CloseAtTheEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn answer_until(stop: &PipeReader, aside: &Aside, mover: &LinuxMover) -> io::Result<()> {
+    loop {
+        let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
+        let mut fds = [mover.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if fds[1].any().unwrap_or(true) {
+            return Ok(());
+        }
+        aside.serve().map_err(io::Error::other)?;
+    }
+}
+
+/// Whether this host can move windows: moves the pages of one away and back. Returns how long that took.
+///
+/// # Errors
+/// The reason why not.
+pub fn probe() -> Result<Duration, String> {
+    use crate::host::{Advice, linux::LinuxHost};
+    use crate::{BackingConfig, BackingKind};
+    use wideleaf_policies::{Gpa, GpaRange, PageSize};
+
+    let reason = |error: &dyn std::error::Error| error.to_string();
+    let host = Arc::new(LinuxHost::open().map_err(|error| reason(&error))?);
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+    let range = GpaRange::new(Gpa::new(0), PageSize::Huge2M.bytes()).expect("one window fits");
+    let ram = GuestRam::map(&[range], backing).map_err(|error| reason(&error))?;
+    host.advise(ram.base(), ram.bytes(), Advice::PopulateWrite).map_err(|error| reason(&error))?;
+    let mover = WindowMover::start(host.clone(), ram).map_err(|error| reason(&error))?;
+    let (window, began) = (WindowIndex::new(0), host.now());
+    mover.aside().set_aside(window).map_err(|error| reason(&error))?;
+    mover.aside().bring_back(window).map_err(|error| reason(&error))?;
+    Ok(host.now().since(began))
+}
+
+impl std::fmt::Debug for Aside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Aside").field("report", &self.report()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,330 @@
+//! A mover in memory for tests: a page is a number, the guest's pages are known by heart, and every call can be made to fail.
+//! Whenever the guest gets to see a window, it is compared with what the guest had there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
+
+use wideleaf_policies::WindowIndex;
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+
+use super::{ALL_PAGES, Look, Mover, Place};
+use crate::fake_calls::FakeCalls;
+use crate::host::HostError;
+
+/// See the module.
+#[derive(Debug)]
+pub struct FakeMover {
+    state: Mutex<State>,
+}
+
+type Page = (Place, u16);
+
+#[derive(Debug)]
+struct State {
+    /// What is in each page that is there.
+    pages: BTreeMap<Page, u64>,
+    huge: BTreeSet<Place>,
+    /// Places with a page table: no huge page can be moved there.
+    tables: BTreeSet<Place>,
+    /// What the guest last wrote to each of its pages.
+    written: BTreeMap<Page, u64>,
+    last_written: u64,
+    watched: BTreeSet<WindowIndex>,
+    touches: Vec<WindowIndex>,
+    waiting: u64,
+    lost: Vec<Page>,
+    /// Pages that cannot be moved from where they are.
+    pinned: BTreeSet<Page>,
+    pages_per_move: u16,
+    has_huge_pages: bool,
+    calls: FakeCalls,
+    has_failed_for_good: Option<i32>,
+}
+
+/// What became of a touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// The guest wrote and went on.
+    Wrote,
+    /// It waits.
+    Waits,
+}
+
+impl Default for FakeMover {
+    fn default() -> FakeMover {
+        FakeMover {
+            state: Mutex::new(State {
+                pages: BTreeMap::new(),
+                huge: BTreeSet::new(),
+                tables: BTreeSet::new(),
+                written: BTreeMap::new(),
+                last_written: 0,
+                watched: BTreeSet::new(),
+                touches: Vec::new(),
+                waiting: 0,
+                lost: Vec::new(),
+                pinned: BTreeSet::new(),
+                pages_per_move: BASE_PAGES_PER_WINDOW,
+                has_huge_pages: true,
+                calls: FakeCalls::default(),
+                has_failed_for_good: None,
+            }),
+        }
+    }
+}
+
+impl FakeMover {
+    /// The guest writes pages of a window that is in place.
+    pub fn write(&self, window: WindowIndex, pages: Range<u16>) {
+        pages.for_each(|page| assert_eq!(self.touch(window, page), Touch::Wrote));
+    }
+
+    /// Makes a window that is written whole one huge page.
+    pub fn make_huge(&self, window: WindowIndex) {
+        let mut state = self.state();
+        state.tables.remove(&Place::Guest(window));
+        state.huge.insert(Place::Guest(window));
+    }
+
+    /// The guest writes a page. A page that is missing without anybody watching is a zero page to it.
+    pub fn touch(&self, window: WindowIndex, page: u16) -> Touch {
+        let mut state = self.state();
+        let at = (Place::Guest(window), page);
+        if !state.pages.contains_key(&at) {
+            state.tables.insert(at.0);
+            if state.watched.contains(&window) {
+                state.touches.push(window);
+                state.waiting += 1;
+                return Touch::Waits;
+            }
+        }
+        state.compare(at);
+        state.last_written += 1;
+        let value = state.last_written;
+        state.pages.insert(at, value);
+        state.written.insert(at, value);
+        Touch::Wrote
+    }
+
+    /// A page of this place does not move (`EBUSY`).
+    pub fn pin(&self, place: Place, page: u16) {
+        self.state().pinned.insert((place, page));
+    }
+
+    /// No move does more than so many pages at once.
+    pub fn limit_moves(&self, pages: u16) {
+        self.state().pages_per_move = pages;
+    }
+
+    /// Whether populating brings a huge page.
+    pub fn offer_huge_pages(&self, has_huge_pages: bool) {
+        self.state().has_huge_pages = has_huge_pages;
+    }
+
+    /// The `call`-th call from now on (the next is 0) fails with `errno`, once.
+    pub fn fail_call(&self, call: u64, errno: i32) {
+        self.state().calls.fail(call, errno);
+    }
+
+    /// From now on every call fails with `errno`, or none.
+    pub fn fail_all(&self, errno: Option<i32>) {
+        self.state().has_failed_for_good = errno;
+    }
+
+    /// How many calls there were.
+    pub fn calls(&self) -> u64 {
+        self.state().calls.made()
+    }
+
+    /// How many touches wait.
+    pub fn waiting(&self) -> u64 {
+        self.state().waiting
+    }
+
+    /// Whether any window is watched.
+    pub fn is_anything_watched(&self) -> bool {
+        !self.state().watched.is_empty()
+    }
+
+    /// Whether the guest has all it wrote, and saw nothing else meanwhile.
+    pub fn is_intact(&self) -> bool {
+        let state = self.state();
+        state.lost.is_empty() && state.written.iter().all(|(at, value)| state.pages.get(at) == Some(value))
+    }
+
+    /// Pages that are aside.
+    pub fn pages_aside(&self) -> usize {
+        self.state().pages.keys().filter(|(place, _)| matches!(place, Place::Aside(_))).count()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no test panics while it holds the fake mover")
+    }
+
+    fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {
+        let mut state = self.state();
+        let entered = match state.has_failed_for_good {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => state.calls.enter(),
+        };
+        entered.map_err(|source| HostError { what, source })?;
+        Ok(state)
+    }
+}
+
+fn fail<T>(what: &'static str, errno: i32) -> Result<T, HostError> {
+    Err(HostError { what, source: io::Error::from_raw_os_error(errno) })
+}
+
+impl State {
+    /// The guest sees a page: it must be what it wrote.
+    fn compare(&mut self, at: Page) {
+        let found = self.pages.get(&at);
+        let is_right = match self.written.get(&at) {
+            Some(value) => found == Some(value),
+            None => found.is_none_or(|zero| *zero == 0),
+        };
+        if !is_right {
+            self.lost.push(at);
+        }
+    }
+
+    fn is_empty(&self, place: Place) -> bool {
+        self.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW)).next().is_none()
+    }
+
+    fn is_watched(&self, place: Place) -> bool {
+        match place {
+            Place::Guest(window) => self.watched.contains(&window),
+            Place::Aside(_) => true,
+            Place::Ready(_) => false,
+        }
+    }
+
+    fn move_page(&mut self, from: Page, to: Page) -> Result<(), i32> {
+        if self.pages.contains_key(&to) {
+            return Err(libc::EEXIST);
+        }
+        if self.pinned.contains(&from) {
+            return Err(libc::EBUSY);
+        }
+        if let Some(value) = self.pages.remove(&from) {
+            self.pages.insert(to, value);
+        }
+        Ok(())
+    }
+}
+
+impl Mover for FakeMover {
+    fn watch(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.enter("fake watch")?.watched.insert(window);
+        Ok(())
+    }
+
+    fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
+        let mut state = self.enter("fake unwatch")?;
+        state.watched.remove(&window);
+        state.waiting = 0;
+        let place = Place::Guest(window);
+        let written: Vec<Page> =
+            state.written.range((place, 0)..(place, BASE_PAGES_PER_WINDOW)).map(|(at, _)| *at).collect();
+        written.into_iter().for_each(|at| state.compare(at));
+        Ok(())
+    }
+
+    fn wake(&self, _: WindowIndex) -> Result<(), HostError> {
+        self.enter("fake wake").map(drop)
+    }
+
+    fn move_pages(&self, from: Place, to: Place, pages: Range<u16>) -> Result<u16, HostError> {
+        const WHAT: &str = "fake move";
+        let mut state = self.enter(WHAT)?;
+        if !state.is_watched(to) {
+            return fail(WHAT, libc::EINVAL);
+        }
+        let is_pinned = state.pinned.iter().any(|(place, _)| *place == from);
+        let is_whole = pages == ALL_PAGES && state.is_empty(to) && !state.tables.contains(&to) && !is_pinned;
+        if state.huge.remove(&from) && is_whole && state.pages_per_move == BASE_PAGES_PER_WINDOW {
+            state.huge.insert(to);
+        } else {
+            state.tables.extend([from, to]);
+        }
+        for (moved, page) in (0..state.pages_per_move).zip(pages.clone()) {
+            match state.move_page((from, page), (to, page)) {
+                Err(errno) if moved == 0 => return fail(WHAT, errno),
+                Err(_) => return Ok(moved),
+                Ok(()) => {}
+            }
+        }
+        Ok((pages.len() as u16).min(state.pages_per_move))
+    }
+
+    fn copy_page(&self, from: Place, to: Place, page: u16) -> Result<(), HostError> {
+        const WHAT: &str = "fake copy of a page";
+        let mut state = self.enter(WHAT)?;
+        if state.pages.contains_key(&(to, page)) {
+            return fail(WHAT, libc::EEXIST);
+        }
+        let value = state.pages[&(from, page)];
+        state.pages.insert((to, page), value);
+        Ok(())
+    }
+
+    fn copy_all(&self, from: Place, to: Place) -> Result<(), HostError> {
+        let mut state = self.enter("fake copy")?;
+        for page in ALL_PAGES {
+            if let Some(value) = state.pages.get(&(from, page)).copied() {
+                state.pages.insert((to, page), value);
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
+        let mut state = self.enter("fake discard")?;
+        for page in pages.clone() {
+            state.pages.remove(&(place, page));
+            state.pinned.remove(&(place, page));
+        }
+        if pages == ALL_PAGES {
+            state.tables.remove(&place);
+            state.huge.remove(&place);
+        }
+        Ok(())
+    }
+
+    fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
+        let state = self.enter("fake scan")?;
+        let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
+        Ok(pages.map(|((_, page), _)| *page..*page + 1).collect())
+    }
+
+    fn look(&self, place: Place) -> Result<Look, HostError> {
+        let state = self.enter("fake look")?;
+        let resident = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW)).count() as u16;
+        Ok(Look { resident, is_huge: state.huge.contains(&place) })
+    }
+
+    fn allow_huge(&self, _: WindowIndex) -> Result<(), HostError> {
+        self.enter("fake advice").map(drop)
+    }
+
+    fn populate(&self, slot: u16) -> Result<(), HostError> {
+        let mut state = self.enter("fake populate")?;
+        let place = Place::Ready(slot);
+        for page in ALL_PAGES {
+            state.pages.entry((place, page)).or_insert(0);
+        }
+        if state.has_huge_pages && !state.tables.contains(&place) {
+            state.huge.insert(place);
+        }
+        Ok(())
+    }
+
+    fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
+        touches.append(&mut self.enter("fake read")?.touches);
+        Ok(())
+    }
+}

@@ -1,0 +1,353 @@
+//! Whatever fails while windows are moved: the guest has every page it wrote whenever it gets to see them. On the fake
+//! mover, which fails at every single call.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use wideleaf_memory::actuators::swap::Swapper;
+use wideleaf_memory::aside::{Aside, AsideError};
+use wideleaf_memory::host::fake::FakeHost;
+use wideleaf_memory::mover::fake::{FakeMover, Touch};
+use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSensor, Seen};
+use wideleaf_policies::units::kib;
+use wideleaf_policies::{Bytes, OutcomeResult, Refusal, Skip, WindowIndex};
+
+const ERRORS: [Errno; 4] = [Errno::EAGAIN, Errno::EBUSY, Errno::ENOMEM, Errno::EINVAL];
+/// More calls than any of the sequences here makes.
+const CALLS_MAX: u64 = 3000;
+
+const W: WindowIndex = WindowIndex::new(3);
+
+struct Bed {
+    mover: Arc<FakeMover>,
+    host: Arc<FakeHost>,
+    aside: Arc<Aside>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let (mover, host) = (Arc::<FakeMover>::default(), Arc::<FakeHost>::default());
+        let aside = Arc::new(Aside::new(host.clone(), mover.clone()));
+        Bed { mover, host, aside }
+    }
+
+    fn sensor(&self) -> AccessSensor {
+        AccessSensor::new(self.aside.clone(), AccessConfig::default())
+    }
+
+    fn swapper(&self) -> Swapper {
+        Swapper::new(self.aside.clone())
+    }
+
+    /// All is back, all is right, and nobody is watched.
+    fn assert_at_rest(&self) {
+        assert!(self.mover.is_intact(), "{:?}", self.aside.report());
+        assert_eq!(self.mover.pages_aside(), 0, "{:?}", self.aside.report());
+        assert!(!self.mover.is_anything_watched(), "{:?}", self.aside.report());
+        assert_eq!(self.mover.waiting(), 0);
+    }
+
+    fn is_huge(&self, window: WindowIndex) -> bool {
+        self.mover.look(Place::Guest(window)).unwrap().is_huge
+    }
+}
+
+/// Whether the guest waits or not.
+fn touch(bed: &Bed, window: WindowIndex, page: u16) {
+    let _: Touch = bed.mover.touch(window, page);
+}
+
+/// Windows in base pages whole, in base pages with holes, and huge.
+fn three_windows(bed: &Bed) -> [WindowIndex; 3] {
+    let windows = [1, 2, 3].map(WindowIndex::new);
+    bed.mover.write(windows[0], ALL_PAGES);
+    bed.mover.write(windows[1], 100..300);
+    bed.mover.write(windows[2], ALL_PAGES);
+    bed.mover.make_huge(windows[2]);
+    windows
+}
+
+#[test]
+fn a_touched_window_comes_back_whole_and_is_counted_once() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &windows);
+    // Both vCPUs touch window 3, one of them a hole of window 2; nobody touches window 1.
+    for (window, page) in [(3, 7), (3, 500), (2, 0)] {
+        assert_eq!(bed.mover.touch(WindowIndex::new(window), page), Touch::Waits);
+    }
+    bed.aside.serve().unwrap();
+    assert_eq!(bed.mover.touch(windows[2], 7), Touch::Wrote, "it came back before the sample ended");
+    let sample = sensor.finish(bed.host.as_ref());
+    assert_eq!(
+        sample.rows.iter().map(|(_, seen)| *seen).collect::<Vec<_>>(),
+        [Seen::Untouched, Seen::Touched, Seen::Touched]
+    );
+    assert_eq!((sample.cost.windows, sample.cost.events), (3, 2));
+    assert!(bed.is_huge(windows[2]), "the huge page was not split");
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_huge_page_stays_whole_where_base_pages_were_aside_before() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    // One slot, two windows: base pages leave a page table in it.
+    for window in [windows[0], windows[2]] {
+        bed.aside.set_aside(window).unwrap();
+        bed.aside.bring_back(window).unwrap();
+    }
+    assert!(bed.is_huge(windows[2]));
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_touch_that_nobody_has_answered_yet_is_counted_at_the_end() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &[W]);
+    bed.mover.touch(W, 0);
+    assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Touched)]);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn what_is_not_there_is_not_taken_and_what_is_too_much_neither() {
+    let bed = Bed::new();
+    let windows: Vec<_> = (0..u64::from(ASIDE_SLOTS) + 2).map(WindowIndex::new).collect();
+    windows[1..].iter().for_each(|window| bed.mover.write(*window, 0..1));
+    // The fake host counts pauses as CPU time.
+    let config = AccessConfig { cpu_max: Duration::from_secs(1), ..AccessConfig::default() };
+    let mut sensor = AccessSensor::new(bed.aside.clone(), config);
+    sensor.start(bed.host.as_ref(), &windows);
+    assert!(matches!(bed.aside.set_aside(windows[1]), Err(AsideError::AlreadyAside(_))));
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), windows[1]).result, OutcomeResult::Refused(Refusal::Busy));
+    let rows = sensor.finish(bed.host.as_ref()).rows;
+    assert_eq!(rows[0].1, Seen::Unknown("not_resident"));
+    assert!(rows[1..64].iter().all(|(_, seen)| *seen == Seen::Untouched));
+    assert_eq!([rows[64].1, rows[65].1], [Seen::Unknown("over_budget"); 2]);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_sample_takes_no_more_than_its_time() {
+    let bed = Bed::new();
+    let windows: Vec<_> = (0..20).map(WindowIndex::new).collect();
+    windows.iter().for_each(|window| bed.mover.write(*window, 0..1));
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &windows);
+    // Ten milliseconds, of which a window takes one on the fake host.
+    assert_eq!(sensor.finish(bed.host.as_ref()).cost.windows, 10);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_sample_that_is_dropped_or_begun_anew_gives_its_windows_back() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &windows);
+    sensor.start(bed.host.as_ref(), &windows[..1]);
+    assert!(bed.is_huge(windows[2]) && !bed.aside.is_aside(windows[2]));
+    drop(sensor);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_service_that_ends_in_mid_sample_brings_everything_back() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &windows);
+    bed.mover.touch(windows[0], 0);
+    bed.aside.close();
+    bed.assert_at_rest();
+    let rows = sensor.finish(bed.host.as_ref()).rows;
+    assert!(rows.iter().all(|(_, seen)| *seen == Seen::Unknown("service_ended")), "{rows:?}");
+    assert!(matches!(bed.aside.set_aside(W), Err(AsideError::Closed)));
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), W).result, OutcomeResult::Skipped(Skip::AlreadyDone));
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), windows[0]).result, OutcomeResult::Skipped(Skip::Stopping));
+}
+
+#[test]
+fn a_page_that_does_not_move_back_is_copied_back() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    bed.aside.set_aside(W).unwrap();
+    // Slots are given out from the first.
+    [0, 17, 511].into_iter().for_each(|page| bed.mover.pin(Place::Aside(0), page));
+    assert!(!bed.aside.bring_back(W).unwrap());
+    assert_eq!(bed.aside.report().copied_pages, 3);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_page_that_does_not_move_leaves_the_window_where_it_is() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    bed.mover.pin(Place::Guest(W), 300);
+    let error = bed.aside.set_aside(W).expect_err("pinned");
+    assert!(matches!(error, AsideError::Host(error) if error.refusal() == Refusal::Busy));
+    bed.assert_at_rest();
+}
+
+#[test]
+fn while_nothing_works_the_guest_waits_and_afterwards_it_has_everything() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    for window in windows {
+        bed.aside.set_aside(window).unwrap();
+        bed.mover.touch(window, 200);
+    }
+    let answered = bed.aside.serve();
+    assert!(answered.is_ok());
+    windows.into_iter().for_each(|window| assert!(bed.aside.bring_back(window).unwrap()));
+    bed.assert_at_rest();
+
+    windows.into_iter().for_each(|window| bed.aside.set_aside(window).unwrap());
+    bed.mover.fail_all(Some(Errno::ENOMEM as i32));
+    assert!(bed.aside.serve().is_err());
+    assert!(windows.iter().all(|window| bed.aside.bring_back(*window).is_err()));
+    assert!(bed.mover.is_anything_watched(), "nobody may see the holes");
+    bed.mover.fail_all(None);
+    bed.aside.serve().unwrap(); // as the thread does from time to time
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_swap_makes_a_window_huge_and_its_holes_zero() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    let mut swapper = bed.swapper();
+    assert_eq!(swapper.refill().unwrap(), usize::from(READY_SLOTS));
+    let [whole, holed, huge] = windows.map(|window| swapper.swap(bed.host.as_ref(), window));
+    assert_eq!((whole.result, whole.bloat), (OutcomeResult::Done, Bytes::ZERO));
+    assert_eq!((holed.result, holed.bloat), (OutcomeResult::Done, kib(4) * 312));
+    assert_eq!((huge.result, huge.cost.copied), (OutcomeResult::Skipped(Skip::AlreadyDone), Bytes::ZERO));
+    assert!(windows.into_iter().all(|window| bed.is_huge(window)));
+    let hole = swapper.swap(bed.host.as_ref(), WindowIndex::new(9)).result;
+    assert_eq!(hole, OutcomeResult::Skipped(Skip::NotResident));
+    bed.mover.write(windows[1], 0..100);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn more_windows_are_swapped_than_pages_were_ready() {
+    let bed = Bed::new();
+    let mut swapper = bed.swapper();
+    for window in (0..u64::from(READY_SLOTS) * 3).map(WindowIndex::new) {
+        bed.mover.write(window, ALL_PAGES);
+        assert_eq!(swapper.swap(bed.host.as_ref(), window).result, OutcomeResult::Done);
+    }
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_copy_that_was_of_no_use_does_not_show_in_the_holes_of_a_later_window() {
+    const NEVER: u64 = 1 << 40;
+    // Bringing back page by page what is there already takes some 1500 calls; the giving back comes after them.
+    for call in 0..2000 {
+        let bed = Bed::new();
+        bed.mover.write(W, ALL_PAGES);
+        let mut swapper = bed.swapper();
+        swapper.refill().unwrap();
+        // The page that is used first does not move in, and one call more fails: in time the one that gives it back.
+        bed.mover.pin(Place::Ready(0), 511);
+        bed.mover.fail_call(call, Errno::EINVAL as i32);
+        let result = swapper.swap(bed.host.as_ref(), W).result;
+        assert!(matches!(result, OutcomeResult::Refused(_)), "{result:?}");
+        bed.mover.fail_call(NEVER, 0);
+        swapper.refill().unwrap();
+        bed.aside.serve().unwrap();
+        bed.assert_at_rest();
+        // As many as there are slots, so that its slot has its turn.
+        for window in (10..10 + u64::from(READY_SLOTS)).map(WindowIndex::new) {
+            bed.mover.write(window, 100..300);
+            // If the first swap failed early, the first attempt here meets the page that does not move in.
+            let mut attempts = (0..2).map(|_| swapper.swap(bed.host.as_ref(), window).result);
+            assert!(attempts.any(|result| result == OutcomeResult::Done), "call {call}");
+            bed.mover.write(window, ALL_PAGES); // compares each page with what was written, or with zero
+        }
+        bed.assert_at_rest();
+    }
+}
+
+#[test]
+fn without_a_huge_page_nothing_is_taken_aside() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    bed.mover.offer_huge_pages(false);
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), W).result, OutcomeResult::Refused(Refusal::NoHugePage));
+    assert_eq!(bed.aside.report().set_aside, 0);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_huge_page_that_is_split_on_its_way_in_is_not_called_done() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let mut swapper = bed.swapper();
+    swapper.refill().unwrap();
+    bed.mover.limit_moves(100); // the kernel stops half-way: the page has to be split to go on
+    assert_eq!(swapper.swap(bed.host.as_ref(), W).result, OutcomeResult::Refused(Refusal::NotObserved));
+    bed.assert_at_rest();
+}
+
+/// Runs `work` with each of its calls failing once with each error, and at each length of moves; afterwards everything has
+/// to be back, at the latest when the service ends.
+fn with_every_call_failing(work: impl Fn(&Bed, [WindowIndex; 3])) {
+    for pages_per_move in [512, 100] {
+        for errno in ERRORS {
+            let mut call = 0;
+            loop {
+                let bed = Bed::new();
+                let windows = three_windows(&bed);
+                bed.mover.limit_moves(pages_per_move);
+                let before = bed.mover.calls();
+                bed.mover.fail_call(call, errno as i32);
+                work(&bed, windows);
+                let calls = bed.mover.calls() - before;
+                assert!(bed.mover.is_intact() || bed.mover.is_anything_watched(), "call {call}: {errno}");
+                bed.aside.close();
+                bed.assert_at_rest();
+                if calls <= call {
+                    break;
+                }
+                call += 1;
+                assert!(call < CALLS_MAX);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_failing_call_of_a_sample_loses_a_byte() {
+    with_every_call_failing(|bed, windows| {
+        let mut sensor = bed.sensor();
+        sensor.start(bed.host.as_ref(), &windows);
+        for page in [0, 150, 511] {
+            windows.into_iter().for_each(|window| touch(bed, window, page));
+            let _ = bed.aside.serve();
+        }
+        let sample = sensor.finish(bed.host.as_ref());
+        assert!(sample.rows.iter().all(|(_, seen)| *seen != Seen::Untouched), "{sample:?}");
+    });
+}
+
+#[test]
+fn no_failing_call_of_a_swap_loses_a_byte() {
+    with_every_call_failing(|bed, windows| {
+        let mut swapper = bed.swapper();
+        let _ = swapper.refill();
+        for window in windows {
+            let _ = swapper.swap(bed.host.as_ref(), window);
+            touch(bed, window, 150);
+            let _ = bed.aside.serve();
+        }
+    });
+}
