@@ -22,15 +22,17 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use wideleaf_policies::account::{self, HostBacking};
+use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, Plan,
-    PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
+    Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use crate::actuators::collapse::collapse_window;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
+use crate::actuators::release::release_window;
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::Host;
@@ -38,6 +40,12 @@ use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::host_backing::HostBackingSensor;
+use crate::sensors::host_memory::host_memory;
+
+mod sampling;
+
+use sampling::{Sampling, SharedAccess};
+pub use sampling::{SensorCost, SensorCosts};
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +151,12 @@ pub struct ManagerReport {
     pub first_touch: Option<FirstTouchReport>,
     /// What became of the recording, if there is one.
     pub recording: Option<RecorderReport>,
+    /// What the sensors that are not asked at every tick did, and what that cost.
+    pub sensor_costs: SensorCosts,
+    /// Questions of the policy that nothing here can answer, each with the reason.
+    pub unanswered: Vec<String>,
+    /// Memory the host got back.
+    pub released: Bytes,
     /// What the policy counted of its own decisions.
     pub policy_figures: Vec<(&'static str, u64)>,
 }
@@ -172,6 +186,9 @@ impl ManagerReport {
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
             first_touch: None,
             recording: None,
+            sensor_costs: SensorCosts::new(),
+            unanswered: Vec::new(),
+            released: Bytes::ZERO,
             policy_figures: Vec::new(),
         }
     }
@@ -195,6 +212,7 @@ enum Mechanism {
     Collapse,
     HoldAt4K,
     Recover,
+    Release,
     None,
 }
 
@@ -204,6 +222,7 @@ impl Mechanism {
             Mechanism::Collapse => "collapse",
             Mechanism::HoldAt4K => "hold_at_4k",
             Mechanism::Recover => "recover",
+            Mechanism::Release => "release",
             Mechanism::None => "none",
         }
     }
@@ -231,6 +250,9 @@ pub struct ManagerLoop {
     plan: Plan,
     report: ManagerReport,
     recorder: Option<Recorder>,
+    needs: Needs,
+    /// By VM in the order given.
+    sampling: Vec<Sampling>,
     should_stop: Arc<AtomicBool>,
 }
 
@@ -243,10 +265,16 @@ impl ManagerLoop {
         config: ManagerConfig,
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
+        let mut report = ManagerReport::new(policy.name(), &vms);
+        // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
+        let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
+        let sampling = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
             states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
-            report: ManagerReport::new(policy.name(), &vms),
+            report,
+            needs,
+            sampling,
             sensor: HostBackingSensor::default(),
             plan: Plan::default(),
             recorder: None,
@@ -284,6 +312,7 @@ impl ManagerLoop {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
         self.budget.refill(began_at);
+        self.finish_samples();
         let snapshot = self.sense();
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
@@ -297,6 +326,9 @@ impl ManagerLoop {
         self.plan = plan;
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
+        }
+        for ((sampling, vm), rows) in self.sampling.iter_mut().zip(&self.vms).zip(&snapshot.vms) {
+            sampling.start(self.host.as_ref(), vm, rows, &mut self.report.sensor_costs);
         }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
@@ -312,6 +344,7 @@ impl ManagerLoop {
     /// Takes a last look at all VMs, so that the report ends with the state at the end.
     pub fn finish(mut self) -> ManagerReport {
         let at = self.host.now();
+        self.finish_samples();
         let snapshot = self.sense();
         self.report.policy_figures = lock(&self.policy).figures();
         self.report.recording = self.recorder.take().map(|mut recorder| {
@@ -321,8 +354,15 @@ impl ManagerLoop {
         self.report
     }
 
+    /// Brings every window back that is aside.
+    fn finish_samples(&mut self) {
+        for sampling in &mut self.sampling {
+            sampling.finish(self.host.as_ref(), &mut self.report.sensor_costs);
+        }
+    }
+
     fn sense(&mut self) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+        let mut snapshot = Snapshot { host: self.sense_host(), ..Snapshot::default() };
         for (index, vm) in self.vms.iter().enumerate() {
             let states = &self.states[index];
             let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
@@ -343,11 +383,12 @@ impl ManagerLoop {
                     Ok(seen) => {
                         for row in seen {
                             let ready = states[rows.len()].ready_at();
-                            rows.push(WindowRow {
+                            let row = WindowRow {
                                 is_held: is_held(row.window.start()),
                                 ready_at: ready,
                                 ..WindowRow::new(row.window, row.resident, row.backing)
-                            });
+                            };
+                            rows.push(self.sampling[index].fill(rows.len(), row));
                         }
                     }
                 }
@@ -368,6 +409,19 @@ impl ManagerLoop {
             snapshot.vms.push(rows);
         }
         snapshot
+    }
+
+    fn sense_host(&mut self) -> Option<HostMemory> {
+        if !self.needs.host_memory {
+            return None;
+        }
+        let memory = host_memory(self.host.as_ref());
+        memory
+            .inspect_err(|error| {
+                tracing::warn!("the host's memory: {error}");
+                *self.report.sensor_failures.entry("host_memory").or_default() += 1;
+            })
+            .ok()
     }
 
     fn act(&mut self, planned: &PlannedAction, snapshot: &Snapshot) -> OutcomeResult {
@@ -418,15 +472,28 @@ impl ManagerLoop {
             (Action::Demote { window, to: PageSize::Base4K, .. }, Some(kvm)) => {
                 self.switch_hold(planned, kvm.as_ref(), window, Hold::At4K)
             }
+            (Action::Release { window, .. }, _) => self.release(planned, index, window),
             _ => self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO),
         }
+    }
+
+    fn release(&mut self, planned: &PlannedAction, index: usize, window: WindowIndex) -> OutcomeResult {
+        let vm = &self.vms[index];
+        let range = vm.ranges.iter().find(|range| range.gpa.contains(window.start())).copied();
+        let (Some(range), Some(ram)) = (range, vm.ram.clone()) else {
+            let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
+            return self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO);
+        };
+        let release = release_window(self.host.as_ref(), &ram, range, window);
+        self.report.released += release.freed;
+        self.record_cost(planned, Mechanism::Release, release.result, release.cost, release.unavailable)
     }
 
     fn switch_hold(
         &mut self,
         planned: &PlannedAction,
         kvm: &dyn SecondLevel,
-        window: wideleaf_policies::WindowIndex,
+        window: WindowIndex,
         hold: Hold,
     ) -> OutcomeResult {
         let mechanism = match hold {
@@ -507,6 +574,8 @@ pub struct Manager {
     should_stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<ManagerReport>>,
     first_touch: Option<FirstTouch>,
+    host: Arc<dyn Host>,
+    access: Vec<SharedAccess>,
 }
 
 /// Why a manager does not start.
@@ -564,6 +633,7 @@ impl Manager {
         let first_touch =
             work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
         let should_stop = work.should_stop.clone();
+        let (host, access) = (work.host.clone(), work.sampling.iter().filter_map(Sampling::access).collect());
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
@@ -575,7 +645,14 @@ impl Manager {
                 work.finish()
             })?
         };
-        Ok(Manager { shared, should_stop, thread: Some(thread), first_touch })
+        Ok(Manager { shared, should_stop, thread: Some(thread), first_touch, host, access })
+    }
+
+    /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
+    /// which look unbacked.
+    pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
+        let _in_place: Vec<_> = self.access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
+        look()
     }
 
     /// Lets the loop act.

@@ -3,6 +3,7 @@
 pub mod access;
 pub mod guest_tables;
 pub mod host_backing;
+pub mod host_memory;
 pub mod smaps;
 pub mod written;
 pub mod zero_pages;

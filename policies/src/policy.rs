@@ -56,6 +56,12 @@ pub trait Policy: Send {
         PageSize::Base4K
     }
 
+    /// Which columns of the snapshot it uses beyond those that every snapshot has. Their sensors cost the guest something,
+    /// so they run only for who asks. On a host without one the column stays empty.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
     /// How guest RAM should start where the user does not say.
     fn ram_start(&self) -> RamStart {
         RamStart::OnBasePages
@@ -68,6 +74,19 @@ pub trait Policy: Send {
 
     /// Hears what became of an action it planned.
     fn learn(&mut self, _outcome: &Outcome) {}
+}
+
+/// What a policy wants to see beside the host backing; see [`crate::VmSnapshot`] for the columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Whether windows are used.
+    pub access: bool,
+    /// Pages that hold only zeroes.
+    pub zero: bool,
+    /// The guest's own page sizes.
+    pub guest_mapping: bool,
+    /// The host's memory.
+    pub host_memory: bool,
 }
 
 /// How guest RAM starts.

@@ -38,6 +38,7 @@ struct State {
     fail_advice: Vec<(Advice, i32, u64)>,
     collapse_does_nothing: bool,
     cold_does_nothing: bool,
+    texts: BTreeMap<String, String>,
     mappings_are_in_pieces: bool,
 }
 
@@ -85,6 +86,11 @@ impl FakeHost {
     /// From now on a collapse says yes and does nothing, as the kernel's does for a range it rounds away.
     pub fn collapse_does_nothing(&self, is_so: bool) {
         self.state().collapse_does_nothing = is_so;
+    }
+
+    /// What a file of `/proc` or `/sys` says. Files nobody set are not there.
+    pub fn set_text(&self, path: &str, text: &str) {
+        self.state().texts.insert(path.to_owned(), text.to_owned());
     }
 
     /// From now on `MADV_COLD` says yes and splits nothing, as the kernel does for a page that is shared or pinned.
@@ -273,8 +279,9 @@ impl Host for FakeHost {
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {
-        drop(self.enter("fake read")?);
-        Err(HostError { what: "fake read", source: io::Error::new(io::ErrorKind::NotFound, path.to_owned()) })
+        let text = self.enter("fake read")?.texts.get(path).cloned();
+        let absent = || io::Error::new(io::ErrorKind::NotFound, path.to_owned());
+        text.ok_or_else(|| HostError { what: "fake read", source: absent() })
     }
 
     fn sleep(&self, time: Duration) {

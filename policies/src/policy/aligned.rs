@@ -9,7 +9,7 @@
 
 use core::ops::ControlFlow;
 
-use super::Policy;
+use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Turns, is_demotable, is_promotable};
@@ -118,6 +118,10 @@ fn rank(guest: GuestMapping) -> Option<u16> {
 impl Policy for Aligned {
     fn name(&self) -> &'static str {
         "aligned"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { guest_mapping: true, host_memory: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

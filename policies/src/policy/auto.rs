@@ -21,7 +21,7 @@ use core::time::Duration;
 
 use alloc::vec::Vec;
 
-use super::Policy;
+use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::{Budget, Cost};
 use crate::candidates::{Turns, is_demotable, is_promotable, missing};
@@ -320,6 +320,10 @@ const _: () = assert!(
 impl Policy for Auto {
     fn name(&self) -> &'static str {
         "auto"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: true, zero: true, guest_mapping: true, host_memory: true }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

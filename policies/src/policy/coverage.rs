@@ -16,7 +16,7 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
-use super::Policy;
+use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Turns, is_demotable, is_promotable};
@@ -137,6 +137,10 @@ fn touched_windows(vm: &VmSnapshot) -> u64 {
 impl Policy for Coverage {
     fn name(&self) -> &'static str {
         "coverage"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: true, zero: true, host_memory: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

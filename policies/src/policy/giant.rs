@@ -9,7 +9,7 @@
 //! burst of the budget at its default, so it is borrowed and paid back, and a plan names at most one then. Trident
 //! scans a fixed amount a wake; the budget is the pace here.
 
-use super::Policy;
+use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{is_promotable, missing};
@@ -81,6 +81,10 @@ fn rows_of_giant(vm: &VmSnapshot, first: usize) -> core::ops::Range<usize> {
 impl Policy for Giant {
     fn name(&self) -> &'static str {
         "giant"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { host_memory: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

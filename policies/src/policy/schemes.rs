@@ -18,7 +18,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::Policy;
+use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{is_demotable, is_promotable};
@@ -257,6 +257,10 @@ fn action(effect: Effect, vm: &VmSnapshot, row: usize, now: Moment) -> Option<Ac
 impl Policy for Schemes {
     fn name(&self) -> &'static str {
         "schemes"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: true, zero: true, host_memory: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

@@ -12,7 +12,7 @@
 
 use alloc::vec::Vec;
 
-use super::Policy;
+use super::{Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::is_promotable;
@@ -127,6 +127,10 @@ fn active_share(vm: &VmSnapshot) -> PerTenThousand {
 impl Policy for Utilization {
     fn name(&self) -> &'static str {
         "utilization"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

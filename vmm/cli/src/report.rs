@@ -200,8 +200,27 @@ pub struct ManagerSummary {
     pub kvm_check: Option<KvmCheckSummary>,
     /// What was seen over time.
     pub samples: Vec<SampleAt>,
+    /// What the sensors that are not asked at every tick did, by name.
+    pub sensors: BTreeMap<String, SensorSummary>,
+    /// Questions of the policy that nothing here can answer, each with the reason.
+    pub unanswered: Vec<String>,
+    /// Memory the host got back.
+    pub released_bytes: u64,
     /// What became of the recording, if there is one.
     pub recording: Option<RecordingSummary>,
+}
+
+/// What a sensor did and what that cost.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct SensorSummary {
+    /// Samples taken.
+    pub samples: u64,
+    /// Windows looked at, again and again.
+    pub windows: u64,
+    /// Times the guest had to wait for it.
+    pub waits: u64,
+    /// CPU time in the manager's thread.
+    pub cpu_s: f64,
 }
 
 /// What became of a recording.
@@ -378,6 +397,19 @@ impl RunReport {
         let manager = &self.manager;
         for (name, count) in &manager.outcomes {
             let _ = writeln!(out, "  manager: {name}: {count}");
+        }
+        for (name, SensorSummary { samples, windows, waits, cpu_s }) in &manager.sensors {
+            let _ = writeln!(
+                out,
+                "  manager: sensor {name}: {samples} samples of {windows} windows, the guest waited {waits} times, {:.1} ms of CPU",
+                cpu_s * 1e3
+            );
+        }
+        for question in &manager.unanswered {
+            let _ = writeln!(out, "  manager: cannot tell {question}");
+        }
+        if manager.released_bytes > 0 {
+            let _ = writeln!(out, "  manager: released {}", Bytes::new(manager.released_bytes));
         }
         for (name, count) in &manager.sensor_failures {
             let _ = writeln!(out, "  manager: sensor {name} failed {count} times");

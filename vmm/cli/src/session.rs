@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use wideleaf_memory::FirstTouchReport;
-use wideleaf_memory::manager::ManagerReport;
+use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
@@ -25,7 +25,7 @@ use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
     Counters, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary, Region, SampleAt,
-    Verification, VmmCost,
+    SensorSummary, Verification, VmmCost,
 };
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -42,6 +42,16 @@ pub struct Session {
 struct Attached {
     second_level: Option<Arc<dyn SecondLevel>>,
     manager: Mutex<Option<Manager>>,
+}
+
+impl Attached {
+    /// Calls `look` while no window of the guest is aside for the manager's access sensor.
+    fn in_place<T>(&self, look: impl FnOnce() -> T) -> T {
+        match self.manager.lock().expect("nothing panics under this lock").as_ref() {
+            Some(manager) => manager.with_all_in_place(look),
+            None => look(),
+        }
+    }
 }
 
 /// A stretch between `begin` and `end`.
@@ -158,7 +168,7 @@ impl Session {
                 }
             }
             Message::Begin { phase, tsc } => {
-                let at_begin = self.counters(attached);
+                let at_begin = attached.in_place(|| self.counters(attached));
                 self.bar.set_message(phase.to_string());
                 log.phases.push(PhaseLog {
                     name: phase.to_string(),
@@ -171,8 +181,11 @@ impl Session {
                 });
             }
             Message::End { phase, tsc } => {
-                let at_end = self.counters(attached);
-                let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
+                let look = || {
+                    let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
+                    (self.counters(attached), regions)
+                };
+                let (at_end, regions) = attached.in_place(look);
                 log.regions_seen = regions;
                 log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
                 if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
@@ -405,6 +418,16 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
                 counters: counters(sample.host, sample.mapping),
             })
             .collect(),
+        sensors: report
+            .sensor_costs
+            .iter()
+            .map(|(name, cost)| {
+                let SensorCost { samples, windows, waits, cpu } = *cost;
+                ((*name).to_owned(), SensorSummary { samples, windows, waits, cpu_s: cpu.as_secs_f64() })
+            })
+            .collect(),
+        unanswered: report.unanswered.clone(),
+        released_bytes: report.released.get(),
         recording: report.recording.as_ref().map(|recording| RecordingSummary {
             frames: recording.frames,
             frames_lost: recording.frames_lost,

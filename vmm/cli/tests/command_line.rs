@@ -372,7 +372,7 @@ fn a_table_in_a_pipe_has_no_control_characters() {
 fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
     const UNITS: [&str; 10] = ["bytes", "_kib", "_gib_per_s", "_per_s", "seconds", "_s", "_ms", "_us", "_ns", "_bp"];
     // `value` stands beside a `unit`; the load average has none; the rest are counts.
-    const WITHOUT: [&str; 20] = [
+    const WITHOUT: &[&str] = &[
         "value",
         "load_1m",
         "vcpus",
@@ -388,11 +388,14 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "budget_refusals",
         "frames",
         "frames_lost",
+        "samples",
+        "waits",
         "pages_4k",
         "pages_2m",
         "pages_1g",
         "outcomes",
         "sensor_failures",
+        "log2_words",
     ];
     match value {
         Value::Object(fields) => {

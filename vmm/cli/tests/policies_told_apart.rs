@@ -34,6 +34,9 @@ const ROWS: &[Row] = &[
         large: [8..=8, 4..=4, 4..=4, 2..=2],
         bloat: 4 * BLOAT_OF_SPARSE_WINDOW..=4 * BLOAT_OF_SPARSE_WINDOW,
     },
+    // Full windows are promoted (a busy one may be refused to the end), sparse ones never.
+    Row { policy: "utilization", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
+    Row { policy: "auto", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
 ];
 
 /// The report of a run under `policy`, which acts no sooner than the first phase: then everything has been filled, and only the

@@ -1,0 +1,40 @@
+//! The host's memory, from `/proc/meminfo` (proc_meminfo(5)): what policies call a shortage.
+
+use wideleaf_policies::HostMemory;
+use wideleaf_policies::units::kib;
+
+use crate::host::{Host, HostError};
+
+/// How much memory the host has, and how much of it can be had without swapping. Giant pages are not counted.
+///
+/// # Errors
+/// [`HostError`] where the file cannot be read or lacks one of the two numbers.
+pub fn host_memory(host: &dyn Host) -> Result<HostMemory, HostError> {
+    let text = host.read_text("/proc/meminfo")?;
+    let number = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kibibytes = value.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse().ok());
+        kibibytes.map(kib).ok_or_else(|| HostError {
+            what: "parse /proc/meminfo",
+            source: std::io::Error::new(std::io::ErrorKind::InvalidData, format!("no {name} in kB")),
+        })
+    };
+    Ok(HostMemory { total: number("MemTotal")?, available: number("MemAvailable")?, giant_pages_free: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::mib;
+
+    #[test]
+    fn total_and_available_are_read_and_what_lacks_them_is_an_error() {
+        let host = FakeHost::with_runs(Vec::new());
+        host.set_text("/proc/meminfo", "MemTotal:       2048 kB\nMemFree:  1 kB\nMemAvailable:   1024 kB\n");
+        let memory = host_memory(&host).expect("both numbers are there");
+        assert_eq!((memory.total, memory.available), (mib(2), mib(1)));
+        host.set_text("/proc/meminfo", "MemTotal:       2048 kB\n");
+        assert!(host_memory(&host).expect_err("one is missing").to_string().contains("MemAvailable"));
+    }
+}
