@@ -27,12 +27,13 @@ use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
-    Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use crate::actuators::collapse::collapse_window;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::actuators::release::release_window;
+use crate::actuators::swap::{Swap, Swapper};
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::Host;
@@ -210,6 +211,7 @@ impl ManagerReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mechanism {
     Collapse,
+    Swap,
     HoldAt4K,
     Recover,
     Release,
@@ -220,6 +222,7 @@ impl Mechanism {
     const fn name(self) -> &'static str {
         match self {
             Mechanism::Collapse => "collapse",
+            Mechanism::Swap => "swap",
             Mechanism::HoldAt4K => "hold_at_4k",
             Mechanism::Recover => "recover",
             Mechanism::Release => "release",
@@ -227,6 +230,17 @@ impl Mechanism {
         }
     }
 }
+
+/// The swapping of one VM's windows, for as long as this host turns out to be able to.
+struct Swaps {
+    access: SharedAccess,
+    swapper: Swapper,
+    /// Refusals in a row that say that the kernel or the RAM is not made for it.
+    refusals: u32,
+}
+
+/// So many such refusals in a row are no accident: a kernel before 6.14 keeps the page table and splits what is moved in.
+const SWAP_REFUSALS_MAX: u32 = 3;
 
 /// The loop plans with it, and the thread that answers first touches asks it. Locked for as long as it takes to decide
 /// or to learn, never while anything is done.
@@ -253,6 +267,8 @@ pub struct ManagerLoop {
     needs: Needs,
     /// By VM in the order given.
     sampling: Vec<Sampling>,
+    /// By VM in the order given, where windows can be swapped.
+    swaps: Vec<Option<Swaps>>,
     should_stop: Arc<AtomicBool>,
 }
 
@@ -268,13 +284,16 @@ impl ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
-        let sampling = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
+        let sampling: Vec<_> = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
+        let swaps = |access: SharedAccess| Swaps { swapper: access.swapper(), access, refusals: 0 };
+        let swaps = sampling.iter().map(|sampling| sampling.access().map(swaps)).collect();
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
             states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
             report,
             needs,
             sampling,
+            swaps,
             sensor: HostBackingSensor::default(),
             plan: Plan::default(),
             recorder: None,
@@ -453,7 +472,8 @@ impl ManagerLoop {
     }
 
     /// Chooses the mechanism and uses it. The cheapest that reaches the size comes first: lifting a hold copies
-    /// nothing, collapse copies 2 MiB.
+    /// nothing; swap and collapse copy 2 MiB at the same cost, and swap keeps the window from the guest for a third of
+    /// the time (0.22 against 0.62 ms, `cargo bench --bench swap`).
     fn perform(&mut self, planned: &PlannedAction, index: usize, is_held: bool) -> OutcomeResult {
         let vm = &self.vms[index];
         let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
@@ -465,6 +485,10 @@ impl ManagerLoop {
                 let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(window.start())).copied() else {
                     return self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO);
                 };
+                if let Some(swap) = self.swap(index, window) {
+                    self.report.bloat += swap.bloat;
+                    return self.record_cost(planned, Mechanism::Swap, swap.result, swap.cost, swap.unavailable);
+                }
                 let collapse = collapse_window(self.host.as_ref(), range, window);
                 self.report.bloat += collapse.bloat;
                 self.record_cost(planned, Mechanism::Collapse, collapse.result, collapse.cost, collapse.unavailable)
@@ -474,6 +498,26 @@ impl ManagerLoop {
             }
             (Action::Release { window, .. }, _) => self.release(planned, index, window),
             _ => self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO),
+        }
+    }
+
+    /// Swaps a window, where that is possible here; otherwise somebody else may try.
+    fn swap(&mut self, index: usize, window: WindowIndex) -> Option<Swap> {
+        let Swaps { access, swapper, refusals } = self.swaps[index].as_mut()?;
+        let swap = access.unseen(|| swapper.swap(self.host.as_ref(), window));
+        match swap.result {
+            OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)) => {
+                *refusals += 1;
+                *self.report.outcomes.entry((Mechanism::Swap.name(), swap.result.name())).or_default() += 1;
+                if *refusals >= SWAP_REFUSALS_MAX {
+                    self.swaps[index] = None;
+                }
+                None
+            }
+            _ => {
+                *refusals = 0;
+                Some(swap)
+            }
         }
     }
 

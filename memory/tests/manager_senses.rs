@@ -27,6 +27,7 @@ struct Watcher {
     seen: Seen,
     needs: Needs,
     releases: Option<WindowIndex>,
+    promotes: bool,
 }
 
 impl Policy for Watcher {
@@ -42,6 +43,10 @@ impl Policy for Watcher {
         *self.seen.lock().unwrap() = snapshot.clone();
         if let Some(window) = self.releases.take() {
             plan.push(Action::Release { vm: VmId(0), window }, Cost::default());
+        }
+        let vm = &snapshot.vms[0];
+        for row in (0..vm.len()).filter(|row| self.promotes && vm.backing[*row] == Backing::Base4K) {
+            plan.push(Action::Promote { vm: VmId(0), window: vm.windows[row], to: PageSize::Huge2M }, Cost::default());
         }
     }
 }
@@ -67,7 +72,7 @@ fn ram_with_one_word_per_page() -> (Arc<LinuxHost>, Arc<GuestRam>) {
 
 fn watched(needs: Needs, releases: Option<WindowIndex>) -> (Seen, Box<dyn Policy>) {
     let seen = Seen::default();
-    (seen.clone(), Box::new(Watcher { seen, needs, releases }))
+    (seen.clone(), Box::new(Watcher { seen, needs, releases, promotes: false }))
 }
 
 #[test]
@@ -120,6 +125,50 @@ fn touched_windows_are_told_from_idle_ones_and_nobody_loses_a_word() {
     for (row, history) in access.iter().enumerate() {
         assert_eq!(history.was_touched(), Some(row < WINDOWS as usize / 2), "window {row}: {history:?}");
     }
+}
+
+#[test]
+fn windows_are_swapped_under_a_writer_where_they_can_be_moved() {
+    if skip() {
+        return;
+    }
+    let (host, ram) = ram_with_one_word_per_page();
+    let needs = Needs { access: true, ..Needs::default() };
+    let policy = Box::new(Watcher { seen: Seen::default(), needs, releases: None, promotes: true });
+    let vm = ManagedVm::new(VmId(0), ram.clone(), None);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], policy, ManagerConfig::default());
+    let is_over = AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut rounds = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                rounds += 1;
+                for page in ram.words(ram.ranges()[0]).chunks(512) {
+                    assert_eq!(page[0].fetch_add(1, Ordering::Relaxed), rounds, "a word is lost");
+                }
+            }
+        });
+        for _ in 0..20 {
+            work.tick();
+            std::thread::sleep(Duration::from_millis(15)); // a refused window backs off for 10 ms at first
+        }
+        is_over.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        work.finish()
+    });
+    let large = |window| {
+        let row = window_backing(host.as_ref(), ram.ranges()[0], None, WindowIndex::new(window)).unwrap();
+        (row.resident, row.backing) == (512, Backing::Huge2M)
+    };
+    assert_eq!((0..WINDOWS).filter(|window| large(*window)).count() as u64, WINDOWS, "{:?}", report.outcomes);
+    let swapped = report.done("swap");
+    // A kernel that keeps empty page tables cannot; then it is collapse that makes them large.
+    assert!(
+        swapped == WINDOWS || report.outcomes.contains_key(&("swap", "refused_not_observed")),
+        "{:?}",
+        report.outcomes
+    );
+    assert_eq!(report.bloat, Bytes::ZERO);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::{AccessHistory, Backing, GuestMapping, Moment, VmSnapshot, WindowIndex, WindowRow};
 
 use super::ManagedVm;
+use crate::actuators::swap::Swapper;
 use crate::aside::WindowMover;
 use crate::host::Host;
 use crate::region::{GuestRam, RamRange};
@@ -85,6 +86,17 @@ impl SharedAccess {
         InPlace(access)
     }
 
+    /// Something that swaps windows, unless somebody looks at them.
+    pub(super) fn swapper(&self) -> Swapper {
+        Swapper::new(self.lock().mover.aside().clone())
+    }
+
+    /// Calls `swap` while nobody looks who wants to see every window in its place.
+    pub(super) fn unseen<T>(&self, swap: impl FnOnce() -> T) -> T {
+        let _turn = self.lock();
+        swap()
+    }
+
     fn lock(&self) -> MutexGuard<'_, AccessSampling> {
         // A thread that panicked half-way has left windows aside; the mover brings them back, and nobody is told of them.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -94,7 +106,7 @@ impl SharedAccess {
 struct AccessSampling {
     // Before the mover: it brings back what it took.
     sensor: AccessSensor,
-    _mover: WindowMover,
+    mover: WindowMover,
     rotation: Rotation,
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
@@ -185,7 +197,7 @@ impl AccessSampling {
         let mover = WindowMover::start(host.clone(), ram).map_err(|error| error.to_string())?;
         Ok(AccessSampling {
             sensor: AccessSensor::new(mover.aside().clone(), AccessConfig::default()),
-            _mover: mover,
+            mover,
             rotation: Rotation::new(ACCESS_SHARE),
             histories: vec![AccessHistory::default(); windows.len()],
             windows,
