@@ -6,6 +6,7 @@ use core::time::Duration;
 use crate::action::{Action, Plan};
 use crate::budget::{Budget, Cost};
 use crate::outcome::{Outcome, OutcomeResult};
+use crate::snapshot::VmSnapshot;
 use crate::units::{Bytes, PageSize};
 
 /// CPU time by mechanism, as far as a policy can tell them apart.
@@ -59,6 +60,12 @@ impl Expectations {
         }
         plan.push(action, cost);
         ControlFlow::Continue(())
+    }
+
+    /// Requests that the window of a row becomes 2 MiB; as [`Expectations::request`].
+    pub fn request_huge(&self, vm: &VmSnapshot, row: usize, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
+        let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
+        self.request(promote, vm.is_held[row], budget, plan)
     }
 
     /// Follows what was done.

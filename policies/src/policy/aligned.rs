@@ -82,8 +82,7 @@ impl Aligned {
         });
         for place in self.ranking.best_first() {
             let (vm, row) = place.of(snapshot);
-            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-            if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+            if self.expectations.request_huge(vm, row, budget, plan).is_break() {
                 return;
             }
         }

@@ -256,8 +256,7 @@ impl Auto {
         let Auto { expectations, memory, ranking, score, .. } = self;
         for place in ranking.best_first() {
             let (vm, row) = place.of(snapshot);
-            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-            if expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+            if expectations.request_huge(vm, row, budget, plan).is_break() {
                 return;
             }
             let is_known = vm.access[row].samples() > 0;

@@ -25,7 +25,7 @@ use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::Ranking;
 use crate::snapshot::{Snapshot, VmSnapshot};
-use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize};
+use crate::units::{BASE_PAGES_PER_WINDOW, Moment};
 use crate::watermark::Watermark;
 
 /// What may be set.
@@ -91,8 +91,7 @@ impl Coverage {
         });
         for place in self.ranking.best_first() {
             let (vm, row) = place.of(snapshot);
-            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-            if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+            if self.expectations.request_huge(vm, row, budget, plan).is_break() {
                 return;
             }
         }

@@ -107,8 +107,7 @@ impl Policy for Giant {
                     if missing(vm, row) > self.missing_max_2m || !is_promotable(vm, row, now) {
                         continue;
                     }
-                    let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-                    if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+                    if self.expectations.request_huge(vm, row, budget, plan).is_break() {
                         return;
                     }
                 }

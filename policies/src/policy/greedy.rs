@@ -4,13 +4,13 @@
 use core::ops::ControlFlow;
 
 use super::Policy;
-use crate::action::{Action, Plan};
+use crate::action::Plan;
 use crate::budget::Budget;
 use crate::candidates::{Turns, is_promotable};
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
 use crate::snapshot::Snapshot;
-use crate::units::{Moment, PageSize};
+use crate::units::Moment;
 
 /// Promotes whatever is served with base pages. VMs take turns window by window, so that a small VM is not starved by
 /// a large one.
@@ -32,8 +32,7 @@ impl Policy for Greedy {
             if !is_promotable(vm, row, now) {
                 return ControlFlow::Continue(());
             }
-            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-            expectations.request(promote, vm.is_held[row], budget, plan)
+            expectations.request_huge(vm, row, budget, plan)
         });
     }
 

@@ -12,14 +12,14 @@
 use core::time::Duration;
 
 use super::Policy;
-use crate::action::{Action, Plan};
+use crate::action::Plan;
 use crate::budget::Budget;
 use crate::candidates::{is_promotable, missing};
 use crate::expectations::Expectations;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::snapshot::{Snapshot, VmSnapshot};
-use crate::units::{Moment, PageSize};
+use crate::units::Moment;
 
 /// A day: a longer sleep is the policy `never`.
 pub(super) const SLEEP_MS_MAX: u64 = 24 * 3600 * 1000;
@@ -111,11 +111,8 @@ impl Policy for Thp {
             };
             self.cursor = (at, row);
             let vm = &snapshot.vms[at];
-            if self.should_promote(vm, row, now) {
-                let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-                if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
-                    return; // The next wake begins with this window.
-                }
+            if self.should_promote(vm, row, now) && self.expectations.request_huge(vm, row, budget, plan).is_break() {
+                return; // The next wake begins with this window.
             }
             self.cursor = (at, row + 1);
         }

@@ -13,14 +13,14 @@
 use alloc::vec::Vec;
 
 use super::{Needs, Policy};
-use crate::action::{Action, Plan};
+use crate::action::Plan;
 use crate::budget::Budget;
 use crate::candidates::is_promotable;
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::snapshot::{Snapshot, VmSnapshot};
-use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, PerTenThousand};
+use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PerTenThousand};
 
 /// What may be set.
 pub const PARAMETERS: &[ParameterInfo] = &[
@@ -144,8 +144,7 @@ impl Policy for Utilization {
                 accounts.remove(cheapest);
                 continue;
             };
-            let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-            if self.expectations.request(promote, vm.is_held[row], budget, plan).is_break() {
+            if self.expectations.request_huge(vm, row, budget, plan).is_break() {
                 break;
             }
             account.huge += 1;
