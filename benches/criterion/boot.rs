@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use wideleaf_benches::ratio::median;
+
 const ROUNDS: usize = 31;
 /// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
 const CPU: &str = "host,arch-capabilities=off";
@@ -51,11 +53,6 @@ fn qemu(image: &Path) -> Command {
     command
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn main() {
     // `cargo test --benches` runs this too; it measures only when asked to.
     if !std::env::args().any(|argument| argument == "--bench") {
@@ -82,11 +79,12 @@ fn main() {
         theirs.push(b.as_secs_f64() * 1e3);
         ratios.push(b.as_secs_f64() / a.as_secs_f64());
     }
-    let (ours, theirs) = (median(&mut ours), median(&mut theirs));
-    let ratio = median(&mut ratios);
+    ratios.sort_by(f64::total_cmp);
+    let (lowest, highest) = (ratios[0], ratios[ROUNDS - 1]);
+    let (ours, theirs, ratio) = (median(ours), median(theirs), median(ratios));
     println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {ROUNDS} alternating rounds");
     println!("boot: wideleaf {ours:.2} ms, qemu microvm {theirs:.2} ms, qemu : wideleaf {ratio:.2}");
-    println!("boot: ratio from {:.2} to {:.2}", ratios[0], ratios[ROUNDS - 1]);
+    println!("boot: ratio from {lowest:.2} to {highest:.2}");
 }
 
 /// The release build of the program, beside this bench's own target folder.

@@ -75,15 +75,12 @@ pub(super) struct Sampling {
 #[derive(Clone)]
 pub(super) struct SharedAccess(Arc<Mutex<AccessSampling>>);
 
-/// As long as it lives no window is aside.
-pub(super) struct InPlace<'a>(#[expect(dead_code, reason = "held, not read")] MutexGuard<'a, AccessSampling>);
-
 impl SharedAccess {
-    /// Brings every window back and keeps it there.
-    pub(super) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
+    /// Brings every window back. None is aside as long as the answer lives.
+    pub(super) fn in_place(&self, host: &dyn Host) -> MutexGuard<'_, AccessSampling> {
         let mut access = self.lock();
         access.finish(host);
-        InPlace(access)
+        access
     }
 
     /// Something that swaps windows, unless somebody looks at them.
@@ -103,7 +100,7 @@ impl SharedAccess {
     }
 }
 
-struct AccessSampling {
+pub(super) struct AccessSampling {
     // Before the mover: it brings back what it took.
     sensor: AccessSensor,
     mover: WindowMover,
@@ -148,8 +145,7 @@ impl Sampling {
     /// Ends what is under way. Afterwards every window is where the guest sees it.
     pub(super) fn finish(&mut self, host: &dyn Host, costs: &mut SensorCosts) {
         if let Some(access) = &self.access {
-            let mut access = access.lock();
-            access.finish(host);
+            let mut access = access.in_place(host);
             self.histories.clone_from(&access.histories);
             costs.entry("access").or_default().add(std::mem::take(&mut access.cost));
         }
