@@ -3,11 +3,12 @@
 //! into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod moves;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use wideleaf_memory::aside::probe;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
@@ -51,14 +52,6 @@ impl Policy for Watcher {
     }
 }
 
-fn skip() -> bool {
-    let Err(error) = probe() else { return false };
-    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|r| r == "uffd_move"), "WIDELEAF_REQUIRE={required}, and {error}");
-    println!("skipped: {error}");
-    true
-}
-
 fn ram_with_one_word_per_page() -> (Arc<LinuxHost>, Arc<GuestRam>) {
     let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
     let ram = GuestRam::map(&[range], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
@@ -77,7 +70,7 @@ fn watched(needs: Needs, releases: Option<WindowIndex>) -> (Seen, Box<dyn Policy
 
 #[test]
 fn touched_windows_are_told_from_idle_ones_and_nobody_loses_a_word() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     let (host, ram) = ram_with_one_word_per_page();
@@ -129,7 +122,7 @@ fn touched_windows_are_told_from_idle_ones_and_nobody_loses_a_word() {
 
 #[test]
 fn windows_are_swapped_under_a_writer_where_they_can_be_moved() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     let (host, ram) = ram_with_one_word_per_page();
@@ -174,7 +167,7 @@ fn windows_are_swapped_under_a_writer_where_they_can_be_moved() {
 #[test]
 fn zero_pages_are_counted_and_released_when_the_policy_says_so() {
     // Both need a userfaultfd that sees the kernel's faults.
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     let (host, ram) = ram_with_one_word_per_page();

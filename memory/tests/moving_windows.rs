@@ -3,13 +3,15 @@
 //! failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod moves;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::aside::WindowMover;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSensor, Rotation, Seen};
@@ -23,15 +25,6 @@ const WORDS_PER_PAGE: usize = 4096 >> 3;
 
 /// Samples that do not spare the guest.
 const UNPACED: AccessConfig = AccessConfig { pace: Duration::ZERO, cpu_max: Duration::MAX };
-
-/// Why the test is skipped, if it is.
-fn skip() -> bool {
-    let Err(error) = probe() else { return false };
-    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|r| r == "uffd_move"), "WIDELEAF_REQUIRE={required}, and {error}");
-    println!("skipped: {error}");
-    true
-}
 
 fn map(windows: u64) -> Arc<GuestRam> {
     let range = GpaRange::new(Gpa::new(0), mib(2) * windows).unwrap();
@@ -86,7 +79,7 @@ fn window_words(window: usize) -> std::ops::Range<usize> {
 
 #[test]
 fn as_many_events_as_windows_were_touched() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     const WINDOWS: u64 = 48;
@@ -123,7 +116,7 @@ fn as_many_events_as_windows_were_touched() {
 
 #[test]
 fn a_touch_by_the_kernel_is_a_touch() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     // Populating faults through the same path as KVM_RUN does: get_user_pages, in kernel mode.
@@ -140,7 +133,7 @@ fn a_touch_by_the_kernel_is_a_touch() {
 
 #[test]
 fn a_swapped_window_is_huge_and_its_holes_are_zero() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     if !gives_page_tables_back() {
@@ -173,7 +166,7 @@ fn a_swapped_window_is_huge_and_its_holes_are_zero() {
 
 #[test]
 fn a_service_dropped_in_mid_sample_leaves_nobody_waiting_and_nothing_lost() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     const WINDOWS: usize = 8;
@@ -254,7 +247,7 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
 
 #[test]
 fn two_writers_lose_nothing_while_windows_are_sampled_and_swapped_thousands_of_times() {
-    if skip() {
+    if moves::are_missing() {
         return;
     }
     const ROUNDS: u64 = 50;
