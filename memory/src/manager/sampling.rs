@@ -10,7 +10,7 @@
 //! A window that is aside looks unbacked, so no sample is under way while the loop senses and acts.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
@@ -73,30 +73,43 @@ pub(super) struct Sampling {
 
 /// The access sensor of a VM, shared with whoever has to see every window in its place.
 #[derive(Clone)]
-pub(super) struct SharedAccess(Arc<Mutex<AccessSampling>>);
+pub(super) struct SharedAccess(Arc<AccessAndSwaps>);
+
+struct AccessAndSwaps {
+    /// Swaps share it; who wants to see every window in its place has it alone. Taken before `sampling`.
+    swaps: RwLock<()>,
+    sampling: Mutex<AccessSampling>,
+}
+
+/// As long as it lives, no window is aside or on its way.
+pub(super) struct InPlace<'a> {
+    sampling: MutexGuard<'a, AccessSampling>,
+    _no_swap: RwLockWriteGuard<'a, ()>,
+}
 
 impl SharedAccess {
     /// Brings every window back. None is aside as long as the answer lives.
-    pub(super) fn in_place(&self, host: &dyn Host) -> MutexGuard<'_, AccessSampling> {
-        let mut access = self.lock();
-        access.finish(host);
-        access
+    pub(super) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
+        let no_swap = self.0.swaps.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sampling = self.lock();
+        sampling.finish(host);
+        InPlace { sampling, _no_swap: no_swap }
     }
 
-    /// Something that swaps windows, unless somebody looks at them.
-    pub(super) fn swapper(&self) -> Swapper {
-        Swapper::new(self.lock().mover.aside().clone())
+    /// What threads swap windows with, each with its own.
+    pub(super) fn swappers(&self, threads: u16) -> Vec<Swapper> {
+        Swapper::several(self.lock().mover.aside(), threads)
     }
 
-    /// Calls `swap` while nobody looks who wants to see every window in its place.
+    /// Calls `swap` while nobody looks who wants to see every window in its place. Several threads may swap at once.
     pub(super) fn unseen<T>(&self, swap: impl FnOnce() -> T) -> T {
-        let _turn = self.lock();
+        let _turn = self.0.swaps.read().unwrap_or_else(PoisonError::into_inner);
         swap()
     }
 
     fn lock(&self) -> MutexGuard<'_, AccessSampling> {
         // A thread that panicked half-way has left windows aside; the mover brings them back, and nobody is told of them.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.sampling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,7 +146,8 @@ impl Sampling {
         let mut told = |question: &str, why: String| unanswered.push(format!("{}: {question}: {why}", vm.id));
         let access = needs.access.then(|| AccessSampling::start(host, vm, windows.clone()));
         let access = access.and_then(|access| access.map_err(|why| told("which windows are used", why)).ok());
-        let access = access.map(|access| SharedAccess(Arc::new(Mutex::new(access))));
+        let shared = |sampling| Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) });
+        let access = access.map(|access| SharedAccess(shared(access)));
         let zero = needs.zero.then(|| ZeroSampling::start(vm, rows));
         let zero = zero.and_then(|zero| zero.map_err(|why| told("which pages are zero", why)).ok());
         let guest_tables = needs.guest_mapping.then(|| GuestTables::start(vm, rows));
@@ -145,9 +159,9 @@ impl Sampling {
     /// Ends what is under way. Afterwards every window is where the guest sees it.
     pub(super) fn finish(&mut self, host: &dyn Host, costs: &mut SensorCosts) {
         if let Some(access) = &self.access {
-            let mut access = access.in_place(host);
-            self.histories.clone_from(&access.histories);
-            costs.entry("access").or_default().add(std::mem::take(&mut access.cost));
+            let mut in_place = access.in_place(host);
+            self.histories.clone_from(&in_place.sampling.histories);
+            costs.entry("access").or_default().add(std::mem::take(&mut in_place.sampling.cost));
         }
     }
 

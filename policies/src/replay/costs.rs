@@ -26,15 +26,16 @@ pub struct Costs {
 
 impl Default for Costs {
     /// For what was not done in a recording. Measured on a shared two-core machine: `MADV_COLLAPSE` at 3.5 GiB/s, fault
-    /// and copy into hugetlb pages at 3.3 GiB/s. The others are estimates: switching a dirty log is one ioctl and a
-    /// walk over its memslot's entries; a release reads the window once at 10 GiB/s and makes one call.
+    /// and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are estimates: switching a
+    /// dirty log is one ioctl and a walk over its memslot's entries; a release reads the window once at 10 GiB/s and
+    /// makes one call.
     fn default() -> Costs {
         let cost = |copied, us| Cost { copied, cpu: Duration::from_micros(us) };
         Costs {
             promote_2m: cost(PageSize::Huge2M.bytes(), 560),
             promote_1g: cost(PageSize::Giant1G.bytes(), 303_000),
             recover: cost(Bytes::ZERO, 100),
-            demote: cost(Bytes::ZERO, 100),
+            demote: cost(Bytes::ZERO, 200),
             release: cost(Bytes::ZERO, 250),
         }
     }
