@@ -27,7 +27,7 @@ use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
-    Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    PerTenThousand, Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use crate::actuators::collapse::collapse_window;
@@ -57,6 +57,8 @@ pub struct ManagerConfig {
     pub tick_shortest: Duration,
     /// Time to the next tick when nothing has happened for long.
     pub tick_longest: Duration,
+    /// Part of a core that the sensors of one VM may use that are not asked at every tick.
+    pub sampling: PerTenThousand,
 }
 
 impl Default for ManagerConfig {
@@ -67,6 +69,7 @@ impl Default for ManagerConfig {
             limits: BudgetLimits::default(),
             tick_shortest: Duration::from_millis(10),
             tick_longest: Duration::from_secs(1),
+            sampling: sampling::SAMPLING_BUDGET,
         }
     }
 }
@@ -284,9 +287,10 @@ impl ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
-        let sampling: Vec<_> = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
-        let swaps = |access: SharedAccess| Swaps { swapper: access.swapper(), access, refusals: 0 };
-        let swaps = sampling.iter().map(|sampling| sampling.access().map(swaps)).collect();
+        let sampling = |vm| Sampling::new(&host, vm, needs, config.sampling, &mut report.unanswered);
+        let sampling: Vec<_> = vms.iter().map(sampling).collect();
+        let swaps = |access: SharedAccess| Some(Swaps { swapper: access.swapper()?, access, refusals: 0 });
+        let swaps = sampling.iter().map(|sampling| sampling.access().and_then(swaps)).collect();
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
             states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
@@ -347,7 +351,7 @@ impl ManagerLoop {
             recorder.end_of_tick();
         }
         for ((sampling, vm), rows) in self.sampling.iter_mut().zip(&self.vms).zip(&snapshot.vms) {
-            sampling.start(self.host.as_ref(), vm, rows, &mut self.report.sensor_costs);
+            sampling.start(self.host.as_ref(), vm, rows, done > 0, &mut self.report);
         }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
@@ -376,7 +380,7 @@ impl ManagerLoop {
     /// Brings every window back that is aside.
     fn finish_samples(&mut self) {
         for sampling in &mut self.sampling {
-            sampling.finish(self.host.as_ref(), &mut self.report.sensor_costs);
+            sampling.finish(self.host.as_ref(), &mut self.report);
         }
     }
 
@@ -387,6 +391,7 @@ impl ManagerLoop {
             let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
             let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
             let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
+            let columns = self.sampling[index].columns();
             for range in &vm.ranges {
                 match self.sensor.sample(self.host.as_ref(), *range, vm.backing.fixed_page()) {
                     Err(error) => {
@@ -407,7 +412,7 @@ impl ManagerLoop {
                                 ready_at: ready,
                                 ..WindowRow::new(row.window, row.resident, row.backing)
                             };
-                            rows.push(self.sampling[index].fill(rows.len(), row));
+                            rows.push(columns.fill(rows.len(), row));
                         }
                     }
                 }
