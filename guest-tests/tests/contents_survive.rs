@@ -60,7 +60,7 @@ impl Policy for Chaos {
     }
 
     fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, guest_mapping: true, host_memory: true }
+        Needs { access: true, zero: true, written: true, guest_mapping: true, host_memory: true }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {

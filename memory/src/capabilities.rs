@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Gpa, GpaRange, PageSize};
+use wideleaf_policies::{Gpa, GpaRange, PageSize, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
 use crate::host::{Advice, Host, linux::LinuxHost};
 use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
+use crate::sys::userfaultfd::{Mode, Userfaultfd};
 
 /// One row of the table.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -77,6 +78,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
             crate::aside::probe()
                 .map(|took| format!("a window there and back took {:.2} ms", took.as_secs_f64() * 1e3)),
         ),
+        row("uffd_minor", "no access sensor for memfd and hugetlb RAM", probe_minor_faults()),
         row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
         row("damon", "no access heat from DAMON", exists(root, "sys/kernel/mm/damon/admin")),
     ]
@@ -114,13 +116,26 @@ fn one_window(kind: BackingKind) -> Result<std::sync::Arc<GuestRam>, String> {
 fn probe_collapse(kind: BackingKind) -> Result<String, String> {
     let ram = one_window(kind)?;
     let host = LinuxHost::open().map_err(|error| error.to_string())?;
-    let window = wideleaf_policies::WindowIndex::new(0);
+    let window = WindowIndex::new(0);
     let collapse = crate::actuators::collapse::collapse_window(&host, ram.ranges()[0], window);
     match collapse.result {
         wideleaf_policies::OutcomeResult::Done => {
             Ok(format!("MADV_COLLAPSE of one window took {:.2} ms", collapse.unavailable.as_secs_f64() * 1e3))
         }
         other => Err(format!("MADV_COLLAPSE of one window: {other}")),
+    }
+}
+
+/// Takes a window's mapping away and brings it back from the file.
+fn probe_minor_faults() -> Result<String, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let ram = one_window(BackingKind::Memfd)?;
+    let uffd = Userfaultfd::open_for_minor_faults().map_err(|error| error.to_string())?;
+    uffd.register(ram.base(), ram.bytes(), Mode::Minor).map_err(text)?;
+    ram.window(WindowIndex::new(0)).discard().map_err(text)?;
+    match uffd.map_file_pages(ram.base(), ram.bytes()).map_err(text)? {
+        bytes if bytes == ram.bytes() => Ok("UFFDIO_CONTINUE".into()),
+        bytes => Err(format!("UFFDIO_CONTINUE mapped {bytes} of {}", ram.bytes())),
     }
 }
 

@@ -54,7 +54,7 @@ use crate::region::{GuestRam, RamError, RamRange};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::pagemap::holds_nothing;
 pub use crate::sys::userfaultfd::UserfaultfdError;
-use crate::sys::userfaultfd::{Message, Userfaultfd};
+use crate::sys::userfaultfd::{Message, Mode, Userfaultfd};
 
 /// The service in its thread. See the module.
 #[derive(Debug)]
@@ -394,7 +394,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
             // The answer does not matter here; that there is one does, before anybody waits for it.
             let window = PageSize::Huge2M.bytes();
             holds_nothing(&self.pagemap, start, window).map_err(|source| HostError { what: "PAGEMAP_SCAN", source })?;
-            let registered = self.uffd.register_missing(start, bytes);
+            let registered = self.uffd.register(start, bytes, Mode::Missing);
             registered.map_err(|source| FirstTouchError::Register { vm: region.vm, start, source })?;
             region.is_registered = true;
         }

@@ -23,6 +23,8 @@ pub enum Advice {
     Collapse,
     /// `MADV_POPULATE_WRITE` (Linux 5.14): fault pages in, writable; a shortage is an error, not a SIGBUS.
     PopulateWrite,
+    /// `MADV_POPULATE_READ` (Linux 5.14): map pages without writing; those a file has are mapped as it has them.
+    PopulateRead,
     /// `MADV_COLD` (Linux 5.4): not used lately. On a part of a THP the kernel splits that page first.
     Cold,
 }

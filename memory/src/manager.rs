@@ -26,8 +26,8 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, Plan,
-    PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
+    PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
 use crate::backing::BackingConfig;
@@ -57,6 +57,8 @@ pub struct ManagerConfig {
     pub tick_longest: Duration,
     /// Threads that copy windows at once, as far as the budget has work for them.
     pub copy_threads: u16,
+    /// Part of a core that the sensors of one VM may use that are not asked at every tick.
+    pub sampling: PerTenThousand,
 }
 
 impl Default for ManagerConfig {
@@ -68,6 +70,7 @@ impl Default for ManagerConfig {
             tick_shortest: Duration::from_millis(10),
             tick_longest: Duration::from_secs(1),
             copy_threads: 1,
+            sampling: sampling::SAMPLING_BUDGET,
         }
     }
 }
@@ -320,10 +323,10 @@ impl ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
-        let sampling: Vec<_> = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
-        let threads = config.copy_threads;
-        let swaps =
-            sampling.iter().map(|sampling| sampling.access().map(|access| Swaps::new(access, threads))).collect();
+        let sampling = |vm| Sampling::new(&host, vm, needs, config.sampling, &mut report.unanswered);
+        let sampling: Vec<_> = vms.iter().map(sampling).collect();
+        let swaps = |access| Swaps::new(access, config.copy_threads);
+        let swaps = sampling.iter().map(|sampling| sampling.access().and_then(swaps)).collect();
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
             states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
@@ -384,7 +387,7 @@ impl ManagerLoop {
             recorder.end_of_tick();
         }
         for ((sampling, vm), rows) in self.sampling.iter_mut().zip(&self.vms).zip(&snapshot.vms) {
-            sampling.start(self.host.as_ref(), vm, rows, &mut self.report.sensor_costs);
+            sampling.start(self.host.as_ref(), vm, rows, done > 0, &mut self.report);
         }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
@@ -413,7 +416,7 @@ impl ManagerLoop {
     /// Brings every window back that is aside.
     fn finish_samples(&mut self) {
         for sampling in &mut self.sampling {
-            sampling.finish(self.host.as_ref(), &mut self.report.sensor_costs);
+            sampling.finish(self.host.as_ref(), &mut self.report);
         }
     }
 
@@ -424,6 +427,7 @@ impl ManagerLoop {
             let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
             let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
             let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
+            let columns = self.sampling[index].columns();
             for range in &vm.ranges {
                 match self.sensor.sample(self.host.as_ref(), *range, vm.backing.fixed_page()) {
                     Err(error) => {
@@ -444,7 +448,7 @@ impl ManagerLoop {
                                 ready_at: ready,
                                 ..WindowRow::new(row.window, row.resident, row.backing)
                             };
-                            rows.push(self.sampling[index].fill(rows.len(), row));
+                            rows.push(columns.fill(rows.len(), row));
                         }
                     }
                 }

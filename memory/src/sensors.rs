@@ -4,6 +4,8 @@ pub mod access;
 pub mod guest_tables;
 pub mod host_backing;
 pub mod host_memory;
+pub mod minor_faults;
+pub mod share;
 pub mod smaps;
 pub mod written;
 pub mod zero_pages;

@@ -11,7 +11,7 @@ use wideleaf_memory::aside::{Aside, AsideError};
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::mover::fake::{FakeMover, Touch};
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
-use wideleaf_memory::sensors::access::{AccessConfig, AccessSensor, Seen};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, OutcomeResult, Refusal, Skip, WindowIndex};
 

@@ -104,8 +104,9 @@ pub(super) struct SwapHand<'a> {
 }
 
 impl Swaps {
-    pub fn new(access: SharedAccess, threads: u16) -> Swaps {
-        Swaps { swappers: access.swappers(threads), access, refusals: 0 }
+    /// `None` where windows are not moved.
+    pub fn new(access: SharedAccess, threads: u16) -> Option<Swaps> {
+        Some(Swaps { swappers: access.swappers(threads)?, access, refusals: 0 })
     }
 
     /// One for each thread that copies.

@@ -14,7 +14,7 @@ use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
 use crate::region::GuestRam;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
-use crate::sys::userfaultfd::{Message, Userfaultfd, UserfaultfdError};
+use crate::sys::userfaultfd::{Message, Mode, Userfaultfd, UserfaultfdError};
 use crate::sys::{madvise::madvise, pagemap};
 
 /// Moves pages of one VM's anonymous RAM.
@@ -62,7 +62,7 @@ impl LinuxMover {
         let area = AddressReservation::new(aside + ready, PageSize::Huge2M)?;
         let start = area.map_at(Bytes::ZERO, aside + ready, None)?;
         madvise(start + aside, ready, Advice::HugePage).map_err(host_error("madvise(MADV_HUGEPAGE)"))?;
-        uffd.register_missing(start, aside).map_err(host_error("UFFDIO_REGISTER"))?;
+        uffd.register(start, aside, Mode::Missing).map_err(host_error("UFFDIO_REGISTER"))?;
         Ok(LinuxMover { uffd, pagemap, ram, area })
     }
 
@@ -82,14 +82,6 @@ impl LinuxMover {
     fn window(&self, window: WindowIndex) -> (Hva, Bytes) {
         (self.ram.window(window).start(), WINDOW)
     }
-
-    fn window_at(&self, address: Hva) -> Option<WindowIndex> {
-        let offset = |start: Hva| address.get().checked_sub(start.get()).map(Bytes::new);
-        self.ram.ranges().iter().find_map(|range| {
-            let offset = offset(range.hva).filter(|offset| *offset < range.gpa.bytes())?;
-            Some(WindowIndex::containing(range.gpa.start() + offset))
-        })
-    }
 }
 
 fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
@@ -103,7 +95,7 @@ fn page_count(bytes: Bytes) -> u16 {
 impl Mover for LinuxMover {
     fn watch(&self, window: WindowIndex) -> Result<(), HostError> {
         let (start, bytes) = self.window(window);
-        self.uffd.register_missing(start, bytes).map_err(host_error("UFFDIO_REGISTER"))
+        self.uffd.register(start, bytes, Mode::Missing).map_err(host_error("UFFDIO_REGISTER"))
     }
 
     fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
@@ -175,8 +167,8 @@ impl Mover for LinuxMover {
         let mut messages = Vec::new();
         self.uffd.read(&mut messages).map_err(host_error("read of a userfaultfd"))?;
         let window = |message: &Message| match message {
-            Message::Fault(page) => self.window_at(*page),
-            Message::Other(_) => None,
+            Message::Fault(page) => self.ram.window_at(*page),
+            Message::MinorFault(_) | Message::Other(_) => None,
         };
         // All that are ours are passed on, whatever else there is: somebody waits for each.
         touches.extend(messages.iter().filter_map(window));

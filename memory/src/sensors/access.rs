@@ -1,4 +1,4 @@
-//! Which windows the guest touches, reads and writes alike: a few windows at a time are taken aside, the first touch of each
+//! Which windows of anonymous RAM the guest touches, reads and writes alike: a few windows at a time are taken aside, the first touch of each
 //! brings it back whole and is counted, and what nobody touched is brought back at the end. Exact, for any anonymous RAM,
 //! and huge pages stay whole; a touch of a window that is in a sample takes 0.1 to 0.3 ms longer.
 //!
@@ -67,7 +67,17 @@ pub struct AccessSample {
     pub cost: AccessCost,
 }
 
-/// Takes samples of one VM, one at a time.
+/// Something that tells which windows of one VM are touched, one sample at a time.
+pub trait AccessSampler: Send {
+    /// Begins a sample of these windows; one that is under way is finished and forgotten. What is not backed is not taken,
+    /// nor what is beyond its means: at most [`ASIDE_SLOTS`] windows.
+    fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]);
+
+    /// Ends the sample: every window is in place again. Says what was touched.
+    fn finish(&mut self, host: &dyn Host) -> AccessSample;
+}
+
+/// Takes samples of one VM's anonymous RAM.
 #[derive(Debug)]
 pub struct AccessSensor {
     aside: Arc<Aside>,
@@ -81,37 +91,6 @@ impl AccessSensor {
     /// No sample is under way.
     pub fn new(aside: Arc<Aside>, config: AccessConfig) -> AccessSensor {
         AccessSensor { aside, config, taken: Vec::new(), cost: AccessCost::default() }
-    }
-
-    /// Begins a sample of these windows; one that is under way is finished and forgotten. What is not backed is not taken.
-    /// Takes [`AccessConfig::pace`] a window. At most [`ASIDE_SLOTS`] windows are taken, fewer while a swap is under way.
-    pub fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]) {
-        self.give_back();
-        let began_cpu = host.thread_cpu_time();
-        let used = || host.thread_cpu_time().saturating_sub(began_cpu);
-        for (number, window) in windows.iter().enumerate() {
-            let is_paid = number < usize::from(ASIDE_SLOTS) && used() < self.config.cpu_max;
-            let reason = if is_paid { self.take(*window) } else { Some("over_budget") };
-            self.taken.push((*window, reason));
-            if reason.is_none() {
-                self.cost.windows += 1;
-                host.sleep(self.config.pace);
-            }
-        }
-        self.cost.cpu += used();
-    }
-
-    /// Ends the sample: brings everything back and says what was touched.
-    pub fn finish(&mut self, host: &dyn Host) -> AccessSample {
-        let began_cpu = host.thread_cpu_time();
-        let mut cost = std::mem::take(&mut self.cost);
-        let rows: Vec<_> = std::mem::take(&mut self.taken)
-            .into_iter()
-            .map(|(window, reason)| (window, reason.map_or_else(|| self.bring_back(window), Seen::Unknown)))
-            .collect();
-        cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
-        cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
-        AccessSample { rows, cost }
     }
 
     /// Why it was not taken, if it was not.
@@ -143,6 +122,37 @@ impl AccessSensor {
     }
 }
 
+impl AccessSampler for AccessSensor {
+    /// Takes [`AccessConfig::pace`] a window, and fewer windows while a swap is under way.
+    fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]) {
+        self.give_back();
+        let began_cpu = host.thread_cpu_time();
+        let used = || host.thread_cpu_time().saturating_sub(began_cpu);
+        for (number, window) in windows.iter().enumerate() {
+            let is_paid = number < usize::from(ASIDE_SLOTS) && used() < self.config.cpu_max;
+            let reason = if is_paid { self.take(*window) } else { Some("over_budget") };
+            self.taken.push((*window, reason));
+            if reason.is_none() {
+                self.cost.windows += 1;
+                host.sleep(self.config.pace);
+            }
+        }
+        self.cost.cpu += used();
+    }
+
+    fn finish(&mut self, host: &dyn Host) -> AccessSample {
+        let began_cpu = host.thread_cpu_time();
+        let mut cost = std::mem::take(&mut self.cost);
+        let rows: Vec<_> = std::mem::take(&mut self.taken)
+            .into_iter()
+            .map(|(window, reason)| (window, reason.map_or_else(|| self.bring_back(window), Seen::Unknown)))
+            .collect();
+        cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
+        cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
+        AccessSample { rows, cost }
+    }
+}
+
 impl Drop for AccessSensor {
     fn drop(&mut self) {
         self.give_back();
@@ -159,24 +169,18 @@ fn reason(error: &AsideError) -> &'static str {
 
 /// Whose turn it is: each interval the next so many windows, round and round. Windows come and go between intervals, so
 /// it remembers the last one it gave, not a position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rotation {
-    share: usize,
     last: Option<WindowIndex>,
 }
 
 impl Rotation {
-    /// `share` windows an interval, at least one and no more than can be aside at once.
-    pub fn new(share: usize) -> Rotation {
-        Rotation { share: share.clamp(1, usize::from(ASIDE_SLOTS)), last: None }
-    }
-
-    /// The next share of `windows`, which ascend: those behind the last one given, then from the beginning again, none
+    /// The next `share` of `windows`, which ascend: those behind the last one given, then from the beginning again, none
     /// twice.
-    pub fn next_share(&mut self, windows: &[WindowIndex]) -> Vec<WindowIndex> {
+    pub fn next_share(&mut self, windows: &[WindowIndex], share: usize) -> Vec<WindowIndex> {
         let first = windows.partition_point(|window| Some(*window) <= self.last);
         let (done, due) = windows.split_at(first);
-        let share: Vec<WindowIndex> = due.iter().chain(done).copied().take(self.share).collect();
+        let share: Vec<WindowIndex> = due.iter().chain(done).copied().take(share).collect();
         self.last = share.last().copied().or(self.last);
         share
     }
@@ -186,36 +190,34 @@ impl Rotation {
 mod tests {
     use super::*;
 
-    fn share(rotation: &mut Rotation, windows: &[u64]) -> Vec<u64> {
+    fn share(rotation: &mut Rotation, windows: &[u64], share: usize) -> Vec<u64> {
         let windows: Vec<_> = windows.iter().copied().map(WindowIndex::new).collect();
-        rotation.next_share(&windows).into_iter().map(WindowIndex::get).collect()
+        rotation.next_share(&windows, share).into_iter().map(WindowIndex::get).collect()
     }
 
     #[test]
     fn every_window_has_its_turn_before_any_has_a_second() {
-        let mut rotation = Rotation::new(3);
+        let mut rotation = Rotation::default();
         let windows = [0, 1, 2, 5, 6, 7, 9];
-        assert_eq!(share(&mut rotation, &windows), [0, 1, 2]);
-        assert_eq!(share(&mut rotation, &windows), [5, 6, 7]);
-        assert_eq!(share(&mut rotation, &windows), [9, 0, 1]);
-        assert_eq!(share(&mut rotation, &windows), [2, 5, 6]);
+        assert_eq!(share(&mut rotation, &windows, 3), [0, 1, 2]);
+        assert_eq!(share(&mut rotation, &windows, 3), [5, 6, 7]);
+        assert_eq!(share(&mut rotation, &windows, 3), [9, 0, 1]);
+        assert_eq!(share(&mut rotation, &windows, 3), [2, 5, 6]);
     }
 
     #[test]
     fn windows_that_come_and_go_do_not_disturb_the_turns() {
-        let mut rotation = Rotation::new(2);
-        assert_eq!(share(&mut rotation, &[0, 4, 8]), [0, 4]);
+        let mut rotation = Rotation::default();
+        assert_eq!(share(&mut rotation, &[0, 4, 8], 2), [0, 4]);
         // 4 is gone, 3 and 6 are new: 3 has to wait for the next round.
-        assert_eq!(share(&mut rotation, &[0, 3, 6, 8]), [6, 8]);
-        assert_eq!(share(&mut rotation, &[]), [0; 0]);
-        assert_eq!(share(&mut rotation, &[0, 3]), [0, 3]);
+        assert_eq!(share(&mut rotation, &[0, 3, 6, 8], 2), [6, 8]);
+        assert_eq!(share(&mut rotation, &[], 2), [0; 0]);
+        assert_eq!(share(&mut rotation, &[0, 3], 2), [0, 3]);
     }
 
     #[test]
-    fn a_share_is_never_the_whole_guest_twice_nor_more_than_can_be_aside() {
-        assert_eq!(share(&mut Rotation::new(5), &[1, 2]), [1, 2]);
-        let all: Vec<u64> = (0..1000).collect();
-        assert_eq!(share(&mut Rotation::new(1000), &all).len(), usize::from(ASIDE_SLOTS));
-        assert_eq!(share(&mut Rotation::new(0), &all), [0]);
+    fn a_share_is_never_the_whole_guest_twice() {
+        assert_eq!(share(&mut Rotation::default(), &[1, 2], 5), [1, 2]);
+        assert_eq!(share(&mut Rotation::default(), &[1, 2], 0), [0; 0]);
     }
 }

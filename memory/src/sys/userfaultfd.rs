@@ -1,8 +1,8 @@
 //! `userfaultfd(2)`: page faults of a range of memory handed to this process, and answered by it. The structures and
 //! numbers are those of `ioctl_userfaultfd(2)` and include/uapi/linux/userfaultfd.h.
 //!
-//! Only missing faults of anonymous memory are asked for, and no event but faults. Closing the descriptor (dropping
-//! the value) unregisters every range and wakes whoever waits.
+//! What is asked for is said by range ([`Mode`]), and no event but faults. Closing the descriptor (dropping the value)
+//! unregisters every range and wakes whoever waits.
 //!
 //! Pages are moved and copied between [`Piece`]s only: memory that nobody reaches but as atomic words.
 
@@ -34,6 +34,11 @@ pub enum UserfaultfdError {
     /// It is there, and cannot move pages.
     #[error("this kernel's userfaultfd cannot move pages (UFFDIO_MOVE, Linux 6.8)")]
     NoMove,
+    /// It is there, and does not report minor faults.
+    #[error(
+        "this kernel's userfaultfd has no minor faults of memfd and hugetlb memory (UFFD_FEATURE_MINOR_*, Linux 5.14)"
+    )]
+    NoMinor,
     /// A call failed.
     #[error("{call}: {source}")]
     Call {
@@ -42,6 +47,38 @@ pub enum UserfaultfdError {
         /// The kernel's answer.
         source: io::Error,
     },
+}
+
+/// Which faults of a range are handed to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Touches of pages that do not exist. Answered with zero pages, copies or moved pages: anonymous memory.
+    Missing,
+    /// Touches of pages that the file has and the page tables have not (memfd and hugetlb, if it was opened
+    /// [for them](Userfaultfd::open_for_minor_faults)). Answered with what the file has.
+    Minor,
+    /// Writes to pages that were write-protected by this descriptor.
+    WriteProtect,
+}
+
+impl Mode {
+    /// `UFFDIO_REGISTER_MODE_*`.
+    const fn bit(self) -> u64 {
+        match self {
+            Mode::Missing => 1 << 0,
+            Mode::WriteProtect => 1 << 1,
+            Mode::Minor => 1 << 2,
+        }
+    }
+
+    /// The requests without which such a fault can not be answered, as bits of `uffdio_register.ioctls`.
+    const fn answers(self) -> u64 {
+        match self {
+            Mode::Missing => IOCTL_WAKE | IOCTL_ZEROPAGE,
+            Mode::WriteProtect => IOCTL_WAKE | IOCTL_WRITEPROTECT,
+            Mode::Minor => IOCTL_WAKE | IOCTL_CONTINUE,
+        }
+    }
 }
 
 /// `struct uffdio_api`.
@@ -67,12 +104,20 @@ struct Register {
     ioctls: u64,
 }
 
-/// `struct uffdio_zeropage`.
+/// `struct uffdio_writeprotect`.
 #[repr(C)]
-struct ZeroPage {
+struct WriteProtect {
     range: Range,
     mode: u64,
-    zeropage: i64,
+}
+
+/// `struct uffdio_zeropage` and `struct uffdio_continue`, which are alike.
+#[repr(C)]
+struct Fill {
+    range: Range,
+    mode: u64,
+    /// Bytes done, or the negative errno where there are none.
+    done: i64,
 }
 
 /// `struct uffdio_move` and `struct uffdio_copy`, which are alike.
@@ -88,14 +133,19 @@ struct Transfer {
 
 /// `USERFAULTFD_IOC` and `UFFDIO`: the type of all these requests, and the version of the interface (`UFFD_API`).
 const UFFD: u8 = 0xAA;
-const REGISTER_MODE_MISSING: u64 = 1 << 0;
 const IOCTL_WAKE: u64 = 1 << 0x02;
 const IOCTL_ZEROPAGE: u64 = 1 << 0x04;
+const IOCTL_WRITEPROTECT: u64 = 1 << 0x06;
+const IOCTL_CONTINUE: u64 = 1 << 0x07;
+const FEATURE_MINOR_HUGETLBFS: u64 = 1 << 9;
+const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const FEATURE_MOVE: u64 = 1 << 16;
 /// Wakes nobody: whoever waits is woken when the whole range is in order.
 const COPY_MODE_DONTWAKE: u64 = 1 << 0;
 const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
 const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 1 << 1;
+const CONTINUE_MODE_DONTWAKE: u64 = 1 << 0;
+const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 
 nix::ioctl_write_int_bad!(userfaultfd_new, nix::request_code_none!(UFFD, 0x00));
 nix::ioctl_readwrite!(uffdio_api, UFFD, 0x3F, Api);
@@ -104,8 +154,10 @@ nix::ioctl_readwrite!(uffdio_register, UFFD, 0x00, Register);
 nix::ioctl_read!(uffdio_unregister, UFFD, 0x01, Range);
 nix::ioctl_read!(uffdio_wake, UFFD, 0x02, Range);
 nix::ioctl_readwrite!(uffdio_copy, UFFD, 0x03, Transfer);
-nix::ioctl_readwrite!(uffdio_zeropage, UFFD, 0x04, ZeroPage);
+nix::ioctl_readwrite!(uffdio_zeropage, UFFD, 0x04, Fill);
 nix::ioctl_readwrite!(uffdio_move, UFFD, 0x05, Transfer);
+nix::ioctl_readwrite!(uffdio_writeprotect, UFFD, 0x06, WriteProtect);
+nix::ioctl_readwrite!(uffdio_continue, UFFD, 0x07, Fill);
 
 /// Size of `struct uffd_msg`.
 const MESSAGE_BYTES: usize = 32;
@@ -116,8 +168,11 @@ const MESSAGES_PER_READ: usize = 16;
 /// One `struct uffd_msg`, as far as it is of use here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Somebody waits for the page at this address (the kernel gives the address of the page, not of the access).
+    /// Somebody waits for the page at this address (the kernel gives the address of the page, not of the access), which is
+    /// missing or write-protected.
     Fault(Hva),
+    /// Somebody waits for the page at this address to be mapped: the file has it.
+    MinorFault(Hva),
     /// An event by its number. None is asked for.
     Other(u8),
 }
@@ -126,11 +181,13 @@ impl Message {
     /// `event` is the first byte; a fault's address follows eight bytes of head and eight of flags.
     fn parse(bytes: &[u8; MESSAGE_BYTES]) -> Message {
         const PAGEFAULT: u8 = 0x12;
-        match bytes {
-            [PAGEFAULT, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h, ..] => {
-                Message::Fault(Hva::new(u64::from_ne_bytes([*a, *b, *c, *d, *e, *f, *g, *h])))
-            }
-            [event, ..] => Message::Other(*event),
+        const PAGEFAULT_FLAG_MINOR: u64 = 1 << 2;
+        let [_head, flags, address, _tail] = bytes.as_chunks().0 else { unreachable!("a message is four words") };
+        let address = Hva::new(u64::from_ne_bytes(*address));
+        match bytes[0] {
+            PAGEFAULT if u64::from_ne_bytes(*flags) & PAGEFAULT_FLAG_MINOR != 0 => Message::MinorFault(address),
+            PAGEFAULT => Message::Fault(address),
+            event => Message::Other(event),
         }
     }
 }
@@ -151,13 +208,13 @@ impl Userfaultfd {
 
     /// Opens one that can also move pages.
     pub(crate) fn open_for_moves() -> Result<Userfaultfd, UserfaultfdError> {
-        match Userfaultfd::open_with(FEATURE_MOVE) {
-            // What `UFFDIO_API` answers to a feature that it does not know.
-            Err(UserfaultfdError::Call { call: API, source }) if source.raw_os_error() == Some(libc::EINVAL) => {
-                Err(UserfaultfdError::NoMove)
-            }
-            opened => opened,
-        }
+        Userfaultfd::open_with(FEATURE_MOVE).map_err(|error| unknown_feature(error, UserfaultfdError::NoMove))
+    }
+
+    /// Opens one that can also report minor faults.
+    pub(crate) fn open_for_minor_faults() -> Result<Userfaultfd, UserfaultfdError> {
+        let features = FEATURE_MINOR_SHMEM | FEATURE_MINOR_HUGETLBFS;
+        Userfaultfd::open_with(features).map_err(|error| unknown_feature(error, UserfaultfdError::NoMinor))
     }
 
     fn open_with(features: u64) -> Result<Userfaultfd, UserfaultfdError> {
@@ -186,19 +243,19 @@ impl Userfaultfd {
         self.opened_by
     }
 
-    /// From now on a touch of a page that is not there waits until it is answered. The range must be anonymous memory
-    /// of this process.
-    pub(crate) fn register_missing(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
-        let mut argument = Register { range: range(start, bytes), mode: REGISTER_MODE_MISSING, ioctls: 0 };
+    /// From now on such a fault in the range, which is memory of this process, waits until it is answered. `EBUSY` where
+    /// another userfaultfd has it; `Unsupported` where such faults of such memory could not be answered.
+    pub(crate) fn register(&self, start: Hva, bytes: Bytes, mode: Mode) -> io::Result<()> {
+        let mut argument = Register { range: range(start, bytes), mode: mode.bit(), ioctls: 0 };
         // SAFETY: the argument is the kernel's structure and lives until the call returns. What memory holds does not
-        // change; a touch of a missing page waits.
+        // change; who faults waits, at most as long as `self` lives.
         unsafe { uffdio_register(self.file.as_raw_fd(), &mut argument) }?;
-        let needed = IOCTL_WAKE | IOCTL_ZEROPAGE;
-        if argument.ioctls & needed == needed {
+        if argument.ioctls & mode.answers() == mode.answers() {
             return Ok(());
         }
         self.unregister(start, bytes)?;
-        Err(io::Error::new(io::ErrorKind::Unsupported, "faults of this memory can not be answered with zero pages"))
+        let refusal = format!("{mode:?} faults of this memory can not be answered");
+        Err(io::Error::new(io::ErrorKind::Unsupported, refusal))
     }
 
     /// The kernel answers the range's faults itself again; whoever waits there is woken and tries again. A range that
@@ -221,10 +278,31 @@ impl Userfaultfd {
     /// Maps the zero page over missing pages of a registered range and wakes whoever waits there. A page that is
     /// there is `EEXIST`, a range that is no longer registered `ENOENT`.
     pub(crate) fn zero_page(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
-        let mut argument = ZeroPage { range: range(start, bytes), mode: 0, zeropage: 0 };
+        let mut argument = Fill { range: range(start, bytes), mode: 0, done: 0 };
         // SAFETY: the argument is the kernel's structure and lives until the call returns. Only missing pages of
         // registered anonymous memory are filled, with the zeroes they would read anyway.
         unsafe { uffdio_zeropage(self.file.as_raw_fd(), &mut argument) }?;
+        Ok(())
+    }
+
+    /// Maps the pages that the file has in a range registered for minor faults: a hugetlb page whole, memfd memory as base
+    /// pages whatever its folios. Wakes nobody. Returns how far it came, which may be less than all; `Err` where it did not
+    /// come anywhere (`EEXIST`: the first page is mapped; `EFAULT`: the file has none there; `ENOENT`: not registered).
+    pub(crate) fn map_file_pages(&self, start: Hva, bytes: Bytes) -> io::Result<Bytes> {
+        let mut argument = Fill { range: range(start, bytes), mode: CONTINUE_MODE_DONTWAKE, done: 0 };
+        // SAFETY: the argument is the kernel's structure and lives until the call returns. What memory holds does not
+        // change: what is mapped is what a touch would have found.
+        let answer = unsafe { uffdio_continue(self.file.as_raw_fd(), &mut argument) };
+        done(answer, bytes, argument.done)
+    }
+
+    /// Write-protects all present pages of a range registered for it, or un-protects them and wakes whoever waits.
+    pub(crate) fn write_protect(&self, start: Hva, bytes: Bytes, is_protected: bool) -> io::Result<()> {
+        let mode = if is_protected { WRITEPROTECT_MODE_WP } else { 0 };
+        let mut argument = WriteProtect { range: range(start, bytes), mode };
+        // SAFETY: the argument is the kernel's structure and lives until the call returns; what memory holds does not
+        // change, a writer waits at most as long as `self` lives.
+        unsafe { uffdio_writeprotect(self.file.as_raw_fd(), &mut argument) }?;
         Ok(())
     }
 
@@ -237,7 +315,7 @@ impl Userfaultfd {
         // SAFETY: the argument is the kernel's structure and lives until the call returns. Both ranges are pieces, whose
         // memory is reached as atomic words only: that words change is a store like any other.
         let answer = unsafe { uffdio_move(self.file.as_raw_fd(), &mut argument) };
-        done(answer, &argument)
+        done(answer, Bytes::new(argument.len), argument.done)
     }
 
     /// Fills missing pages of `to`, which is registered here, with copies of those of `from`. Wakes nobody. All of `from`
@@ -246,7 +324,7 @@ impl Userfaultfd {
         let mut argument = transfer(from, to, COPY_MODE_DONTWAKE);
         // SAFETY: as for a move; what `from` holds does not change.
         let answer = unsafe { uffdio_copy(self.file.as_raw_fd(), &mut argument) };
-        done(answer, &argument)
+        done(answer, Bytes::new(argument.len), argument.done)
     }
 
     /// Appends the messages that are waiting, at most 16 of them (`MESSAGES_PER_READ`).
@@ -287,19 +365,31 @@ fn transfer(from: Piece<'_>, to: Piece<'_>, mode: u64) -> Transfer {
     Transfer { dst: to.start().get(), src: from.start().get(), len: from.bytes().get(), mode, done: 0 }
 }
 
-/// A transfer that stopped half-way is `EAGAIN` with the bytes it did.
-fn done(answer: nix::Result<libc::c_int>, argument: &Transfer) -> io::Result<Bytes> {
-    match (answer, u64::try_from(argument.done)) {
-        (Ok(_), _) => Ok(Bytes::new(argument.len)),
+/// Requests that stop half-way are `EAGAIN` with the bytes they did.
+fn done(answer: nix::Result<libc::c_int>, asked: Bytes, done: i64) -> io::Result<Bytes> {
+    match (answer, u64::try_from(done)) {
+        (Ok(_), _) => Ok(asked),
         (Err(Errno::EAGAIN), Ok(bytes)) if bytes > 0 => Ok(Bytes::new(bytes)),
         (Err(errno), _) => Err(errno.into()),
+    }
+}
+
+/// `EINVAL` is what `UFFDIO_API` answers to a feature that it does not know.
+fn unknown_feature(error: UserfaultfdError, missing: UserfaultfdError) -> UserfaultfdError {
+    match error {
+        UserfaultfdError::Call { call: API, source } if source.raw_os_error() == Some(libc::EINVAL) => missing,
+        other => other,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backing::{BackingConfig, BackingKind};
+    use crate::region::GuestRam;
     use proptest::prelude::*;
+    use std::sync::atomic::Ordering;
+    use wideleaf_policies::{Gpa, GpaRange, PageSize};
 
     #[test]
     fn the_requests_have_the_numbers_of_the_header() {
@@ -310,27 +400,62 @@ mod tests {
         assert_eq!(nix::request_code_read!(UFFD, 0x01, size_of::<Range>()), 0x8010_aa01);
         assert_eq!(nix::request_code_read!(UFFD, 0x02, size_of::<Range>()), 0x8010_aa02);
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x03, size_of::<Transfer>()), 0xc028_aa03);
-        assert_eq!(nix::request_code_readwrite!(UFFD, 0x04, size_of::<ZeroPage>()), 0xc020_aa04);
+        assert_eq!(nix::request_code_readwrite!(UFFD, 0x04, size_of::<Fill>()), 0xc020_aa04);
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x05, size_of::<Transfer>()), 0xc028_aa05);
+        assert_eq!(nix::request_code_readwrite!(UFFD, 0x06, size_of::<WriteProtect>()), 0xc018_aa06);
+        assert_eq!(nix::request_code_readwrite!(UFFD, 0x07, size_of::<Fill>()), 0xc020_aa07);
     }
 
     #[test]
     fn a_transfer_that_stopped_half_way_says_how_far_it_came() {
-        let stopped_at = |done| Transfer { dst: 0, src: 0, len: 1 << 21, mode: 0, done };
-        let again = |done| super::done(Err(Errno::EAGAIN), &stopped_at(done)).map_err(|error| error.raw_os_error());
+        let asked = PageSize::Huge2M.bytes();
+        let again = |done| super::done(Err(Errno::EAGAIN), asked, done).map_err(|error| error.raw_os_error());
         assert_eq!(again(4096), Ok(Bytes::new(4096)));
         assert_eq!(again(-i64::from(libc::EAGAIN)), Err(Some(libc::EAGAIN)));
         assert_eq!(again(0), Err(Some(libc::EAGAIN)), "the mapping was just changing: nothing was tried");
     }
 
+    #[test]
+    fn a_touch_of_a_page_that_only_the_file_has_waits_until_it_is_mapped() {
+        let bytes = PageSize::Huge2M.bytes();
+        let backing = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).expect("memfd has base pages");
+        let ram = GuestRam::map(&[GpaRange::new(Gpa::new(0), bytes).expect("fits")], backing).expect("memory");
+        let window = ram.window(wideleaf_policies::WindowIndex::new(0));
+        let (start, word) = (window.start(), &window.words()[9]);
+        window.words().iter().step_by(512).for_each(|word| word.store(7, Ordering::Relaxed));
+        word.store(42, Ordering::Relaxed);
+        let uffd = match Userfaultfd::open_for_minor_faults() {
+            Ok(uffd) => uffd,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        uffd.register(start, bytes, Mode::Minor).expect("nobody else watches");
+        window.discard().expect("it is mapped");
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| word.load(Ordering::Relaxed));
+            let mut messages = Vec::new();
+            while messages.is_empty() && !reader.is_finished() {
+                uffd.read(&mut messages).expect("it is open");
+                std::thread::yield_now();
+            }
+            assert_eq!(messages, [Message::MinorFault(start)], "not {messages:?}");
+            assert_eq!(uffd.map_file_pages(start, bytes).expect("the file has all of it"), bytes);
+            uffd.wake(start, bytes).expect("it is registered");
+            assert_eq!(reader.join().expect("it reads"), 42, "the file kept what was written");
+        });
+        let again = uffd.map_file_pages(start, bytes).expect_err("all of it is mapped");
+        assert_eq!(again.raw_os_error(), Some(libc::EEXIST));
+    }
+
     proptest! {
         #[test]
-        fn a_fault_is_its_address_whatever_stands_around_it(
-            address: u64, head in any::<[u8; 7]>(), flags in any::<[u8; 8]>(), tail in any::<[u8; 8]>()
+        fn a_fault_is_its_kind_and_its_address_whatever_stands_around_it(
+            address: u64, head in any::<[u8; 7]>(), flags: u64, tail in any::<[u8; 8]>()
         ) {
-            let bytes = [&[0x12][..], &head, &flags, &address.to_ne_bytes(), &tail].concat();
+            let bytes = [&[0x12][..], &head, &flags.to_ne_bytes(), &address.to_ne_bytes(), &tail].concat();
             let message = Message::parse(&bytes.try_into().expect("1 + 7 + 8 + 8 + 8 bytes are a message"));
-            prop_assert_eq!(message, Message::Fault(Hva::new(address)));
+            let is_minor = flags & 0b100 != 0;
+            let kind = if is_minor { Message::MinorFault } else { Message::Fault };
+            prop_assert_eq!(message, kind(Hva::new(address)));
         }
 
         #[test]

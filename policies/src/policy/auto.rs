@@ -346,7 +346,7 @@ impl Policy for Auto {
     }
 
     fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, guest_mapping: true, host_memory: true }
+        Needs { access: true, zero: true, guest_mapping: true, host_memory: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
