@@ -71,7 +71,8 @@ enum Stay {
         /// Whether somebody will ask if it was touched.
         is_awaited: bool,
     },
-    Touched,
+    /// At this time, as far as whoever touched it was heard.
+    Touched(Moment),
 }
 
 /// What was counted.
@@ -140,12 +141,12 @@ impl Aside {
         Ok(())
     }
 
-    /// Brings a window back that [`Aside::set_aside`] took. Returns whether it was touched meanwhile, and is exact: a touch
-    /// that came before is counted though nobody has answered it yet.
+    /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
+    /// exact: a touch that came before is counted though nobody has answered it yet.
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
-    pub fn bring_back(&self, window: WindowIndex) -> Result<bool, AsideError> {
+    pub fn bring_back(&self, window: WindowIndex) -> Result<Option<Moment>, AsideError> {
         let mut rooms = self.rooms();
         let answered = self.answer_all(&mut rooms);
         let stay = rooms.stays.get(&window).copied().ok_or(AsideError::NotAside(window))?;
@@ -154,7 +155,11 @@ impl Aside {
             None => drop(rooms.stays.remove(&window)),
         }
         answered?; // who waits is not known, so nor is whether it was touched; but it is back
-        Ok(!matches!(stay, Stay::Away(_)))
+        Ok(match stay {
+            Stay::Away(_) => None,
+            Stay::Touched(at) => Some(at),
+            Stay::Stuck { .. } => Some(self.host.now()),
+        })
     }
 
     /// Brings back what was touched, and wakes whoever touched it. Tries again what is stuck.
@@ -242,7 +247,7 @@ impl Aside {
                 // Who waits for a stuck window waits on.
                 Some(Stay::Stuck { .. }) => {}
                 // It came back between the touch and the reading of it.
-                Some(Stay::Touched) | None => answered = answered.and(self.mover.wake(window)),
+                Some(Stay::Touched(_)) | None => answered = answered.and(self.mover.wake(window)),
             }
         }
         answered
@@ -266,7 +271,7 @@ impl Aside {
                 rooms.free.push(slot);
                 rooms.stays.remove(&window);
                 if is_awaited {
-                    rooms.stays.insert(window, Stay::Touched);
+                    rooms.stays.insert(window, Stay::Touched(self.host.now()));
                 }
             }
             Err(ref error) => {
@@ -357,7 +362,7 @@ impl Stay {
     fn slot(self) -> Option<u16> {
         match self {
             Stay::Away(slot) | Stay::Stuck { slot, .. } => Some(slot),
-            Stay::Touched => None,
+            Stay::Touched(_) => None,
         }
     }
 }

@@ -8,7 +8,8 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   nothing done? the next tick comes after twice the time, up to `tick_longest`; something done: after `tick_shortest`
+//!   nothing done? the next tick comes after twice the time, up to `tick_longest`
+//!   something done, or much new in a sample: after `tick_shortest`
 //! ```
 //!
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
@@ -59,6 +60,8 @@ pub struct ManagerConfig {
     pub copy_threads: u16,
     /// Part of a core that the sensors of one VM may use that are not asked at every tick.
     pub sampling: PerTenThousand,
+    /// Time of a core that the samples of one VM may use beyond that when much is new. Earned back at the same rate.
+    pub sampling_burst: Duration,
 }
 
 impl Default for ManagerConfig {
@@ -71,6 +74,7 @@ impl Default for ManagerConfig {
             tick_longest: Duration::from_secs(1),
             copy_threads: 1,
             sampling: sampling::SAMPLING_BUDGET,
+            sampling_burst: sampling::SAMPLING_BURST,
         }
     }
 }
@@ -323,7 +327,8 @@ impl ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
-        let sampling = |vm| Sampling::new(&host, vm, needs, config.sampling, &mut report.unanswered);
+        let sampling =
+            |vm| Sampling::new(&host, vm, needs, (config.sampling, config.sampling_burst), &mut report.unanswered);
         let sampling: Vec<_> = vms.iter().map(sampling).collect();
         let swaps = |access| Swaps::new(access, config.copy_threads);
         let swaps = sampling.iter().map(|sampling| sampling.access().and_then(swaps)).collect();
@@ -393,6 +398,13 @@ impl ManagerLoop {
         self.report.budget_refusals = self.budget.refusals();
         self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(began_cpu);
         done
+    }
+
+    /// Time to the next tick, after one that did so much and came `pause` after the one before.
+    fn pause_after(&self, done: u64, pause: Duration) -> Duration {
+        let ManagerConfig { tick_shortest, tick_longest, .. } = self.config;
+        let is_busy = done > 0 || self.sampling.iter().any(Sampling::is_bursting);
+        if is_busy { tick_shortest } else { (pause * 2).min(tick_longest) }
     }
 
     /// What has been counted so far.
@@ -665,7 +677,7 @@ impl Manager {
                 let mut pause = work.config.tick_shortest;
                 while shared.wait(pause) == RunState::Active {
                     let done = work.tick();
-                    pause = if done > 0 { work.config.tick_shortest } else { pause * 2 }.min(work.config.tick_longest);
+                    pause = work.pause_after(done, pause);
                 }
                 work.finish()
             })?

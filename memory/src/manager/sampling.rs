@@ -27,7 +27,7 @@ use crate::host::Host;
 use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
-use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Rotation, Seen};
+use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Rotation, Seen, TouchFrequency};
 use crate::sensors::guest_tables::{self, TableLevels};
 use crate::sensors::minor_faults::MinorFaultSensor;
 use crate::sensors::share::{Share, ShareLimits};
@@ -38,10 +38,17 @@ use crate::sensors::zero_pages::window_zero_pages;
 /// millisecond for a window it is 15 windows a second.
 pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
+/// Time of a core that the access samples of one VM may use beyond that when much is new, after a change of phase: 300
+/// windows, 600 MiB of RAM, at once. Earned back in twenty seconds.
+pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
+
 /// What a window taken aside and brought back costs before it is measured.
 const ACCESS_COST: Duration = Duration::from_micros(330);
 /// Fewer windows are not worth the switch to another thread and back.
 const ACCESS_LEAST: usize = 4;
+/// Much is new when every so many windows of a sample were looked at for the first time or changed: a guest at rest has a
+/// few that are touched now and then.
+const NEWS_IN: usize = 4;
 /// Each window of a sample costs the guest a wait; half of what can be aside, since swaps need slots too.
 const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
 
@@ -151,6 +158,7 @@ pub(super) struct AccessSampling {
     share: Share,
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
+    frequencies: Vec<TouchFrequency>,
     /// How many windows were there to be sampled at the latest start.
     backed: usize,
     is_under_way: bool,
@@ -191,31 +199,34 @@ pub(super) struct Columns<'a> {
 
 impl Sampling {
     /// The sensors that `needs` names and this VM and host have. For each that they have not, `unanswered` gets a line.
-    /// All together use no more than `budget` of a core.
+    /// All together use no more than `budget` of a core, but for the bursts of the access sensor.
     pub(super) fn new(
         host: &Arc<dyn Host>,
         vm: &ManagedVm,
         needs: Needs,
-        budget: PerTenThousand,
+        (budget, burst): (PerTenThousand, Duration),
         unanswered: &mut Vec<String>,
     ) -> Sampling {
         let windows: Vec<_> = vm.ranges.iter().flat_map(|range| range.gpa.windows()).collect();
         let rows = windows.len();
         let sharers = [needs.access, needs.zero, needs.written].into_iter().filter(|is_needed| *is_needed).count();
         let budget = PerTenThousand::new(budget.get() / sharers.max(1) as u32);
-        let share = |least, most, cost| Share::new(ShareLimits { budget, least, most }, cost, host.now());
+        let share = |least, most, cost, burst| Share::new(ShareLimits { budget, burst, least, most }, cost, host.now());
         let mut told = |question: &str, why: String| unanswered.push(format!("{}: {question}: {why}", vm.id));
 
-        let access_share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST);
+        let access_share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, burst);
         let access = needs.access.then(|| AccessSampling::start(host, vm, windows.clone(), access_share));
         let access = access.and_then(|access| access.map_err(|why| told("which windows are used", why)).ok());
         let shared = |sampling| Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) });
         let access = access.map(|access| SharedAccess(shared(access)));
 
-        let zero = needs.zero.then(|| ZeroSampling::start(vm, rows, share(ZERO_LEAST, ZERO_MOST, ZERO_COST)));
+        let zero =
+            needs.zero.then(|| ZeroSampling::start(vm, rows, share(ZERO_LEAST, ZERO_MOST, ZERO_COST, Duration::ZERO)));
         let zero = zero.and_then(|zero| zero.map_err(|why| told("which pages are zero", why)).ok());
 
-        let written = needs.written.then(|| WrittenSampling::start(vm, rows, share(1, WRITTEN_MOST, WRITTEN_COST)));
+        let written = needs
+            .written
+            .then(|| WrittenSampling::start(vm, rows, share(1, WRITTEN_MOST, WRITTEN_COST, Duration::ZERO)));
         let written = written.and_then(|written| written.map_err(|why| told("which pages are written", why)).ok());
 
         let guest_tables = needs.guest_mapping.then(|| GuestTables::start(vm, rows));
@@ -266,6 +277,11 @@ impl Sampling {
         }
     }
 
+    /// Whether much is new and the next share should be looked at soon.
+    pub(super) fn is_bursting(&self) -> bool {
+        self.access.as_ref().is_some_and(|access| access.lock().share.is_bursting())
+    }
+
     /// What is known of every row.
     pub(super) fn columns(&self) -> Columns<'_> {
         Columns { sampling: self, access: self.access.as_ref().map(SharedAccess::lock) }
@@ -303,6 +319,7 @@ impl AccessSampling {
             rotation: Rotation::default(),
             share,
             histories: vec![AccessHistory::default(); windows.len()],
+            frequencies: vec![TouchFrequency::default(); windows.len()],
             windows,
             backed: 0,
             is_under_way: false,
@@ -330,7 +347,8 @@ impl AccessSampling {
             return;
         }
         let sample = self.sampler.finish(host);
-        let mut unchanged = 0;
+        let (mut unchanged, mut news) = (0, 0);
+        let looked_at = sample.rows.len();
         for (window, seen) in sample.rows {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
             let was_touched = match seen {
@@ -345,11 +363,19 @@ impl AccessSampling {
             if self.histories[row].was_touched() == Some(was_touched) {
                 unchanged += 1;
             } else {
+                news += 1;
                 self.share.changed();
             }
-            self.histories[row] = self.histories[row].with(was_touched);
+            let frequency = &mut self.frequencies[row];
+            if let Some(watched_for) = sample.watched_for.get(&window) {
+                frequency.add(was_touched, *watched_for);
+            }
+            self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
         }
         self.share.unchanged(unchanged, self.backed);
+        if news * NEWS_IN >= looked_at.max(1) {
+            self.share.burst();
+        }
         let AccessCost { windows, events, cpu } = sample.cost;
         self.share.paid(windows, cpu);
         self.cost.add_sample(windows, events, cpu);

@@ -10,10 +10,11 @@
 //!   finish           no    yes   no    no
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::WindowIndex;
+use wideleaf_policies::{Moment, WindowIndex};
 
 use crate::aside::{Aside, AsideError};
 use crate::host::Host;
@@ -63,6 +64,9 @@ pub struct AccessCost {
 pub struct AccessSample {
     /// Every window that was asked for, in that order.
     pub rows: Vec<(WindowIndex, Seen)>,
+    /// How long a window was watched: until its first touch, or to the end if there was none. Empty where the sampler does
+    /// not take the time.
+    pub watched_for: BTreeMap<WindowIndex, Duration>,
     /// What it cost.
     pub cost: AccessCost,
 }
@@ -82,8 +86,8 @@ pub trait AccessSampler: Send {
 pub struct AccessSensor {
     aside: Arc<Aside>,
     config: AccessConfig,
-    /// The present sample; windows that are aside have no reason yet.
-    taken: Vec<(WindowIndex, Option<&'static str>)>,
+    /// The present sample: since when each window is aside, or why it is not.
+    taken: Vec<(WindowIndex, Result<Moment, &'static str>)>,
     cost: AccessCost,
 }
 
@@ -93,31 +97,33 @@ impl AccessSensor {
         AccessSensor { aside, config, taken: Vec::new(), cost: AccessCost::default() }
     }
 
-    /// Why it was not taken, if it was not.
-    fn take(&self, window: WindowIndex) -> Option<&'static str> {
+    /// Since when it is aside, or why it is not.
+    fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Moment, &'static str> {
         if self.aside.is_aside(window) {
-            return Some("busy"); // it would look like a hole
+            return Err("busy"); // it would look like a hole
         }
         match self.aside.mover().look(Place::Guest(window)) {
-            Ok(look) if look.resident == 0 => return Some("not_resident"),
+            Ok(look) if look.resident == 0 => return Err("not_resident"),
             Ok(_) => {}
-            Err(_) => return Some("refused"),
+            Err(_) => return Err("refused"),
         }
-        self.aside.set_aside(window).err().map(|error| reason(&error))
+        self.aside.set_aside(window).map_err(|error| reason(&error))?;
+        Ok(host.now())
     }
 
-    fn bring_back(&self, window: WindowIndex) -> Seen {
+    /// What was seen of a window, and at what time: of its touch, or now.
+    fn bring_back(&self, host: &dyn Host, window: WindowIndex) -> (Seen, Moment) {
         match self.aside.bring_back(window) {
-            Ok(true) => Seen::Touched,
-            Ok(false) => Seen::Untouched,
-            Err(error) => Seen::Unknown(reason(&error)),
+            Ok(Some(touched_at)) => (Seen::Touched, touched_at),
+            Ok(None) => (Seen::Untouched, host.now()),
+            Err(error) => (Seen::Unknown(reason(&error)), host.now()),
         }
     }
 
     fn give_back(&mut self) {
         self.cost = AccessCost::default();
-        for (window, _) in std::mem::take(&mut self.taken).into_iter().filter(|(_, reason)| reason.is_none()) {
-            self.bring_back(window);
+        for (window, _) in std::mem::take(&mut self.taken).into_iter().filter(|(_, taken)| taken.is_ok()) {
+            let _ = self.aside.bring_back(window); // is stuck then, and tried again
         }
     }
 }
@@ -130,9 +136,9 @@ impl AccessSampler for AccessSensor {
         let used = || host.thread_cpu_time().saturating_sub(began_cpu);
         for (number, window) in windows.iter().enumerate() {
             let is_paid = number < usize::from(ASIDE_SLOTS) && used() < self.config.cpu_max;
-            let reason = if is_paid { self.take(*window) } else { Some("over_budget") };
-            self.taken.push((*window, reason));
-            if reason.is_none() {
+            let taken = if is_paid { self.take(host, *window) } else { Err("over_budget") };
+            self.taken.push((*window, taken));
+            if taken.is_ok() {
                 self.cost.windows += 1;
                 host.sleep(self.config.pace);
             }
@@ -143,13 +149,18 @@ impl AccessSampler for AccessSensor {
     fn finish(&mut self, host: &dyn Host) -> AccessSample {
         let began_cpu = host.thread_cpu_time();
         let mut cost = std::mem::take(&mut self.cost);
-        let rows: Vec<_> = std::mem::take(&mut self.taken)
-            .into_iter()
-            .map(|(window, reason)| (window, reason.map_or_else(|| self.bring_back(window), Seen::Unknown)))
-            .collect();
+        let (mut rows, mut watched_for) = (Vec::with_capacity(self.taken.len()), BTreeMap::new());
+        for (window, taken) in std::mem::take(&mut self.taken) {
+            let seen = taken.map_or_else(Seen::Unknown, |since| {
+                let (seen, until) = self.bring_back(host, window);
+                watched_for.insert(window, until.since(since));
+                seen
+            });
+            rows.push((window, seen));
+        }
         cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
         cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
-        AccessSample { rows, cost }
+        AccessSample { rows, watched_for, cost }
     }
 }
 
@@ -164,6 +175,33 @@ fn reason(error: &AsideError) -> &'static str {
         AsideError::Closed | AsideError::NotAside(_) => "service_ended",
         AsideError::Full | AsideError::AlreadyAside(_) => "busy",
         AsideError::Host(_) => "refused",
+    }
+}
+
+/// How often a window is touched, from how long it was watched until its first touch: of touches that come at random the mean
+/// time to the next one is the inverse of their rate, whenever one begins to wait (the exponential distribution has no
+/// memory). Older samples count less and less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TouchFrequency {
+    watched_ns: u64,
+    /// In units of 1/1024.
+    touches: u32,
+}
+
+impl TouchFrequency {
+    const ONE: u32 = 1024;
+
+    /// One more sample. The older ones keep three quarters of their weight: four samples are most of what is known.
+    pub fn add(&mut self, was_touched: bool, watched_for: Duration) {
+        let watched_ns = u64::try_from(watched_for.as_nanos()).unwrap_or(u64::MAX);
+        self.watched_ns = (self.watched_ns - self.watched_ns / 4).saturating_add(watched_ns);
+        self.touches = self.touches - self.touches / 4 + if was_touched { Self::ONE } else { 0 };
+    }
+
+    /// Touches per second; `None` before the first sample.
+    pub fn per_second(self) -> Option<u64> {
+        let touches_ns = u64::from(self.touches) * 1_000_000_000 / u64::from(Self::ONE);
+        touches_ns.checked_div(self.watched_ns)
     }
 }
 
@@ -193,6 +231,21 @@ mod tests {
     fn share(rotation: &mut Rotation, windows: &[u64], share: usize) -> Vec<u64> {
         let windows: Vec<_> = windows.iter().copied().map(WindowIndex::new).collect();
         rotation.next_share(&windows, share).into_iter().map(WindowIndex::get).collect()
+    }
+
+    #[test]
+    fn a_frequency_is_touches_over_the_time_they_were_waited_for() {
+        let mut frequency = TouchFrequency::default();
+        assert_eq!(frequency.per_second(), None);
+        frequency.add(true, Duration::from_millis(1));
+        assert_eq!(frequency.per_second(), Some(1000));
+        // 0.75 touches in 0.75 ms before, none in 99.25 ms now
+        frequency.add(false, Duration::from_micros(99_250));
+        assert_eq!(frequency.per_second(), Some(7));
+        for _ in 0..20 {
+            frequency.add(false, Duration::from_secs(1));
+        }
+        assert_eq!(frequency.per_second(), Some(0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!   credit   += time × budget × tempo         at most what the largest sample costs; a sample that cost more leaves a debt
 //!   sample   when the credit pays for the least share: as many windows as it pays for, up to the most
 //!   tempo    1 after a change ──▶ ½ ──▶ ¼ ──▶ ⅛        a step for each round of all windows without a change
+//!   burst    when much is new: what was saved for that, until a round of all windows brought nothing more
 //! ```
 
 use std::time::Duration;
@@ -16,6 +17,8 @@ use wideleaf_policies::{Moment, PerTenThousand};
 pub struct ShareLimits {
     /// Part of one core.
     pub budget: PerTenThousand,
+    /// Time of a core that may be used beyond that when much is new. Earned back at the rate of the budget.
+    pub burst: Duration,
     /// Windows of the smallest sample: a sample of fewer is not worth its fixed cost, so credit is saved for it.
     pub least: usize,
     /// Windows of the largest sample.
@@ -33,6 +36,9 @@ pub struct Share {
     /// Of one window: half of it is the latest sample's, half what was known before.
     cost: Duration,
     credit_ns: i64,
+    burst_ns: i64,
+    /// Windows without news since the latest burst began; `None` while there is none.
+    bursting: Option<usize>,
     credited_at: Moment,
     /// How often the tempo was halved.
     steps: u32,
@@ -43,7 +49,16 @@ pub struct Share {
 impl Share {
     /// An account that can pay for one largest sample at once, if a window costs what is expected.
     pub fn new(limits: ShareLimits, expected: Duration, now: Moment) -> Share {
-        let mut share = Share { limits, cost: expected, credit_ns: 0, credited_at: now, steps: 0, quiet: 0 };
+        let mut share = Share {
+            limits,
+            cost: expected,
+            credit_ns: 0,
+            burst_ns: nanoseconds(limits.burst),
+            bursting: None,
+            credited_at: now,
+            steps: 0,
+            quiet: 0,
+        };
         share.credit_ns = nanoseconds(share.largest());
         share
     }
@@ -52,16 +67,25 @@ impl Share {
     pub fn next(&mut self, now: Moment, all: usize) -> usize {
         let time = now.since(self.credited_at);
         self.credited_at = now;
-        let earned = nanoseconds(part(time, self.limits.budget) / (1 << self.steps));
-        self.credit_ns = self.credit_ns.saturating_add(earned).min(nanoseconds(self.largest()));
-        let affordable = self.credit_ns.max(0) / nanoseconds(self.cost).max(1);
+        let earned = part(time, self.limits.budget);
+        let at_tempo = nanoseconds(earned / (1 << self.steps));
+        self.credit_ns = self.credit_ns.saturating_add(at_tempo).min(nanoseconds(self.largest()));
+        self.burst_ns = self.burst_ns.saturating_add(nanoseconds(earned)).min(nanoseconds(self.limits.burst));
+        let of_burst = if self.is_bursting() { self.burst_ns.max(0) } else { 0 };
+        let affordable = self.credit_ns.max(0).saturating_add(of_burst) / nanoseconds(self.cost).max(1);
         let affordable = usize::try_from(affordable).unwrap_or(usize::MAX).min(self.limits.most).min(all);
         if affordable < self.limits.least.min(all) { 0 } else { affordable }
     }
 
     /// A sample of so many windows cost this.
     pub fn paid(&mut self, windows: u64, cost: Duration) {
-        self.credit_ns = self.credit_ns.saturating_sub(nanoseconds(cost));
+        let of_burst = if self.is_bursting() {
+            (nanoseconds(cost) - self.credit_ns.max(0)).clamp(0, self.burst_ns.max(0))
+        } else {
+            0
+        };
+        self.burst_ns -= of_burst;
+        self.credit_ns = self.credit_ns.saturating_sub(nanoseconds(cost) - of_burst);
         if let Some(measured) = u32::try_from(windows).ok().and_then(|windows| cost.checked_div(windows)) {
             self.cost = (self.cost + measured) / 2;
         }
@@ -72,8 +96,20 @@ impl Share {
         (self.steps, self.quiet) = (0, 0);
     }
 
+    /// So much changed that all windows should be looked at again soon.
+    pub fn burst(&mut self) {
+        self.changed();
+        self.bursting = Some(0);
+    }
+
+    /// Whether it is in a hurry, and can pay for that.
+    pub fn is_bursting(&self) -> bool {
+        self.bursting.is_some() && self.burst_ns > 0
+    }
+
     /// So many windows, of `all`, were as they had been.
     pub fn unchanged(&mut self, windows: usize, all: usize) {
+        self.bursting = self.bursting.map(|quiet| quiet + windows).filter(|quiet| *quiet < all);
         self.quiet += windows;
         if self.quiet >= all.max(1) {
             self.quiet = 0;
@@ -101,7 +137,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIMITS: ShareLimits = ShareLimits { budget: PerTenThousand::new(50), least: 4, most: 32 };
+    const LIMITS: ShareLimits =
+        ShareLimits { budget: PerTenThousand::new(50), burst: Duration::from_millis(100), least: 4, most: 32 };
     const COST: Duration = Duration::from_micros(250);
     const ALL: usize = 256;
 
@@ -152,6 +189,31 @@ mod tests {
         assert_eq!(steady.iter().sum::<usize>(), 40, "{steady:?}");
         share.changed();
         assert_eq!(samples(&mut share, 17..20, COST), [20, 20, 20]);
+    }
+
+    #[test]
+    fn a_burst_uses_what_was_saved_for_it_and_ends_with_a_quiet_round() {
+        let tenths = |share: &mut Share, range: std::ops::Range<u64>| -> usize {
+            let sample = |tenth| {
+                let windows = share.next(Moment::after_start(Duration::from_millis(tenth * 100)), ALL);
+                share.paid(windows as u64, COST * windows as u32);
+                windows
+            };
+            range.map(sample).sum()
+        };
+        let mut share = Share::new(LIMITS, COST, at(0));
+        tenths(&mut share, 0..1);
+        share.burst();
+        // 100 ms of burst are 400 windows, and the budget pays for 2 in a tenth of a second, in both accounts.
+        let burst = tenths(&mut share, 1..21);
+        assert!((400..=480).contains(&burst), "{burst}");
+        assert!(!share.is_bursting(), "all is used up");
+        let mut share = Share::new(LIMITS, COST, at(0));
+        share.burst();
+        share.unchanged(ALL - 1, ALL);
+        assert!(share.is_bursting());
+        share.unchanged(1, ALL);
+        assert!(!share.is_bursting(), "nothing new in a whole round");
     }
 
     #[test]
