@@ -124,7 +124,8 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
     });
     let access = seen.lock().unwrap().vms[0].access.clone();
     for (row, history) in access.iter().enumerate() {
-        assert_eq!(history.was_touched(), Some(row < WINDOWS as usize / 2), "window {row}: {history:?}");
+        // A writer that got no CPU for a whole sample touched nothing in it; what nobody uses is never touched.
+        assert_eq!(history.touched() > 0, row < WINDOWS as usize / 2, "window {row}: {history:?}");
     }
 }
 

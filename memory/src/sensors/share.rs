@@ -102,9 +102,9 @@ impl Share {
         self.bursting = Some(0);
     }
 
-    /// Whether it is in a hurry, and can pay for that.
+    /// Whether it is in a hurry, and can pay for a sample at once.
     pub fn is_bursting(&self) -> bool {
-        self.bursting.is_some() && self.burst_ns > 0
+        self.bursting.is_some() && self.burst_ns > nanoseconds(self.cost) * self.limits.least as i64
     }
 
     /// So many windows, of `all`, were as they had been.
