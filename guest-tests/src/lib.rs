@@ -12,10 +12,14 @@ pub enum Need {
     Kvm,
     /// A free page of 1 GiB in the hugetlb pool, or the right and the memory to make one.
     Hugetlb1G,
+    /// Room for pages of 2 MiB in the hugetlb pool, or the right and the memory to make it.
+    Hugetlb,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
     /// A kernel that moves pages of anonymous memory, and permits it.
     UffdMove,
+    /// A kernel that tells minor faults of memfd and hugetlb memory, and permits it.
+    UffdMinor,
 }
 
 impl Need {
@@ -23,8 +27,10 @@ impl Need {
         match self {
             Need::Kvm => "kvm",
             Need::Hugetlb1G => "hugetlb1g",
+            Need::Hugetlb => "hugetlb",
             Need::Lab => "lab",
             Need::UffdMove => "uffd_move",
+            Need::UffdMinor => "uffd_minor",
         }
     }
 }

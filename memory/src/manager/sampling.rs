@@ -11,12 +11,13 @@
 //! senses and acts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::{
-    AccessHistory, Backing, GuestMapping, Moment, PerTenThousand, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use super::{ManagedVm, ManagerReport};
@@ -28,6 +29,7 @@ use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Rotation, Seen, TouchFrequency};
+use crate::sensors::damon::DamonSensor;
 use crate::sensors::guest_tables::{self, TableLevels};
 use crate::sensors::minor_faults::MinorFaultSensor;
 use crate::sensors::share::{Share, ShareLimits};
@@ -150,6 +152,8 @@ impl SharedAccess {
 }
 
 pub(super) struct AccessSampling {
+    /// In reports: whether it sees every touch or not.
+    name: &'static str,
     // Before the mover: it brings back what it took.
     sampler: Box<dyn AccessSampler>,
     /// Where windows are moved, which swaps do too.
@@ -312,8 +316,12 @@ impl AccessSampling {
         share: Share,
     ) -> Result<AccessSampling, String> {
         let ram = vm.ram.clone().ok_or("only RAM that is mapped in this process can be sampled")?;
-        let (sampler, mover) = exact_sampler(host, ram)?;
+        let (name, sampler, mover) = match exact_sampler(host, ram.clone()) {
+            Ok((sampler, mover)) => ("access", sampler, mover),
+            Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
+        };
         Ok(AccessSampling {
+            name,
             sampler,
             mover,
             rotation: Rotation::default(),
@@ -384,7 +392,7 @@ impl AccessSampling {
     /// Hands over what is not yet reported.
     fn tell(&mut self, report: &mut ManagerReport) {
         let SensorCost { samples, windows, latest_share, held_back, waits, cpu } = std::mem::take(&mut self.cost);
-        let cost = report.sensor_costs.entry("access").or_default();
+        let cost = report.sensor_costs.entry(self.name).or_default();
         cost.samples += samples;
         cost.windows += windows;
         cost.latest_share = if samples > 0 { latest_share } else { cost.latest_share };
@@ -392,7 +400,7 @@ impl AccessSampling {
         cost.waits += waits;
         cost.cpu += cpu;
         if let failures @ 1.. = std::mem::take(&mut self.failures) {
-            *report.sensor_failures.entry("access").or_default() += failures;
+            *report.sensor_failures.entry(self.name).or_default() += failures;
         }
     }
 }
@@ -413,6 +421,15 @@ fn exact_sampler(
             Ok((Box::new(sensor), None))
         }
     }
+}
+
+/// The kernel's own monitor, which may miss touches: for where the exact sensors can not be had.
+fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
+    if ram.backing().fixed_page().is_some_and(|page| page > PageSize::Huge2M) {
+        return Err("the kernel has one accessed bit for each page of 1 GiB".into());
+    }
+    let sensor = DamonSensor::start(Path::new("/"), ram.ranges()).map_err(|error| error.to_string())?;
+    Ok(Box::new(sensor))
 }
 
 impl ZeroSampling {
