@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_backing_of_all, host_coverage};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
-use wideleaf_benches::guest::{Guest, GuestSetup, turn};
+use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::ratio::{Interval, bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::host::linux::warm_host_memory;
@@ -39,8 +39,10 @@ const TURNS_MAX: usize = 16;
 const SLICE: Duration = Duration::from_millis(250);
 /// For the image and its tables, beside the two halves.
 const BESIDE_HALVES: Bytes = mib(16);
-/// Each guest updates for so long of its own time, in which the others stand and are prepared: the turns take 20 s.
-const UPDATE_TIME: Duration = Duration::from_secs(50);
+/// Words a guest updates, all rounds together: enough for all turns.
+const WORDS_UPDATED: u64 = 3 << 26;
+/// And while its promotion is waited for.
+const WORDS_UPDATED_BEFORE: u64 = 5 << 26;
 /// Promotion of the hot half must be over by then.
 const PROMOTION_MAX: Duration = Duration::from_secs(60);
 /// Promotion of the sparse half, where there is any, is over when nothing has been added for so long: two of the
@@ -82,13 +84,15 @@ impl Player {
     /// Starts a guest, waits until it updates and its promotion is over, and leaves it paused.
     fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Player, Ended> {
         let half = half(log2_words);
+        let is_promoted = matches!(arm.policy, Some("greedy" | "auto"));
+        let words = WORDS_UPDATED + if is_promoted { WORDS_UPDATED_BEFORE } else { 0 };
         let setup = GuestSetup {
             memory: memory(log2_words),
             backing: BackingConfig::new(arm.kind, arm.page).expect("a backing this page size goes with"),
             cmdline: format!(
-                "kernel=gups log2_words={log2_words} sparse={} seconds={} progress_ms=50",
+                "kernel=gups log2_words={log2_words} sparse={} rounds={} progress_ms=50",
                 half.get(),
-                UPDATE_TIME.as_secs()
+                (words >> log2_words).max(1)
             ),
         };
         warm_host_memory(setup.memory).expect("memory to warm");
@@ -96,7 +100,7 @@ impl Player {
         guest.updates_begin(waiting)?;
         let managed = arm.policy.map(|name| Managed::start(&guest, policy(name)));
         let player = Player { managed, guest };
-        if matches!(arm.policy, Some("greedy" | "auto")) {
+        if is_promoted {
             player.promotion_is_over(waiting)?;
         }
         player.guest.pause();
@@ -148,10 +152,10 @@ struct Set {
 fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Set, Ended> {
     let players = ARMS.iter().map(|arm| Player::prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     let guests: Vec<&Guest> = players.iter().map(|player| &player.guest).collect();
-    let turns = (0..TURNS_MAX).map_while(|number| turn(&guests, number, SLICE)).collect();
+    let turns = take_turns(&guests, TURNS_MAX, SLICE, waiting)?;
     let backings = players.iter().map(Player::backing).collect();
     let guests: Vec<Guest> = players.into_iter().map(Player::retire).collect();
-    guests.into_iter().for_each(Guest::finish);
+    guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
     Ok(Set { turns, backings })
 }
 
@@ -172,7 +176,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
     let sets = (0..sets).map(|_| run_set(log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     if sets.iter().all(|set| set.turns.is_empty()) {
-        return Err(Ended::TooLate { what: "the first turn", limit: UPDATE_TIME });
+        return Err(Ended::Skipped("the guests ended their updates before the first turn: use a larger table".into()));
     }
     report(log2_words, &sets);
     Ok(())

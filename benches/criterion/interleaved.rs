@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_benches::guest::{Guest, GuestSetup, turn};
+use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::ratio::{Interval, bootstrap_median, ratio_within_turns};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::host::linux::warm_host_memory;
@@ -98,9 +98,9 @@ fn memory(log2_words: u32) -> Bytes {
 fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
     let guests = ARMS.iter().map(|arm| prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     let in_turn: Vec<&Guest> = guests.iter().collect();
-    let turns = (0..TURNS_MAX).map_while(|number| turn(&in_turn, number, SLICE)).collect();
+    let turns = take_turns(&in_turn, TURNS_MAX, SLICE, waiting)?;
     in_turn.iter().for_each(|guest| guest.resume());
-    guests.into_iter().for_each(Guest::finish);
+    guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
     Ok(turns)
 }
 

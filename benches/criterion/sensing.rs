@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
-use wideleaf_benches::guest::{Guest, GuestSetup, turn};
+use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::ratio::{Interval, bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::ManagerReport;
@@ -32,8 +32,8 @@ const SLICE: Duration = Duration::from_secs(1);
 const SETTLING: Duration = Duration::from_secs(5);
 /// The CPU time of a manager is measured for so long.
 const CPU_TIME: Duration = Duration::from_secs(10);
-/// Each guest updates for so long of its own time, in which the other has its turns, and both their CPU time is measured.
-const UPDATE_TIME: Duration = Duration::from_secs(65);
+/// Words a guest updates, all rounds together: enough for its turns and while its manager's CPU time is measured.
+const WORDS_UPDATED: u64 = 1 << 30;
 
 /// The promise: neither the guest nor the host loses more than a hundredth.
 const SLOWDOWN_MAX: f64 = 0.01;
@@ -53,10 +53,11 @@ impl Player {
     /// Starts a guest and its manager, waits until it updates a table on huge pages, and leaves it paused.
     fn prepare(arm: &str, log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Player, Ended> {
         let table = Bytes::new(8 << log2_words);
+        let rounds = (WORDS_UPDATED >> log2_words).max(1);
         let setup = GuestSetup {
             memory,
             backing: BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages"),
-            cmdline: format!("kernel=gups log2_words={log2_words} seconds={} progress_ms=50", UPDATE_TIME.as_secs()),
+            cmdline: format!("kernel=gups log2_words={log2_words} rounds={rounds} progress_ms=50"),
         };
         warm_host_memory(table + mib(64)).expect("memory to warm");
         let guest = Guest::start(&setup);
@@ -103,9 +104,9 @@ fn run_set(log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Set, End
         ARMS.iter().map(|arm| Player::prepare(arm, log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;
     let cpu_shares = players.iter().map(|player| player.cpu_share(waiting)).collect::<Result<_, _>>()?;
     let guests: Vec<&Guest> = players.iter().map(|player| &player.guest).collect();
-    let turns = (0..TURNS_MAX).map_while(|number| turn(&guests, number, SLICE)).collect();
+    let turns = take_turns(&guests, TURNS_MAX, SLICE, waiting)?;
     let (guests, reports): (Vec<Guest>, _) = players.into_iter().map(Player::retire).unzip();
-    guests.into_iter().for_each(Guest::finish);
+    guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
     Ok(Set { turns, cpu_shares, reports })
 }
 
@@ -115,7 +116,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     needs_kvm()?;
     let sets = (0..sets).map(|_| run_set(log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;
     if sets.iter().all(|set| set.turns.is_empty()) {
-        return Err(Ended::TooLate { what: "the first turn", limit: UPDATE_TIME });
+        return Err(Ended::Skipped("the guests ended their updates before the first turn: use a larger table".into()));
     }
     println!("sensing: GUPS over {} of {memory} of RAM, all of it on huge pages", Bytes::new(8 << log2_words));
     report(&sets);

@@ -106,6 +106,11 @@ impl Waiting {
         Waiting { is_interrupted }
     }
 
+    /// Becomes true when somebody wants us to end.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.is_interrupted
+    }
+
     /// Lets time pass.
     ///
     /// # Errors

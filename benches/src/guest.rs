@@ -2,7 +2,6 @@
 //! and what its kernel found wrong with its memory ends the experiment.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
@@ -41,6 +40,15 @@ struct Said {
     has_ended_updates: bool,
     has_passed: Option<bool>,
     complaint: Option<String>,
+}
+
+impl Said {
+    /// Updates per second of the guest's clock, from mark `first` to the last one.
+    fn rate_from(&self, first: usize) -> Option<f64> {
+        let (first, last) = (self.marks.get(first)?, self.marks.last()?);
+        let is_whole = !self.has_ended_updates && last.0 > first.0;
+        is_whole.then(|| (last.1 - first.1) as f64 / ((last.0 - first.0) as f64 / self.tsc_hz as f64))
+    }
 }
 
 /// A running guest.
@@ -138,25 +146,32 @@ impl Guest {
 
     /// Lets a paused guest run for `time`. Its updates per second of its own clock, between the first and the last
     /// progress line within, so that neither the pause nor the switch is in it; `None` where its updates ended.
-    pub fn slice(&self, time: Duration) -> Option<f64> {
+    ///
+    /// # Errors
+    /// [`Ended::Interrupted`].
+    pub fn slice(&self, time: Duration, waiting: &Waiting) -> Result<Option<f64>, Ended> {
         let before = self.said().marks.len();
         self.resume();
-        sleep(time);
+        waiting.pass(time)?;
         self.pause();
-        let said = self.said();
-        let (first, last) = (said.marks.get(before)?, said.marks.last()?);
-        let is_whole = !said.has_ended_updates && last.0 > first.0;
-        is_whole.then(|| (last.1 - first.1) as f64 / ((last.0 - first.0) as f64 / said.tsc_hz as f64))
+        Ok(self.said().rate_from(before))
     }
 
     /// Lets it run to its end, where it checks its memory.
     ///
+    /// # Errors
+    /// [`Ended::Interrupted`].
+    ///
     /// # Panics
     /// Where its memory is not as it left it.
-    pub fn finish(self) {
-        let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: None });
+    pub fn finish(self, waiting: &Waiting) -> Result<(), Ended> {
+        let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: Some(waiting.flag()) });
+        if exit == GuestExit::Stopped {
+            return Err(Ended::Interrupted);
+        }
         assert_eq!(exit, GuestExit::ExitPort(0), "{:?}", self.said().complaint);
         assert_eq!(self.said().has_passed, Some(true), "the guest did not check its memory");
+        Ok(())
     }
 
     /// Stops a guest that checks its memory all the time, and has found nothing wrong.
@@ -197,13 +212,26 @@ fn listen(said: &Mutex<Said>, line: &str) {
     }
 }
 
-/// Guests that have paused take a turn: each runs for `slice` while the others stand, and the one that is first changes
-/// with the number of the turn. The rate of each, unless one has no more updates to do.
-pub fn turn(guests: &[&Guest], number: usize, slice: Duration) -> Option<Vec<f64>> {
-    let mut rates = vec![0.0; guests.len()];
-    for step in 0..guests.len() {
-        let index = (number + step) % guests.len();
-        rates[index] = guests[index].slice(slice)?;
+/// Guests that stand take turns, `turns_max` at most and as long as all have updates to do: in each, every one runs for
+/// `slice` while the others stand, and another one is the first. The rate of each guest, by turn.
+///
+/// # Errors
+/// [`Ended::Interrupted`].
+pub fn take_turns(
+    guests: &[&Guest],
+    turns_max: usize,
+    slice: Duration,
+    waiting: &Waiting,
+) -> Result<Vec<Vec<f64>>, Ended> {
+    let mut turns = Vec::new();
+    for number in 0..turns_max {
+        let mut rates = vec![0.0; guests.len()];
+        for step in 0..guests.len() {
+            let index = (number + step) % guests.len();
+            let Some(rate) = guests[index].slice(slice, waiting)? else { return Ok(turns) };
+            rates[index] = rate;
+        }
+        turns.push(rates);
     }
-    Some(rates)
+    Ok(turns)
 }
