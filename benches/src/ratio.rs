@@ -38,6 +38,15 @@ pub fn bootstrap_median(groups: &[Vec<f64>]) -> Interval {
     Interval { median, low: medians[RESAMPLES / 40], high: medians[RESAMPLES - 1 - RESAMPLES / 40] }
 }
 
+/// The ratio of arm `a` to arm `b` within each turn of each set, where a turn has a rate of each arm.
+///
+/// # Panics
+/// Where there is no turn at all.
+pub fn ratio_within_turns(sets: &[Vec<Vec<f64>>], a: usize, b: usize) -> Interval {
+    let ratios: Vec<Vec<f64>> = sets.iter().map(|set| set.iter().map(|turn| turn[a] / turn[b]).collect()).collect();
+    bootstrap_median(&ratios)
+}
+
 /// The middle value, or the mean of the two in the middle.
 ///
 /// # Panics

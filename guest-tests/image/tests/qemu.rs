@@ -328,7 +328,7 @@ fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
             ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases"),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),
-            ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, progress_ms"),
+            ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
         ];
         for (line, message) in cases {
             let run = Boot { line, ..MICROVM }.run();

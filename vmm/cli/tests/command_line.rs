@@ -189,7 +189,10 @@ fn a_kernels_parameters_are_checked_by_name_and_value() {
             words,
         );
     };
-    with("nonsense=1", &["--cmdline", "unknown parameter nonsense=", "log2_words, rounds, seconds, progress_ms"]);
+    with(
+        "nonsense=1",
+        &["--cmdline", "unknown parameter nonsense=", "log2_words, rounds, seconds, sparse, progress_ms"],
+    );
     with("log2_words=99", &["--cmdline", "log2_words=99: expected a count from 10 to 40"]);
     with("log2_words=abc", &["log2_words=abc: expected a count"]);
     with("rounds=1 seconds=1", &["exclude each other"]);
