@@ -104,6 +104,9 @@ impl FakeVm {
             matches!(self.second_level.resume(), Err(SecondLevelError::WrongState(_))),
             "{when}: nothing is paused"
         );
+        let (claims, window) = (self.ram.claims(), WindowIndex::containing(GIANT));
+        assert!(!claims.is_under_way(window), "{when}: others may have it again");
+        assert_eq!(claims.is_on_giant_page(window), self.is_giant(), "{when}");
         assert_filled(&self.ram, when);
     }
 }
@@ -183,6 +186,29 @@ fn a_guest_that_may_not_stand_still_long_enough_is_let_alone() {
     assert_eq!((swap.rounds, swap.pauses), (5, 0));
     vm.assert_at_rest(&swap, "let alone");
     assert!(!vm.is_giant());
+}
+
+#[test]
+fn a_giant_that_somebody_is_at_work_on_is_busy_and_nothing_is_done() {
+    let mut vm = FakeVm::new(PATIENT);
+    let in_work = vm.ram.claims().window(WindowIndex::containing(GIANT)).unwrap();
+    let calls = vm.host.calls();
+    assert_eq!(vm.promote().result, OutcomeResult::Refused(Refusal::Busy));
+    assert_eq!(vm.host.calls(), calls);
+    drop(in_work);
+    assert_eq!(vm.promote().result, OutcomeResult::Done);
+}
+
+#[test]
+fn a_slot_that_is_held_stays_held_and_no_write_is_lost() {
+    let mut vm = FakeVm::new(PATIENT);
+    let second = vm.second_level.slots()[1].id;
+    vm.second_level.set_dirty_log(second, true).unwrap();
+    let promoted = vm.promote();
+    assert_eq!((promoted.result, promoted.logs_left_on), (OutcomeResult::Done, 0));
+    let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
+    assert_eq!(logged, [false, true, false], "as before");
+    assert_filled(&vm.ram, "held");
 }
 
 #[test]
