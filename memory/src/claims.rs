@@ -43,6 +43,17 @@ struct Giant {
     is_on_giant_page: bool,
 }
 
+/// A giant that is not there to be worked on window by window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GiantInUse {
+    /// Its first address.
+    pub start: Gpa,
+    /// It is being moved.
+    pub is_under_way: bool,
+    /// It is on a giant page; while it is moved back it still is.
+    pub is_on_giant_page: bool,
+}
+
 /// Why a claim is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Claimed {
@@ -128,6 +139,18 @@ impl Claims {
     /// Whether a window is part of a page that a giant was put on. While that is moved back, it still is.
     pub fn is_on_giant_page(&self, window: WindowIndex) -> bool {
         self.state(window).is_on_giant_page
+    }
+
+    /// The giants that are being moved or on a giant page, ascending.
+    pub fn giants_in_use(&self) -> Vec<GiantInUse> {
+        let giants = self.giants();
+        let used = giants.iter().filter(|(_, giant)| giant.is_under_way || giant.is_on_giant_page);
+        let in_use = |(start, giant): (&Gpa, &Giant)| GiantInUse {
+            start: *start,
+            is_under_way: giant.is_under_way,
+            is_on_giant_page: giant.is_on_giant_page,
+        };
+        used.map(in_use).collect()
     }
 
     /// What a window's backing is, given what the page tables say: they tell huge from small, not 2 MiB from 1 GiB.

@@ -43,8 +43,10 @@ use crate::second_level::SecondLevel;
 use crate::sensors::host_backing::HostBackingSensor;
 use crate::sensors::host_memory::host_memory;
 
+mod giants;
 mod sampling;
 
+use giants::Giants;
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
 
@@ -136,7 +138,9 @@ pub struct ManagerReport {
     pub action_cpu: Duration,
     /// CPU time of the whole loop, sensing and deciding included.
     pub total_cpu: Duration,
-    /// How long each acted-on window was unavailable at most, in nanoseconds.
+    /// Time of the calls that copied.
+    pub copy_time: Duration,
+    /// How long each acted-on window (or giant) was unavailable at most, in nanoseconds.
     pub unavailable_ns: Histogram<u64>,
     /// Became resident only because the page is large.
     pub bloat: Bytes,
@@ -179,6 +183,7 @@ impl ManagerReport {
             copied: Bytes::ZERO,
             action_cpu: Duration::ZERO,
             total_cpu: Duration::ZERO,
+            copy_time: Duration::ZERO,
             unavailable_ns: Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 3).expect("the bounds are literals"),
             bloat: Bytes::ZERO,
             kvm_checks: vec![None; vms.len()],
@@ -199,11 +204,9 @@ impl ManagerReport {
         self.outcomes.iter().filter(|((m, result), _)| *m == mechanism && *result == "done").map(|(_, n)| n).sum()
     }
 
-    /// Bytes copied per second of the time the kernel's copying calls took.
+    /// Bytes copied per second of the time the copying took.
     pub fn copy_bytes_per_second(&self) -> Option<f64> {
-        let busy_ns: u64 =
-            self.unavailable_ns.iter_recorded().map(|v| v.value_iterated_to() * v.count_at_value()).sum();
-        (busy_ns > 0).then(|| self.copied.get() as f64 / (busy_ns as f64 / 1e9))
+        (self.copy_time > Duration::ZERO).then(|| self.copied.get() as f64 / self.copy_time.as_secs_f64())
     }
 }
 
@@ -215,6 +218,8 @@ enum Mechanism {
     HoldAt4K,
     Recover,
     Release,
+    GiantPromote,
+    GiantDemote,
     None,
 }
 
@@ -226,6 +231,8 @@ impl Mechanism {
             Mechanism::HoldAt4K => "hold_at_4k",
             Mechanism::Recover => "recover",
             Mechanism::Release => "release",
+            Mechanism::GiantPromote => "giant_promote",
+            Mechanism::GiantDemote => "giant_demote",
             Mechanism::None => "none",
         }
     }
@@ -269,6 +276,7 @@ pub struct ManagerLoop {
     sampling: Vec<Sampling>,
     /// By VM in the order given, where windows can be swapped.
     swaps: Vec<Option<Swaps>>,
+    giants: Giants,
     should_stop: Arc<AtomicBool>,
 }
 
@@ -276,12 +284,16 @@ impl ManagerLoop {
     /// A loop over `vms` that has done nothing yet.
     pub fn new(
         host: Arc<dyn Host>,
-        vms: Vec<ManagedVm>,
+        mut vms: Vec<ManagedVm>,
         policy: Box<dyn Policy>,
         config: ManagerConfig,
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
+        if policy.largest_page() == PageSize::Giant1G {
+            report.unanswered.extend(giants.why_no_page());
+        }
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
         let sampling: Vec<_> = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
@@ -294,6 +306,7 @@ impl ManagerLoop {
             needs,
             sampling,
             swaps,
+            giants,
             sensor: HostBackingSensor::default(),
             plan: Plan::default(),
             recorder: None,
@@ -326,11 +339,12 @@ impl ManagerLoop {
         FirstTouch::start(self.host.clone(), vms, decide).map(Some)
     }
 
-    /// One round. Returns how many actions were done.
+    /// One round. Returns how many actions were done, or begun.
     pub fn tick(&mut self) -> u64 {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
         self.budget.refill(began_at);
+        let is_giant_over = self.finish_giant();
         self.finish_samples();
         let snapshot = self.sense();
         let mut plan = std::mem::take(&mut self.plan);
@@ -341,7 +355,7 @@ impl ManagerLoop {
             recorder.snapshot(began_at, &snapshot);
             recorder.plan(now, plan.actions());
         }
-        let done = plan.actions().iter().filter(|planned| self.act(planned, &snapshot) == OutcomeResult::Done).count();
+        let done = plan.actions().iter().filter(|planned| self.act_or_begin(planned, &snapshot)).count() as u64;
         self.plan = plan;
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
@@ -352,7 +366,7 @@ impl ManagerLoop {
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
         self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(began_cpu);
-        done as u64
+        done + u64::from(is_giant_over)
     }
 
     /// What has been counted so far.
@@ -362,6 +376,7 @@ impl ManagerLoop {
 
     /// Takes a last look at all VMs, so that the report ends with the state at the end.
     pub fn finish(mut self) -> ManagerReport {
+        self.finish_last_giant();
         let at = self.host.now();
         self.finish_samples();
         let snapshot = self.sense();
@@ -412,6 +427,7 @@ impl ManagerLoop {
                     }
                 }
             }
+            self.giants.mark(index, &mut rows);
             rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
                 Ok(stats) => Some(stats),
                 Err(error) => {
@@ -420,7 +436,8 @@ impl ManagerLoop {
                     None
                 }
             });
-            if let Some(stats) = rows.mapping {
+            // While a giant is exchanged the two readings are of different moments.
+            if let Some(stats) = rows.mapping.filter(|_| !self.giants.is_under_way_in(index)) {
                 check_totals(&mut self.report.kvm_checks[index], stats, &rows);
             }
             let sample = Sample { at: self.host.now(), host: account::host_backing(&rows), mapping: rows.mapping };
@@ -440,6 +457,7 @@ impl ManagerLoop {
                 tracing::warn!("the host's memory: {error}");
                 *self.report.sensor_failures.entry("host_memory").or_default() += 1;
             })
+            .map(|memory| HostMemory { giant_pages_free: self.giants.pages_free(), ..memory })
             .ok()
     }
 
@@ -453,10 +471,18 @@ impl ManagerLoop {
         if self.should_stop.load(Ordering::Relaxed) {
             return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::Stopping), Duration::ZERO);
         }
+        let is_held = snapshot.vms[index].is_held[row];
+        // Recovery is of the slot, not of pages, and possible for what is on a giant page too.
+        let is_recovered = is_held && matches!(action, Action::Promote { .. });
+        let claim = if is_recovered { Ok(None) } else { self.claim(index, action.window()) };
+        let _claim = match claim {
+            Ok(claim) => claim,
+            Err(result) => return self.record(planned, Mechanism::None, result, Duration::ZERO),
+        };
         let Ok(acting) = self.states[index][row].begin(now) else {
             return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::BackingOff), Duration::ZERO);
         };
-        let result = self.perform(planned, index, snapshot.vms[index].is_held[row]);
+        let result = self.perform(planned, index, is_held);
         let next = match result {
             OutcomeResult::Refused(refusal) => acting.refused(refusal, self.host.now()),
             OutcomeResult::Done | OutcomeResult::Skipped(_) => acting.done(),
@@ -580,6 +606,7 @@ impl ManagerLoop {
             report.last_done_at = Some(at);
         }
         if unavailable > Duration::ZERO && result == OutcomeResult::Done {
+            report.copy_time += unavailable;
             report.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
         }
         let outcome = Outcome { action: planned.action, at, cost, unavailable, result };

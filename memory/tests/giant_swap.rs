@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
+use wideleaf_memory::aside::{self, AsideError, WindowMover};
+use wideleaf_memory::claims::Claimed;
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::second_level::fake::FakeSecondLevel;
@@ -197,6 +199,27 @@ fn a_giant_that_somebody_is_at_work_on_is_busy_and_nothing_is_done() {
     assert_eq!(vm.host.calls(), calls);
     drop(in_work);
     assert_eq!(vm.promote().result, OutcomeResult::Done);
+}
+
+#[test]
+fn windows_of_a_giant_that_is_back_can_be_taken_aside_again() {
+    if let Err(why) = aside::probe() {
+        println!("skipped: {why}");
+        return;
+    }
+    let mut vm = FakeVm::new(PATIENT);
+    let mover = WindowMover::start(Arc::new(LinuxHost::open().unwrap()), vm.ram.clone()).unwrap();
+    let (aside, window) = (mover.aside(), WindowIndex::containing(GIANT));
+    let there_and_back = || aside.set_aside(window).and_then(|()| aside.bring_back(window));
+    assert!(!there_and_back().unwrap(), "nobody touched it");
+    vm.promote();
+    assert!(matches!(there_and_back(), Err(AsideError::Claimed(_, Claimed::OnGiantPage))));
+    vm.demote();
+    // It is another mapping than the one that was watched before.
+    assert!(!there_and_back().unwrap());
+    aside.set_aside(window).unwrap();
+    assert_filled(&vm.ram, "touched while it was aside");
+    assert!(aside.bring_back(window).unwrap(), "that was seen");
 }
 
 #[test]

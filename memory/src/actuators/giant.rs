@@ -131,7 +131,8 @@ impl GiantSwap {
 
 /// The giant pages of one VM: which giants are on one, and the pages themselves.
 ///
-/// To be dropped after the VM: a page is back in the pool when neither this nor guest RAM has it.
+/// A page is back in the pool when neither this nor guest RAM has it. Where the pool was made larger, this is to be dropped after
+/// the VM: the pool shrinks by a page that is free.
 #[derive(Debug)]
 pub struct GiantPages {
     pools: HugetlbPools,
@@ -285,6 +286,8 @@ struct Swap<'a> {
     claim: &'a GiantClaim,
     giant: Gpa,
     limits: SwapLimits,
+    /// What there was when the copying began.
+    occupied: Bytes,
     /// Written and not yet copied.
     pending: DirtyPages,
     /// What copying one page takes.
@@ -303,8 +306,16 @@ impl<'a> Swap<'a> {
         assert!(claim.is_of(site.ram.claims()), "the claim is on other RAM");
         let (began, began_cpu) = (site.host.now(), site.host.thread_cpu_time());
         let giant = claim.giant();
-        let (pending, report) = (DirtyPages::none(giant), GiantSwap::begun());
-        let mut swap = Swap { site, claim, giant, limits, pending, page_time: PAGE_TIME_AT_FIRST, report };
+        let mut swap = Swap {
+            site,
+            claim,
+            giant,
+            limits,
+            occupied: Bytes::ZERO,
+            pending: DirtyPages::none(giant),
+            page_time: PAGE_TIME_AT_FIRST,
+            report: GiantSwap::begun(),
+        };
         match act(&mut swap) {
             Ok(()) => {}
             Err(Unswapped::Unchanged(result)) => swap.report.result = result,
@@ -336,6 +347,7 @@ impl<'a> Swap<'a> {
             placed.map_err(|error| restored(error, || host.move_in(&kept, ram, giant)))
         });
         keep_if_stuck(&exchanged, kept);
+        self.report.bloat = GIANT.saturating_sub(self.occupied);
         exchanged
     }
 
@@ -362,7 +374,7 @@ impl<'a> Swap<'a> {
         let began = self.site.host.now();
         let mut runs: Vec<PageRun> = Vec::new();
         self.site.host.scan_occupied(self.site.hva(self.giant), GIANT, &mut runs)?;
-        let occupied: Bytes = runs.iter().map(|run| run.bytes).sum();
+        self.occupied = runs.iter().map(|run| run.bytes).sum();
         let (ram, start, giant) = (self.site.ram, self.site.hva(self.giant), self.giant);
         let pages = runs.iter().flat_map(|run| {
             let first = giant + Bytes::new(run.start.get() - start.get());
@@ -373,7 +385,6 @@ impl<'a> Swap<'a> {
             next.copy_page(ram, page);
             copied += 1;
         }
-        self.report.bloat = GIANT.saturating_sub(occupied);
         self.account(copied, began);
         Ok(())
     }

@@ -203,9 +203,7 @@ impl AccessSampling {
     }
 
     fn start_share(&mut self, host: &dyn Host, rows: &VmSnapshot) {
-        let backed: Vec<_> =
-            (0..rows.len()).filter(|row| rows.resident[*row] > 0).map(|row| rows.windows[row]).collect();
-        let share = self.rotation.next_share(&backed);
+        let share = self.rotation.next_share(&backed_by_pages_of_their_own(rows));
         self.sensor.start(host, &share);
         self.is_under_way = true;
     }
@@ -243,9 +241,7 @@ impl ZeroSampling {
         cost: &mut SensorCost,
     ) {
         let began_cpu = host.thread_cpu_time();
-        let backed: Vec<_> =
-            (0..rows.len()).filter(|row| rows.resident[*row] > 0).map(|row| rows.windows[row]).collect();
-        for window in self.rotation.next_share(&backed) {
+        for window in self.rotation.next_share(&backed_by_pages_of_their_own(rows)) {
             let (Some(range), Ok(row)) = (range_of(vm, window), windows.binary_search(&window)) else { continue };
             self.pages[row] = window_zero_pages(host, &self.ram, range, window).ok().map(|zero| zero.pages());
             cost.windows += 1;
@@ -286,6 +282,12 @@ impl GuestTables {
         }
         cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
     }
+}
+
+/// The windows that can be looked at one by one: what is on a giant page can neither be taken aside nor given back.
+fn backed_by_pages_of_their_own(rows: &VmSnapshot) -> Vec<WindowIndex> {
+    let is_own = |row: &usize| !matches!(rows.backing[*row], Backing::Unbacked | Backing::Giant1G);
+    (0..rows.len()).filter(is_own).map(|row| rows.windows[row]).collect()
 }
 
 fn range_of(vm: &ManagedVm, window: WindowIndex) -> Option<RamRange> {
