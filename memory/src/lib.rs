@@ -27,6 +27,7 @@ pub mod actuators;
 pub mod aside;
 pub mod backing;
 pub mod capabilities;
+pub mod claims;
 mod fake_calls;
 pub mod first_touch;
 pub mod host;
