@@ -362,6 +362,6 @@ fn a_process_without_a_second_level_has_no_giants() {
     let mut work = ManagerLoop::new(host, vec![vm], Box::new(script.clone()), plenty());
     script.then(&[PROMOTE]);
     work.tick();
-    assert_eq!(count(work.report(), "giant_promote", "skipped_no_mechanism"), 1);
+    assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 1);
     assert_eq!(script.0.lock().unwrap().giant_pages_free, 0, "whatever the pool has");
 }

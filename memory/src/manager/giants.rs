@@ -121,8 +121,9 @@ impl Giants {
         status.and_then(Result::ok).map_or(0, |pool| pool.available())
     }
 
-    /// Whether an action is about a giant, and which way it is to go.
+    /// Whether an action is about a giant that can be moved, and which way it is to go.
     fn way(&self, vm: usize, action: Action) -> Option<Way> {
+        self.vms[vm].as_ref()?;
         match action {
             Action::Promote { to: PageSize::Giant1G, .. } => Some(Way::Promote),
             Action::Demote { window, to, .. } if self.is_on_giant_page(vm, window) => Some(Way::Demote(to)),
@@ -143,7 +144,7 @@ impl Giants {
         if self.under_way.is_some() {
             return Err(OutcomeResult::Skipped(Skip::GiantUnderWay));
         }
-        let vm = self.vms[request.vm].clone().ok_or(OutcomeResult::Skipped(Skip::NoMechanism))?;
+        let vm = self.vms[request.vm].clone().expect("only VMs with giants are asked for them");
         let claim = vm.ram.claims().giant(request.first.start()).map_err(Claimed::result)?;
         let host = Arc::clone(host);
         let work = move || {
