@@ -16,8 +16,8 @@
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
-//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call. Two
-//! exceptions: in [`first_touch`] faults are the kernel's to hand out, so its userfaultfd is always the real one, and
+//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and one that
+//! fails by the dice before the real one ([`mishaps`]). Two exceptions: in [`first_touch`] faults are the kernel's to hand out, so its userfaultfd is always the real one, and
 //! [`actuators::release`] has a small door of its own, with a fake. `unsafe` is in `sys` alone.
 
 pub mod actuators;
@@ -28,6 +28,7 @@ mod fake_calls;
 pub mod first_touch;
 pub mod host;
 pub mod manager;
+pub mod mishaps;
 pub mod mover;
 pub mod pool;
 pub mod recorder;
