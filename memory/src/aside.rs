@@ -43,6 +43,10 @@ const STALL_PAUSE: Duration = Duration::from_micros(50);
 /// How soon, while nothing else happens, stuck windows are tried again. Where none are, this is what the thread costs: a
 /// look at a lock and at a descriptor.
 const STUCK_RETRY: Duration = Duration::from_millis(50);
+/// How often in a row it may be impossible to find out who waits before the service ends...
+const SERVE_ATTEMPTS: u32 = 20;
+/// ...and how long between two attempts: descriptors stay readable, and whoever waits goes on waiting.
+const SERVE_RETRY: Duration = Duration::from_millis(1);
 /// How often they are tried when the service ends.
 const CLOSE_ATTEMPTS: u32 = 20;
 
@@ -433,13 +437,14 @@ impl WindowMover {
     pub fn start(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
         let no_thread = |source| HostError { what: "start the thread that moves windows", source };
         let mover = Arc::new(LinuxMover::open(ram)?);
-        let aside = Arc::new(Aside::new(host, mover.clone()));
+        let door = host.mover_door(mover.clone());
+        let aside = Arc::new(Aside::new(host, door));
         let (stopped, stop) = io::pipe().map_err(no_thread)?;
         let closes = CloseAtTheEnd(aside.clone());
         let thread = std::thread::Builder::new()
             .name("window-mover".into())
             .spawn(move || {
-                if let Err(error) = answer_until(&stopped, &closes.0, &mover) {
+                if let Err(error) = answer_until(&stopped, &closes.0, mover.as_ref()) {
                     tracing::error!("windows are no longer moved: {error}");
                 }
             })
@@ -471,10 +476,12 @@ impl Drop for CloseAtTheEnd {
     }
 }
 
-fn answer_until(stop: &PipeReader, aside: &Aside, mover: &LinuxMover) -> io::Result<()> {
+/// Answers whenever `touched` is readable. One failure is an accident (no memory, a signal); many in a row are the end.
+fn answer_until(stop: &PipeReader, aside: &Aside, touched: &impl AsFd) -> io::Result<()> {
+    let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
+    let mut failures = 0;
     loop {
-        let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
-        let mut fds = [mover.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut fds = [touched.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -482,7 +489,15 @@ fn answer_until(stop: &PipeReader, aside: &Aside, mover: &LinuxMover) -> io::Res
         if fds[1].any().unwrap_or(true) {
             return Ok(());
         }
-        aside.serve().map_err(io::Error::other)?;
+        failures = match aside.serve() {
+            Ok(()) => 0,
+            Err(error) if failures + 1 == SERVE_ATTEMPTS => return Err(io::Error::other(error)),
+            Err(error) => {
+                tracing::warn!("who waits is asked for again: {error}");
+                aside.host.sleep(SERVE_RETRY);
+                failures + 1
+            }
+        };
     }
 }
 
@@ -511,5 +526,53 @@ pub fn probe() -> Result<Duration, String> {
 impl std::fmt::Debug for Aside {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Aside").field("report", &self.report()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use crate::mover::fake::{FakeMover, Touch};
+
+    const WINDOW: WindowIndex = WindowIndex::new(3);
+
+    /// A window is aside and somebody waits for it. Returns how the service ends whose descriptor is always readable, and the
+    /// mover.
+    fn served(prepare: impl FnOnce(&FakeMover)) -> (io::Result<()>, Arc<FakeMover>) {
+        let mover = Arc::new(FakeMover::default());
+        mover.write(WINDOW, ALL_PAGES);
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
+        aside.set_aside(WINDOW).expect("nothing fails yet");
+        assert_eq!(mover.touch(WINDOW, 0), Touch::Waits);
+        prepare(&mover);
+        let (stopped, stop) = io::pipe().expect("a pipe");
+        let (readable, _writer) = {
+            let (reader, mut writer) = io::pipe().expect("a pipe");
+            io::Write::write_all(&mut writer, &[0]).expect("there is room for a byte");
+            (reader, writer)
+        };
+        let ended = std::thread::scope(|scope| {
+            let service = scope.spawn(|| answer_until(&stopped, &aside, &readable));
+            while mover.waiting() > 0 && !service.is_finished() {
+                std::thread::yield_now();
+            }
+            drop(stop);
+            service.join().expect("it does not panic")
+        });
+        (ended, mover)
+    }
+
+    #[test]
+    fn one_failure_to_see_who_waits_does_not_end_the_service() {
+        let (ended, mover) = served(|mover| mover.fail_call(0, libc::EINTR));
+        assert!(ended.is_ok() && mover.waiting() == 0, "{ended:?}");
+    }
+
+    #[test]
+    fn a_service_that_never_sees_who_waits_ends() {
+        let (ended, mover) = served(|mover| mover.fail_all(Some(libc::EIO)));
+        assert!(ended.is_err() && mover.waiting() == 1, "{ended:?}");
+        mover.fail_all(None);
     }
 }
