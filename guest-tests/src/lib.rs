@@ -1,4 +1,9 @@
-//! What tests that need more than a compiler share: asking for it, and skipping with a reason where it is absent.
+//! What tests that need more than a compiler share: asking for it, and skipping with a reason where it is absent; a guest
+//! that notices every lost word, and a policy that asks for anything anywhere.
+
+pub mod chaos;
+pub mod holdings;
+pub mod pattern_guest;
 
 /// What a test may need of its machine; the names of `WIDELEAF_REQUIRE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

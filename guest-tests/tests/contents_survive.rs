@@ -8,9 +8,10 @@ use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
+use wideleaf_guest_tests::chaos::Chaos;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_memory::{BackingConfig, BackingKind};
-use wideleaf_policies::policy::{Needs, Policy, PolicyInfo, by_name};
+use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
 
@@ -49,50 +50,11 @@ impl Shuttle {
     }
 }
 
-/// Asks for anything anywhere, with every sensor at work.
-struct Chaos {
-    random: u64,
-}
-
-impl Policy for Chaos {
-    fn name(&self) -> &'static str {
-        "chaos"
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, written: true, guest_mapping: true, host_memory: true }
-    }
-
-    fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {
-        for vm in &snapshot.vms {
-            for row in (0..vm.len()).filter(|row| vm.ready_at[*row] <= now && vm.resident[*row] > 0) {
-                let (vm, window) = (vm.vm, vm.windows[row]);
-                match self.roll() % 4 {
-                    0 => plan.push(Action::Promote { vm, window, to: PageSize::Huge2M }, Cost::default()),
-                    1 => plan.push(Action::Demote { vm, window, to: PageSize::Base4K }, Cost::default()),
-                    2 => plan.push(Action::Release { vm, window }, Cost::default()),
-                    _ => {}
-                }
-            }
-        }
-    }
-}
-
-impl Chaos {
-    /// Xorshift (Marsaglia, 2003).
-    fn roll(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-}
-
 static CHAOS: PolicyInfo = PolicyInfo {
     name: "chaos",
     summary: "asks for anything anywhere",
     parameters: &[],
-    make: |_| Box::new(Chaos { random: 0x9e37_79b9_7f4a_7c15 }),
+    make: |_| Box::new(Chaos::new(1)),
 };
 
 static SHUTTLE: PolicyInfo = PolicyInfo {
