@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use crate::action::Action;
 use crate::budget::Cost;
+use crate::median::median;
 use crate::outcome::OutcomeResult;
 use crate::recording::RecordedOutcome;
 use crate::units::{Bytes, PageSize};
@@ -69,24 +70,21 @@ impl Samples {
     pub fn medians(self) -> Costs {
         let otherwise = Costs::default();
         Costs {
-            promote_2m: median(self.promote_2m, otherwise.promote_2m),
-            promote_1g: median(self.promote_1g, otherwise.promote_1g),
-            recover: median(self.recover, otherwise.recover),
-            demote: median(self.demote, otherwise.demote),
-            release: median(self.release, otherwise.release),
+            promote_2m: median_cost(&self.promote_2m, otherwise.promote_2m),
+            promote_1g: median_cost(&self.promote_1g, otherwise.promote_1g),
+            recover: median_cost(&self.recover, otherwise.recover),
+            demote: median_cost(&self.demote, otherwise.demote),
+            release: median_cost(&self.release, otherwise.release),
         }
     }
 }
 
-/// The median of each part of the cost, the upper one of two.
-fn median(costs: Vec<Cost>, otherwise: Cost) -> Cost {
-    let middle = costs.len() / 2;
+/// The median of each part of the cost, the upper one of two: a cost that was really paid.
+fn median_cost(costs: &[Cost], otherwise: Cost) -> Cost {
     let mut copied: Vec<_> = costs.iter().map(|cost| cost.copied).collect();
     let mut cpu: Vec<_> = costs.iter().map(|cost| cost.cpu).collect();
-    copied.sort_unstable();
-    cpu.sort_unstable();
-    match (copied.get(middle), cpu.get(middle)) {
-        (Some(copied), Some(cpu)) => Cost { copied: *copied, cpu: *cpu },
+    match (median(&mut copied, Ord::cmp, |_, upper| upper), median(&mut cpu, Ord::cmp, |_, upper| upper)) {
+        (Some(copied), Some(cpu)) => Cost { copied, cpu },
         _ => otherwise,
     }
 }

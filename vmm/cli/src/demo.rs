@@ -22,6 +22,7 @@ use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
 use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
 use wideleaf_memory::pool::{HugetlbPools, PoolLease};
+use wideleaf_policies::median::median;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
@@ -279,15 +280,9 @@ fn judged_rate(run: &RunReport) -> f64 {
     }
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => sorted[half],
-        _ => f64::midpoint(sorted[half - 1], sorted[half]),
-    }
+/// The median; zero without values.
+fn middle(values: &[f64]) -> f64 {
+    median(&mut values.to_vec(), f64::total_cmp, f64::midpoint).unwrap_or_default()
 }
 
 fn ratios(arms: &[Arm]) -> Vec<Ratio> {
@@ -299,7 +294,7 @@ fn ratios(arms: &[Arm]) -> Vec<Ratio> {
             let values: Vec<f64> = rounds.map(|(a, b)| judged_rate(a) / judged_rate(b)).collect();
             Some(Ratio {
                 name: format!("{a} : {b}"),
-                median: median(&values),
+                median: middle(&values),
                 lowest: values.iter().copied().fold(f64::INFINITY, f64::min),
                 highest: values.iter().copied().fold(0.0, f64::max),
             })
@@ -310,7 +305,7 @@ fn ratios(arms: &[Arm]) -> Vec<Ratio> {
 fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<(f64, f64, f64)> {
     let values: Vec<f64> = arm.runs.iter().filter_map(value).collect();
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
-    (!values.is_empty()).then(|| (median(&values), lowest, values.iter().copied().fold(0.0, f64::max)))
+    (!values.is_empty()).then(|| (middle(&values), lowest, values.iter().copied().fold(0.0, f64::max)))
 }
 
 impl DemoReport {
