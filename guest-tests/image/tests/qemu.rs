@@ -343,7 +343,7 @@ fn a_table_larger_than_ram_is_refused_with_both_sizes() {
     if can_run_qemu() {
         let run = Boot { line: "gups log2_words=25", ..MICROVM }.run();
         run.assert_ended_with(ExitCode::Unsupported);
-        assert!(run.panic_message().starts_with("needs 268435456 bytes of memory, there are 1"), "{}", run.console);
+        assert!(run.panic_message().starts_with("needs 256 MiB of memory, there are 1"), "{}", run.console);
     }
 }
 

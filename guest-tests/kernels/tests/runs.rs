@@ -195,7 +195,7 @@ fn wrong_arguments_end_with_one_clear_line() {
 fn what_the_machine_cannot_give_is_unsupported_and_not_a_bad_argument() {
     let (code, lines) = run(1, 16, "gups log2_words=20");
     assert_eq!(code, ExitCode::Unsupported);
-    assert!(has(&lines, "panic message=needs 8388608 bytes of memory, there are 65536"), "{lines:#?}");
+    assert!(has(&lines, "panic message=needs 8 MiB of memory, there are 64 KiB"), "{lines:#?}");
     let (code, _) = run_with(1, 0, 16, "pattern seconds=1", |_, _| ());
     assert_eq!(code, ExitCode::Unsupported);
 }

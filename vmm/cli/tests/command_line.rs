@@ -188,7 +188,7 @@ fn a_kernels_parameters_are_checked_by_name_and_value() {
 fn a_kernel_whose_arena_is_too_small_says_how_much_it_needs() {
     let scratch = Scratch::new();
     let arguments = ["run", "--native", "gups", "--cmdline=log2_words=25", "--memory=64M", "--output=result"];
-    scratch.refuses(&arguments, 3, &["gups refuses: needs 268435456 bytes of memory, there are 67108864", "more RAM"]);
+    scratch.refuses(&arguments, 3, &["gups refuses: needs 256 MiB of memory, there are 64 MiB", "more RAM"]);
 }
 
 #[test]
