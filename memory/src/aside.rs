@@ -294,15 +294,27 @@ impl Aside {
         let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
         self.make_way(aside, guest);
         self.move_window(aside, guest, Refused::LeaveThePage)?;
-        for page in self.mover.held(aside)?.into_iter().flatten() {
-            match self.mover.copy_page(aside, guest, page) {
-                Ok(()) => report.copied_pages += 1,
-                Err(error) if error.source.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(error) => return Err(error),
-            }
-            self.mover.discard(aside, page..page + 1)?;
+        // One that cannot be copied now does not keep the others away.
+        let copies =
+            self.mover.held(aside)?.into_iter().flatten().map(|page| self.return_page(window, slot, page, report));
+        copies.fold(Ok(()), Result::and)
+    }
+
+    /// Copies a page back that does not move.
+    fn return_page(
+        &self,
+        window: WindowIndex,
+        slot: u16,
+        page: u16,
+        report: &mut AsideReport,
+    ) -> Result<(), HostError> {
+        let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
+        match self.mover.copy_page(aside, guest, page) {
+            Ok(()) => report.copied_pages += 1,
+            Err(error) if error.source.raw_os_error() == Some(libc::EEXIST) => {}
+            Err(error) => return Err(error),
         }
-        Ok(())
+        self.mover.discard(aside, page..page + 1)
     }
 
     /// Sees to it that a huge page can be moved whole: no page table may be where it goes. If the table stays the
@@ -561,6 +573,22 @@ mod tests {
             service.join().expect("it does not panic")
         });
         (ended, mover)
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_copied_back_does_not_keep_the_others_away() {
+        let mover = Arc::new(FakeMover::default());
+        mover.write(WINDOW, ALL_PAGES);
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
+        aside.set_aside(WINDOW).expect("nothing fails yet");
+        let place = Place::Aside(0);
+        (1..4).for_each(|page| mover.pin(place, page));
+        // Read who waits, look, move page 0, pages 1 to 3 in vain, the rest; see what is left; copy page 1.
+        mover.fail_call(8, libc::ENOMEM);
+        aside.bring_back(WINDOW).expect_err("a page is left");
+        assert_eq!(mover.held(place).expect("nothing fails any more"), [1..2]);
+        aside.serve().expect("nothing fails any more");
+        assert_eq!((mover.held(place).expect("nothing fails any more"), aside.report().copied_pages), (vec![], 3));
     }
 
     #[test]
