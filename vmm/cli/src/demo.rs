@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
 use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
-use wideleaf_memory::pool::{HugetlbPools, PoolLease};
 use wideleaf_policies::median::median;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
@@ -29,6 +28,7 @@ use wideleaf_policies::{Bytes, PageSize};
 use crate::args::DemoArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::held_pool::HeldPool;
 use crate::interrupts::Interrupts;
 use crate::output::Output;
 use crate::report::{Gaps, Phase, RunReport, number, rate, table};
@@ -132,7 +132,7 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
     let environment = Environment::capture();
     let table_bytes = Bytes::new(8 << args.log2_words);
     let ram = table_bytes + BESIDE_TABLE;
-    let pool = lease_pool(ram);
+    let pool = HeldPool::lease(ram.pages(PageSize::Huge2M));
     let mut arms = arms(args.log2_words, ram, is_native, pool.is_ok());
     if let Err(why) = &pool {
         tracing::warn!("no hugetlb pool for the hugetlb arm, THP from the start instead: {why}");
@@ -161,11 +161,6 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
         ratios,
         environment,
     })
-}
-
-fn lease_pool(ram: Bytes) -> Result<PoolLease, String> {
-    let pools = HugetlbPools::of_this_machine();
-    pools.lease(PageSize::Huge2M, ram.pages(PageSize::Huge2M)).map_err(|error| error.to_string())
 }
 
 fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm> {
