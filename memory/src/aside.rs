@@ -582,13 +582,14 @@ mod tests {
         let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
         aside.set_aside(WINDOW).expect("nothing fails yet");
         let place = Place::Aside(0);
+        let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
         (1..4).for_each(|page| mover.pin(place, page));
         // Read who waits, look, move page 0, pages 1 to 3 in vain, the rest; see what is left; copy page 1.
         mover.fail_call(8, libc::ENOMEM);
         aside.bring_back(WINDOW).expect_err("a page is left");
-        assert_eq!(mover.held(place).expect("nothing fails any more"), [1..2]);
+        assert_eq!(held(), [1]);
         aside.serve().expect("nothing fails any more");
-        assert_eq!((mover.held(place).expect("nothing fails any more"), aside.report().copied_pages), (vec![], 3));
+        assert_eq!((held(), aside.report().copied_pages), (vec![], 3));
     }
 
     #[test]
