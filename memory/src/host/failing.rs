@@ -10,6 +10,8 @@ use crate::mishaps::{Fate, Mishaps};
 use crate::mover::Mover;
 use crate::mover::failing::FailingMover;
 use crate::region::GuestRam;
+use crate::sensors::minor_faults::MinorFaults;
+use crate::sensors::minor_faults::failing::FailingMinorFaults;
 use crate::side_mapping::{GiantFile, SideMapping};
 
 /// See the module. What fails late has been done for the first half of its range.
@@ -54,7 +56,7 @@ fn errnos(advice: Advice) -> &'static [i32] {
     match advice {
         Advice::HugePage | Advice::NoHugePage | Advice::Cold => &[libc::EAGAIN, libc::ENOMEM],
         Advice::Collapse => &[libc::EAGAIN, libc::EBUSY, libc::EINVAL, libc::ENOMEM],
-        Advice::PopulateWrite => &[libc::EFAULT, libc::EHWPOISON, libc::ENOMEM],
+        Advice::PopulateRead | Advice::PopulateWrite => &[libc::EFAULT, libc::EHWPOISON, libc::ENOMEM],
     }
 }
 
@@ -117,6 +119,10 @@ impl<H: Host> Host for FailingHost<H> {
 
     fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
         Arc::new(FailingMover::new(self.real.mover_door(real), self.mishaps.clone()))
+    }
+
+    fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
+        Arc::new(FailingMinorFaults::new(self.real.minor_faults_door(real), self.mishaps.clone()))
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {
