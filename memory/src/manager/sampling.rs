@@ -416,7 +416,9 @@ fn exact_sampler(
             Ok((Box::new(sensor), Some(mover)))
         }
         BackingKind::Memfd | BackingKind::Hugetlb => {
-            let sensor = MinorFaultSensor::start(ram, AccessConfig::default()).map_err(|error| error.to_string())?;
+            let door = |real| host.minor_faults_door(real);
+            let sensor = MinorFaultSensor::start_through(door, ram, AccessConfig::default());
+            let sensor = sensor.map_err(|error| error.to_string())?;
             Ok((Box::new(sensor), None))
         }
     }
