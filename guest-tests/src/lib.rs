@@ -11,6 +11,8 @@ pub enum Need {
     Lab,
     /// A kernel that moves pages of anonymous memory, and permits it.
     UffdMove,
+    /// A userfaultfd that sees the kernel's own faults.
+    Userfaultfd,
 }
 
 impl Need {
@@ -20,6 +22,7 @@ impl Need {
             Need::Hugetlb1G => "hugetlb1g",
             Need::Lab => "lab",
             Need::UffdMove => "uffd_move",
+            Need::Userfaultfd => "userfaultfd",
         }
     }
 }

@@ -215,13 +215,12 @@ impl RunSpec {
 fn backing_of(args: &RunArgs, ram_start: RamStart) -> Result<BackingConfig, Failure> {
     let chosen = args.backing.map(BackingKind::from);
     if ram_start == RamStart::OnReservableFrames {
-        return match (chosen.unwrap_or(BackingKind::Memfd), args.host_page.unwrap_or(PageSize::Base4K)) {
-            (BackingKind::Memfd, PageSize::Base4K) => Ok(BackingConfig::reservable()),
-            (kind, page) => Err(Failure::Usage(format!(
-                "this policy reserves frames, which {} RAM on {page} pages does not let it: use --backing memfd --host-page 4k",
-                kind.name()
-            ))),
-        };
+        let is_fit =
+            matches!((chosen, args.host_page), (None | Some(BackingKind::Memfd), None | Some(PageSize::Base4K)));
+        return is_fit.then(BackingConfig::reservable).ok_or_else(|| {
+            let remedy = "use --backing memfd --host-page 4k, or leave both out";
+            Failure::Usage(format!("this policy reserves frames, which only memfd RAM on 4k pages lets it: {remedy}"))
+        });
     }
     let kind = chosen.unwrap_or(BackingKind::Anon);
     let start_page = args.host_page.unwrap_or(match (kind, ram_start) {
