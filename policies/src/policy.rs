@@ -150,16 +150,16 @@ pub const POLICIES: &[PolicyInfo] = &[
         make: |_| Box::new(AtFault),
     },
     PolicyInfo {
-        name: "reservation",
-        summary: "sets 2 MiB of frames aside at the first touch of a window; large in place once they are populated",
-        parameters: reservation::PARAMETERS,
-        make: |parameters| Box::new(Reservation::new(parameters)),
-    },
-    PolicyInfo {
         name: "greedy",
         summary: "promotes every window that has a page present to 2 MiB, as fast as the budget allows",
         parameters: &[],
         make: |_| Box::new(Greedy::default()),
+    },
+    PolicyInfo {
+        name: "reservation",
+        summary: "sets 2 MiB of frames aside at the first touch of a window; large in place once they are populated",
+        parameters: reservation::PARAMETERS,
+        make: |parameters| Box::new(Reservation::new(parameters)),
     },
     PolicyInfo {
         name: "thp",
