@@ -33,7 +33,7 @@ const LIMITS: BudgetLimits = BudgetLimits {
 /// Longer than any policy sleeps, and long enough for a window to be hot.
 const BETWEEN_PLANS: Duration = Duration::from_secs(3600);
 
-const PLAN_NOTHING: [&str; 3] = ["never", "prealloc", "at-fault"];
+const PLAN_NOTHING: [&str; 4] = ["never", "prealloc", "at-fault", "reservation"];
 
 fn planning(c: &mut Criterion) {
     let mut group = c.benchmark_group("planning");

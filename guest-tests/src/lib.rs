@@ -23,6 +23,8 @@ pub enum Need {
     UffdMove,
     /// A kernel that tells minor faults of memfd and hugetlb memory, and permits it.
     UffdMinor,
+    /// A userfaultfd that sees the kernel's own faults.
+    Userfaultfd,
 }
 
 impl Need {
@@ -34,6 +36,7 @@ impl Need {
             Need::Lab => "lab",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",
+            Need::Userfaultfd => "userfaultfd",
         }
     }
 }

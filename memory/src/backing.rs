@@ -7,6 +7,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize};
 
 use crate::host::{Advice, Host, HostError, linux::LinuxHost};
 use crate::sys::mapping::{MapError, create_memfd};
+use crate::sys::tmpfs;
 
 /// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -39,6 +40,8 @@ impl BackingKind {
 pub struct BackingConfig {
     kind: BackingKind,
     start_page: PageSize,
+    /// Whether its file hands out huge folios that are then mapped page by page.
+    is_reservable: bool,
 }
 
 /// A combination that does not exist.
@@ -61,8 +64,19 @@ impl BackingConfig {
         match (kind, start_page) {
             (BackingKind::Hugetlb, PageSize::Base4K) => Err(BackingError::HugetlbOf4K),
             (BackingKind::Anon | BackingKind::Memfd, PageSize::Giant1G) => Err(BackingError::GiantNeedsHugetlb(kind)),
-            _ => Ok(BackingConfig { kind, start_page }),
+            _ => Ok(BackingConfig { kind, start_page, is_reservable: false }),
         }
+    }
+
+    /// memfd RAM on base pages whose frames can be set aside 2 MiB at a time ([`crate::reserved_frames`]). No other process
+    /// may write to it: what this process has not mapped counts as never touched.
+    pub const fn reservable() -> BackingConfig {
+        BackingConfig { kind: BackingKind::Memfd, start_page: PageSize::Base4K, is_reservable: true }
+    }
+
+    /// Whether frames can be set aside for its windows.
+    pub const fn is_reservable(self) -> bool {
+        self.is_reservable
     }
 
     /// The kind of memory.
@@ -95,6 +109,7 @@ impl BackingConfig {
     pub(crate) fn create_file(self, bytes: Bytes) -> Result<Option<File>, MapError> {
         match self.kind {
             BackingKind::Anon => Ok(None),
+            BackingKind::Memfd if self.is_reservable => create_reservable(bytes).map(Some),
             BackingKind::Memfd => create_memfd(bytes, None).map(Some),
             BackingKind::Hugetlb => create_memfd(bytes, Some(self.start_page)).map(Some),
         }
@@ -119,6 +134,15 @@ impl BackingConfig {
             PageSize::Huge2M | PageSize::Giant1G => Advice::HugePage,
         }
     }
+}
+
+/// A file that hands out 2 MiB in one piece. Where that is not permitted an ordinary memfd, whose frames lie anywhere:
+/// what becomes large there is copied.
+fn create_reservable(bytes: Bytes) -> Result<File, MapError> {
+    tmpfs::create_file(bytes).or_else(|error| {
+        tracing::warn!("reserved frames do not lie together, and promotions copy (root could have both): {error}");
+        create_memfd(bytes, None)
+    })
 }
 
 #[cfg(test)]

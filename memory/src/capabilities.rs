@@ -79,6 +79,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
                 .map(|took| format!("a window there and back took {:.2} ms", took.as_secs_f64() * 1e3)),
         ),
         row("uffd_minor", "no access sensor for memfd and hugetlb RAM", probe_minor_faults()),
+        row("reserved_frames", "--policy reservation copies, or does not run", crate::reserved_frames::probe()),
         row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
         row(
             "damon",

@@ -35,22 +35,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, PipeReader, PipeWriter};
-use std::os::fd::AsFd;
+use std::io::{self, PipeReader};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use hdrhistogram::Histogram;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_policies::{
-    Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex,
-};
+use nix::poll::PollTimeout;
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, VmId, WindowIndex};
 
-use crate::actuators::collapse::collapse_window;
 use crate::backing::{BackingConfig, BackingKind};
+use crate::faults::{Brought, FaultThread, Touch, Watched, find, let_all_go, let_go_huge, wait};
 use crate::host::{Advice, Host, HostError, linux::LinuxHost};
-use crate::region::{GuestRam, RamError, RamRange};
+use crate::region::{GuestRam, RamError};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::pagemap::holds_nothing;
 pub use crate::sys::userfaultfd::UserfaultfdError;
@@ -60,9 +55,7 @@ use crate::sys::userfaultfd::{Message, Mode, Userfaultfd};
 #[derive(Debug)]
 pub struct FirstTouch {
     report: Arc<Mutex<FirstTouchReport>>,
-    /// Dropping it ends the thread.
-    stop: Option<PipeWriter>,
-    thread: Option<JoinHandle<()>>,
+    thread: FaultThread,
 }
 
 /// Why first touches can not be decided.
@@ -207,7 +200,7 @@ impl FirstTouch {
         for (vm, ram) in &vms {
             check_backing(*vm, ram)?;
         }
-        let regions = vms.iter().flat_map(|(vm, ram)| ram.ranges().iter().map(|range| Region::new(*vm, ram, *range)));
+        let regions = vms.iter().flat_map(|(vm, ram)| Watched::all(*vm, ram, State::Unasked));
         let report = Arc::<Mutex<FirstTouchReport>>::default();
         let mut service = Service {
             pagemap: File::open("/proc/self/pagemap")
@@ -223,12 +216,9 @@ impl FirstTouch {
         if service.tables_stay {
             service.advise_undecided(Advice::HugePage);
         }
-        let (stopped, stop) = io::pipe().map_err(FirstTouchError::Thread)?;
-        let thread = std::thread::Builder::new()
-            .name("first-touch".into())
-            .spawn(move || service.run(&stopped))
-            .map_err(FirstTouchError::Thread)?;
-        Ok(FirstTouch { report, stop: Some(stop), thread: Some(thread) })
+        let thread =
+            FaultThread::spawn("first-touch", move |stop| service.run(stop)).map_err(FirstTouchError::Thread)?;
+        Ok(FirstTouch { report, thread })
     }
 
     /// What has been counted so far.
@@ -239,23 +229,12 @@ impl FirstTouch {
     /// Lets all memory go, wakes whoever waits, ends the thread, and returns what it counted. Takes as long as the
     /// answer the thread is at.
     pub fn stop(mut self) -> FirstTouchReport {
-        self.end();
-        self.report()
-    }
-
-    fn end(&mut self) {
-        drop(self.stop.take());
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            // The panic has printed its message; the service let go of everything as it unwound.
+        if self.thread.end() {
+            // The service let go of everything as it unwound.
             let mut report = self.report.lock().expect("nothing panics under this lock");
             report.gave_up = Some("the policy panicked".into());
         }
-    }
-}
-
-impl Drop for FirstTouch {
-    fn drop(&mut self) {
-        self.end();
+        self.report()
     }
 }
 
@@ -302,48 +281,11 @@ enum State {
     Released,
 }
 
-/// How often a collapse is tried that is answered "busy": the page that another toucher has just brought is still on
-/// its way to an LRU list, which the attempt itself speeds up. With one attempt up to a third of the windows that
-/// two threads touched at once stayed at base pages in the NPT lab (Linux 6.12), with four none did.
-const COLLAPSE_ATTEMPTS: u32 = 4;
-
-/// One range of RAM and its windows.
-struct Region {
-    vm: VmId,
-    /// Keeps the mapping alive while it is registered.
-    ram: Arc<GuestRam>,
-    range: RamRange,
-    /// Whether it is ours to unregister: before Linux 6.13 any userfaultfd could unregister another's.
-    is_registered: bool,
-    /// By window of the range, ascending.
-    states: Vec<State>,
-}
-
-impl Region {
-    fn new(vm: VmId, ram: &Arc<GuestRam>, range: RamRange) -> Region {
-        let bytes = range.gpa.windows().len() as u64 * PageSize::Huge2M.bytes().get();
-        assert_eq!(bytes, range.gpa.bytes().get(), "RAM that is not hugetlb is whole windows");
-        let states = vec![State::Unasked; range.gpa.windows().len()];
-        Region { vm, ram: ram.clone(), range, is_registered: false, states }
-    }
-}
-
-/// A touched page, and its window.
-#[derive(Clone, Copy)]
-struct Touch {
-    region: usize,
-    row: usize,
-    window: WindowIndex,
-    /// Where the window is mapped.
-    start: Hva,
-    page: Hva,
-}
-
 struct Service<D> {
     host: Arc<dyn Host>,
     pagemap: File,
     uffd: Userfaultfd,
-    regions: Vec<Region>,
+    regions: Vec<Watched<State>>,
     /// Whether undecided windows are `MADV_HUGEPAGE`, because the kernel keeps empty page tables.
     tables_stay: bool,
     decide: D,
@@ -351,17 +293,11 @@ struct Service<D> {
 }
 
 impl<D> Drop for Service<D> {
-    /// Closing the descriptor would do the same, but only once no child that was forked holds a copy of it.
     fn drop(&mut self) {
         if self.tables_stay {
             self.advise_undecided(Advice::NoHugePage);
         }
-        for region in self.regions.iter().filter(|region| region.is_registered) {
-            let (start, bytes) = (region.range.hva, region.range.gpa.bytes());
-            if let Err(error) = self.uffd.unregister(start, bytes).and_then(|()| self.uffd.wake(start, bytes)) {
-                tracing::warn!("{}: unregistering {start} from userfaultfd: {error}", region.vm);
-            }
-        }
+        let_all_go(&self.uffd, &self.regions);
     }
 }
 
@@ -411,7 +347,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
     /// Answers until told to stop.
     fn serve(&mut self, stop: &PipeReader) -> io::Result<()> {
         let mut messages = Vec::new();
-        while self.wait(stop)? {
+        while wait(&self.uffd, stop, PollTimeout::NONE)? {
             self.uffd.read(&mut messages)?;
             for message in messages.drain(..) {
                 let Message::Fault(page) = message else {
@@ -426,18 +362,8 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
         Ok(())
     }
 
-    /// Waits for a message (`true`) or the order to stop (`false`).
-    fn wait(&self, stop: &PipeReader) -> io::Result<bool> {
-        let mut fds = [self.uffd.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => Ok(!fds[1].any().unwrap_or(true)),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
     fn answer(&mut self, page: Hva) -> io::Result<()> {
-        let touch =
-            self.find(page).ok_or_else(|| io::Error::other(format!("a fault at {page}, outside of all RAM")))?;
+        let touch = find(&self.regions, page)?;
         match self.regions[touch.region].states[touch.row] {
             // It was on its way when the window was let go, or it was woken, touched again and was on its way once
             // more before the kernel had finished letting go: nobody else would wake it.
@@ -448,16 +374,6 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
             State::Kept => self.release(touch),
             State::Unasked => self.decide(touch),
         }
-    }
-
-    fn find(&self, page: Hva) -> Option<Touch> {
-        self.regions.iter().enumerate().find_map(|(region, Region { range, .. })| {
-            let offset = page.get().checked_sub(range.hva.get()).filter(|offset| *offset < range.gpa.bytes().get())?;
-            let row = offset / PageSize::Huge2M.bytes().get();
-            let start = range.hva + PageSize::Huge2M.bytes() * row;
-            let window = WindowIndex::containing(range.gpa.start() + (start - range.hva));
-            Some(Touch { region, row: row as usize, window, start, page })
-        })
     }
 
     fn decide(&mut self, touch: Touch) -> io::Result<()> {
@@ -495,29 +411,13 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
     /// The advice comes first: a fault that meets it leaves no page table behind. While the window is registered
     /// nobody else can bring a page into one that holds nothing, so the discard can lose none.
     fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
-        let Region { ram, range, .. } = &self.regions[touch.region];
-        let (host, bytes) = (self.host.as_ref(), PageSize::Huge2M.bytes());
-        let advised = host.advise(touch.start, bytes, Advice::HugePage);
+        let Watched { ram, range, .. } = &self.regions[touch.region];
+        let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
         if let Err(error) = ram.discard(touch.window) {
             tracing::debug!("{}: its page table stays and the collapse has to do it: {error}", touch.window);
         }
-        self.uffd.unregister(touch.start, bytes).map_err(|_| "refused_release")?;
-        // The touch itself would do, if it is a write: a read brings the huge zero page, which older kernels split at the
-        // first write. And somebody has to wait until the page is there before it can be looked for.
-        if let Err(error) = host.advise(touch.page, PageSize::Base4K.bytes(), Advice::PopulateWrite) {
-            tracing::debug!("{}: {error}", touch.window);
-        }
-        if window_backing(host, *range, None, touch.window).is_ok_and(|now| now.backing == Backing::Huge2M) {
-            return Ok(Brought::ByFault);
-        }
-        let busy = OutcomeResult::Refused(Refusal::Busy);
-        let mut attempts = (0..COLLAPSE_ATTEMPTS).map(|_| collapse_window(host, *range, touch.window).result);
-        match attempts.find(|result| *result != busy).unwrap_or(busy) {
-            OutcomeResult::Done => Ok(Brought::ByCollapse),
-            OutcomeResult::Skipped(Skip::AlreadyDone) => Ok(Brought::ByFault),
-            refused => Err(refused.name()),
-        }
+        let_go_huge(self.host.as_ref(), &self.uffd, *range, touch)
     }
 
     /// Lets a window go to base pages; where that is refused, answers the one page. The mark is that of RAM that starts
@@ -552,11 +452,4 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
     fn count(&self, count: impl FnOnce(&mut FirstTouchReport)) {
         count(&mut self.report.lock().expect("nothing panics under this lock"));
     }
-}
-
-/// What made a window huge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Brought {
-    ByFault,
-    ByCollapse,
 }

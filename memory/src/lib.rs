@@ -13,15 +13,17 @@
 //! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
+//! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
 //! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
 //! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and one that
-//! fails by the dice before the real one ([`mishaps`]). Four exceptions: in [`first_touch`] faults are the kernel's to hand out, so
-//! its userfaultfd is always the real one, and [`actuators::release`] and [`sensors::minor_faults`] have small doors of their own,
-//! with fakes, and [`sensors::damon`] reads and writes files under a root that tests choose. `unsafe` is in `sys` alone.
+//! fails by the dice before the real one ([`mishaps`]). Exceptions: in [`first_touch`] and [`reserved_frames`] faults are the kernel's
+//! to hand out, so their userfaultfd is always the real one; [`actuators::release`], [`reserved_frames`] and
+//! [`sensors::minor_faults`] have small doors of their own, with fakes, and [`sensors::damon`] reads and writes files under a root
+//! that tests choose. `unsafe` is in `sys` alone.
 
 pub mod actuators;
 pub mod aside;
@@ -29,6 +31,7 @@ pub mod backing;
 pub mod capabilities;
 pub mod claims;
 mod fake_calls;
+mod faults;
 pub mod first_touch;
 pub mod host;
 pub mod manager;
@@ -37,6 +40,7 @@ pub mod mover;
 pub mod pool;
 pub mod recorder;
 pub mod region;
+pub mod reserved_frames;
 pub mod second_level;
 pub mod sensors;
 pub mod side_mapping;
@@ -47,4 +51,5 @@ pub use first_touch::{FirstTouch, FirstTouchReport};
 pub use host::{Host, linux::LinuxHost};
 pub use manager::{Manager, ManagerConfig, ManagerReport};
 pub use region::{GuestRam, RamRange};
+pub use reserved_frames::{ReservedFrames, ReservedFramesReport};
 pub use second_level::{Paging, SecondLevel};

@@ -36,6 +36,7 @@ use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::Host;
 use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
+use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
 use crate::second_level::SecondLevel;
 use crate::sensors::host_backing::HostBackingSensor;
 use crate::sensors::host_memory::host_memory;
@@ -162,6 +163,8 @@ pub struct ManagerReport {
     pub samples: Vec<(VmId, Vec<Sample>)>,
     /// What was decided at the fault, if the policy decides there.
     pub first_touch: Option<FirstTouchReport>,
+    /// What was done with reserved frames, if the policy reserves some.
+    pub reserved_frames: Option<ReservedFramesReport>,
     /// What became of the recording, if there is one.
     pub recording: Option<RecorderReport>,
     /// What the sensors that are not asked at every tick did, and what that cost.
@@ -199,6 +202,7 @@ impl ManagerReport {
             last_done_at: None,
             samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
             first_touch: None,
+            reserved_frames: None,
             recording: None,
             sensor_costs: SensorCosts::new(),
             unanswered: Vec::new(),
@@ -379,6 +383,16 @@ impl ManagerLoop {
         let policy = self.policy.clone();
         let decide = move |vm, window| lock(&policy).first_touch(vm, window);
         FirstTouch::start(self.host.clone(), vms, decide).map(Some)
+    }
+
+    /// The service for a policy that reserves frames; `None` for all others.
+    fn reserved_frames(&self) -> Result<Option<ReservedFrames>, ReservedFramesError> {
+        let Some(rules) = lock(&self.policy).reserves() else {
+            return Ok(None);
+        };
+        let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(ReservedFramesError::NotMapped(vm.id))?));
+        let vms = self.vms.iter().map(mapped).collect::<Result<_, ReservedFramesError>>()?;
+        ReservedFrames::start(self.host.clone(), vms, rules).map(Some)
     }
 
     /// One round. Returns how many actions were done, or begun.
@@ -633,6 +647,7 @@ pub struct Manager {
     should_stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<ManagerReport>>,
     first_touch: Option<FirstTouch>,
+    reserved_frames: Option<ReservedFrames>,
     host: Arc<dyn Host>,
     access: Vec<SharedAccess>,
 }
@@ -650,6 +665,14 @@ pub enum ManagerError {
         policy: &'static str,
         /// Why not.
         source: FirstTouchError,
+    },
+    /// The policy reserves frames, and none can be reserved.
+    #[error("the policy {policy} reserves frames, which it can not here: {source}")]
+    ReservedFrames {
+        /// The policy's name.
+        policy: &'static str,
+        /// Why not.
+        source: ReservedFramesError,
     },
 }
 
@@ -669,11 +692,11 @@ enum RunState {
 }
 
 impl Manager {
-    /// Starts the loop's thread. It waits until [`Manager::activate`]. A policy that decides at the first touch is asked
-    /// from now on: what is touched before it is asked could not be asked about later.
+    /// Starts the loop's thread. It waits until [`Manager::activate`]. A policy that decides at the first touch is asked, and
+    /// one that reserves frames is served, from now on: what is touched before could not be asked about later.
     ///
     /// # Errors
-    /// [`ManagerError`] where no thread can be had, or first touches can not be decided.
+    /// [`ManagerError`] where no thread can be had, or first touches can not be decided, or no frames reserved.
     pub fn spawn(
         host: Arc<dyn Host>,
         vms: Vec<ManagedVm>,
@@ -691,6 +714,9 @@ impl Manager {
         let shared = Arc::<Shared>::default();
         let first_touch =
             work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
+        let reserved_frames = work
+            .reserved_frames()
+            .map_err(|source| ManagerError::ReservedFrames { policy: work.report.policy, source })?;
         let should_stop = work.should_stop.clone();
         let (host, access) = (work.host.clone(), work.sampling.iter().filter_map(Sampling::access).collect());
         let thread = {
@@ -704,7 +730,7 @@ impl Manager {
                 work.finish()
             })?
         };
-        Ok(Manager { shared, should_stop, thread: Some(thread), first_touch, host, access })
+        Ok(Manager { shared, should_stop, thread: Some(thread), first_touch, reserved_frames, host, access })
     }
 
     /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
@@ -723,9 +749,10 @@ impl Manager {
     pub fn stop(mut self) -> ManagerReport {
         self.end();
         let first_touch = self.first_touch.take().map(FirstTouch::stop);
+        let reserved_frames = self.reserved_frames.take().map(ReservedFrames::stop);
         let thread = self.thread.take().expect("a manager is stopped once");
         let report = thread.join().expect("the manager's thread does not panic");
-        ManagerReport { first_touch, ..report }
+        ManagerReport { first_touch, reserved_frames, ..report }
     }
 
     fn end(&self) {

@@ -14,9 +14,14 @@
 //! fault, and translation is one addition.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{Whence, lseek};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
@@ -53,8 +58,8 @@ pub struct GuestRam {
     backing: BackingConfig,
     reservation: AddressReservation,
     claims: Arc<Claims>,
-    /// Keeps the memfd open: the VMM's children and an attached debugger find the RAM through it.
-    _file: Option<File>,
+    /// The memfd, with the ranges one behind the other. The VMM's children and an attached debugger find the RAM through it.
+    file: Option<File>,
 }
 
 /// Why guest RAM could not be mapped.
@@ -118,7 +123,7 @@ impl GuestRam {
             file_offset += gpa.bytes();
             ranges.push(RamRange { gpa, hva });
         }
-        let ram = GuestRam { ranges, backing, reservation, claims: Arc::default(), _file: file };
+        let ram = GuestRam { ranges, backing, reservation, claims: Arc::default(), file };
         for range in &ram.ranges {
             backing
                 .advise_at_start(range.hva, range.gpa.bytes())
@@ -181,6 +186,52 @@ impl GuestRam {
     pub(crate) fn discard_pages(&self, pages: GpaRange) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
         self.reservation.piece(pages.start() - Gpa::new(0), pages.bytes()).discard()
+    }
+
+    /// Takes memory for pages of file-backed RAM that have none (`fallocate(2)`); nothing is mapped. A whole window of
+    /// [reservable](BackingConfig::reservable) RAM that is empty gets one folio.
+    pub(crate) fn allocate(&self, pages: GpaRange) -> io::Result<()> {
+        let (file, offset) = self.in_file(pages.start());
+        Ok(fallocate(file, FallocateFlags::empty(), offset, pages.bytes().get() as libc::off_t)?)
+    }
+
+    /// Gives the memory of pages of file-backed RAM back: they read zero afterwards. Whoever calls this knows that the guest
+    /// has nothing there, and that nobody can write there meanwhile.
+    pub(crate) fn punch(&self, pages: GpaRange) -> io::Result<()> {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let (file, offset) = self.in_file(pages.start());
+        Ok(fallocate(file, flags, offset, pages.bytes().get() as libc::off_t)?)
+    }
+
+    /// Whether the file has nothing in a window: no page that was ever touched, present or swapped out (`lseek(2)`,
+    /// `SEEK_DATA`).
+    pub(crate) fn file_holds_nothing(&self, window: WindowIndex) -> io::Result<bool> {
+        let (file, offset) = self.in_file(window.start());
+        match lseek(file, offset, Whence::SeekData) {
+            Ok(data) => Ok(data - offset >= PageSize::Huge2M.bytes().get() as libc::off_t),
+            Err(Errno::ENXIO) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The memory that the file has now.
+    pub(crate) fn file_bytes(&self) -> io::Result<Bytes> {
+        /// The unit of `st_blocks` (`stat(3type)`).
+        const BLOCK_BYTES: u64 = 512;
+        Ok(Bytes::new(self.file().metadata()?.blocks() * BLOCK_BYTES))
+    }
+
+    /// The file, and where in it a guest address is.
+    fn in_file(&self, gpa: Gpa) -> (&File, libc::off_t) {
+        let before = self.ranges.iter().take_while(|range| range.gpa.end() <= gpa);
+        let offset: Bytes = before.clone().map(|range| range.gpa.bytes()).sum();
+        let range = self.ranges[before.count()];
+        assert!(range.gpa.contains(gpa), "{gpa} is not RAM");
+        (self.file(), (offset + (gpa - range.gpa.start())).get() as libc::off_t)
+    }
+
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("only file-backed RAM has a file")
     }
 
     /// The giants that are RAM from end to end, ascending: what could be one giant page.

@@ -37,6 +37,7 @@ pub mod rank;
 pub mod recording;
 pub mod remembered;
 pub mod replay;
+pub mod reservations;
 pub mod snapshot;
 pub mod units;
 pub mod walk;
@@ -49,6 +50,7 @@ pub use geometry::GpaRange;
 pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
 pub use parameters::{PolicyChoice, PolicyError};
 pub use policy::Policy;
+pub use reservations::{ReservationRules, Reservations};
 pub use snapshot::{
     AccessHistory, Backing, GuestMapping, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow,
 };

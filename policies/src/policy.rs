@@ -7,6 +7,7 @@ use crate::action::Plan;
 use crate::budget::Budget;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, Parameters};
+use crate::reservations::ReservationRules;
 use crate::snapshot::{Snapshot, VmId};
 use crate::units::{Moment, PageSize, WindowIndex};
 
@@ -18,6 +19,7 @@ mod giant;
 mod greedy;
 mod never;
 mod prealloc;
+mod reservation;
 mod schemes;
 mod thp;
 mod utilization;
@@ -30,6 +32,7 @@ pub use giant::Giant;
 pub use greedy::Greedy;
 pub use never::Never;
 pub use prealloc::Prealloc;
+pub use reservation::Reservation;
 pub use schemes::Schemes;
 pub use thp::Thp;
 pub use utilization::Utilization;
@@ -54,6 +57,12 @@ pub trait Policy: Send {
     /// learns. The answer is a wish: base pages are what is there if no large page is to be had.
     fn first_touch(&mut self, _vm: VmId, _window: WindowIndex) -> PageSize {
         PageSize::Base4K
+    }
+
+    /// By which rules frames are reserved, where windows are to be served from reserved frames. Whoever serves the faults
+    /// keeps the [book](crate::reservations::Reservations); the policy is not asked about single pages.
+    fn reserves(&self) -> Option<ReservationRules> {
+        None
     }
 
     /// Which columns of the snapshot it uses beyond those that every snapshot has. Their sensors cost the guest something,
@@ -105,6 +114,9 @@ pub enum RamStart {
     OnBasePages,
     /// On 2 MiB pages, all of them there before the guest runs.
     HugeAndPrefaulted,
+    /// On base pages, of RAM whose frames can be set aside 2 MiB at a time and mapped one by one: memfd RAM that is nobody
+    /// else's.
+    OnReservableFrames,
 }
 
 /// One line of the list of policies.
@@ -151,6 +163,12 @@ pub const POLICIES: &[PolicyInfo] = &[
         summary: "promotes every window that has a page present to 2 MiB, as fast as the budget allows",
         parameters: &[],
         make: |_| Box::new(Greedy::default()),
+    },
+    PolicyInfo {
+        name: "reservation",
+        summary: "sets 2 MiB of frames aside at the first touch of a window; large in place once they are populated",
+        parameters: reservation::PARAMETERS,
+        make: |parameters| Box::new(Reservation::new(parameters)),
     },
     PolicyInfo {
         name: "thp",

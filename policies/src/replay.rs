@@ -15,6 +15,9 @@
 //! it had then; so the own policy, replayed, does what it did. Any other action of a window that can be done is done,
 //! at the median cost of the recorded ones.
 //!
+//! Reservations are kept as a live host keeps them, with pages that came between two looks coming at once; frames that are
+//! reserved and hold nothing are in no snapshot.
+//!
 //! What a recording does not know is as it was: accesses, writes, KVM's totals, memory that its policy released or
 //! split. A hold is of a window, since a recording knows no memslots, and no guest runs faster for being promoted.
 
@@ -99,11 +102,11 @@ impl<'a> Recording<'a> {
     /// What `policy`, which knows nothing yet, would have done with the same budget.
     pub fn replay(&self, policy: &mut dyn Policy) -> Tally {
         let mut tally = Tally::default();
-        let mut host = SimulatedHost::new(self.header(), self.costs);
+        let mut host = SimulatedHost::new(self.header(), self.costs, policy.reserves());
         let mut budget = None;
         let mut plan = Plan::default();
         for tick in self.ticks() {
-            let seen = host.see(&tick.snapshot, policy, &mut tally);
+            let seen = host.see(tick.at, &tick.snapshot, policy, &mut tally);
             tally.observe(tick.at, &seen);
             if let Some(now) = tick.planned_at {
                 let budget = budget.get_or_insert_with(|| Budget::new(self.header().limits, tick.at));

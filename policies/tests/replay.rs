@@ -13,7 +13,8 @@ use wideleaf_policies::replay::{Recording, Tally};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, Cost, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
-    PageSize, PerTenThousand, Plan, Policy, Refusal, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot, VmId, VmSnapshot,
+    WindowIndex, WindowRow,
 };
 
 const VM: VmId = VmId(0);
@@ -46,6 +47,10 @@ impl Policy for Watched {
 
     fn decides_at_first_touch(&self) -> bool {
         self.0.decides_at_first_touch()
+    }
+
+    fn reserves(&self) -> Option<ReservationRules> {
+        self.0.reserves()
     }
 
     fn first_touch(&mut self, vm: VmId, window: WindowIndex) -> PageSize {
@@ -158,11 +163,21 @@ impl Making {
 
     /// A look at these rows, and a plan of what `outcomes` are of.
     fn tick(&mut self, rows: &[WindowRow], outcomes: &[(Action, OutcomeResult, Cost)]) -> &mut Making {
+        self.tick_with(gib(4), rows, outcomes)
+    }
+
+    /// As [`Making::tick`], with so much of the host's 8 GiB available.
+    fn tick_with(
+        &mut self,
+        available: Bytes,
+        rows: &[WindowRow],
+        outcomes: &[(Action, OutcomeResult, Cost)],
+    ) -> &mut Making {
         self.second += 1;
         let mut vm = VmSnapshot::with_capacity(VM, rows.len());
         rows.iter().for_each(|row| vm.push(*row));
         vm.mapping = Some(MappingStats::default());
-        let host = Some(HostMemory { total: gib(8), available: gib(4), giant_pages_free: 1 });
+        let host = Some(HostMemory { total: gib(8), available, giant_pages_free: 1 });
         let now = self.now();
         self.encoder.snapshot(now, &Snapshot { host, vms: vec![vm] }, &mut self.bytes);
         self.encoder.plan(now, &[], &mut self.bytes);
@@ -372,4 +387,30 @@ fn first_touches_are_answered_once_a_window() {
     let tally = making.replay(&mut EvenHuge);
     assert_eq!((tally.count_of("first_touch_2m", "done"), tally.count_of("first_touch_4k", "done")), (1, 1));
     assert_eq!(coverage(&tally), [(1, 0), (2, 5_000)]);
+}
+
+/// Window 0 fills, window 1 stays half full.
+#[test]
+fn a_reserved_window_becomes_large_without_a_copy_once_the_recorded_guest_has_filled_it() {
+    let mut making = making();
+    making.tick(&[row(0, 0, Backing::Unbacked), row(1, 0, Backing::Unbacked)], &[]);
+    making.tick(&[base(0, 511), base(1, 256)], &[]).tick(&[base(0, 512), base(1, 256)], &[]);
+    let tally = making.replay(by_name("reservation").unwrap().with_defaults().as_mut());
+    let counts = ["reserve_2m", "promote_in_place_2m", "break_reservation"].map(|name| tally.count_of(name, "done"));
+    assert_eq!((counts, tally.copied, tally.bloat), ([2, 1, 0], Bytes::ZERO, Bytes::ZERO));
+    let half_filled = PolicyChoice::parse("reservation:threshold=256").unwrap();
+    let tally = making.replay(half_filled.make().as_mut());
+    assert_eq!((tally.count_of("promote_in_place_2m", "done"), tally.bloat), (2, kib(4) + kib(1024)));
+}
+
+#[test]
+fn a_reservation_that_the_recorded_guest_left_is_made_anew_and_a_broken_one_is_not() {
+    let mut making = making();
+    for (pages, available) in [(1, gib(4)), (0, gib(4)), (2, gib(4)), (3, mib(64)), (512, gib(4))] {
+        let backing = if pages == 0 { Backing::Unbacked } else { Backing::Base4K };
+        making.tick_with(available, &[row(0, pages, backing)], &[]);
+    }
+    let tally = making.replay(by_name("reservation").unwrap().with_defaults().as_mut());
+    let counts = ["reserve_2m", "promote_in_place_2m", "break_reservation"].map(|name| tally.count_of(name, "done"));
+    assert_eq!(counts, [2, 0, 1]);
 }

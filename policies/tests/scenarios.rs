@@ -9,12 +9,12 @@
 
 use std::time::Duration;
 
-use wideleaf_policies::policy::RamStart;
-use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::policy::{POLICIES, PolicyInfo, RamStart};
+use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Budget, BudgetLimits, Cost, GuestMapping, HostMemory, Moment, Outcome,
-    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Snapshot, VmId, VmSnapshot,
-    WindowIndex, WindowRow,
+    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, Moment, Outcome,
+    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Reservations, Snapshot, VmId,
+    VmSnapshot, WindowIndex, WindowRow,
 };
 
 fn seconds(n: u64) -> Moment {
@@ -123,6 +123,102 @@ fn at_fault_answers_the_first_touch_and_never_promotes_again() {
     assert!(desk.0.decides_at_first_touch());
     assert_eq!(desk.0.first_touch(VmId(0), WindowIndex::new(3)), PageSize::Huge2M);
     assert_eq!(desk.plan(&of(vec![vm(0, "fsh")]), seconds(1)), []);
+}
+
+/// The book that `choice` asks for, with windows of VM 0 reserved in this order, a second apart.
+fn reserved(choice: &str, windows: &[u64]) -> Reservations {
+    let mut book = Reservations::new(Desk::new(choice).0.reserves().expect("it reserves"));
+    for (second, window) in (0..).zip(windows) {
+        book.reserve(VmId(0), WindowIndex::new(*window), seconds(second));
+    }
+    book
+}
+
+fn queue(book: &Reservations) -> Vec<u64> {
+    book.queue().map(|(_, window)| window.get()).collect()
+}
+
+/// The guest touches so many more pages of a window of VM 0; whether it becomes large.
+fn touch(book: &mut Reservations, window: u64, pages: u16, at: u64) -> bool {
+    book.populate(VmId(0), WindowIndex::new(window), pages, seconds(at))
+}
+
+#[test]
+fn only_one_policy_reserves_frames_and_it_plans_nothing() {
+    let reserving = |info: &&PolicyInfo| info.with_defaults().reserves().is_some();
+    let names: Vec<_> = POLICIES.iter().filter(reserving).map(|info| info.name).collect();
+    let mut desk = Desk::new("reservation");
+    assert_eq!((names, desk.0.ram_start()), (vec!["reservation"], RamStart::OnReservableFrames));
+    assert_eq!(desk.plan(&of(vec![vm(0, "fsh")]), seconds(1)), []);
+}
+
+#[test]
+fn a_reservation_becomes_large_with_its_512th_page_and_leaves_the_queue() {
+    let mut book = reserved("reservation", &[3]);
+    let large: Vec<u16> = (1..=512).filter(|_| touch(&mut book, 3, 1, 1)).collect();
+    assert_eq!(large, [512]);
+    assert_eq!((queue(&book), book.unpopulated()), (vec![], Bytes::ZERO));
+}
+
+#[test]
+fn a_partly_filled_window_never_becomes_large() {
+    let mut book = reserved("reservation", &[3]);
+    assert!(!touch(&mut book, 3, 511, 1));
+    assert_eq!((queue(&book), book.unpopulated()), (vec![3], kib(4)));
+}
+
+#[test]
+fn with_a_threshold_of_64_the_64th_page_makes_it_large() {
+    let mut book = reserved("reservation:threshold=64", &[3]);
+    assert_eq!([63, 1, 1].map(|pages| touch(&mut book, 3, pages, 1)), [false, true, false]);
+}
+
+/// `4 1 9`, then 4 is touched: `1 9 4`, then 1 within the same tick as it was queued: no change.
+#[test]
+fn a_change_puts_a_reservation_at_the_tail_once_a_tick() {
+    let mut book = reserved("reservation", &[4, 1, 9]);
+    assert_eq!(queue(&book), [4, 1, 9]);
+    touch(&mut book, 4, 1, 3);
+    assert_eq!(queue(&book), [1, 9, 4]);
+    touch(&mut book, 1, 1, 1);
+    assert_eq!(queue(&book), [1, 9, 4]);
+}
+
+#[test]
+fn a_shortage_breaks_what_was_changed_longest_ago_and_no_more_than_it_takes() {
+    let mut book = reserved("reservation", &[4, 1, 9]);
+    touch(&mut book, 4, 100, 3);
+    // 2048 MiB, 1741 of them in use (85 %): 614 must be free again, 70 % is 1434
+    let short = |available| Some(HostMemory { total: mib(2048), available, giant_pages_free: 0 });
+    assert_eq!(book.to_break(short(mib(308))), [], "84.96 % is not yet short");
+    let broken: Vec<_> = book.to_break(short(mib(307))).iter().map(|(_, window)| window.get()).collect();
+    assert_eq!(broken, [1, 9, 4], "all of them, the one touched last at the end");
+    let mut book = reserved("reservation:break_from=85,break_to=85", &[4, 1, 9]);
+    let broken: Vec<_> = book.to_break(short(mib(304))).iter().map(|(_, window)| window.get()).collect();
+    assert_eq!((broken, queue(&book)), (vec![4, 1], vec![9]), "308 MiB are enough");
+    assert_eq!(book.unpopulated(), mib(2));
+    assert_eq!(book.populated(VmId(0), WindowIndex::new(4)), None, "what is broken is in the book no longer");
+}
+
+#[test]
+fn what_is_large_is_never_broken_and_nobody_looks_without_a_sensor() {
+    let mut book = reserved("reservation", &[4]);
+    assert_eq!(book.to_break(None), []);
+    assert!(touch(&mut book, 4, 512, 1));
+    assert_eq!(book.to_break(used(99)), []);
+}
+
+#[test]
+fn pages_given_back_make_a_reservation_partial_again_and_end_it_with_the_last() {
+    let window = WindowIndex::new(4);
+    let mut book = reserved("reservation", &[4, 1]);
+    assert!(touch(&mut book, 4, 512, 2));
+    book.depopulate(VmId(0), window, 2, seconds(3));
+    assert_eq!((queue(&book), book.unpopulated()), (vec![1, 4], mib(2) + kib(8)));
+    assert!(touch(&mut book, 4, 2, 4), "and large again with the last page");
+    book.depopulate(VmId(0), window, 512, seconds(5));
+    assert_eq!((book.populated(VmId(0), window), book.unpopulated()), (None, mib(2)));
+    book.reserve(VmId(0), window, seconds(6));
 }
 
 #[test]
@@ -470,7 +566,7 @@ fn auto_scores_its_own_decisions_and_grows_careful() {
 fn what_is_not_ready_is_named_by_nobody() {
     let vms = vec![vm_with(0, "fsnmqHh", |_, row| row.ready_at = seconds(5))];
     let snapshot = Snapshot { host: used(90), vms };
-    for info in wideleaf_policies::policy::POLICIES {
+    for info in POLICIES {
         assert_eq!(Desk(info.with_defaults()).plan(&snapshot, seconds(4)), [], "{}", info.name);
     }
 }

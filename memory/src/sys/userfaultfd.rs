@@ -57,6 +57,8 @@ pub(crate) enum Mode {
     /// Touches of pages that the file has and the page tables have not (memfd and hugetlb, if it was opened
     /// [for them](Userfaultfd::open_for_minor_faults)). Answered with what the file has.
     Minor,
+    /// Both of these, of a file. The first is answered as the second, once the file has the page.
+    MissingOrMinor,
     /// Writes to pages that were write-protected by this descriptor.
     WriteProtect,
 }
@@ -68,6 +70,7 @@ impl Mode {
             Mode::Missing => 1 << 0,
             Mode::WriteProtect => 1 << 1,
             Mode::Minor => 1 << 2,
+            Mode::MissingOrMinor => Mode::Missing.bit() | Mode::Minor.bit(),
         }
     }
 
@@ -76,7 +79,7 @@ impl Mode {
         match self {
             Mode::Missing => IOCTL_WAKE | IOCTL_ZEROPAGE,
             Mode::WriteProtect => IOCTL_WAKE | IOCTL_WRITEPROTECT,
-            Mode::Minor => IOCTL_WAKE | IOCTL_CONTINUE,
+            Mode::Minor | Mode::MissingOrMinor => IOCTL_WAKE | IOCTL_CONTINUE,
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::budget::Cost;
 use crate::outcome::{Outcome, OutcomeResult, Refusal, Skip};
 use crate::policy::Policy;
 use crate::recording::Header;
+use crate::reservations::{ReservationRules, Reservations};
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::window::WindowState;
@@ -30,6 +31,8 @@ pub(super) struct SimulatedHost {
     /// VMs whose holds are those of the recording's policy.
     held_by_recording: BTreeSet<VmId>,
     giant_pages_taken: u64,
+    /// Frames set aside for windows, under a policy that does so.
+    reservations: Option<Reservations>,
     windows: BTreeMap<(VmId, WindowIndex), Window>,
 }
 
@@ -60,7 +63,7 @@ enum Pages {
 }
 
 impl SimulatedHost {
-    pub fn new(header: &Header, costs: Costs) -> SimulatedHost {
+    pub fn new(header: &Header, costs: Costs, reserves: Option<ReservationRules>) -> SimulatedHost {
         let on = |backing| header.vms.iter().filter(move |vm| vm.backing == backing).map(|vm| vm.vm).collect();
         SimulatedHost {
             costs,
@@ -68,12 +71,14 @@ impl SimulatedHost {
             of_anonymous: on("anon"),
             held_by_recording: BTreeSet::new(),
             giant_pages_taken: 0,
+            reservations: reserves.map(Reservations::new),
             windows: BTreeMap::new(),
         }
     }
 
-    /// What the sensors would have seen. First touches since the last look are answered by the policy, if it does that.
-    pub fn see(&mut self, recorded: &Snapshot, policy: &mut dyn Policy, tally: &mut Tally) -> Snapshot {
+    /// What the sensors would have seen. First touches since the last look are answered by the policy, or from reserved
+    /// frames, if it does that.
+    pub fn see(&mut self, at: Moment, recorded: &Snapshot, policy: &mut dyn Policy, tally: &mut Tally) -> Snapshot {
         let mut seen = Snapshot { host: recorded.host, ..Snapshot::default() };
         if let Some(host) = &mut seen.host {
             host.giant_pages_free = host.giant_pages_free.saturating_sub(self.giant_pages_taken);
@@ -91,10 +96,15 @@ impl SimulatedHost {
                     window.was_touched = true;
                     window.first_touch(vm.vm, row, policy, tally);
                 }
+                if let Some(reservations) = &mut self.reservations {
+                    window.populate(reservations, vm.vm, row, at, tally);
+                }
                 rows.push(window.with_simulated_policy(row));
             }
             seen.vms.push(rows);
         }
+        let broken = self.reservations.as_mut().map(|reservations| reservations.to_break(recorded.host));
+        broken.iter().flatten().for_each(|_| tally.count_done("break_reservation"));
         seen
     }
 
@@ -257,6 +267,24 @@ impl Window {
             self.pages = Pages::Large(Backing::Huge2M);
         }
         tally.count_first_touch(page, row.resident);
+    }
+
+    /// Follows the recorded guest in the book of reservations, as far as snapshots show it: pages, not their order.
+    fn populate(&mut self, book: &mut Reservations, vm: VmId, row: WindowRow, at: Moment, tally: &mut Tally) {
+        if self.recorded == 0 && row.backing == Backing::Base4K {
+            book.reserve(vm, row.window, at);
+            tally.count_done("reserve_2m");
+        }
+        let Some(before) = book.populated(vm, row.window) else {
+            return;
+        };
+        if row.resident < before {
+            book.depopulate(vm, row.window, before - row.resident, at);
+            self.pages = Pages::AsRecorded;
+        } else if book.populate(vm, row.window, row.resident - before, at) {
+            self.pages = Pages::Large(Backing::Huge2M);
+            tally.count_in_place(row.resident);
+        }
     }
 
     fn with_simulated_policy(&mut self, recorded: WindowRow) -> WindowRow {

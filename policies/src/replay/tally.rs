@@ -94,6 +94,17 @@ impl Tally {
                 "first_touch_2m"
             }
         };
+        self.count_done(name);
+    }
+
+    /// A window became large where it was, with so many of its pages populated.
+    pub(super) fn count_in_place(&mut self, resident: u16) {
+        self.bloat += bloat_of_promotion(resident);
+        self.count_done("promote_in_place_2m");
+    }
+
+    /// Counts what is done without a plan.
+    pub(super) fn count_done(&mut self, name: &'static str) {
         *self.actions.entry((name, OutcomeResult::Done.name())).or_default() += 1;
     }
 }

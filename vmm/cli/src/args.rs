@@ -123,9 +123,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub vcpus: u8,
 
-    /// What stands behind guest RAM
-    #[arg(long, value_enum, default_value = "anon")]
-    pub backing: BackingArg,
+    /// What stands behind guest RAM [default: anon; with --policy reservation memfd]
+    #[arg(long, value_enum)]
+    pub backing: Option<BackingArg>,
 
     /// Page size the host backs RAM with at the start [default: 4k; with --backing hugetlb 2m]
     #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]

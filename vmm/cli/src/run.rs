@@ -174,14 +174,8 @@ impl RunSpec {
             }
             None => Workload::Image(PathBuf::from(name)),
         };
-        let kind = BackingKind::from(args.backing);
-        let starts_huge = policy.make().ram_start() == RamStart::HugeAndPrefaulted;
-        let start_page = args.host_page.unwrap_or(match kind {
-            BackingKind::Hugetlb => PageSize::Huge2M,
-            BackingKind::Anon | BackingKind::Memfd if starts_huge => PageSize::Huge2M,
-            BackingKind::Anon | BackingKind::Memfd => PageSize::Base4K,
-        });
-        let backing = BackingConfig::new(kind, start_page).map_err(|error| Failure::Usage(error.to_string()))?;
+        let ram_start = policy.make().ram_start();
+        let backing = backing_of(args, ram_start)?;
         Ok(RunSpec {
             workload,
             is_native: args.native,
@@ -193,7 +187,7 @@ impl RunSpec {
             guest_page: args.guest_page,
             policy: policy.clone(),
             policy_delay: args.policy_delay,
-            is_prefaulted: args.prefault || starts_huge,
+            is_prefaulted: args.prefault || ram_start == RamStart::HugeAndPrefaulted,
             fallback: args.fallback,
             record: args.record.clone(),
             timeout: args.timeout,
@@ -215,6 +209,25 @@ impl RunSpec {
             Workload::Image(path) => path.display().to_string(),
         }
     }
+}
+
+/// What the user says of the backing, and what the policy makes of the rest.
+fn backing_of(args: &RunArgs, ram_start: RamStart) -> Result<BackingConfig, Failure> {
+    let chosen = args.backing.map(BackingKind::from);
+    if ram_start == RamStart::OnReservableFrames {
+        let is_fit =
+            matches!((chosen, args.host_page), (None | Some(BackingKind::Memfd), None | Some(PageSize::Base4K)));
+        return is_fit.then(BackingConfig::reservable).ok_or_else(|| {
+            let remedy = "use --backing memfd --host-page 4k, or leave both out";
+            Failure::Usage(format!("this policy reserves frames, which only memfd RAM on 4k pages lets it: {remedy}"))
+        });
+    }
+    let kind = chosen.unwrap_or(BackingKind::Anon);
+    let start_page = args.host_page.unwrap_or(match (kind, ram_start) {
+        (BackingKind::Hugetlb, _) | (_, RamStart::HugeAndPrefaulted) => PageSize::Huge2M,
+        (BackingKind::Anon | BackingKind::Memfd, _) => PageSize::Base4K,
+    });
+    BackingConfig::new(kind, start_page).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// How the guest ended, as the waiting thread saw it.

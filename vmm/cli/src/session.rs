@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use wideleaf_memory::FirstTouchReport;
 use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
-use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
+use wideleaf_memory::{
+    BackingKind, FirstTouchReport, GuestRam, Host, LinuxHost, Manager, ReservedFramesReport, SecondLevel,
+};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment, PageSize};
@@ -398,6 +399,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
     });
     let samples = report.samples.first().map_or(&[][..], |(_, samples)| samples);
     let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
+    let reserved_frames = report.reserved_frames.iter().flat_map(ReservedFramesReport::by_name);
     ManagerSummary {
         ticks: report.ticks,
         outcomes: report
@@ -405,6 +407,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .iter()
             .map(|((m, result), n)| (format!("{m}.{result}"), *n))
             .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
+            .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
             .chain(report.policy_figures.iter().map(|(name, n)| (format!("policy.{name}"), *n)))
             .collect(),
         sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),

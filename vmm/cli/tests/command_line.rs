@@ -137,6 +137,10 @@ fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
 fn backings_have_pages_of_their_own_sizes() {
     let scratch = Scratch::new();
     scratch.refuses(&small_and(&["--host-page=1g"]), 2, &["anon RAM cannot start with 1g pages", "--backing hugetlb"]);
+    for unfit in ["--backing=anon", "--backing=hugetlb", "--host-page=2m"] {
+        let arguments = small_and(&["--policy=reservation", unfit]);
+        scratch.refuses(&arguments, 2, &["only memfd RAM on 4k pages", "use --backing memfd"]);
+    }
     scratch.refuses(&small_and(&["--backing=hugetlb", "--host-page=4k"]), 2, &["no 4k pages", "--host-page 2m or 1g"]);
 }
 

@@ -1,0 +1,656 @@
+//! Guest RAM on reserved frames: the first touch of a window sets 2 MiB of frames aside that lie together, each touched page
+//! is mapped from them one by one, and a window of which enough is populated becomes large where it is, without a copy.
+//! Which one, and which reservation is broken when the host is short, is decided by
+//! [`wideleaf_policies::reservations`]; here it is done (`userfaultfd(2)`, missing and minor faults; `fallocate(2)`).
+//!
+//! ```text
+//!   somebody touches a page that is not mapped, and waits
+//!        │
+//!        ▼           the file has something there (touched before the service began), or no memory is to be had ─┐
+//!   [Untouched] ── fallocate 2 MiB ──▶ [Reserved]  each touched page: UFFDIO_CONTINUE, 4 KiB of the folio        │
+//!                                        │     │                                                                 │
+//!             the threshold is reached   │     │  the host is short, and it was changed longest ago              │
+//!    drop its entries, unregister it,    ▼     ▼  punch holes where nothing was touched                          │
+//!    fault it in: one huge entry   [Released] [Released] ◀───────────────────────────────────────────────────────┘
+//!                                                the kernel's own faults bring base pages from now on; or, if it
+//!                                                cannot be let go, [Kept]: each touched page is allocated and mapped
+//! ```
+//!
+//! The folio is the kernel's to give: RAM is a file on a tmpfs of its own that hands out huge folios
+//! ([`crate::BackingConfig::reservable`]), whatever `shmem_enabled` says. `fallocate` takes it in 10 us and clears nothing;
+//! the first page that is mapped clears all of it. On an ordinary memfd everything works too, but the frames lie anywhere, and
+//! what becomes large is copied (`by_collapse`).
+//!
+//! Only this thread maps pages of a reserved window, and whoever touches another page waits for it: what it has not mapped
+//! the guest has never written, and can be given back. Other mappings of the file must not exist.
+//!
+//! Nobody may wait for ever. However the service ends, all memory is let go and all waiters are woken; from then on the
+//! kernel answers, reserved frames first.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, PipeReader};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use nix::poll::PollTimeout;
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{
+    Bytes, Gpa, GpaRange, Hva, Moment, OutcomeResult, PageSize, PerTenThousand, ReservationRules, Reservations, VmId,
+    WindowIndex,
+};
+
+use crate::backing::BackingConfig;
+use crate::faults::{Brought, FaultThread, Touch, Watched, find, let_all_go, let_go_huge, wait};
+use crate::host::{Advice, Host, HostError, linux::LinuxHost};
+use crate::region::GuestRam;
+use crate::sensors::host_memory::host_memory;
+use crate::sys::userfaultfd::{Message, Mode, Userfaultfd, UserfaultfdError};
+
+/// The service in its thread. See the module.
+#[derive(Debug)]
+pub struct ReservedFrames {
+    report: Arc<Mutex<ReservedFramesReport>>,
+    thread: FaultThread,
+}
+
+/// Why frames can not be reserved.
+#[derive(Debug, thiserror::Error)]
+pub enum ReservedFramesError {
+    /// RAM of another kind.
+    #[error(
+        "{0}: only memfd RAM on 4k pages, mapped for it, can have reserved frames: use --backing memfd --host-page 4k"
+    )]
+    NotReservable(VmId),
+    /// No memory of this process, as on a fake host.
+    #[error("{0}: only RAM that is mapped in this process can be registered with userfaultfd")]
+    NotMapped(VmId),
+    /// No userfaultfd to be had.
+    #[error(transparent)]
+    Userfaultfd(#[from] UserfaultfdError),
+    /// The kernel would not hand over a range's faults.
+    #[error("{vm}: cannot register the RAM at {start} with userfaultfd: {source}")]
+    Register {
+        /// Whose RAM.
+        vm: VmId,
+        /// Where it is mapped.
+        start: Hva,
+        /// The kernel's answer; `EBUSY` where another userfaultfd has it already.
+        source: io::Error,
+    },
+    /// No thread, or no pipe to stop it with.
+    #[error("cannot start the thread that maps reserved frames: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What the service counted.
+#[derive(Clone)]
+pub struct ReservedFramesReport {
+    /// Windows for which frames were set aside.
+    pub reserved: u64,
+    /// Pages mapped from reserved frames.
+    pub populated: u64,
+    /// Windows that became large, and were seen to be.
+    pub promoted: u64,
+    /// Of `promoted`: the next fault did not do it and a collapse did. It copies where the frames do not lie together.
+    pub by_collapse: u64,
+    /// Reservations that were broken because the host was short.
+    pub broken: u64,
+    /// What that gave back, by the file's own count.
+    pub given_back: Bytes,
+    /// What is reserved and holds nothing, now: in use for the host, resident in no window.
+    pub unpopulated: Bytes,
+    /// The most of it at any time.
+    pub unpopulated_at_most: Bytes,
+    /// Windows without a reservation: something was there before their first touch was seen.
+    pub backed_before: u64,
+    /// What was tried and did not come about, by what stood in the way.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Touches of a page that had been mapped, or of a window that had been let go, by the time they were read.
+    pub touched_again: u64,
+    /// Pages allocated one by one because their window could not be let go.
+    pub kept_pages: u64,
+    /// Time from reading a message to the answer, in nanoseconds: what a touch waits longer.
+    pub answer_ns: Histogram<u64>,
+    /// Why the service ended before it was stopped, if it did.
+    pub gave_up: Option<String>,
+}
+
+/// An answer that took longer is counted as this long: a minute is a hung host.
+const ANSWER_NS_MAX: u64 = 60_000_000_000;
+
+impl Default for ReservedFramesReport {
+    fn default() -> ReservedFramesReport {
+        ReservedFramesReport {
+            reserved: 0,
+            populated: 0,
+            promoted: 0,
+            by_collapse: 0,
+            broken: 0,
+            given_back: Bytes::ZERO,
+            unpopulated: Bytes::ZERO,
+            unpopulated_at_most: Bytes::ZERO,
+            backed_before: 0,
+            refused: BTreeMap::new(),
+            touched_again: 0,
+            kept_pages: 0,
+            answer_ns: Histogram::new_with_bounds(1, ANSWER_NS_MAX, 3).expect("the bounds are literals"),
+            gave_up: None,
+        }
+    }
+}
+
+impl ReservedFramesReport {
+    /// Every counter that is not zero, by its name.
+    pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counters = [
+            ("reserved", self.reserved),
+            ("populated", self.populated),
+            ("promoted", self.promoted),
+            ("by_collapse", self.by_collapse),
+            ("broken", self.broken),
+            ("given_back_bytes", self.given_back.get()),
+            ("unpopulated_bytes", self.unpopulated.get()),
+            ("unpopulated_bytes_at_most", self.unpopulated_at_most.get()),
+            ("backed_before", self.backed_before),
+            ("touched_again", self.touched_again),
+            ("kept_pages", self.kept_pages),
+            ("gave_up", u64::from(self.gave_up.is_some())),
+        ];
+        counters.into_iter().chain(self.refused.iter().map(|(name, n)| (*name, *n))).filter(|(_, n)| *n > 0)
+    }
+}
+
+impl fmt::Debug for ReservedFramesReport {
+    /// The counters by name; the histogram alone would be pages of zeroes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.by_name()).finish()
+    }
+}
+
+impl ReservedFrames {
+    /// Registers all RAM of `vms` and starts the thread that serves it from reserved frames, by `rules`.
+    ///
+    /// # Errors
+    /// [`ReservedFramesError`]; nothing stays registered. Needs [reservable](crate::BackingConfig::reservable) RAM and a
+    /// userfaultfd that sees kernel faults and minor ones (Linux 5.14).
+    pub fn start(
+        host: Arc<dyn Host>,
+        vms: Vec<(VmId, Arc<GuestRam>)>,
+        rules: ReservationRules,
+    ) -> Result<ReservedFrames, ReservedFramesError> {
+        ReservedFrames::start_with(host, vms, rules, Box::new(FileFrames))
+    }
+
+    fn start_with(
+        host: Arc<dyn Host>,
+        vms: Vec<(VmId, Arc<GuestRam>)>,
+        rules: ReservationRules,
+        frames: Box<dyn Frames>,
+    ) -> Result<ReservedFrames, ReservedFramesError> {
+        if let Some((vm, _)) = vms.iter().find(|(_, ram)| !ram.backing().is_reservable()) {
+            return Err(ReservedFramesError::NotReservable(*vm));
+        }
+        let report = Arc::<Mutex<ReservedFramesReport>>::default();
+        let mut service = Service {
+            uffd: Userfaultfd::open_for_minor_faults()?,
+            regions: vms.iter().flat_map(|(vm, ram)| Watched::all(*vm, ram, State::Untouched)).collect(),
+            book: Reservations::new(rules),
+            looked_at_host: host.now(),
+            report: report.clone(),
+            host,
+            frames,
+        };
+        service.register()?;
+        let thread = FaultThread::spawn("reserved-frames", move |stop| service.run(stop));
+        Ok(ReservedFrames { report, thread: thread.map_err(ReservedFramesError::Thread)? })
+    }
+
+    /// What has been counted so far.
+    pub fn report(&self) -> ReservedFramesReport {
+        self.report.lock().expect("nothing panics under this lock").clone()
+    }
+
+    /// Lets all memory go, wakes whoever waits, ends the thread, and returns what it counted. Reserved frames stay the
+    /// guest's.
+    pub fn stop(mut self) -> ReservedFramesReport {
+        if self.thread.end() {
+            let mut report = self.report.lock().expect("nothing panics under this lock");
+            report.gave_up = Some("the service panicked".into());
+        }
+        self.report()
+    }
+}
+
+/// Whether a window of this host becomes large without a copy: reserves one of its own, and touches it.
+///
+/// # Errors
+/// Why not.
+pub fn probe() -> Result<String, String> {
+    let ram = [GpaRange::new(Gpa::new(0), PageSize::Huge2M.bytes()).expect("one window fits")];
+    let ram = GuestRam::map(&ram, BackingConfig::reservable()).map_err(|error| error.to_string())?;
+    let host = Arc::new(LinuxHost::open().map_err(|error| error.to_string())?);
+    let never = PerTenThousand::new(u32::MAX);
+    let rules = ReservationRules { threshold: 1, break_from: never, break_to: never };
+    let service = ReservedFrames::start(host.clone(), vec![(VmId(0), ram.clone())], rules);
+    let service = service.map_err(|error| error.to_string())?;
+    let touched = host.advise(ram.base(), PageSize::Base4K.bytes(), Advice::PopulateWrite);
+    let report = service.stop();
+    touched.map_err(|error| error.to_string())?;
+    match report {
+        ReservedFramesReport { promoted: 1, by_collapse: 0, .. } => {
+            Ok("frames that lie together, mapped as one".into())
+        }
+        ReservedFramesReport { promoted: 1, .. } => {
+            Err("reserved windows become large by MADV_COLLAPSE (in place: CAP_SYS_ADMIN, Linux 6.14)".into())
+        }
+        report => Err(format!("a reserved window does not become large: {report:?}")),
+    }
+}
+
+/// Where frames come from and go to: the file behind guest RAM, or one that fails, in tests.
+trait Frames: Send {
+    /// Whether the file has nothing in a window.
+    fn has_nothing(&self, ram: &GuestRam, window: WindowIndex) -> io::Result<bool>;
+    /// Sets frames aside.
+    fn take(&self, ram: &GuestRam, pages: GpaRange) -> io::Result<()>;
+    /// Gives frames back that hold nothing. Returns how much memory came free.
+    fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> io::Result<Bytes>;
+}
+
+struct FileFrames;
+
+impl Frames for FileFrames {
+    fn has_nothing(&self, ram: &GuestRam, window: WindowIndex) -> io::Result<bool> {
+        ram.file_holds_nothing(window)
+    }
+
+    fn take(&self, ram: &GuestRam, pages: GpaRange) -> io::Result<()> {
+        ram.allocate(pages)
+    }
+
+    /// A huge folio that cannot be split (somebody holds it) is cleared there and stays: hence the file's own count. Pages
+    /// that the kernel brings in other windows meanwhile make it a little less.
+    fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> io::Result<Bytes> {
+        let before = ram.file_bytes()?;
+        pages.iter().try_for_each(|run| ram.punch(*run))?;
+        Ok(before.saturating_sub(ram.file_bytes()?))
+    }
+}
+
+/// Where a window is on its way. The drawing is above.
+#[derive(Clone, Debug)]
+enum State {
+    /// Registered, and nothing is there.
+    Untouched,
+    /// Registered, on frames of its own.
+    Reserved(Populated),
+    /// Without a reservation, and registered still, because it could not be let go.
+    Kept,
+    /// The kernel's.
+    Released,
+}
+
+/// Which base pages of a window are populated: a bit each.
+#[derive(Clone, Debug, Default)]
+struct Populated([u64; BASE_PAGES_PER_WINDOW as usize / 64]);
+
+impl Populated {
+    fn contains(&self, page: usize) -> bool {
+        self.0[page / 64] & 1 << (page % 64) != 0
+    }
+
+    fn insert(&mut self, page: usize) {
+        self.0[page / 64] |= 1 << (page % 64);
+    }
+
+    /// The runs of pages that are not, ascending.
+    fn holes(&self, window: WindowIndex) -> Vec<GpaRange> {
+        let gpa = |page: usize| -> Gpa { window.start() + PageSize::Base4K.bytes() * page as u64 };
+        let pages: Vec<usize> = (0..usize::from(BASE_PAGES_PER_WINDOW)).collect();
+        let runs = pages.chunk_by(|a, b| self.contains(*a) == self.contains(*b)).filter(|run| !self.contains(run[0]));
+        let range = |run: &[usize]| GpaRange::new(gpa(run[0]), PageSize::Base4K.bytes() * run.len() as u64);
+        runs.map(|run| range(run).expect("a part of a window of RAM")).collect()
+    }
+}
+
+/// How often the host's memory is looked at while there is something to break: at the 5 GiB/s that a guest touches at most,
+/// half a gibibyte between two looks. One look costs 50 us.
+const LOOK_AT_HOST_EVERY: Duration = Duration::from_millis(100);
+const LOOK_AT_HOST_EVERY_MS: u16 = 100;
+const _: () = assert!(LOOK_AT_HOST_EVERY.as_millis() == LOOK_AT_HOST_EVERY_MS as u128, "one time, in two units");
+
+struct Service {
+    host: Arc<dyn Host>,
+    frames: Box<dyn Frames>,
+    uffd: Userfaultfd,
+    regions: Vec<Watched<State>>,
+    book: Reservations,
+    looked_at_host: Moment,
+    report: Arc<Mutex<ReservedFramesReport>>,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let_all_go(&self.uffd, &self.regions);
+    }
+}
+
+impl Service {
+    fn register(&mut self) -> Result<(), ReservedFramesError> {
+        for region in &mut self.regions {
+            let (start, bytes) = (region.range.hva, region.range.gpa.bytes());
+            let registered = self.uffd.register(start, bytes, Mode::MissingOrMinor);
+            registered.map_err(|source| ReservedFramesError::Register { vm: region.vm, start, source })?;
+            region.is_registered = true;
+        }
+        Ok(())
+    }
+
+    fn run(mut self, stop: &PipeReader) {
+        if let Err(error) = self.serve(stop) {
+            tracing::error!("frames are no longer reserved, the kernel answers: {error}");
+            self.count(|report| report.gave_up = Some(error.to_string()));
+        }
+    }
+
+    /// Answers until told to stop.
+    fn serve(&mut self, stop: &PipeReader) -> io::Result<()> {
+        let mut messages = Vec::new();
+        while wait(&self.uffd, stop, self.patience())? {
+            self.uffd.read(&mut messages)?;
+            for message in messages.drain(..) {
+                let (Message::Fault(page) | Message::MinorFault(page)) = message else {
+                    return Err(io::Error::other(format!("{message:?}, which was not asked for")));
+                };
+                let began = self.host.now();
+                self.answer(page)?;
+                let took = u64::try_from(self.host.now().since(began).as_nanos()).unwrap_or(u64::MAX);
+                self.count(|report| report.answer_ns.saturating_record(took));
+            }
+            self.look_at_host();
+        }
+        Ok(())
+    }
+
+    fn patience(&self) -> PollTimeout {
+        if self.book.queue().next().is_some() { LOOK_AT_HOST_EVERY_MS.into() } else { PollTimeout::NONE }
+    }
+
+    fn answer(&mut self, page: Hva) -> io::Result<()> {
+        let touch = find(&self.regions, page)?;
+        match &self.regions[touch.region].states[touch.row] {
+            // It was on its way when the window was let go: nobody else would wake it.
+            State::Released => {
+                self.count(|report| report.touched_again += 1);
+                self.uffd.wake(page, PageSize::Base4K.bytes())
+            }
+            State::Kept => self.bring_one_page(touch),
+            State::Untouched => self.begin(touch),
+            State::Reserved(_) => self.populate(touch),
+        }
+    }
+
+    /// The first touch of a window: a reservation, where nothing is there (FreeBSD makes none beside a page of the object).
+    fn begin(&mut self, touch: Touch) -> io::Result<()> {
+        let Watched { vm, ram, .. } = &self.regions[touch.region];
+        let vm = *vm;
+        if !self.frames.has_nothing(ram, touch.window)? {
+            self.count(|report| report.backed_before += 1);
+            return self.release(touch);
+        }
+        let all = GpaRange::new(touch.window.start(), PageSize::Huge2M.bytes()).expect("a window of RAM");
+        if let Err(source) = self.frames.take(ram, all) {
+            self.refused(&HostError { what: "fallocate of a window", source });
+            return self.release(touch);
+        }
+        self.book.reserve(vm, touch.window, self.host.now());
+        self.set_state(touch, State::Reserved(Populated::default()));
+        self.count(|report| report.reserved += 1);
+        self.populate(touch)
+    }
+
+    /// Maps the touched page of a reserved window, and promotes the window if it was the one that was missing.
+    fn populate(&mut self, touch: Touch) -> io::Result<()> {
+        let is_mapped = self.map(touch)?;
+        let State::Reserved(populated) = &mut self.regions[touch.region].states[touch.row] else {
+            unreachable!("only reserved windows are populated");
+        };
+        let page = (touch.page - touch.start).pages(PageSize::Base4K) as usize;
+        // Mapped already, and waiting for it all the same: two vCPUs touched it at once, or the kernel took the entry away.
+        if !is_mapped || populated.contains(page) {
+            self.count(|report| report.touched_again += 1);
+            return self.wake(touch);
+        }
+        populated.insert(page);
+        let (vm, now) = (self.regions[touch.region].vm, self.host.now());
+        let is_whole = self.book.populate(vm, touch.window, 1, now);
+        self.count(|report| report.populated += 1);
+        self.count_unpopulated();
+        if is_whole { self.promote(touch) } else { self.wake(touch) }
+    }
+
+    /// Maps one page that the file has. `false` where the mapping was just changing: the touch tries again.
+    fn map(&self, touch: Touch) -> io::Result<bool> {
+        match self.uffd.map_file_pages(touch.page, PageSize::Base4K.bytes()) {
+            Ok(_) => Ok(true),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EEXIST) => Ok(true),
+                Some(libc::EAGAIN | libc::ENOENT) => Ok(false),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn promote(&mut self, touch: Touch) -> io::Result<()> {
+        match self.bring_huge(touch) {
+            Ok(how) => {
+                self.count(|report| {
+                    report.promoted += 1;
+                    report.by_collapse += u64::from(how == Brought::ByCollapse);
+                });
+                self.set_state(touch, State::Released);
+                Ok(())
+            }
+            Err(why) => {
+                self.count(|report| *report.refused.entry(why).or_default() += 1);
+                self.release(touch)
+            }
+        }
+    }
+
+    /// Drops a window's entries (the file keeps the pages), lets it go, and looks whether the next fault maps it with one.
+    /// The entries go while everybody who touches still waits: a base page mapped in between would keep the page table.
+    fn bring_huge(&self, touch: Touch) -> Result<Brought, &'static str> {
+        let Watched { ram, range, .. } = &self.regions[touch.region];
+        let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
+        advised.map_err(|error| OutcomeResult::from(&error).name())?;
+        ram.window(touch.window).discard().map_err(|_| "refused_unmap")?;
+        let_go_huge(self.host.as_ref(), &self.uffd, *range, touch)
+    }
+
+    /// Breaks what the host needs back.
+    fn look_at_host(&mut self) {
+        let now = self.host.now();
+        if now.since(self.looked_at_host) < LOOK_AT_HOST_EVERY || self.book.queue().next().is_none() {
+            return;
+        }
+        self.looked_at_host = now;
+        let memory = host_memory(self.host.as_ref()).inspect_err(|error| self.refused(error)).ok();
+        for (vm, window) in self.book.to_break(memory) {
+            self.break_up(vm, window);
+        }
+    }
+
+    /// Gives back what of a reservation holds nothing; the rest stays where it is, as base pages.
+    fn break_up(&mut self, vm: VmId, window: WindowIndex) {
+        let is_there = |region: &Watched<State>| region.vm == vm && region.range.gpa.contains(window.start());
+        let region = self.regions.iter().find(|region| is_there(region)).expect("what is in the book is RAM");
+        let start = region.range.hva + (window.start() - region.range.gpa.start());
+        let touch = find(&self.regions, start).expect("it is RAM");
+        let State::Reserved(populated) = &region.states[touch.row] else {
+            unreachable!("what is in the book's queue is reserved");
+        };
+        match self.frames.give_back(&region.ram, &populated.holes(window)) {
+            Ok(freed) => self.count(|report| {
+                report.broken += 1;
+                report.given_back += freed;
+            }),
+            Err(source) => self.refused(&HostError { what: "fallocate of holes", source }),
+        }
+        self.count_unpopulated();
+        self.let_go(touch);
+    }
+
+    /// Lets a window go to base pages; where that is refused, answers the one page.
+    fn release(&mut self, touch: Touch) -> io::Result<()> {
+        if self.let_go(touch) { Ok(()) } else { self.bring_one_page(touch) }
+    }
+
+    /// Whether a window is the kernel's from now on. It is advised as RAM that starts with base pages is.
+    fn let_go(&mut self, touch: Touch) -> bool {
+        let bytes = PageSize::Huge2M.bytes();
+        let advised = self.host.advise(touch.start, bytes, Advice::NoHugePage);
+        advised.unwrap_or_else(|error| tracing::warn!("{} at {}: {error}", touch.window, touch.start));
+        let released = self.uffd.unregister(touch.start, bytes);
+        let is_released = released.inspect_err(|error| tracing::debug!("{} stays: {error}", touch.window)).is_ok();
+        self.set_state(touch, if is_released { State::Released } else { State::Kept });
+        is_released
+    }
+
+    /// Answers a touch of a window that stays registered without a reservation.
+    fn bring_one_page(&mut self, touch: Touch) -> io::Result<()> {
+        self.frames.take(&self.regions[touch.region].ram, touch.gpa())?;
+        self.map(touch)?;
+        self.count(|report| report.kept_pages += 1);
+        self.wake(touch)
+    }
+
+    fn wake(&self, touch: Touch) -> io::Result<()> {
+        self.uffd.wake(touch.page, PageSize::Base4K.bytes())
+    }
+
+    fn set_state(&mut self, touch: Touch, state: State) {
+        self.regions[touch.region].states[touch.row] = state;
+    }
+
+    fn count_unpopulated(&self) {
+        let unpopulated = self.book.unpopulated();
+        self.count(|report| {
+            report.unpopulated = unpopulated;
+            report.unpopulated_at_most = report.unpopulated_at_most.max(unpopulated);
+        });
+    }
+
+    fn refused(&self, error: &HostError) {
+        tracing::debug!("{error}");
+        self.count(|report| *report.refused.entry(OutcomeResult::from(error).name()).or_default() += 1);
+    }
+
+    fn count(&self, count: impl FnOnce(&mut ReservedFramesReport)) {
+        count(&mut self.report.lock().expect("nothing panics under this lock"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use wideleaf_policies::units::kib;
+
+    #[test]
+    fn holes_are_what_is_not_populated() {
+        // page    0  1 ... 9  10  11 ... 510  511
+        //         x  -     -   x   -       -   x
+        let window = WindowIndex::new(3);
+        let mut populated = Populated::default();
+        [0, 10, 511].into_iter().for_each(|page| populated.insert(page));
+        let hole =
+            |first: u64, pages: u64| GpaRange::new(window.start() + kib(4) * first, kib(4) * pages).expect("fits");
+        assert_eq!(populated.holes(window), [hole(1, 9), hole(11, 500)]);
+        assert_eq!(Populated::default().holes(window), [hole(0, 512)]);
+        (0..512).for_each(|page| populated.insert(page));
+        assert_eq!(populated.holes(window), []);
+    }
+
+    /// The file behind guest RAM, of which one call always fails.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Failing {
+        Look,
+        TakeWindow,
+        GiveBack,
+    }
+
+    impl Failing {
+        fn fail(self, at: Failing) -> io::Result<()> {
+            if self == at { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
+        }
+    }
+
+    impl Frames for Failing {
+        fn has_nothing(&self, ram: &GuestRam, window: WindowIndex) -> io::Result<bool> {
+            self.fail(Failing::Look)?;
+            FileFrames.has_nothing(ram, window)
+        }
+
+        fn take(&self, ram: &GuestRam, pages: GpaRange) -> io::Result<()> {
+            self.fail(Failing::TakeWindow)?;
+            FileFrames.take(ram, pages)
+        }
+
+        fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> io::Result<Bytes> {
+            self.fail(Failing::GiveBack)?;
+            FileFrames.give_back(ram, pages)
+        }
+    }
+
+    /// Touches the first page of a window served so, and waits until the service has broken the reservation if there is one.
+    /// The host is always short.
+    fn touched_with(failing: Failing) -> Option<ReservedFramesReport> {
+        let range = GpaRange::new(Gpa::new(0), PageSize::Huge2M.bytes()).expect("one window fits");
+        let ram = GuestRam::map(&[range], BackingConfig::reservable()).expect("memory");
+        let host = Arc::new(LinuxHost::open().expect("there is /proc"));
+        let rules =
+            ReservationRules { threshold: 512, break_from: PerTenThousand::new(0), break_to: PerTenThousand::new(0) };
+        let vms = vec![(VmId(0), ram.clone())];
+        let service = match ReservedFrames::start_with(host, vms, rules, Box::new(failing)) {
+            Ok(service) => service,
+            Err(error) => {
+                println!("skipped: {error}");
+                return None;
+            }
+        };
+        let word = &ram.words(ram.ranges()[0])[0];
+        let touch = |word: &AtomicU64| word.swap(42, Ordering::Relaxed);
+        assert_eq!(std::thread::scope(|scope| scope.spawn(|| touch(word)).join()).expect("it writes"), 0);
+        /// A minute: whoever waits longer waits for ever.
+        const LOOKS_MAX: usize = 60_000;
+        let is_over = || failing != Failing::GiveBack || !service.report().refused.is_empty();
+        assert!((0..LOOKS_MAX).any(|_| is_over() || {
+            std::thread::sleep(Duration::from_millis(1));
+            false
+        }));
+        let report = service.stop();
+        assert_eq!(word.load(Ordering::Relaxed), 42);
+        Some(report)
+    }
+
+    #[test]
+    fn where_no_frames_are_to_be_had_base_pages_come() {
+        let Some(report) = touched_with(Failing::TakeWindow) else { return };
+        assert_eq!((report.reserved, report.refused["refused_no_huge_page"], report.gave_up), (0, 1, None));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_looked_at_ends_the_service_and_nobody_waits() {
+        let Some(report) = touched_with(Failing::Look) else { return };
+        assert!(report.gave_up.is_some_and(|why| why.contains("os error 12")));
+    }
+
+    #[test]
+    fn frames_that_cannot_be_given_back_are_counted_and_the_window_is_let_go() {
+        let Some(report) = touched_with(Failing::GiveBack) else { return };
+        assert_eq!((report.reserved, report.broken, report.refused["refused_no_huge_page"]), (1, 0, 1), "{report:?}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Frames are reserved at the first touch, and a window becomes large where it is once it is populated (Navarro et al.,
+//! OSDI '02; FreeBSD's `vm_reserv`; with a threshold of 64 Quicksilver, ATC '20).
+//!
+//! Nothing is copied and nothing becomes large that the guest does not use. The price is paid at the touch: one fault a
+//! page until the window is large, and 2 MiB cleared at its first. Whoever touches half of many windows holds twice the
+//! memory, until the host is short: then the reservation that was changed longest ago is broken.
+//!
+//! Quicksilver fills the rest of a window when 64 pages are populated. Here the kernel has cleared all of it with the first
+//! page, so that there is nothing left to fill, and no daemon to do it.
+
+use super::{Policy, RamStart};
+use crate::action::Plan;
+use crate::budget::Budget;
+use crate::parameters::{ParameterInfo, Parameters};
+use crate::reservations::ReservationRules;
+use crate::snapshot::Snapshot;
+use crate::units::{Moment, PerTenThousand};
+
+/// What may be set.
+pub const PARAMETERS: &[ParameterInfo] = &[
+    ParameterInfo::number(
+        "threshold",
+        512,
+        (1, 512),
+        "base pages",
+        "populated pages that make a window large (FreeBSD: 512, all; Quicksilver: 64)",
+    ),
+    ParameterInfo::number(
+        "break_from",
+        85,
+        (1, 100),
+        "% of host memory",
+        "in use, from which on reservations are broken, the one changed longest ago first",
+    ),
+    ParameterInfo::number("break_to", 70, (1, 100), "% of host memory", "in use, below which no more are broken"),
+];
+
+/// Leaves everything to the book of reservations; plans nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Reservation {
+    rules: ReservationRules,
+}
+
+impl Reservation {
+    /// With these rules.
+    pub fn new(parameters: &Parameters) -> Reservation {
+        let percent = |name| PerTenThousand::of(parameters.number(name), 100);
+        let threshold = parameters.number("threshold") as u16;
+        let rules = ReservationRules { threshold, break_from: percent("break_from"), break_to: percent("break_to") };
+        Reservation { rules }
+    }
+}
+
+impl Policy for Reservation {
+    fn name(&self) -> &'static str {
+        "reservation"
+    }
+
+    fn plan(&mut self, _snapshot: &Snapshot, _now: Moment, _budget: &mut Budget, _plan: &mut Plan) {}
+
+    fn reserves(&self) -> Option<ReservationRules> {
+        Some(self.rules)
+    }
+
+    fn ram_start(&self) -> RamStart {
+        RamStart::OnReservableFrames
+    }
+}
