@@ -235,7 +235,7 @@ fn what_a_kernel_refuses_is_the_one_line() {
     };
     with("nonsense=1", 2, &["--cmdline: unknown parameter nonsense="]);
     with("log2_words=99", 2, &["--cmdline: log2_words=99: expected a count from 10 to 40"]);
-    with("log2_words=25", 3, &["gups refuses: needs 268435456 bytes", "more RAM"]);
+    with("log2_words=25", 3, &["gups refuses: needs 256 MiB of memory", "more RAM"]);
 }
 
 #[test]
