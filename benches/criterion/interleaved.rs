@@ -15,20 +15,18 @@
 //! `cargo bench -p wideleaf-benches --bench interleaved [-- LOG2_WORDS]` (default 25; needs KVM and the right to lease
 //! hugetlb pages)
 
-use std::sync::{Arc, Mutex};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
-use wideleaf_benches::ratio::{Interval, bootstrap_median};
-use wideleaf_guest_image::IMAGE;
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
+use wideleaf_benches::ratio::{Interval, bootstrap_median, ratio_within_turns};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, SecondLevel};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, OutcomeResult, PageSize, Skip};
-use wideleaf_protocol::{Message, parse};
-use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 /// New guests, new memory: this often.
 const SETS: usize = 7;
@@ -41,7 +39,6 @@ const SLICE: Duration = Duration::from_millis(250);
 const WORDS_UPDATED: u64 = 3 << 25;
 /// A window whose collapse was refused is tried again this often.
 const COLLAPSE_TRIES_MAX: usize = 20;
-const GUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How the RAM of a guest begins, and whether it is promoted.
 struct Arm {
@@ -60,89 +57,22 @@ const BASE: usize = 0;
 const PROMOTED: usize = 1;
 const HUGETLB: usize = 2;
 
-/// What a guest said so far.
-#[derive(Default)]
-struct Said {
-    tsc_hz: u64,
-    /// Progress of the updates: the guest's clock and how many are done.
-    marks: Vec<(u64, u64)>,
-    has_ended_updates: bool,
-    has_passed: Option<bool>,
-}
-
-struct Guest {
-    machine: Machine,
-    second_level: Arc<dyn SecondLevel>,
-    said: Arc<Mutex<Said>>,
-}
-
-impl Guest {
-    /// Starts a guest, lets it fill its table and begin to update, promotes it if it is to be, and leaves it paused.
-    fn prepare(arm: &Arm, log2_words: u32) -> Guest {
-        let memory = table_bytes(log2_words) + mib(256);
-        warm_host_memory(memory).expect("memory to warm");
-        let backing = BackingConfig::new(arm.kind, arm.page).expect("a backing this page size goes with");
-        let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
-        options.memory = memory;
-        let rounds = (WORDS_UPDATED >> log2_words).max(1);
-        options.cmdline = format!("kernel=gups log2_words={log2_words} rounds={rounds} progress_ms=50");
-        let config = VmConfig::new(options, &HostLimits::none()).expect("a plain guest");
-        let ram = GuestRam::map(&config.ram_layout(), backing).expect("memory for a guest");
-        let said = Arc::new(Mutex::new(Said::default()));
-        let listener = Arc::clone(&said);
-        let sink = Box::new(move |line: &[u8]| listen(&listener, &String::from_utf8_lossy(line)));
-        let machine = Machine::start(&config, Arc::clone(&ram), sink).expect("the built-in image starts");
-        let guest = Guest { second_level: machine.second_level(), machine, said };
-        guest.wait_for_first_mark();
-        if arm.is_promoted {
-            promote(&ram);
-        }
-        guest.second_level.pause().expect("a running guest can be paused");
-        guest
+/// Starts a guest, lets it fill its table and begin to update, promotes it if it is to be, and leaves it paused.
+fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Guest, Ended> {
+    let rounds = (WORDS_UPDATED >> log2_words).max(1);
+    let setup = GuestSetup {
+        memory: memory(log2_words),
+        backing: BackingConfig::new(arm.kind, arm.page).expect("a backing this page size goes with"),
+        cmdline: format!("kernel=gups log2_words={log2_words} rounds={rounds} progress_ms=50"),
+    };
+    warm_host_memory(setup.memory).expect("memory to warm");
+    let guest = Guest::start(&setup);
+    guest.updates_begin(waiting)?;
+    if arm.is_promoted {
+        promote(guest.ram());
     }
-
-    fn wait_for_first_mark(&self) {
-        let began = Instant::now();
-        while self.said.lock().expect("no sink panics").marks.is_empty() {
-            assert!(began.elapsed() < GUEST_TIMEOUT, "the guest does not begin");
-            sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Lets it run for a slice. Its updates per second, unless its updates ended meanwhile.
-    fn slice(&self) -> Option<f64> {
-        let before = self.said.lock().expect("no sink panics").marks.len();
-        self.second_level.resume().expect("it was paused");
-        sleep(SLICE);
-        self.second_level.pause().expect("a running guest can be paused");
-        let said = self.said.lock().expect("no sink panics");
-        let (first, last) = (said.marks.get(before)?, said.marks.last()?);
-        let is_whole = !said.has_ended_updates && last.0 > first.0;
-        is_whole.then(|| (last.1 - first.1) as f64 / ((last.0 - first.0) as f64 / said.tsc_hz as f64))
-    }
-
-    /// Lets it run to its end, where it checks its table.
-    fn finish(self) {
-        self.second_level.resume().expect("it was paused");
-        let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: None });
-        assert_eq!(exit, GuestExit::ExitPort(0));
-        assert_eq!(self.said.lock().expect("no sink panics").has_passed, Some(true), "the table is wrong");
-    }
-}
-
-fn listen(said: &Mutex<Said>, line: &str) {
-    let mut said = said.lock().expect("no sink panics");
-    match parse(line) {
-        Some(Ok(Message::Hello { tsc_hz, .. })) => said.tsc_hz = tsc_hz,
-        Some(Ok(Message::Progress { phase, tsc, done, .. })) if phase.as_str() == "update" => {
-            said.marks.push((tsc, done));
-        }
-        Some(Ok(Message::End { phase, .. })) if phase.as_str() == "update" => said.has_ended_updates = true,
-        Some(Ok(Message::Verify { status, .. })) => {
-            said.has_passed = Some(status == wideleaf_protocol::Status::Pass);
-        }
-        _ => {}
-    }
+    guest.pause();
+    Ok(guest)
 }
 
 /// Collapses all that is resident, as the manager does it, while the guest runs.
@@ -159,44 +89,28 @@ fn promote(ram: &GuestRam) {
     }
 }
 
-fn table_bytes(log2_words: u32) -> Bytes {
-    Bytes::new(8 << log2_words)
+/// The table, and room for the guest beside it.
+fn memory(log2_words: u32) -> Bytes {
+    Bytes::new(8 << log2_words) + mib(256)
 }
 
 /// Rates of each turn in which all guests had work.
-fn run_set(log2_words: u32) -> Vec<[f64; ARMS.len()]> {
-    let guests = ARMS.each_ref().map(|arm| Guest::prepare(arm, log2_words));
-    let turns = (0..TURNS_MAX).map_while(|turn| {
-        let mut rates = [0.0; ARMS.len()];
-        // Nobody is always the first.
-        for step in 0..ARMS.len() {
-            let arm = (turn + step) % ARMS.len();
-            rates[arm] = guests[arm].slice()?;
-        }
-        Some(rates)
-    });
-    let turns = turns.collect();
-    guests.into_iter().for_each(Guest::finish);
-    turns
+fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
+    let guests = ARMS.iter().map(|arm| prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
+    let in_turn: Vec<&Guest> = guests.iter().collect();
+    let turns = take_turns(&in_turn, TURNS_MAX, SLICE, waiting)?;
+    in_turn.iter().for_each(|guest| guest.resume());
+    guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
+    Ok(turns)
 }
 
-fn main() {
-    // `cargo test --benches` runs this too; it measures only when asked to.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return;
-    }
-    let skip = |why: &str| println!("interleaved: skipped: {why}");
-    if std::fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
-        return skip("there is no usable /dev/kvm");
-    }
-    let log2_words = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(25);
-    let pages = (table_bytes(log2_words) + mib(256)).pages(PageSize::Huge2M);
-    let lease = match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages) {
-        Ok(lease) => lease,
-        Err(error) => return skip(&error.to_string()),
-    };
-    let sets: Vec<_> = (0..SETS).map(|_| run_set(log2_words)).collect();
-    drop(lease);
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let log2_words = arguments.number(0, 25)?;
+    needs_kvm()?;
+    let pages = memory(log2_words).pages(PageSize::Huge2M);
+    let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages);
+    let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
+    let sets = (0..SETS).map(|_| run_set(log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
 
     println!("interleaved: GUPS, 2^{log2_words} words, {SETS} sets of guests, slices of {} ms", SLICE.as_millis());
     let turns: usize = sets.iter().map(Vec::len).sum();
@@ -206,9 +120,13 @@ fn main() {
         println!("interleaved: {:<8} {median:7.2} M updates/s ({low:.2} - {high:.2})", arm.name);
     }
     for (a, b) in [(PROMOTED, BASE), (PROMOTED, HUGETLB), (HUGETLB, BASE)] {
-        let ratios: Vec<Vec<f64>> = sets.iter().map(|set| set.iter().map(|turn| turn[a] / turn[b]).collect()).collect();
-        let Interval { median, low, high } = bootstrap_median(&ratios);
+        let Interval { median, low, high } = ratio_within_turns(&sets, a, b);
         println!("interleaved: {} : {} {median:.3} ({low:.3} - {high:.3})", ARMS[a].name, ARMS[b].name);
     }
     println!("interleaved: medians of {turns} turns, 95 % intervals by resampling sets and turns; all tables verified");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    experiment::run("interleaved", experiment)
 }

@@ -1,5 +1,22 @@
-//! What the benches share: memory in a known state, and what to skip with a reason.
+//! What the benches share.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | this one | memory in a known state |
+//! | [`experiment`] | starting, waiting, ending and printing |
+//! | [`guest`] | a guest, and guests that take turns |
+//! | [`managed`] | a manager over one, and a policy that can be held back |
+//! | [`coverage`] | how large its memory is backed and mapped |
+//! | [`cpu`] | what threads use |
+//! | [`khugepaged`] | the host's own promotion, with settings on lease |
+//! | [`ratio`] | medians and their intervals |
 
+pub mod coverage;
+pub mod cpu;
+pub mod experiment;
+pub mod guest;
+pub mod khugepaged;
+pub mod managed;
 pub mod ratio;
 
 use std::ops::ControlFlow;

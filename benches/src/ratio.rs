@@ -38,26 +38,27 @@ pub fn bootstrap_median(groups: &[Vec<f64>]) -> Interval {
     Interval { median, low: medians[RESAMPLES / 40], high: medians[RESAMPLES - 1 - RESAMPLES / 40] }
 }
 
+/// The ratio of arm `a` to arm `b` within each turn of each set, where a turn has a rate of each arm.
+///
+/// # Panics
+/// Where there is no turn at all.
+pub fn ratio_within_turns(sets: &[Vec<Vec<f64>>], a: usize, b: usize) -> Interval {
+    let ratios: Vec<Vec<f64>> = sets.iter().map(|set| set.iter().map(|turn| turn[a] / turn[b]).collect()).collect();
+    bootstrap_median(&ratios)
+}
+
 /// The middle value, or the mean of the two in the middle.
 ///
 /// # Panics
 /// Where there is no value, or one is not a number.
 pub fn median(mut values: Vec<f64>) -> f64 {
     assert!(!values.is_empty() && values.iter().all(|value| !value.is_nan()), "numbers, at least one");
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+    wideleaf_policies::median::median(&mut values, f64::total_cmp, f64::midpoint).expect("there is one")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_of_an_even_count_is_between_the_two_in_the_middle() {
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
-        assert_eq!(median(vec![9.0, 1.0, 3.0]), 3.0);
-    }
 
     #[test]
     fn equal_values_leave_no_doubt_and_spread_ones_do() {

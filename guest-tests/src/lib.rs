@@ -1,4 +1,9 @@
-//! What tests that need more than a compiler share: asking for it, and skipping with a reason where it is absent.
+//! What tests that need more than a compiler share: asking for it, and skipping with a reason where it is absent; a guest
+//! that notices every lost word, and a policy that asks for anything anywhere.
+
+pub mod chaos;
+pub mod holdings;
+pub mod pattern_guest;
 
 /// What a test may need of its machine; the names of `WIDELEAF_REQUIRE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,10 +12,14 @@ pub enum Need {
     Kvm,
     /// A free page of 1 GiB in the hugetlb pool, or the right and the memory to make one.
     Hugetlb1G,
+    /// Room for pages of 2 MiB in the hugetlb pool, or the right and the memory to make it.
+    Hugetlb,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
     /// A kernel that moves pages of anonymous memory, and permits it.
     UffdMove,
+    /// A kernel that tells minor faults of memfd and hugetlb memory, and permits it.
+    UffdMinor,
     /// A userfaultfd that sees the kernel's own faults.
     Userfaultfd,
 }
@@ -20,8 +29,10 @@ impl Need {
         match self {
             Need::Kvm => "kvm",
             Need::Hugetlb1G => "hugetlb1g",
+            Need::Hugetlb => "hugetlb",
             Need::Lab => "lab",
             Need::UffdMove => "uffd_move",
+            Need::UffdMinor => "uffd_minor",
             Need::Userfaultfd => "userfaultfd",
         }
     }

@@ -8,9 +8,10 @@ use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
+use wideleaf_guest_tests::chaos::Chaos;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_memory::{BackingConfig, BackingKind};
-use wideleaf_policies::policy::{Needs, Policy, PolicyInfo, by_name};
+use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
 
@@ -49,50 +50,11 @@ impl Shuttle {
     }
 }
 
-/// Asks for anything anywhere, with every sensor at work.
-struct Chaos {
-    random: u64,
-}
-
-impl Policy for Chaos {
-    fn name(&self) -> &'static str {
-        "chaos"
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, guest_mapping: true, host_memory: true }
-    }
-
-    fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {
-        for vm in &snapshot.vms {
-            for row in (0..vm.len()).filter(|row| vm.ready_at[*row] <= now && vm.resident[*row] > 0) {
-                let (vm, window) = (vm.vm, vm.windows[row]);
-                match self.roll() % 4 {
-                    0 => plan.push(Action::Promote { vm, window, to: PageSize::Huge2M }, Cost::default()),
-                    1 => plan.push(Action::Demote { vm, window, to: PageSize::Base4K }, Cost::default()),
-                    2 => plan.push(Action::Release { vm, window }, Cost::default()),
-                    _ => {}
-                }
-            }
-        }
-    }
-}
-
-impl Chaos {
-    /// Xorshift (Marsaglia, 2003).
-    fn roll(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-}
-
 static CHAOS: PolicyInfo = PolicyInfo {
     name: "chaos",
     summary: "asks for anything anywhere",
     parameters: &[],
-    make: |_| Box::new(Chaos { random: 0x9e37_79b9_7f4a_7c15 }),
+    make: |_| Box::new(Chaos::new(1)),
 };
 
 static SHUTTLE: PolicyInfo = PolicyInfo {
@@ -149,7 +111,11 @@ fn shuttled(kind: BackingKind, vcpus: u8) {
         return;
     }
     let report = run(&SHUTTLE, kind, PageSize::Base4K, vcpus);
-    for outcome in ["collapse.done", "hold_at_4k.done", "recover.done"] {
+    let there_and_back: &[_] = match kind {
+        BackingKind::Anon => &["collapse.done", "split.done"],
+        _ => &["collapse.done", "hold_at_4k.done", "recover.done"],
+    };
+    for outcome in there_and_back.iter().copied() {
         assert!(count(&report, outcome) > 0, "{outcome} in {:?}", report.manager.outcomes);
     }
 }
@@ -179,19 +145,31 @@ fn anonymous_ram_survives_splitting_and_recovery_with_two_vcpus() {
     shuttled(BackingKind::Anon, 2);
 }
 
-#[test]
-fn anonymous_ram_survives_anything_anywhere_with_two_vcpus() {
+fn anything_anywhere(kind: BackingKind) {
     if !has_kvm() {
         return;
     }
-    let report = run(&CHAOS, BackingKind::Anon, PageSize::Base4K, 2);
+    let report = run(&CHAOS, kind, PageSize::Base4K, 2);
     let promoted = count(&report, "swap.done") + count(&report, "collapse.done");
-    assert!(promoted > 0 && count(&report, "hold_at_4k.done") > 0, "{:?}", report.manager.outcomes);
-    for sensor in ["zero_pages", "guest_tables"] {
+    let demoted = if kind == BackingKind::Anon { "split.done" } else { "hold_at_4k.done" };
+    assert!(promoted > 0 && count(&report, demoted) > 0, "{:?}", report.manager.outcomes);
+    for sensor in ["zero_pages", "written", "guest_tables"] {
         assert!(report.manager.sensors[sensor].samples > 0, "{sensor}: {:?}", report.manager.sensors);
     }
-    let can_move = report.manager.unanswered.is_empty();
-    assert!(!can_move || report.manager.sensors["access"].windows > 0, "{:?}", report.manager.sensors);
+    let can_sample = report.manager.unanswered.is_empty();
+    let sampled = report.manager.sensors.iter().filter(|(name, _)| name.starts_with("access"));
+    let sampled: u64 = sampled.map(|(_, sensor)| sensor.windows).sum();
+    assert!(!can_sample || sampled > 0, "{:?}", report.manager.sensors);
+}
+
+#[test]
+fn anonymous_ram_survives_anything_anywhere_with_two_vcpus() {
+    anything_anywhere(BackingKind::Anon);
+}
+
+#[test]
+fn memfd_ram_survives_anything_anywhere_with_two_vcpus() {
+    anything_anywhere(BackingKind::Memfd);
 }
 
 #[test]

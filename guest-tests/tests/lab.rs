@@ -63,14 +63,14 @@ fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
     output
 }
 
-/// Runs the tests of one executable in the lab, none of them skipped for want of KVM or of a giant page.
+/// Runs the tests of one executable in the lab, none of them skipped for want of KVM, of a giant page or of DAMON.
 fn tests_pass_in_lab(package: &str, test: &str) {
     if !has_lab() {
         return;
     }
     let wideleaf = program();
     let executable = built(&["test", "--no-run", "-p", package, "--test", test], true);
-    let command = "WIDELEAF_REQUIRE=kvm,hugetlb1g WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
+    let command = "WIDELEAF_REQUIRE=kvm,hugetlb1g,damon WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
     let output = in_lab(&[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], command);
     assert!(output.status.success(), "{test} in the lab: {}", output.status);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -90,6 +90,11 @@ fn contents_survive_in_the_lab() {
 #[test]
 fn contents_survive_giant_pages_that_kvm_maps_as_such_in_the_lab() {
     tests_pass_in_lab("wideleaf-guest-tests", "giant_swap");
+}
+
+#[test]
+fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
+    tests_pass_in_lab("wideleaf-memory", "damon");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::{WindowMover, probe};
-use wideleaf_memory::sensors::access::{AccessConfig, AccessSensor, Rotation};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Rotation};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{OutcomeResult, PageSize, Refusal, WindowIndex};
@@ -36,14 +36,14 @@ fn move_windows(ram: &Arc<GuestRam>, is_over: &AtomicBool) -> Moved {
     let mut sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
     let mut swapper = Swapper::new(mover.aside().clone());
     let windows: Vec<WindowIndex> = ram.ranges().iter().flat_map(|range| range.gpa.windows()).collect();
-    let (mut to_sample, mut to_swap) = (Rotation::new(8), Rotation::new(1));
+    let (mut to_sample, mut to_swap) = (Rotation::default(), Rotation::default());
     let mut moved = Moved::default();
     while !is_over.load(Ordering::Relaxed) {
-        sensor.start(host.as_ref(), &to_sample.next_share(&windows));
+        sensor.start(host.as_ref(), &to_sample.next_share(&windows, 8));
         let sample = sensor.finish(host.as_ref());
         moved.sampled += sample.cost.windows;
         moved.touched += sample.cost.events;
-        let swap = swapper.swap(host.as_ref(), to_swap.next_share(&windows)[0]);
+        let swap = swapper.swap(host.as_ref(), to_swap.next_share(&windows, 1)[0]);
         moved.swapped += u64::from(swap.result == OutcomeResult::Done);
         moved.not_observed += u64::from(swap.result == OutcomeResult::Refused(Refusal::NotObserved));
     }

@@ -17,7 +17,7 @@ use wideleaf_memory::sensors::guest_tables::{TableLevels, sample};
 use wideleaf_memory::sensors::written::{WindowWrites, WriteSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, mib};
-use wideleaf_policies::{GuestMapping, OutcomeResult, PageSize, PerTenThousand};
+use wideleaf_policies::{GuestMapping, OutcomeResult, PageSize};
 use wideleaf_protocol::{Message, Status, parse};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
@@ -112,7 +112,7 @@ fn the_dirty_log_counts_what_the_guest_writes_and_all_slots_are_as_before() {
     let mut sensor = WriteSensor::default();
     let mut most = vec![0; 16];
     while !guest.has_ended() {
-        sensor.begin(&*second_level, PerTenThousand::new(5000)).unwrap();
+        sensor.begin(&*second_level, 2).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         for WindowWrites { window, pages } in sensor.end(&*second_level).unwrap() {
             assert!(pages <= BASE_PAGES_PER_WINDOW);

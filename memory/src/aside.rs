@@ -43,6 +43,10 @@ const STALL_PAUSE: Duration = Duration::from_micros(50);
 /// How soon, while nothing else happens, stuck windows are tried again. Where none are, this is what the thread costs: a
 /// look at a lock and at a descriptor.
 const STUCK_RETRY: Duration = Duration::from_millis(50);
+/// How often in a row it may be impossible to find out who waits before the service ends...
+const SERVE_ATTEMPTS: u32 = 20;
+/// ...and how long between two attempts: descriptors stay readable, and whoever waits goes on waiting.
+const SERVE_RETRY: Duration = Duration::from_millis(1);
 /// How often they are tried when the service ends.
 const CLOSE_ATTEMPTS: u32 = 20;
 
@@ -71,7 +75,8 @@ enum Stay {
         /// Whether somebody will ask if it was touched.
         is_awaited: bool,
     },
-    Touched,
+    /// At this time, as far as whoever touched it was heard.
+    Touched(Moment),
 }
 
 /// What was counted.
@@ -140,12 +145,12 @@ impl Aside {
         Ok(())
     }
 
-    /// Brings a window back that [`Aside::set_aside`] took. Returns whether it was touched meanwhile, and is exact: a touch
-    /// that came before is counted though nobody has answered it yet.
+    /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
+    /// exact: a touch that came before is counted though nobody has answered it yet.
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
-    pub fn bring_back(&self, window: WindowIndex) -> Result<bool, AsideError> {
+    pub fn bring_back(&self, window: WindowIndex) -> Result<Option<Moment>, AsideError> {
         let mut rooms = self.rooms();
         let answered = self.answer_all(&mut rooms);
         let stay = rooms.stays.get(&window).copied().ok_or(AsideError::NotAside(window))?;
@@ -154,7 +159,11 @@ impl Aside {
             None => drop(rooms.stays.remove(&window)),
         }
         answered?; // who waits is not known, so nor is whether it was touched; but it is back
-        Ok(!matches!(stay, Stay::Away(_)))
+        Ok(match stay {
+            Stay::Away(_) => None,
+            Stay::Touched(at) => Some(at),
+            Stay::Stuck { .. } => Some(self.host.now()),
+        })
     }
 
     /// Brings back what was touched, and wakes whoever touched it. Tries again what is stuck.
@@ -242,7 +251,7 @@ impl Aside {
                 // Who waits for a stuck window waits on.
                 Some(Stay::Stuck { .. }) => {}
                 // It came back between the touch and the reading of it.
-                Some(Stay::Touched) | None => answered = answered.and(self.mover.wake(window)),
+                Some(Stay::Touched(_)) | None => answered = answered.and(self.mover.wake(window)),
             }
         }
         answered
@@ -266,7 +275,7 @@ impl Aside {
                 rooms.free.push(slot);
                 rooms.stays.remove(&window);
                 if is_awaited {
-                    rooms.stays.insert(window, Stay::Touched);
+                    rooms.stays.insert(window, Stay::Touched(self.host.now()));
                 }
             }
             Err(ref error) => {
@@ -285,15 +294,27 @@ impl Aside {
         let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
         self.make_way(aside, guest);
         self.move_window(aside, guest, Refused::LeaveThePage)?;
-        for page in self.mover.held(aside)?.into_iter().flatten() {
-            match self.mover.copy_page(aside, guest, page) {
-                Ok(()) => report.copied_pages += 1,
-                Err(error) if error.source.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(error) => return Err(error),
-            }
-            self.mover.discard(aside, page..page + 1)?;
+        // One that cannot be copied now does not keep the others away.
+        let copies =
+            self.mover.held(aside)?.into_iter().flatten().map(|page| self.return_page(window, slot, page, report));
+        copies.fold(Ok(()), Result::and)
+    }
+
+    /// Copies a page back that does not move.
+    fn return_page(
+        &self,
+        window: WindowIndex,
+        slot: u16,
+        page: u16,
+        report: &mut AsideReport,
+    ) -> Result<(), HostError> {
+        let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
+        match self.mover.copy_page(aside, guest, page) {
+            Ok(()) => report.copied_pages += 1,
+            Err(error) if error.source.raw_os_error() == Some(libc::EEXIST) => {}
+            Err(error) => return Err(error),
         }
-        Ok(())
+        self.mover.discard(aside, page..page + 1)
     }
 
     /// Sees to it that a huge page can be moved whole: no page table may be where it goes. If the table stays the
@@ -357,7 +378,7 @@ impl Stay {
     fn slot(self) -> Option<u16> {
         match self {
             Stay::Away(slot) | Stay::Stuck { slot, .. } => Some(slot),
-            Stay::Touched => None,
+            Stay::Touched(_) => None,
         }
     }
 }
@@ -428,13 +449,14 @@ impl WindowMover {
     pub fn start(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
         let no_thread = |source| HostError { what: "start the thread that moves windows", source };
         let mover = Arc::new(LinuxMover::open(ram)?);
-        let aside = Arc::new(Aside::new(host, mover.clone()));
+        let door = host.mover_door(mover.clone());
+        let aside = Arc::new(Aside::new(host, door));
         let (stopped, stop) = io::pipe().map_err(no_thread)?;
         let closes = CloseAtTheEnd(aside.clone());
         let thread = std::thread::Builder::new()
             .name("window-mover".into())
             .spawn(move || {
-                if let Err(error) = answer_until(&stopped, &closes.0, &mover) {
+                if let Err(error) = answer_until(&stopped, &closes.0, mover.as_ref()) {
                     tracing::error!("windows are no longer moved: {error}");
                 }
             })
@@ -466,10 +488,12 @@ impl Drop for CloseAtTheEnd {
     }
 }
 
-fn answer_until(stop: &PipeReader, aside: &Aside, mover: &LinuxMover) -> io::Result<()> {
+/// Answers whenever `touched` is readable. One failure is an accident (no memory, a signal); many in a row are the end.
+fn answer_until(stop: &PipeReader, aside: &Aside, touched: &impl AsFd) -> io::Result<()> {
+    let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
+    let mut failures = 0;
     loop {
-        let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
-        let mut fds = [mover.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut fds = [touched.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -477,7 +501,15 @@ fn answer_until(stop: &PipeReader, aside: &Aside, mover: &LinuxMover) -> io::Res
         if fds[1].any().unwrap_or(true) {
             return Ok(());
         }
-        aside.serve().map_err(io::Error::other)?;
+        failures = match aside.serve() {
+            Ok(()) => 0,
+            Err(error) if failures + 1 == SERVE_ATTEMPTS => return Err(io::Error::other(error)),
+            Err(error) => {
+                tracing::warn!("who waits is asked for again: {error}");
+                aside.host.sleep(SERVE_RETRY);
+                failures + 1
+            }
+        };
     }
 }
 
@@ -506,5 +538,70 @@ pub fn probe() -> Result<Duration, String> {
 impl std::fmt::Debug for Aside {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Aside").field("report", &self.report()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use crate::mover::fake::{FakeMover, Touch};
+
+    const WINDOW: WindowIndex = WindowIndex::new(3);
+
+    /// A window is aside and somebody waits for it. Returns how the service ends whose descriptor is always readable, and the
+    /// mover.
+    fn served(prepare: impl FnOnce(&FakeMover)) -> (io::Result<()>, Arc<FakeMover>) {
+        let mover = Arc::new(FakeMover::default());
+        mover.write(WINDOW, ALL_PAGES);
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
+        aside.set_aside(WINDOW).expect("nothing fails yet");
+        assert_eq!(mover.touch(WINDOW, 0), Touch::Waits);
+        prepare(&mover);
+        let (stopped, stop) = io::pipe().expect("a pipe");
+        let (readable, _writer) = {
+            let (reader, mut writer) = io::pipe().expect("a pipe");
+            io::Write::write_all(&mut writer, &[0]).expect("there is room for a byte");
+            (reader, writer)
+        };
+        let ended = std::thread::scope(|scope| {
+            let service = scope.spawn(|| answer_until(&stopped, &aside, &readable));
+            while mover.waiting() > 0 && !service.is_finished() {
+                std::thread::yield_now();
+            }
+            drop(stop);
+            service.join().expect("it does not panic")
+        });
+        (ended, mover)
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_copied_back_does_not_keep_the_others_away() {
+        let mover = Arc::new(FakeMover::default());
+        mover.write(WINDOW, ALL_PAGES);
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
+        aside.set_aside(WINDOW).expect("nothing fails yet");
+        let place = Place::Aside(0);
+        let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
+        (1..4).for_each(|page| mover.pin(place, page));
+        // Read who waits, look, move page 0, pages 1 to 3 in vain, the rest; see what is left; copy page 1.
+        mover.fail_call(8, libc::ENOMEM);
+        aside.bring_back(WINDOW).expect_err("a page is left");
+        assert_eq!(held(), [1]);
+        aside.serve().expect("nothing fails any more");
+        assert_eq!((held(), aside.report().copied_pages), (vec![], 3));
+    }
+
+    #[test]
+    fn one_failure_to_see_who_waits_does_not_end_the_service() {
+        let (ended, mover) = served(|mover| mover.fail_call(0, libc::EINTR));
+        assert!(ended.is_ok() && mover.waiting() == 0, "{ended:?}");
+    }
+
+    #[test]
+    fn a_service_that_never_sees_who_waits_ends() {
+        let (ended, mover) = served(|mover| mover.fail_all(Some(libc::EIO)));
+        assert!(ended.is_err() && mover.waiting() == 1, "{ended:?}");
+        mover.fail_all(None);
     }
 }

@@ -81,7 +81,11 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         row("uffd_minor", "no access sensor for memfd and hugetlb RAM", probe_minor_faults()),
         row("reserved_frames", "--policy reservation copies, or does not run", crate::reserved_frames::probe()),
         row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
-        row("damon", "no access heat from DAMON", exists(root, "sys/kernel/mm/damon/admin")),
+        row(
+            "damon",
+            "no access sensor where userfaultfd is not permitted",
+            crate::sensors::damon::probe(root).map_err(|error| error.to_string()),
+        ),
     ]
 }
 

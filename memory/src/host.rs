@@ -2,13 +2,16 @@
 //! side goes through [`Host`], so that the fake one can fail at each call.
 
 use std::io;
+use std::sync::Arc;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, OutcomeResult, Refusal};
 
+use crate::mover::Mover;
 use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys::mapping::MapError;
 
+pub mod failing;
 pub mod fake;
 pub mod linux;
 
@@ -23,6 +26,8 @@ pub enum Advice {
     Collapse,
     /// `MADV_POPULATE_WRITE` (Linux 5.14): fault pages in, writable; a shortage is an error, not a SIGBUS.
     PopulateWrite,
+    /// `MADV_POPULATE_READ` (Linux 5.14): map pages without writing; those a file has are mapped as it has them.
+    PopulateRead,
     /// `MADV_COLD` (Linux 5.4): not used lately. On a part of a THP the kernel splits that page first.
     Cold,
 }
@@ -112,6 +117,11 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// [`HostError`] with the kernel's errno. Guest RAM may then be without what was mapped there before.
     fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError>;
+
+    /// The door through which pages of a VM are moved, given the real one: a host that fails puts one that fails before it.
+    fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
+        real
+    }
 
     /// Reads a file of `/proc` or `/sys` whole.
     ///

@@ -7,6 +7,8 @@
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics; access: [`aside`] | none; access: as below |
+//! | [`sensors::minor_faults`] | `userfaultfd(2)`, minor faults (5.14) | as first touch |
+//! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin` | root |
 //! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`aside`] | none; swap: as below |
 //! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
@@ -17,9 +19,11 @@
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
-//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call. Two
-//! exceptions: in [`first_touch`] and [`reserved_frames`] faults are the kernel's to hand out, so their userfaultfd is always
-//! the real one, and [`actuators::release`] and [`reserved_frames`] have small doors of their own, with fakes. `unsafe` is in `sys` alone.
+//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and one that
+//! fails by the dice before the real one ([`mishaps`]). Exceptions: in [`first_touch`] and [`reserved_frames`] faults are the
+//! kernel's to hand out, so their userfaultfd is always the real one; [`actuators::release`], [`sensors::minor_faults`] and the
+//! files of [`reserved_frames`] have small doors of their own, with fakes; and [`sensors::damon`] reads and writes files under a
+//! root that tests choose. `unsafe` is in `sys` alone.
 
 pub mod actuators;
 pub mod aside;
@@ -30,6 +34,7 @@ mod faults;
 pub mod first_touch;
 pub mod host;
 pub mod manager;
+pub mod mishaps;
 pub mod mover;
 pub mod pool;
 pub mod recorder;

@@ -8,14 +8,15 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   nothing done? the next tick comes after twice the time, up to `tick_longest`; something done: after `tick_shortest`
+//!   nothing done? the next tick comes after twice the time, up to `tick_longest`
+//!   something done, or much new in a sample: after `tick_shortest`
 //! ```
 //!
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
 //! later.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,14 +27,10 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
-    Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
+    PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
-use crate::actuators::collapse::collapse_window;
-use crate::actuators::hold::{Hold, hold_cost, set_hold};
-use crate::actuators::release::release_window;
-use crate::actuators::swap::{Swap, Swapper};
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::Host;
@@ -44,8 +41,10 @@ use crate::second_level::SecondLevel;
 use crate::sensors::host_backing::HostBackingSensor;
 use crate::sensors::host_memory::host_memory;
 
+mod acting;
 mod sampling;
 
+use acting::{Mechanism, Performed, SwapHand, Swaps, perform};
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
 
@@ -58,16 +57,25 @@ pub struct ManagerConfig {
     pub tick_shortest: Duration,
     /// Time to the next tick when nothing has happened for long.
     pub tick_longest: Duration,
+    /// Threads that copy windows at once, as far as the budget has work for them.
+    pub copy_threads: u16,
+    /// Part of a core that the sensors of one VM may use that are not asked at every tick.
+    pub sampling: PerTenThousand,
+    /// Time of a core that the samples of one VM may use beyond that when much is new. Earned back at the same rate.
+    pub sampling_burst: Duration,
 }
 
 impl Default for ManagerConfig {
     /// 10 ms while there is work: a fraction of the budget's burst, and ten times what sensing a gibibyte costs. One
-    /// second when idle: a window that becomes resident waits at most that long.
+    /// second when idle: a window that becomes resident waits at most that long. One thread copies, the loop's own.
     fn default() -> ManagerConfig {
         ManagerConfig {
             limits: BudgetLimits::default(),
             tick_shortest: Duration::from_millis(10),
             tick_longest: Duration::from_secs(1),
+            copy_threads: 1,
+            sampling: sampling::SAMPLING_BUDGET,
+            sampling_burst: sampling::SAMPLING_BURST,
         }
     }
 }
@@ -198,6 +206,26 @@ impl ManagerReport {
         }
     }
 
+    fn count(&mut self, performed: &Performed) {
+        let Performed { mechanism, result, at, cost, unavailable, bloat, freed, unswapped } = *performed;
+        *self.outcomes.entry((mechanism.name(), result.name())).or_default() += 1;
+        if let Some(unswapped) = unswapped {
+            *self.outcomes.entry((Mechanism::Swap.name(), unswapped.name())).or_default() += 1;
+        }
+        self.action_cpu += cost.cpu;
+        self.copied += cost.copied;
+        self.bloat += bloat;
+        self.released += freed;
+        if result != OutcomeResult::Done {
+            return;
+        }
+        self.first_done_at.get_or_insert(at);
+        self.last_done_at = Some(at);
+        if unavailable > Duration::ZERO {
+            self.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+
     /// How many actions of a mechanism were done.
     pub fn done(&self, mechanism: &str) -> u64 {
         self.outcomes.iter().filter(|((m, result), _)| *m == mechanism && *result == "done").map(|(_, n)| n).sum()
@@ -211,40 +239,55 @@ impl ManagerReport {
     }
 }
 
-/// Mechanisms an action is done with; the name is what reports count under.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mechanism {
-    Collapse,
-    Swap,
-    HoldAt4K,
-    Recover,
-    Release,
-    None,
+/// An action of the plan, and its window in the state of being acted on, or why it is not.
+#[derive(Clone, Copy)]
+struct Begun<'a> {
+    /// In the plan.
+    position: usize,
+    planned: &'a PlannedAction,
+    window: Result<ActingOn, Skip>,
 }
 
-impl Mechanism {
-    const fn name(self) -> &'static str {
-        match self {
-            Mechanism::Collapse => "collapse",
-            Mechanism::Swap => "swap",
-            Mechanism::HoldAt4K => "hold_at_4k",
-            Mechanism::Recover => "recover",
-            Mechanism::Release => "release",
-            Mechanism::None => "none",
+#[derive(Clone, Copy)]
+struct ActingOn {
+    /// Of the VM, in the order given.
+    index: usize,
+    row: usize,
+    state: WindowState,
+    is_held: bool,
+}
+
+impl Begun<'_> {
+    fn is_copy(&self) -> bool {
+        let is_promotion = matches!(self.planned.action, Action::Promote { .. });
+        is_promotion && self.window.is_ok_and(|window| !window.is_held)
+    }
+}
+
+/// What acting takes; several threads may have it.
+#[derive(Clone, Copy)]
+struct Means<'a> {
+    host: &'a dyn Host,
+    vms: &'a [ManagedVm],
+    should_stop: &'a AtomicBool,
+}
+
+impl Means<'_> {
+    /// Acts, unless the loop is to end. `hands`: by VM.
+    fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
+        match begun.window {
+            Err(skip) => Performed::skipped(skip, self.host.now()),
+            Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
+            Ok(ActingOn { index, is_held, .. }) => {
+                let hand = hands.get_mut(index).and_then(Option::as_mut);
+                perform(self.host, &self.vms[index], hand, begun.planned.action, is_held)
+            }
         }
     }
 }
 
-/// The swapping of one VM's windows, for as long as this host turns out to be able to.
-struct Swaps {
-    access: SharedAccess,
-    swapper: Swapper,
-    /// Refusals in a row that say that the kernel or the RAM is not made for it.
-    refusals: u32,
-}
-
-/// So many such refusals in a row are no accident: a kernel before 6.14 keeps the page table and splits what is moved in.
-const SWAP_REFUSALS_MAX: u32 = 3;
+/// A thread is started for no fewer windows: it takes a tenth of a millisecond to start, a window half of one.
+const COPIES_PER_THREAD_LEAST: usize = 4;
 
 /// The loop plans with it, and the thread that answers first touches asks it. Locked for as long as it takes to decide
 /// or to learn, never while anything is done.
@@ -288,9 +331,11 @@ impl ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
-        let sampling: Vec<_> = vms.iter().map(|vm| Sampling::new(&host, vm, needs, &mut report.unanswered)).collect();
-        let swaps = |access: SharedAccess| Swaps { swapper: access.swapper(), access, refusals: 0 };
-        let swaps = sampling.iter().map(|sampling| sampling.access().map(swaps)).collect();
+        let sampling =
+            |vm| Sampling::new(&host, vm, needs, (config.sampling, config.sampling_burst), &mut report.unanswered);
+        let sampling: Vec<_> = vms.iter().map(sampling).collect();
+        let swaps = |access| Swaps::new(access, config.copy_threads);
+        let swaps = sampling.iter().map(|sampling| sampling.access().and_then(swaps)).collect();
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
             states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
@@ -355,18 +400,25 @@ impl ManagerLoop {
             recorder.snapshot(began_at, &snapshot);
             recorder.plan(now, plan.actions());
         }
-        let done = plan.actions().iter().filter(|planned| self.act(planned, &snapshot) == OutcomeResult::Done).count();
+        let done = self.act(plan.actions(), &snapshot);
         self.plan = plan;
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
         }
         for ((sampling, vm), rows) in self.sampling.iter_mut().zip(&self.vms).zip(&snapshot.vms) {
-            sampling.start(self.host.as_ref(), vm, rows, &mut self.report.sensor_costs);
+            sampling.start(self.host.as_ref(), vm, rows, done > 0, &mut self.report);
         }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
         self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(began_cpu);
-        done as u64
+        done
+    }
+
+    /// Time to the next tick, after one that did so much and came `pause` after the one before.
+    fn pause_after(&self, done: u64, pause: Duration) -> Duration {
+        let ManagerConfig { tick_shortest, tick_longest, .. } = self.config;
+        let is_busy = done > 0 || self.sampling.iter().any(Sampling::is_bursting);
+        if is_busy { tick_shortest } else { (pause * 2).min(tick_longest) }
     }
 
     /// What has been counted so far.
@@ -390,7 +442,7 @@ impl ManagerLoop {
     /// Brings every window back that is aside.
     fn finish_samples(&mut self) {
         for sampling in &mut self.sampling {
-            sampling.finish(self.host.as_ref(), &mut self.report.sensor_costs);
+            sampling.finish(self.host.as_ref(), &mut self.report);
         }
     }
 
@@ -401,6 +453,7 @@ impl ManagerLoop {
             let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
             let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
             let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
+            let columns = self.sampling[index].columns();
             for range in &vm.ranges {
                 match self.sensor.sample(self.host.as_ref(), *range, vm.backing.fixed_page()) {
                     Err(error) => {
@@ -421,7 +474,7 @@ impl ManagerLoop {
                                 ready_at: ready,
                                 ..WindowRow::new(row.window, row.resident, row.backing)
                             };
-                            rows.push(self.sampling[index].fill(rows.len(), row));
+                            rows.push(columns.fill(rows.len(), row));
                         }
                     }
                 }
@@ -457,26 +510,73 @@ impl ManagerLoop {
             .ok()
     }
 
-    fn act(&mut self, planned: &PlannedAction, snapshot: &Snapshot) -> OutcomeResult {
-        let (action, now) = (planned.action, self.host.now());
-        let Some((index, row)) = self.find(action, snapshot) else {
+    /// Does what was planned: first what copies nothing, then the copies, by several threads where there are enough of
+    /// them. Booked in the order of the plan. Returns how many actions were done.
+    fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
+        let begun = planned.iter().enumerate().map(|(position, planned)| self.begin(position, planned, snapshot));
+        let (copies, others): (Vec<_>, Vec<_>) = begun.partition(Begun::is_copy);
+        let means = self.means();
+        let mut performed: Vec<_> = others.iter().map(|begun| (*begun, means.attempt(begun, &mut []))).collect();
+        performed.extend(self.copy(&copies));
+        performed.sort_unstable_by_key(|(begun, _)| begun.position);
+        performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
+    }
+
+    /// Takes a window into the state of being acted on, if it is there and may be.
+    fn begin<'a>(&self, position: usize, planned: &'a PlannedAction, snapshot: &Snapshot) -> Begun<'a> {
+        let begin = |(index, row): (usize, usize)| {
+            let state = self.states[index][row].begin(self.host.now()).map_err(|_| Skip::BackingOff)?;
+            Ok(ActingOn { index, row, state, is_held: snapshot.vms[index].is_held[row] })
+        };
+        let found = self.find(planned.action, snapshot);
+        if found.is_none() {
             // A policy that names what is not there is broken; the guest must not suffer for it.
-            tracing::error!("the policy named {action:?}, which is not in its snapshot");
-            return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::NotResident), Duration::ZERO);
-        };
-        if self.should_stop.load(Ordering::Relaxed) {
-            return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::Stopping), Duration::ZERO);
+            tracing::error!("the policy named {:?}, which is not in its snapshot", planned.action);
         }
-        let Ok(acting) = self.states[index][row].begin(now) else {
-            return self.record(planned, Mechanism::None, OutcomeResult::Skipped(Skip::BackingOff), Duration::ZERO);
+        Begun { position, planned, window: found.ok_or(Skip::NotResident).and_then(begin) }
+    }
+
+    fn means(&self) -> Means<'_> {
+        Means { host: self.host.as_ref(), vms: &self.vms, should_stop: &self.should_stop }
+    }
+
+    /// Copies windows, each thread the next that is left.
+    fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
+        let ManagerLoop { host, vms, swaps, should_stop, config, .. } = self;
+        let means = Means { host: host.as_ref(), vms, should_stop };
+        let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
+        let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
+        let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
+        let next = AtomicUsize::new(0);
+        let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
+            let mine = std::iter::from_fn(|| copies.get(next.fetch_add(1, Ordering::Relaxed)));
+            mine.map(|begun| (*begun, means.attempt(begun, &mut hands))).collect::<Vec<_>>()
         };
-        let result = self.perform(planned, index, snapshot.vms[index].is_held[row]);
-        let next = match result {
-            OutcomeResult::Refused(refusal) => acting.refused(refusal, self.host.now()),
-            OutcomeResult::Done | OutcomeResult::Skipped(_) => acting.done(),
-        };
-        self.states[index][row] = next.expect("a window that is being acted on may be done or refused");
-        result
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();
+            let others: Vec<_> = others.into_iter().map(|hands| scope.spawn(|| work(hands))).collect();
+            let mut performed = work(of_thread());
+            for other in others {
+                performed.extend(other.join().expect("a thread that copies does not panic"));
+            }
+            performed
+        })
+    }
+
+    /// Books what became of an action. Whether it was done.
+    fn end(&mut self, begun: &Begun<'_>, performed: &Performed) -> bool {
+        if let Ok(ActingOn { index, row, state, .. }) = begun.window {
+            if self.swaps[index].as_mut().is_some_and(|swaps| !swaps.remains_possible(performed)) {
+                self.swaps[index] = None;
+            }
+            let next = match performed.result {
+                OutcomeResult::Refused(refusal) => state.refused(refusal, performed.at),
+                OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
+            };
+            self.states[index][row] = next.expect("a window that is being acted on may be done or refused");
+        }
+        self.record(begun.planned, performed);
+        performed.result == OutcomeResult::Done
     }
 
     /// VM (in the order given) and row of the window an action is about.
@@ -485,123 +585,16 @@ impl ManagerLoop {
         Some((index, snapshot.vms[index].row(action.window())?))
     }
 
-    /// Chooses the mechanism and uses it. The cheapest that reaches the size comes first: lifting a hold copies
-    /// nothing; swap and collapse copy 2 MiB at the same cost, and swap keeps the window from the guest for a third of
-    /// the time (0.22 against 0.62 ms, `cargo bench --bench swap`).
-    fn perform(&mut self, planned: &PlannedAction, index: usize, is_held: bool) -> OutcomeResult {
-        let vm = &self.vms[index];
-        let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
-        match (planned.action, vm.second_level.clone()) {
-            (Action::Promote { window, to: PageSize::Huge2M, .. }, Some(kvm)) if is_held => {
-                self.switch_hold(planned, kvm.as_ref(), window, Hold::Recover)
-            }
-            (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
-                let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(window.start())).copied() else {
-                    return self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO);
-                };
-                if let Some(swap) = self.swap(index, window) {
-                    self.report.bloat += swap.bloat;
-                    return self.record_cost(planned, Mechanism::Swap, swap.result, swap.cost, swap.unavailable);
-                }
-                let collapse = collapse_window(self.host.as_ref(), range, window);
-                self.report.bloat += collapse.bloat;
-                self.record_cost(planned, Mechanism::Collapse, collapse.result, collapse.cost, collapse.unavailable)
-            }
-            (Action::Demote { window, to: PageSize::Base4K, .. }, Some(kvm)) => {
-                self.switch_hold(planned, kvm.as_ref(), window, Hold::At4K)
-            }
-            (Action::Release { window, .. }, _) => self.release(planned, index, window),
-            _ => self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO),
-        }
-    }
-
-    /// Swaps a window, where that is possible here; otherwise somebody else may try.
-    fn swap(&mut self, index: usize, window: WindowIndex) -> Option<Swap> {
-        let Swaps { access, swapper, refusals } = self.swaps[index].as_mut()?;
-        let swap = access.unseen(|| swapper.swap(self.host.as_ref(), window));
-        match swap.result {
-            OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)) => {
-                *refusals += 1;
-                *self.report.outcomes.entry((Mechanism::Swap.name(), swap.result.name())).or_default() += 1;
-                if *refusals >= SWAP_REFUSALS_MAX {
-                    self.swaps[index] = None;
-                }
-                None
-            }
-            _ => {
-                *refusals = 0;
-                Some(swap)
-            }
-        }
-    }
-
-    fn release(&mut self, planned: &PlannedAction, index: usize, window: WindowIndex) -> OutcomeResult {
-        let vm = &self.vms[index];
-        let range = vm.ranges.iter().find(|range| range.gpa.contains(window.start())).copied();
-        let (Some(range), Some(ram)) = (range, vm.ram.clone()) else {
-            let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
-            return self.record(planned, Mechanism::None, no_mechanism, Duration::ZERO);
-        };
-        let release = release_window(self.host.as_ref(), &ram, range, window);
-        self.report.released += release.freed;
-        self.record_cost(planned, Mechanism::Release, release.result, release.cost, release.unavailable)
-    }
-
-    fn switch_hold(
-        &mut self,
-        planned: &PlannedAction,
-        kvm: &dyn SecondLevel,
-        window: WindowIndex,
-        hold: Hold,
-    ) -> OutcomeResult {
-        let mechanism = match hold {
-            Hold::At4K => Mechanism::HoldAt4K,
-            Hold::Recover => Mechanism::Recover,
-        };
-        let began_cpu = self.host.thread_cpu_time();
-        let result = set_hold(kvm, window, hold);
-        let cpu = self.host.thread_cpu_time().saturating_sub(began_cpu);
-        self.record(planned, mechanism, result, cpu)
-    }
-
-    fn record(
-        &mut self,
-        planned: &PlannedAction,
-        mechanism: Mechanism,
-        result: OutcomeResult,
-        cpu: Duration,
-    ) -> OutcomeResult {
-        self.record_cost(planned, mechanism, result, hold_cost(cpu), Duration::ZERO)
-    }
-
     /// Counts an outcome, settles its cost with the budget and tells the policy.
-    fn record_cost(
-        &mut self,
-        planned: &PlannedAction,
-        mechanism: Mechanism,
-        result: OutcomeResult,
-        cost: wideleaf_policies::Cost,
-        unavailable: Duration,
-    ) -> OutcomeResult {
-        let at = self.host.now();
+    fn record(&mut self, planned: &PlannedAction, performed: &Performed) {
+        let Performed { mechanism, result, at, cost, unavailable, .. } = *performed;
         self.budget.settle(planned.cost, cost);
-        let report = &mut self.report;
-        *report.outcomes.entry((mechanism.name(), result.name())).or_default() += 1;
-        report.action_cpu += cost.cpu;
-        report.copied += cost.copied;
-        if result == OutcomeResult::Done {
-            report.first_done_at.get_or_insert(at);
-            report.last_done_at = Some(at);
-        }
-        if unavailable > Duration::ZERO && result == OutcomeResult::Done {
-            report.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
-        }
+        self.report.count(performed);
         let outcome = Outcome { action: planned.action, at, cost, unavailable, result };
         if let Some(recorder) = &mut self.recorder {
             recorder.outcome(mechanism.name(), &outcome);
         }
         lock(&self.policy).learn(&outcome);
-        result
     }
 }
 
@@ -710,7 +703,7 @@ impl Manager {
                 let mut pause = work.config.tick_shortest;
                 while shared.wait(pause) == RunState::Active {
                     let done = work.tick();
-                    pause = if done > 0 { work.config.tick_shortest } else { pause * 2 }.min(work.config.tick_longest);
+                    pause = work.pause_after(done, pause);
                 }
                 work.finish()
             })?

@@ -18,6 +18,7 @@ use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
 use crate::host::HostError;
 
+pub mod failing;
 pub mod fake;
 pub mod linux;
 

@@ -248,6 +248,15 @@ impl GuestRam {
         &self.reservation
     }
 
+    /// The window that is mapped around an address of this process, if it is RAM.
+    pub(crate) fn window_at(&self, address: Hva) -> Option<WindowIndex> {
+        let offset = |start: Hva| address.get().checked_sub(start.get()).map(Bytes::new);
+        self.ranges.iter().find_map(|range| {
+            let offset = offset(range.hva).filter(|offset| *offset < range.gpa.bytes())?;
+            Some(WindowIndex::containing(range.gpa.start() + offset))
+        })
+    }
+
     /// Where a guest address is mapped, if it is RAM.
     pub fn hva(&self, gpa: Gpa) -> Option<Hva> {
         self.ranges.iter().find(|range| range.gpa.contains(gpa)).map(|range| range.hva + (gpa - range.gpa.start()))

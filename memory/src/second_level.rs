@@ -6,6 +6,7 @@
 
 use wideleaf_policies::{GpaRange, MappingStats};
 
+pub mod failing;
 pub mod fake;
 
 /// Which tables the second level is made of on this host.

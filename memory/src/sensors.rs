@@ -1,9 +1,12 @@
 //! What is seen, one source a file. Each turns a kernel interface into plain columns or typed samples.
 
 pub mod access;
+pub mod damon;
 pub mod guest_tables;
 pub mod host_backing;
 pub mod host_memory;
+pub mod minor_faults;
+pub mod share;
 pub mod smaps;
 pub mod written;
 pub mod zero_pages;

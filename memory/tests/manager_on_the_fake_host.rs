@@ -1,7 +1,7 @@
 //! The loop on a host in memory: what it does when all goes well, and at every call that can fail.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
@@ -14,8 +14,8 @@ use wideleaf_memory::second_level::{SecondLevel, SlotId};
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, Bytes, Cost, Gpa, GpaRange, Hva, MappingStats, Moment, PageSize, PerTenThousand,
-    Plan, Snapshot, VmId, WindowIndex,
+    Action, Budget, BudgetLimits, Bytes, Cost, Gpa, GpaRange, Hva, MappingStats, Moment, Outcome, PageSize,
+    PerTenThousand, Plan, Snapshot, VmId, WindowIndex,
 };
 
 const RAM_AT: Hva = Hva::new(1 << 40);
@@ -246,12 +246,58 @@ fn second_level() -> Arc<FakeSecondLevel> {
     Arc::new(FakeSecondLevel::new(&[half(0), half(1)]))
 }
 
+/// On RAM of a memfd, whose huge pages only KVM can be kept from mapping as such.
 fn scripted(host: &Arc<FakeHost>, kvm: &Arc<FakeSecondLevel>, script: Vec<Vec<Action>>) -> ManagerLoop {
-    ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], Box::new(Script(script)), plenty())
+    let memfd = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();
+    let vm = ManagedVm { backing: memfd, ..vm(Some(kvm.clone())) };
+    ManagerLoop::new(host.clone(), vec![vm], Box::new(Script(script)), plenty())
 }
 
 #[test]
-fn demotion_holds_the_slot_and_promotion_recovers_it_without_a_copy() {
+fn demotion_of_anonymous_ram_splits_one_window_and_promotion_collapses_it_again() {
+    let (host, kvm) = (host(), second_level());
+    host.make_present(RAM_AT, ram().gpa.bytes(), true);
+    let script = Script(vec![vec![demote(5)], vec![promote(5, PageSize::Huge2M)]]);
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], Box::new(script), plenty());
+    assert_eq!((work.tick(), host.huge_windows()), (1, WINDOWS - 1));
+    assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged), "its neighbours stay mapped large");
+    assert_eq!((work.tick(), host.huge_windows()), (1, WINDOWS));
+    assert_eq!((count(work.report(), "split", "done"), count(work.report(), "collapse", "done")), (1, 1));
+    assert_eq!(work.report().copied, mib(2));
+}
+
+#[test]
+fn several_threads_copy_each_window_once_and_book_in_the_order_of_the_plan() {
+    let host = host();
+    let heard = Arc::<Mutex<Vec<WindowIndex>>>::default();
+    let policy = Box::new(Heard(greedy(), heard.clone()));
+    let config = ManagerConfig { copy_threads: 2, ..plenty() };
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, config);
+    assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+    assert_eq!(count(work.report(), "collapse", "done"), WINDOWS);
+    let in_order: Vec<_> = (0..WINDOWS).map(WindowIndex::new).collect();
+    assert_eq!(*heard.lock().unwrap(), in_order);
+}
+
+/// Another policy, and of which windows it was told, in that order.
+struct Heard(Box<dyn Policy>, Arc<Mutex<Vec<WindowIndex>>>);
+
+impl Policy for Heard {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        self.0.plan(snapshot, now, budget, plan);
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.1.lock().unwrap().push(outcome.action.window());
+    }
+}
+
+#[test]
+fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy() {
     let (host, kvm) = (host(), second_level());
     let mut work = scripted(&host, &kvm, vec![vec![demote(5)], vec![promote(5, PageSize::Huge2M)]]);
     work.tick();
@@ -331,7 +377,9 @@ fn totals_that_the_host_cannot_explain_are_a_contradiction() {
 fn what_no_mechanism_can_do_is_skipped_under_that_name() {
     let host = host();
     let script = Script(vec![vec![demote(0), promote(1, PageSize::Giant1G)]]);
-    let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], Box::new(script), plenty());
+    let memfd = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();
+    let vm = ManagedVm { backing: memfd, ..vm(None) };
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], Box::new(script), plenty());
     work.tick();
     assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 2, "no KVM to hold with, no giant swap");
 }

@@ -11,7 +11,7 @@ use wideleaf_memory::aside::{Aside, AsideError};
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::mover::fake::{FakeMover, Touch};
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
-use wideleaf_memory::sensors::access::{AccessConfig, AccessSensor, Seen};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, OutcomeResult, Refusal, Skip, WindowIndex};
 
@@ -181,7 +181,7 @@ fn a_page_that_does_not_move_back_is_copied_back() {
     bed.aside.set_aside(W).unwrap();
     // Slots are given out from the first.
     [0, 17, 511].into_iter().for_each(|page| bed.mover.pin(Place::Aside(0), page));
-    assert!(!bed.aside.bring_back(W).unwrap());
+    assert!(bed.aside.bring_back(W).unwrap().is_none());
     assert_eq!(bed.aside.report().copied_pages, 3);
     bed.assert_at_rest();
 }
@@ -206,7 +206,7 @@ fn while_nothing_works_the_guest_waits_and_afterwards_it_has_everything() {
     }
     let answered = bed.aside.serve();
     assert!(answered.is_ok());
-    windows.into_iter().for_each(|window| assert!(bed.aside.bring_back(window).unwrap()));
+    windows.into_iter().for_each(|window| assert!(bed.aside.bring_back(window).unwrap().is_some()));
     bed.assert_at_rest();
 
     windows.into_iter().for_each(|window| bed.aside.set_aside(window).unwrap());

@@ -14,7 +14,7 @@ use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::WindowMover;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
-use wideleaf_memory::sensors::access::{AccessConfig, AccessSensor, Rotation, Seen};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Rotation, Seen};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::units::{kib, mib};
@@ -226,15 +226,15 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
     let mut swapper = Swapper::new(mover.aside().clone());
     let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
-    let mut rotation = Rotation::new(8);
+    let mut rotation = Rotation::default();
     let all = windows(0..WINDOWS as u64);
     let (mut sampled, mut swapped) = (0, 0);
     for _ in 0..6 {
-        sensor.start(host.as_ref(), &rotation.next_share(&all));
+        sensor.start(host.as_ref(), &rotation.next_share(&all, 8));
         sampled += sensor.finish(host.as_ref()).cost.windows;
         let _ = swapper.refill(); // what is missing is made when it is needed, or the swap is refused
         let mut swap = |window| swapper.swap(host.as_ref(), window).result == OutcomeResult::Done;
-        swapped += rotation.next_share(&all).into_iter().filter(|window| swap(*window)).count() as u64;
+        swapped += rotation.next_share(&all, 8).into_iter().filter(|window| swap(*window)).count() as u64;
     }
     // In every other window something is aside when the service ends.
     sensor.start(host.as_ref(), &all.iter().copied().step_by(2).collect::<Vec<_>>());

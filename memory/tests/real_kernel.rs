@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use wideleaf_memory::actuators::collapse::collapse_window;
@@ -62,6 +63,20 @@ fn guest_and_host_addresses_are_equal_modulo_one_gibibyte() {
     }
     assert_eq!(ram.hva(Gpa::new(gib(4).get() + 5)), Some(ram.ranges()[1].hva + Bytes::new(5)));
     assert_eq!(ram.hva(Gpa::new(gib(1).get())), None, "the hole is not RAM");
+}
+
+#[test]
+fn pages_in_many_runs_are_each_reported_once() {
+    // More runs than one step of the kernel's scan holds (512), than one call of ours fetches (1024), and both.
+    for pages in [511, 512, 513, 600, 1023, 1024, 1025, 1600, 2047] {
+        let ram = map(&[range(Bytes::ZERO, mib(16))], BackingKind::Anon, PageSize::Base4K);
+        // Every second page: no two make a run.
+        ram.words(ram.ranges()[0]).chunks(1024).take(pages).for_each(|pair| pair[0].store(1, Ordering::Relaxed));
+        let mut runs = Vec::new();
+        LinuxHost::open().unwrap().scan(ram.base(), ram.bytes(), &mut runs).unwrap();
+        assert_eq!(runs.len(), pages);
+        assert!(runs.windows(2).all(|pair| pair[0].start + pair[0].bytes < pair[1].start), "{pages}: they ascend");
+    }
 }
 
 #[test]

@@ -29,6 +29,7 @@ pub mod budget;
 pub mod candidates;
 pub mod expectations;
 pub mod geometry;
+pub mod median;
 pub mod outcome;
 pub mod parameters;
 pub mod policy;

@@ -92,6 +92,9 @@ pub struct Needs {
     pub access: bool,
     /// Pages that hold only zeroes.
     pub zero: bool,
+    /// Pages written in an interval. The dearest: meanwhile the guest runs on 4 KiB mappings there, and the first write to
+    /// each page is a fault.
+    pub written: bool,
     /// The guest's own page sizes.
     pub guest_mapping: bool,
     /// The host's memory.

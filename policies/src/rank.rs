@@ -72,6 +72,15 @@ pub const fn bucket_of(score: u64) -> u16 {
     ((doublings as usize - 2) * STEPS_PER_DOUBLING + steps) as u16
 }
 
+/// The lowest score of a bucket.
+pub const fn lowest_of(bucket: u16) -> u64 {
+    let (doublings, step) = (bucket as usize / STEPS_PER_DOUBLING, bucket as usize % STEPS_PER_DOUBLING);
+    match doublings.checked_sub(1) {
+        None => step as u64,
+        Some(shift) => ((STEPS_PER_DOUBLING + step) as u64) << shift,
+    }
+}
+
 const _: () = assert!(STEPS_PER_DOUBLING == 1 << 3, "bucket_of shifts by the logarithm of it");
 const _: () = assert!((bucket_of(u64::MAX) as usize) < BUCKETS, "every score has a bucket");
 
@@ -98,5 +107,6 @@ mod tests {
         let buckets: Vec<u16> = scores.map(bucket_of).collect();
         assert!(buckets.is_sorted(), "{buckets:?}");
         assert_eq!((bucket_of(0), bucket_of(8), bucket_of(9), bucket_of(16)), (0, 8, 9, 16));
+        assert!((0..BUCKETS as u16 - 16).all(|bucket| bucket_of(lowest_of(bucket)) == bucket));
     }
 }

@@ -59,7 +59,7 @@ pub use encode::Encoder;
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
 /// Which form of the format this is. It changes with every change of the format: a reader knows one form only.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Windows of all VMs of one snapshot: 4 TiB of guest RAM. Bounds what a few bytes of a run can make a reader allocate
 /// (100 MB); a host with more is not recorded.

@@ -28,17 +28,23 @@ fn guest_mapping() -> impl Strategy<Value = GuestMapping> {
     prop::sample::select(vec![Unknown, Unmapped, Base4K, Huge2M, Giant1G, Mixed])
 }
 
+fn frequency() -> impl Strategy<Value = Option<u64>> {
+    prop::option::of(prop_oneof![0_u64..100, 0..u64::MAX])
+}
+
 fn row() -> impl Strategy<Value = WindowRow> {
     let pages = || prop::option::of(0_u16..=512);
-    (backing(), 0_u64..20, any::<(u16, u8)>(), pages(), pages(), guest_mapping()).prop_map(
-        |((resident, backing, is_held), ready, (touched, samples), written, zero, guest_mapping)| WindowRow {
-            is_held,
-            ready_at: Moment::after_start(Duration::from_secs(ready)),
-            access: AccessHistory::from_parts(touched, samples),
-            written,
-            zero,
-            guest_mapping,
-            ..WindowRow::new(WindowIndex::new(0), resident, backing)
+    (backing(), 0_u64..20, (any::<u16>(), any::<u8>(), frequency()), pages(), pages(), guest_mapping()).prop_map(
+        |((resident, backing, is_held), ready, (touched, samples, frequency), written, zero, guest_mapping)| {
+            WindowRow {
+                is_held,
+                ready_at: Moment::after_start(Duration::from_secs(ready)),
+                access: AccessHistory::from_parts(touched, samples).with_touches_per_s(frequency),
+                written,
+                zero,
+                guest_mapping,
+                ..WindowRow::new(WindowIndex::new(0), resident, backing)
+            }
         },
     )
 }

@@ -38,6 +38,10 @@ fn moment() -> impl Strategy<Value = Moment> {
 }
 
 /// Few values, so that there are runs and rows that stay as they were.
+fn frequency() -> impl Strategy<Value = Option<u64>> {
+    prop::option::of(prop_oneof![0_u64..100, 0..u64::MAX])
+}
+
 fn row() -> impl Strategy<Value = WindowRow> {
     let backing = prop_oneof![
         Just((0, Backing::Unbacked)),
@@ -54,15 +58,17 @@ fn row() -> impl Strategy<Value = WindowRow> {
         GuestMapping::Mixed,
     ]);
     let pages = || prop::option::of(510_u16..=512);
-    (backing, any::<bool>(), moment(), any::<u16>(), 0_u8..=16, pages(), pages(), guest).prop_map(
-        |((resident, backing), is_held, ready_at, touched, samples, written, zero, guest_mapping)| WindowRow {
-            is_held,
-            ready_at,
-            access: AccessHistory::from_parts(touched, samples),
-            written,
-            zero,
-            guest_mapping,
-            ..WindowRow::new(WindowIndex::new(0), resident, backing)
+    (backing, any::<bool>(), moment(), any::<u16>(), (0_u8..=16, frequency()), pages(), pages(), guest).prop_map(
+        |((resident, backing), is_held, ready_at, touched, (samples, frequency), written, zero, guest_mapping)| {
+            WindowRow {
+                is_held,
+                ready_at,
+                access: AccessHistory::from_parts(touched, samples).with_touches_per_s(frequency),
+                written,
+                zero,
+                guest_mapping,
+                ..WindowRow::new(WindowIndex::new(0), resident, backing)
+            }
         },
     )
 }
@@ -286,7 +292,7 @@ fn each_damage_has_its_own_line() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off behind byte 8");
     assert_eq!(line(&bytes[..20]), "cut off behind byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads version 1");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads version 2");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is no kind of frame"));

@@ -146,8 +146,12 @@ struct Making {
 
 impl Making {
     fn of(policy: &str, limits: BudgetLimits) -> Making {
+        Making::on("anon", policy, limits)
+    }
+
+    fn on(backing: &str, policy: &str, limits: BudgetLimits) -> Making {
         let mut bytes = Vec::new();
-        let vm = VmHeader { vm: VM, backing: "anon".into(), start_page: PageSize::Base4K, ranges: Vec::new() };
+        let vm = VmHeader { vm: VM, backing: backing.into(), start_page: PageSize::Base4K, ranges: Vec::new() };
         let header = Header { policy: policy.into(), limits, vms: vec![vm], facts: Vec::new() };
         let encoder = Encoder::start(&header, &mut bytes).unwrap();
         Making { bytes, encoder, second: 0 }
@@ -316,9 +320,22 @@ fn released_pages_are_gone_until_the_guest_has_others() {
 }
 
 #[test]
-fn a_held_window_is_recovered_without_a_copy() {
-    let rows = [row(0, 512, Backing::Huge2M)];
+fn a_window_of_anonymous_ram_that_is_demoted_is_split_and_copied_to_be_large_again() {
+    let rows = [WindowRow { zero: Some(12), ..row(0, 512, Backing::Huge2M) }];
     let mut making = making();
+    making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
+    let split = Action::Demote { vm: VM, window: WindowIndex::new(0), to: PageSize::Base4K };
+    let tally = making.replay(&mut Told::ticks([vec![split], vec![split]]));
+    assert_eq!((tally.count_of("demote_4k", "done"), tally.count_of("demote_4k", "skipped_already_done")), (1, 1));
+    assert_eq!((coverage(&tally), tally.resident_at_end), (vec![(1, 10_000), (2, 0)], kib(2000)));
+    let tally = making.replay(&mut Told::ticks([vec![split], vec![promote(0)]]));
+    assert_eq!((tally.copied, coverage(&tally)), (mib(2), vec![(1, 10_000), (2, 0), (3, 10_000)]));
+}
+
+#[test]
+fn a_window_of_other_ram_that_is_demoted_is_held_and_recovered_without_a_copy() {
+    let rows = [row(0, 512, Backing::Huge2M)];
+    let mut making = Making::on("memfd", "never", BudgetLimits::default());
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
     let hold = Action::Demote { vm: VM, window: WindowIndex::new(0), to: PageSize::Base4K };
     let tally = making.replay(&mut Told::ticks([vec![hold], vec![promote(0)], vec![promote(0)]]));

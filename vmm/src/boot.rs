@@ -1,7 +1,7 @@
 //! From a configuration to a runnable VM, in numbered steps.
 //!
 //! ```text
-//!   1  read the image and say what it is      errors about it come before KVM is touched
+//!   1  read the image and say what it is      before KVM is touched and, by [`BootImage`], before RAM is mapped
 //!   2  open KVM, ask what the CPU can do
 //!   3  create the VM with its memslots        before any interrupt controller: 16 times faster
 //!   4  interrupt controllers and timer        not for the direct entry, whose guests have no interrupts
@@ -199,22 +199,43 @@ pub(crate) struct Prepared {
     pub(crate) tsc_hz: Option<u64>,
 }
 
-/// All steps.
+/// An image that was read and can be booted in the RAM of its configuration. Reading it needs neither KVM nor that RAM: a bad
+/// image is found before either costs anything.
+#[derive(Debug)]
+pub struct BootImage {
+    bytes: Cow<'static, [u8]>,
+    image: Image,
+}
+
+impl BootImage {
+    /// Step 1.
+    ///
+    /// # Errors
+    /// [`BootError::Missing`], [`BootError::Unreadable`], [`BootError::Image`], [`BootError::InitrdForDirect`].
+    pub fn read(config: &VmConfig) -> Result<BootImage, BootError> {
+        let bytes = read_image(config.image())?;
+        let of_image = |source| BootError::Image { image: config.image().clone(), source };
+        let image = image::identify(&bytes, config.entry()).map_err(of_image)?;
+        match &image {
+            Image::Direct { .. } if config.initrd().is_some() => return Err(BootError::InitrdForDirect),
+            Image::Direct { segments, .. } | Image::Pvh { segments, .. } => {
+                image::check_placement(segments, &config.ram_layout()).map_err(of_image)?;
+            }
+            Image::BzImage { .. } => {}
+        }
+        Ok(BootImage { bytes, image })
+    }
+}
+
+/// All steps but the first.
 pub(crate) fn prepare(
     config: &VmConfig,
+    BootImage { bytes, image }: &BootImage,
     ram: Arc<GuestRam>,
     sink: SerialSink,
     watch: &mut Stopwatch,
 ) -> Result<Prepared, BootError> {
-    // 1. The image.
-    let bytes = read_image(config.image())?;
-    let image = image::identify(&bytes, config.entry())
-        .map_err(|source| BootError::Image { image: config.image().clone(), source })?;
     let is_direct = matches!(image, Image::Direct { .. });
-    if is_direct && config.initrd().is_some() {
-        return Err(BootError::InitrdForDirect);
-    }
-    watch.lap("image");
 
     // 2. KVM and the CPU.
     let system = KvmSystem::open()?;
@@ -237,7 +258,7 @@ pub(crate) fn prepare(
     watch.lap("interrupts");
 
     // 5. Guest memory, except what needs a vCPU's answer.
-    let mut loaded = load::load(config, &bytes, &image, &memory)?;
+    let mut loaded = load::load(config, bytes, image, &memory)?;
     watch.lap("load");
 
     // 6. vCPUs.
@@ -270,9 +291,9 @@ pub(crate) fn prepare(
     Ok(Prepared { vm, vcpus, memory, bus, serial, paging, entry_name: image.name(), tsc_hz })
 }
 
-fn read_image(source: &ImageSource) -> Result<Cow<'_, [u8]>, BootError> {
+fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
     match source {
-        ImageSource::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
+        ImageSource::Bytes(bytes) => Ok(bytes.clone()),
         ImageSource::File(path) => {
             std::fs::read(path).map(Cow::Owned).map_err(|source| file_error("image", path, source))
         }

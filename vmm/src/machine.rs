@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_memory::{GuestRam, SecondLevel};
 
-use crate::boot::{self, BootError, SetupTimes, Stopwatch};
+use crate::boot::{self, BootError, BootImage, SetupTimes, Stopwatch};
 use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
 use crate::devices::{Bus, BusCounters, SerialSink};
@@ -51,7 +51,33 @@ impl Machine {
     pub fn start(config: &VmConfig, ram: Arc<GuestRam>, sink: SerialSink) -> Result<Machine, BootError> {
         let started = Instant::now();
         let mut watch = Stopwatch::start();
-        let prepared = boot::prepare(config, ram, sink, &mut watch)?;
+        let image = BootImage::read(config)?;
+        watch.lap("image");
+        Machine::build(config, &image, ram, sink, started, watch)
+    }
+
+    /// The same with an image that was read before.
+    ///
+    /// # Errors
+    /// [`BootError`]; nothing runs then.
+    pub fn start_image(
+        config: &VmConfig,
+        image: &BootImage,
+        ram: Arc<GuestRam>,
+        sink: SerialSink,
+    ) -> Result<Machine, BootError> {
+        Machine::build(config, image, ram, sink, Instant::now(), Stopwatch::start())
+    }
+
+    fn build(
+        config: &VmConfig,
+        image: &BootImage,
+        ram: Arc<GuestRam>,
+        sink: SerialSink,
+        started: Instant,
+        mut watch: Stopwatch,
+    ) -> Result<Machine, BootError> {
+        let prepared = boot::prepare(config, image, ram, sink, &mut watch)?;
         let boot::Prepared { vm, vcpus, memory, bus, serial, paging, entry_name, tsc_hz } = prepared;
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
         let control = RunControl::new(kickers);

@@ -328,7 +328,7 @@ fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
             ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases"),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),
-            ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, progress_ms"),
+            ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
         ];
         for (line, message) in cases {
             let run = Boot { line, ..MICROVM }.run();
@@ -343,7 +343,7 @@ fn a_table_larger_than_ram_is_refused_with_both_sizes() {
     if can_run_qemu() {
         let run = Boot { line: "gups log2_words=25", ..MICROVM }.run();
         run.assert_ended_with(ExitCode::Unsupported);
-        assert!(run.panic_message().starts_with("needs 268435456 bytes of memory, there are 1"), "{}", run.console);
+        assert!(run.panic_message().starts_with("needs 256 MiB of memory, there are 1"), "{}", run.console);
     }
 }
 

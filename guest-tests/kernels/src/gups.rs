@@ -18,6 +18,9 @@
 //!   HPCC allows for up to 1 % of the words;
 //! - several rounds repeat the same sequence, so after an odd number the table is the one of a single round, and after an even
 //!   number `T[i] = i`. The verification stays exact and as short as one round.
+//!
+//! Behind the table there may be sparse memory (`sparse=`), for what a policy makes of it beside a table that is hot: one page of
+//! each window is filled before the updates and checked after them, and nothing else of it is ever touched.
 
 use core::array;
 use core::ops::Range;
@@ -26,9 +29,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use wideleaf_protocol::{Message, Name, Status, VCPUS_MAX};
 
 use crate::parameters::{Parameter, Parameters};
+use crate::phases::{Density, SET_BYTES_MAX, Set, WINDOW_BYTES, WINDOW_WORDS};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Kernel, KernelError};
 use crate::rounds::{Batches, Progress, Tally, part, run_rounds};
+use crate::words::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
 use crate::{Arena, Platform};
 
 /// GUPS in the table of kernels.
@@ -57,6 +62,12 @@ const PARAMETERS: &[Parameter] = &[
         default: "not used",
         unit: "s",
         meaning: "repeat whole rounds until that much time has passed (instead of rounds=)",
+    },
+    Parameter {
+        name: "sparse",
+        default: "0",
+        unit: "bytes (K, M, G, T)",
+        meaning: "memory behind the table, whole 2 MiB windows, of each of which one page is filled before and checked after the updates",
     },
     Parameter {
         name: "progress_ms",
@@ -212,6 +223,46 @@ pub const fn batches_per_round(words: u64) -> u64 {
     UPDATES_PER_WORD * words / STREAMS as u64
 }
 
+/// Windows behind the table of which only one page each is ever touched. Its words are those of pattern and phases.
+struct Sparse<'m> {
+    address: u64,
+    words: &'m [AtomicU64],
+    set: Set,
+}
+
+impl<'m> Sparse<'m> {
+    /// Of `bytes`, rounded down to whole windows, in the first whole windows behind a table of `table_words`.
+    fn behind<'a>(table_words: u64, bytes: u64, arena: &Arena<'m>) -> Result<Self, KernelError<'a>> {
+        let windows = bytes / WINDOW_BYTES;
+        let start = if windows == 0 { table_words } else { table_words.next_multiple_of(WINDOW_WORDS) };
+        let end = start + windows * WINDOW_WORDS;
+        if arena.bytes() < end * 8 {
+            return Err(KernelError::ArenaTooSmall { needed: end * 8, bytes: arena.bytes() });
+        }
+        Ok(Self {
+            address: arena.address() + start * 8,
+            words: &arena.words()[start as usize..end as usize],
+            set: Set { name: Name::literal("sparse"), first_window: 0, windows, density: Density::OnePage },
+        })
+    }
+
+    /// Indices of the words that are touched.
+    fn touched(&self) -> impl Iterator<Item = u64> {
+        let set = self.set;
+        (0..set.pages()).flat_map(move |page| set.page(page)..set.page(page) + PAGE_WORDS)
+    }
+
+    fn fill(&self) {
+        self.touched().for_each(|index| write_first(&self.words[index as usize], index));
+    }
+
+    fn count_errors(&self) -> u64 {
+        let is_wrong =
+            |index: &u64| self.words[*index as usize].load(Ordering::Relaxed) != word(*index, FIRST_GENERATION);
+        self.touched().filter(is_wrong).count() as u64
+    }
+}
+
 /// When to stop repeating rounds.
 enum Until {
     Rounds(u64),
@@ -233,18 +284,21 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         (rounds, None) => Until::Rounds(rounds.unwrap_or(1)),
     };
     let words = 1 << log2_words;
-    if arena.bytes() < words * 8 {
-        return Err(KernelError::ArenaTooSmall { needed: words * 8, bytes: arena.bytes() });
-    }
+    let sparse = Sparse::behind(words, parameters.size("sparse", 0, SET_BYTES_MAX)?.unwrap_or(0), arena)?;
     let table = &arena.words()[..words as usize];
-    platform.emit(&Message::Region { name: Name::literal("table"), address: arena.address(), bytes: words * 8 });
+    let region = |name, address, bytes| platform.emit(&Message::Region { name, address, bytes });
+    region(Name::literal("table"), arena.address(), words * 8);
+    if sparse.set.windows > 0 {
+        region(sparse.set.name, sparse.address, sparse.set.windows * WINDOW_BYTES);
+    }
 
     let vcpus = platform.vcpus();
     phase(platform, Name::literal("init"), || {
         platform.run_on_all(&|vcpu| fill(table, part(words, vcpu, vcpus)));
+        sparse.fill();
     });
     let rounds = updates(platform, table, until, progress_ms);
-    verify(platform, table, rounds, progress_ms)
+    verify(platform, table, &sparse, rounds, progress_ms)
 }
 
 /// The timed part. Returns how many rounds were run.
@@ -315,13 +369,14 @@ fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_
     rounds
 }
 
-/// Undoes an odd number of rounds and counts the words that are not back.
+/// Undoes an odd number of rounds and counts the words that are not back, and the sparse ones that are not as they were filled.
 ///
 /// Each vCPU owns a part of the table, generates the whole sequence and applies what falls into its part, so no update can be
 /// lost here: the errors are those of the timed part, or the memory's.
 fn verify<'a>(
     platform: &dyn Platform,
     table: &[AtomicU64],
+    sparse: &Sparse<'_>,
     rounds: u64,
     progress_ms: u64,
 ) -> Result<(), KernelError<'a>> {
@@ -330,6 +385,7 @@ fn verify<'a>(
     let words = table.len() as u64;
     let batches = batches_per_round(words);
     let errors = AtomicU64::new(0);
+    let mut sparse_errors = 0;
     phase(platform, PHASE, || {
         let progress = Progress::new(platform, PHASE, batches * STREAMS as u64, progress_ms);
         platform.run_on_all(&|vcpu| {
@@ -345,14 +401,17 @@ fn verify<'a>(
             }
             errors.fetch_add(count_errors(table, mine), Ordering::Relaxed);
         });
+        sparse_errors = sparse.count_errors();
     });
-    let errors = errors.into_inner();
-    // One vCPU cannot lose an update: then every wrong word is the memory's fault, and none is tolerated.
+    let table_errors = errors.into_inner();
+    // One vCPU cannot lose an update: then every wrong word is the memory's fault, and none is tolerated. Nor is it in the
+    // sparse memory, which nobody updates.
     let tolerated = if vcpus == 1 { 0 } else { words / PASSING_ERRORS_DIVISOR };
-    let is_passed = errors <= tolerated;
+    let is_passed = table_errors <= tolerated && sparse_errors == 0;
     let status = if is_passed { Status::Pass } else { Status::Fail };
-    platform.emit(&Message::Verify { status, errors, checked: words });
-    if is_passed { Ok(()) } else { Err(KernelError::VerificationFailed { errors, checked: words }) }
+    let (errors, checked) = (table_errors + sparse_errors, words + sparse.set.pages() * PAGE_WORDS);
+    platform.emit(&Message::Verify { status, errors, checked });
+    if is_passed { Ok(()) } else { Err(KernelError::VerificationFailed { errors, checked }) }
 }
 
 fn phase(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce()) {

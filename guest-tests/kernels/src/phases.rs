@@ -92,9 +92,9 @@ const WINDOW_PAGES: u64 = 512;
 /// Words of a window.
 pub const WINDOW_WORDS: u64 = WINDOW_PAGES * PAGE_WORDS;
 /// Bytes of a window.
-const WINDOW_BYTES: u64 = WINDOW_WORDS * 8;
+pub(crate) const WINDOW_BYTES: u64 = WINDOW_WORDS * 8;
 /// Largest set, so that all four have words that can be numbered.
-const SET_BYTES_MAX: u64 = 1 << 40;
+pub(crate) const SET_BYTES_MAX: u64 = 1 << 40;
 const _: () = assert!(4 * SET_BYTES_MAX <= 8 * WORDS_MAX, "every word has an index");
 /// Most places the hot span can have: the generation of each is kept on the stack, of which a vCPU of the image has 64 KiB.
 const SPANS_MAX: u64 = 64;

@@ -6,7 +6,7 @@ use wideleaf_protocol::arguments::{CommandLineError, KEY_KERNEL};
 use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, PROTOCOL_VERSION};
 
 use crate::parameters::{Parameter, Parameters};
-use crate::text::FixedText;
+use crate::text::{FixedText, Size};
 use crate::{Arena, Platform, gups, pattern, phases};
 
 /// Every kernel there is.
@@ -169,7 +169,8 @@ impl fmt::Display for KernelError<'_> {
             }
             Self::Conflict { one, other } => write!(f, "{one}= and {other}= exclude each other"),
             Self::ArenaTooSmall { needed, bytes } => {
-                write!(f, "needs {needed} bytes of memory, there are {bytes}; give the guest more RAM or ask for less")
+                let (needed, there) = (Size(*needed), Size(*bytes));
+                write!(f, "needs {needed} of memory, there are {there}; give the guest more RAM or ask for less")
             }
             Self::NeedsClock { name } => {
                 write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")

@@ -1,4 +1,4 @@
-//! Formatting without allocation.
+//! Formatting without allocation and without floats.
 
 use core::fmt;
 
@@ -40,5 +40,31 @@ impl fmt::Write for FixedText {
 impl fmt::Display for FixedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// A number of bytes for people, in the largest unit that is exact.
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        let exact = UNITS.into_iter().find(|(unit, _)| self.0 > 0 && self.0.is_multiple_of(*unit));
+        let (unit, name) = exact.unwrap_or((1, "B"));
+        write!(f, "{} {name}", self.0 / unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_in_their_largest_unit() {
+        let cases = [(0, "0 B"), (4095, "4095 B"), (4096, "4 KiB"), (5 << 19, "2560 KiB"), (3 << 20, "3 MiB")];
+        for (bytes, text) in cases {
+            assert_eq!(FixedText::new(format_args!("{}", Size(bytes))).as_str(), text);
+        }
+        assert_eq!(FixedText::new(format_args!("{}", Size(1 << 40))).as_str(), "1 TiB");
     }
 }

@@ -156,7 +156,7 @@ fn phases_refuses_what_cannot_be_and_says_how_much_memory_it_needs() {
     // 64 MiB for the range of the hot span, 64 sparse, 64 cold, 32 constant.
     let (code, lines) = run(1, 16, "phases");
     assert_eq!(code, ExitCode::Unsupported);
-    assert!(has(&lines, "panic message=needs 234881024 bytes of memory, there are 65536;"), "{lines:#?}");
+    assert!(has(&lines, "panic message=needs 224 MiB of memory, there are 64 KiB;"), "{lines:#?}");
 }
 
 /// Damages the memory at the end of phase `when`, and returns the exit code and all lines.

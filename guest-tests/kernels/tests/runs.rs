@@ -1,7 +1,7 @@
 //! Whole runs on native threads, as the command line starts them: what is printed, and how they end.
 mod runner;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use runner::{has, run, run_with};
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
@@ -58,6 +58,35 @@ fn gups_on_one_thread_tolerates_no_wrong_word() {
     let (code, lines) = run_with(1, 0, 1 << 7, "gups log2_words=16", damage);
     assert_eq!(code, ExitCode::VerificationFailed);
     assert!(has(&lines, "verify status=fail errors=1 checked=65536"), "{lines:#?}");
+}
+
+#[test]
+fn gups_touches_one_page_of_each_sparse_window_and_checks_it() {
+    // A table of half a window, then, from the next window on, two sparse ones.
+    let touched = |message: &Message<'_>, arena: &Arena<'_>| {
+        if matches!(message, Message::Verify { .. }) {
+            let pages = arena.words()[1 << 18..].chunks(512);
+            let is_touched = |page: &&[AtomicU64]| page.iter().any(|word| word.load(Ordering::Relaxed) != 0xdead_beef);
+            assert_eq!(pages.filter(is_touched).count(), 2);
+        }
+    };
+    let (code, lines) = run_with(2, 0, 3 << 9, "gups log2_words=17 sparse=5M", touched);
+    assert_eq!(code, ExitCode::Success, "{lines:#?}");
+    assert!(has(&lines, "region name=sparse"), "{lines:#?}");
+    assert!(has(&lines, &format!("verify status=pass errors=0 checked={}", (1 << 17) + 2 * 512)), "{lines:#?}");
+    let (code, _) = run(1, (3 << 9) - 1, "gups log2_words=17 sparse=5M");
+    assert_eq!(code, ExitCode::Unsupported, "the second window is not whole");
+}
+
+#[test]
+fn gups_tolerates_no_wrong_sparse_word_however_many_threads_there_are() {
+    let damage = |message: &Message<'_>, arena: &Arena<'_>| {
+        if matches!(message, Message::End { phase, .. } if *phase == "update") {
+            arena.words()[(1 << 18) + 7].fetch_xor(1, Ordering::Relaxed);
+        }
+    };
+    let (code, lines) = run_with(2, 0, 2 << 9, "gups log2_words=17 sparse=2M", damage);
+    assert_eq!(code, ExitCode::VerificationFailed, "{lines:#?}");
 }
 
 #[test]
@@ -176,7 +205,7 @@ fn wrong_arguments_end_with_one_clear_line() {
     let cases = [
         ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases"),
         ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases"),
-        ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, progress_ms"),
+        ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),
         ("gups rounds=1 seconds=1", "rounds= and seconds= exclude each other"),
@@ -195,7 +224,7 @@ fn wrong_arguments_end_with_one_clear_line() {
 fn what_the_machine_cannot_give_is_unsupported_and_not_a_bad_argument() {
     let (code, lines) = run(1, 16, "gups log2_words=20");
     assert_eq!(code, ExitCode::Unsupported);
-    assert!(has(&lines, "panic message=needs 8388608 bytes of memory, there are 65536"), "{lines:#?}");
+    assert!(has(&lines, "panic message=needs 8 MiB of memory, there are 64 KiB"), "{lines:#?}");
     let (code, _) = run_with(1, 0, 16, "pattern seconds=1", |_, _| ());
     assert_eq!(code, ExitCode::Unsupported);
 }

@@ -9,6 +9,7 @@
 //! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`): where one is, a huge page that is moved in is
 //! split. Where it stays the outcome is "not observed", and the contents are right all the same.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +46,18 @@ pub struct Swapper {
 impl Swapper {
     /// Nothing is ready yet.
     pub fn new(aside: Arc<Aside>) -> Swapper {
-        Swapper { aside, ready: Vec::new(), empty: (0..READY_SLOTS).collect() }
+        Swapper::with_slots(aside, 0..READY_SLOTS)
+    }
+
+    /// As many as asked for, [`READY_SLOTS`] at most, each to be used by a thread of its own.
+    pub fn several(aside: &Arc<Aside>, count: u16) -> Vec<Swapper> {
+        let count = count.clamp(1, READY_SLOTS);
+        let slots = |i: u16| i * READY_SLOTS / count..(i + 1) * READY_SLOTS / count;
+        (0..count).map(|i| Swapper::with_slots(aside.clone(), slots(i))).collect()
+    }
+
+    fn with_slots(aside: Arc<Aside>, slots: Range<u16>) -> Swapper {
+        Swapper { aside, ready: Vec::new(), empty: slots.collect() }
     }
 
     /// Makes huge pages ready, so that [`Swapper::swap`] need not: 0.2 ms each, best while the budget is waited for.

@@ -68,6 +68,11 @@ impl FakeHost {
         }
     }
 
+    /// Whether any page of a range is present.
+    pub fn has_page(&self, start: Hva, bytes: Bytes) -> bool {
+        self.state().pages.range(start.get()..(start + bytes).get()).next().is_some()
+    }
+
     /// Marks a range `MADV_NOHUGEPAGE`, as RAM that starts with base pages is.
     pub fn forbid_huge(&self, start: Hva, bytes: Bytes) {
         self.state().no_huge.extend(windows(start, bytes));
@@ -144,6 +149,14 @@ impl State {
         Ok(())
     }
 
+    /// Pages that are absent become present, as huge pages where that is the advice.
+    fn populate(&mut self, pages: impl Iterator<Item = u64>) {
+        for page in pages {
+            let is_huge = self.huge.contains(&(page - page % WINDOW));
+            self.pages.entry(page).or_insert(is_huge);
+        }
+    }
+
     /// The huge page that holds `at` becomes base pages.
     fn split(&mut self, at: u64) {
         let window = at - at % WINDOW;
@@ -187,6 +200,10 @@ impl Host for FakeHost {
             *times -= 1;
             return fail(*errno);
         }
+        if advice == Advice::PopulateRead {
+            state.populate(pages(start, bytes)); // which need not be whole windows
+            return Ok(());
+        }
         for window in windows(start, bytes) {
             match advice {
                 Advice::HugePage => {
@@ -203,12 +220,9 @@ impl Host for FakeHost {
                         return fail(errno);
                     }
                 }
+                Advice::PopulateRead => unreachable!("answered above"),
                 Advice::PopulateWrite => {
-                    let is_huge = state.huge.contains(&window);
-                    let absent: Vec<u64> = pages(Hva::new(window), PageSize::Huge2M.bytes())
-                        .filter(|page| !state.pages.contains_key(page))
-                        .collect();
-                    state.pages.extend(absent.into_iter().map(|page| (page, is_huge)));
+                    state.populate(pages(Hva::new(window), PageSize::Huge2M.bytes()));
                 }
                 Advice::Cold => state.split(window),
             }

@@ -45,6 +45,7 @@ impl Host for LinuxHost {
             Advice::NoHugePage => "madvise(MADV_NOHUGEPAGE)",
             Advice::Collapse => "madvise(MADV_COLLAPSE)",
             Advice::PopulateWrite => "madvise(MADV_POPULATE_WRITE)",
+            Advice::PopulateRead => "madvise(MADV_POPULATE_READ)",
             Advice::Cold => "madvise(MADV_COLD)",
         };
         sys::madvise::madvise(start, bytes, advice).map_err(|source| HostError { what, source })

@@ -1,37 +1,71 @@
-//! The slower sensors of one VM, each as often as its cost allows and only where the policy asks for it: access and zero
-//! pages of a rotating share of the windows per tick, the guest's own tables whole but rarely.
+//! The slower sensors of one VM, each as often as its budget allows and only where the policy asks for it: access, zero
+//! pages and writes of a rotating share of the windows, the guest's own tables whole but rarely.
 //!
 //! ```text
 //!   tick:  finish ──▶ sense (host backing, all windows) ──▶ decide ──▶ act ──▶ start
-//!            │ what was touched since                                            │ the next share goes aside
+//!            │ what was touched or written since                                 │ the next share goes aside, or is logged
 //!            └───────────────── between two ticks the guest runs ────────────────┘
 //! ```
 //!
-//! A window that is aside looks unbacked, so no sample is under way while the loop senses and acts.
+//! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the loop
+//! senses and acts.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
-use wideleaf_policies::{AccessHistory, Backing, GuestMapping, Moment, VmSnapshot, WindowIndex, WindowRow};
+use wideleaf_policies::{
+    AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmSnapshot, WindowIndex, WindowRow,
+};
 
-use super::ManagedVm;
+use super::{ManagedVm, ManagerReport};
 use crate::actuators::swap::Swapper;
 use crate::aside::WindowMover;
+use crate::backing::BackingKind;
 use crate::host::Host;
+use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
-use crate::sensors::access::{AccessConfig, AccessCost, AccessSensor, Rotation, Seen};
+use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Rotation, Seen, TouchFrequency};
+use crate::sensors::damon::DamonSensor;
 use crate::sensors::guest_tables::{self, TableLevels};
+use crate::sensors::minor_faults::MinorFaultSensor;
+use crate::sensors::share::{Share, ShareLimits};
+use crate::sensors::written::WriteSensor;
 use crate::sensors::zero_pages::window_zero_pages;
 
-/// Windows of an access sample. With a third of a millisecond each and a tick a second when nothing happens: half a per
-/// cent of a core, and no window is missed for longer than it takes to go round.
-const ACCESS_SHARE: usize = 16;
+/// Part of a core that all samples of one VM may use: twenty VMs on a host cost a tenth of a core. With a third of a
+/// millisecond for a window it is 15 windows a second.
+pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
-/// Windows searched for zero pages per tick: 0.7 ms each where all is zero, a few microseconds in ordinary memory.
-const ZERO_SHARE: usize = 8;
+/// Time of a core that the access samples of one VM may use beyond that when much is new, after a change of phase: 300
+/// windows, 600 MiB of RAM, at once. Earned back in twenty seconds.
+pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
+
+/// What a window taken aside and brought back costs before it is measured.
+const ACCESS_COST: Duration = Duration::from_micros(330);
+/// Fewer windows are not worth the switch to another thread and back.
+const ACCESS_LEAST: usize = 4;
+/// Much is new when every so many windows of a sample were looked at for the first time or changed: a guest at rest has a
+/// few that are touched now and then.
+const NEWS_IN: usize = 4;
+/// Each window of a sample costs the guest a wait; half of what can be aside, since swaps need slots too.
+const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
+
+/// What a search for zero pages costs before it is measured: 0.7 ms where all is zero, microseconds in ordinary memory.
+const ZERO_COST: Duration = Duration::from_micros(100);
+const ZERO_LEAST: usize = 1;
+/// 64 windows full of zeroes, found at once, take 45 ms of the loop's thread.
+const ZERO_MOST: usize = 64;
+
+/// What a slot's interval costs before it is measured: a thousand pages written.
+const WRITTEN_COST: Duration = Duration::from_millis(22);
+/// The first write to each page of a logged slot is a fault, 22 us on the build machine.
+const WRITE_FAULT: Duration = Duration::from_micros(22);
+/// Slots logged at once.
+const WRITTEN_MOST: usize = 2;
 
 /// How often the guest's own tables are walked: a walk stops the guest for as long as a kick takes and reads all its tables.
 const GUEST_TABLES_INTERVAL: Duration = Duration::from_secs(2);
@@ -43,18 +77,23 @@ pub struct SensorCost {
     pub samples: u64,
     /// Windows looked at.
     pub windows: u64,
-    /// Times the guest had to wait: touches of windows that were aside, pauses.
+    /// Windows of the latest sample: its share, as the budget had it then.
+    pub latest_share: u64,
+    /// Ticks without a sample, because the budget did not pay for one.
+    pub held_back: u64,
+    /// Times the guest had to wait: touches of windows that were aside, first writes to pages that were logged, pauses.
     pub waits: u64,
     /// CPU time in the manager's thread.
     pub cpu: Duration,
 }
 
 impl SensorCost {
-    fn add(&mut self, other: SensorCost) {
-        self.samples += other.samples;
-        self.windows += other.windows;
-        self.waits += other.waits;
-        self.cpu += other.cpu;
+    fn add_sample(&mut self, windows: u64, waits: u64, cpu: Duration) {
+        self.samples += 1;
+        self.windows += windows;
+        self.latest_share = windows;
+        self.waits += waits;
+        self.cpu += cpu;
     }
 }
 
@@ -64,57 +103,88 @@ pub type SensorCosts = BTreeMap<&'static str, SensorCost>;
 /// The slower sensors of one VM and what they saw last, by row of its snapshot.
 pub(super) struct Sampling {
     windows: Vec<WindowIndex>,
-    /// Of the access sensor, as of the last time it finished.
-    histories: Vec<AccessHistory>,
     access: Option<SharedAccess>,
     zero: Option<ZeroSampling>,
+    written: Option<WrittenSampling>,
     guest_tables: Option<GuestTables>,
 }
 
 /// The access sensor of a VM, shared with whoever has to see every window in its place.
 #[derive(Clone)]
-pub(super) struct SharedAccess(Arc<Mutex<AccessSampling>>);
+pub(super) struct SharedAccess(Arc<AccessAndSwaps>);
+
+struct AccessAndSwaps {
+    /// Swaps share it; who wants to see every window in its place has it alone. Taken before `sampling`.
+    swaps: RwLock<()>,
+    sampling: Mutex<AccessSampling>,
+}
+
+/// As long as it lives, no window is aside or on its way.
+pub(super) struct InPlace<'a> {
+    sampling: MutexGuard<'a, AccessSampling>,
+    _no_swap: RwLockWriteGuard<'a, ()>,
+}
 
 impl SharedAccess {
     /// Brings every window back. None is aside as long as the answer lives.
-    pub(super) fn in_place(&self, host: &dyn Host) -> MutexGuard<'_, AccessSampling> {
-        let mut access = self.lock();
-        access.finish(host);
-        access
+    pub(super) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
+        let no_swap = self.0.swaps.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sampling = self.lock();
+        sampling.finish(host);
+        InPlace { sampling, _no_swap: no_swap }
     }
 
-    /// Something that swaps windows, unless somebody looks at them.
-    pub(super) fn swapper(&self) -> Swapper {
-        Swapper::new(self.lock().mover.aside().clone())
+    /// What threads swap windows with, each with its own. `None` where windows are not moved.
+    pub(super) fn swappers(&self, threads: u16) -> Option<Vec<Swapper>> {
+        Some(Swapper::several(self.lock().mover.as_ref()?.aside(), threads))
     }
 
-    /// Calls `swap` while nobody looks who wants to see every window in its place.
+    /// Calls `swap` while nobody looks who wants to see every window in its place. Several threads may swap at once.
     pub(super) fn unseen<T>(&self, swap: impl FnOnce() -> T) -> T {
-        let _turn = self.lock();
+        let _turn = self.0.swaps.read().unwrap_or_else(PoisonError::into_inner);
         swap()
     }
 
     fn lock(&self) -> MutexGuard<'_, AccessSampling> {
         // A thread that panicked half-way has left windows aside; the mover brings them back, and nobody is told of them.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.sampling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 pub(super) struct AccessSampling {
+    /// In reports: whether it sees every touch or not.
+    name: &'static str,
     // Before the mover: it brings back what it took.
-    sensor: AccessSensor,
-    mover: WindowMover,
+    sampler: Box<dyn AccessSampler>,
+    /// Where windows are moved, which swaps do too.
+    mover: Option<WindowMover>,
     rotation: Rotation,
+    share: Share,
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
+    frequencies: Vec<TouchFrequency>,
+    /// How many windows were there to be sampled at the latest start.
+    backed: usize,
     is_under_way: bool,
     /// Not yet reported.
     cost: SensorCost,
+    failures: u64,
 }
 
 struct ZeroSampling {
     ram: Arc<GuestRam>,
     rotation: Rotation,
+    share: Share,
+    pages: Vec<Option<u16>>,
+}
+
+struct WrittenSampling {
+    second_level: Arc<dyn SecondLevel>,
+    sensor: WriteSensor,
+    share: Share,
+    /// Slots whose interval runs.
+    slots: usize,
+    began_cpu: Duration,
     pages: Vec<Option<u16>>,
 }
 
@@ -125,29 +195,57 @@ struct GuestTables {
     mappings: Vec<GuestMapping>,
 }
 
+/// What is known of every row beside its host backing. No window goes aside while this lives.
+pub(super) struct Columns<'a> {
+    sampling: &'a Sampling,
+    access: Option<MutexGuard<'a, AccessSampling>>,
+}
+
 impl Sampling {
     /// The sensors that `needs` names and this VM and host have. For each that they have not, `unanswered` gets a line.
-    pub(super) fn new(host: &Arc<dyn Host>, vm: &ManagedVm, needs: Needs, unanswered: &mut Vec<String>) -> Sampling {
+    /// All together use no more than `budget` of a core, but for the bursts of the access sensor.
+    pub(super) fn new(
+        host: &Arc<dyn Host>,
+        vm: &ManagedVm,
+        needs: Needs,
+        (budget, burst): (PerTenThousand, Duration),
+        unanswered: &mut Vec<String>,
+    ) -> Sampling {
         let windows: Vec<_> = vm.ranges.iter().flat_map(|range| range.gpa.windows()).collect();
         let rows = windows.len();
+        let sharers = [needs.access, needs.zero, needs.written].into_iter().filter(|is_needed| *is_needed).count();
+        let budget = PerTenThousand::new(budget.get() / sharers.max(1) as u32);
+        let share = |least, most, cost, burst| Share::new(ShareLimits { budget, burst, least, most }, cost, host.now());
         let mut told = |question: &str, why: String| unanswered.push(format!("{}: {question}: {why}", vm.id));
-        let access = needs.access.then(|| AccessSampling::start(host, vm, windows.clone()));
+
+        let access_share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, burst);
+        let access = needs.access.then(|| AccessSampling::start(host, vm, windows.clone(), access_share));
         let access = access.and_then(|access| access.map_err(|why| told("which windows are used", why)).ok());
-        let access = access.map(|access| SharedAccess(Arc::new(Mutex::new(access))));
-        let zero = needs.zero.then(|| ZeroSampling::start(vm, rows));
+        let shared = |sampling| Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) });
+        let access = access.map(|access| SharedAccess(shared(access)));
+
+        let zero =
+            needs.zero.then(|| ZeroSampling::start(vm, rows, share(ZERO_LEAST, ZERO_MOST, ZERO_COST, Duration::ZERO)));
         let zero = zero.and_then(|zero| zero.map_err(|why| told("which pages are zero", why)).ok());
+
+        let written = needs
+            .written
+            .then(|| WrittenSampling::start(vm, rows, share(1, WRITTEN_MOST, WRITTEN_COST, Duration::ZERO)));
+        let written = written.and_then(|written| written.map_err(|why| told("which pages are written", why)).ok());
+
         let guest_tables = needs.guest_mapping.then(|| GuestTables::start(vm, rows));
         let guest_tables =
             guest_tables.and_then(|tables| tables.map_err(|why| told("which pages the guest itself uses", why)).ok());
-        Sampling { windows, histories: Vec::new(), access, zero, guest_tables }
+        Sampling { windows, access, zero, written, guest_tables }
     }
 
-    /// Ends what is under way. Afterwards every window is where the guest sees it.
-    pub(super) fn finish(&mut self, host: &dyn Host, costs: &mut SensorCosts) {
+    /// Ends what is under way. Afterwards every window is where the guest sees it, and no slot is logged for a sample.
+    pub(super) fn finish(&mut self, host: &dyn Host, report: &mut ManagerReport) {
+        if let Some(written) = &mut self.written {
+            written.finish(host, &self.windows, report);
+        }
         if let Some(access) = &self.access {
-            let mut access = access.in_place(host);
-            self.histories.clone_from(&access.histories);
-            costs.entry("access").or_default().add(std::mem::take(&mut access.cost));
+            access.in_place(host).sampling.tell(report);
         }
     }
 
@@ -156,57 +254,99 @@ impl Sampling {
         self.access.clone()
     }
 
-    /// Looks again where it is time, and takes the next share aside. `rows` is what was sensed at this tick.
-    pub(super) fn start(&mut self, host: &dyn Host, vm: &ManagedVm, rows: &VmSnapshot, costs: &mut SensorCosts) {
+    /// Looks again where it is time, and begins the next samples. `rows` is what was sensed at this tick; `has_acted` says
+    /// that windows were changed at it.
+    pub(super) fn start(
+        &mut self,
+        host: &dyn Host,
+        vm: &ManagedVm,
+        rows: &VmSnapshot,
+        has_acted: bool,
+        report: &mut ManagerReport,
+    ) {
+        let backed: Vec<_> =
+            (0..rows.len()).filter(|row| rows.resident[*row] > 0).map(|row| rows.windows[row]).collect();
         if let Some(zero) = &mut self.zero {
-            zero.look(host, vm, rows, &self.windows, costs.entry("zero_pages").or_default());
+            zero.look(host, vm, &backed, has_acted, &self.windows, report);
         }
         if let Some(tables) = &mut self.guest_tables {
-            tables.look(host, &self.windows, costs.entry("guest_tables").or_default());
+            tables.look(host, &self.windows, report.sensor_costs.entry("guest_tables").or_default());
+        }
+        if let Some(written) = &mut self.written {
+            written.start_slots(host, has_acted, report);
         }
         // Last: what was taken aside is not to be looked at.
         if let Some(access) = &self.access {
-            access.lock().start_share(host, rows);
+            access.lock().start_share(host, &backed, has_acted);
         }
     }
 
+    /// Whether much is new and the next share should be looked at soon.
+    pub(super) fn is_bursting(&self) -> bool {
+        self.access.as_ref().is_some_and(|access| access.lock().share.is_bursting())
+    }
+
+    /// What is known of every row.
+    pub(super) fn columns(&self) -> Columns<'_> {
+        Columns { sampling: self, access: self.access.as_ref().map(SharedAccess::lock) }
+    }
+}
+
+impl Columns<'_> {
     /// What is known of a row, beside its host backing.
     pub(super) fn fill(&self, index: usize, row: WindowRow) -> WindowRow {
+        let Sampling { zero, written, guest_tables, .. } = self.sampling;
         let is_present = row.backing != Backing::Unbacked;
         WindowRow {
-            access: self.histories.get(index).copied().unwrap_or_default(),
+            access: self.access.as_ref().map_or_else(AccessHistory::default, |access| access.histories[index]),
             // Pages may have gone since they were counted.
-            zero: self
-                .zero
-                .as_ref()
-                .and_then(|zero| zero.pages[index])
-                .filter(|zero| is_present && *zero <= row.resident),
-            guest_mapping: self.guest_tables.as_ref().map_or(row.guest_mapping, |tables| tables.mappings[index]),
+            zero: zero.as_ref().and_then(|zero| zero.pages[index]).filter(|zero| is_present && *zero <= row.resident),
+            written: written.as_ref().and_then(|written| written.pages[index]).filter(|_| is_present),
+            guest_mapping: guest_tables.as_ref().map_or(row.guest_mapping, |tables| tables.mappings[index]),
             ..row
         }
     }
 }
 
 impl AccessSampling {
-    fn start(host: &Arc<dyn Host>, vm: &ManagedVm, windows: Vec<WindowIndex>) -> Result<AccessSampling, String> {
-        let ram = vm.ram.clone().ok_or("only RAM that is mapped in this process can be taken aside")?;
-        let mover = WindowMover::start(host.clone(), ram).map_err(|error| error.to_string())?;
+    fn start(
+        host: &Arc<dyn Host>,
+        vm: &ManagedVm,
+        windows: Vec<WindowIndex>,
+        share: Share,
+    ) -> Result<AccessSampling, String> {
+        let ram = vm.ram.clone().ok_or("only RAM that is mapped in this process can be sampled")?;
+        let (name, sampler, mover) = match exact_sampler(host, ram.clone()) {
+            Ok((sampler, mover)) => ("access", sampler, mover),
+            Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
+        };
         Ok(AccessSampling {
-            sensor: AccessSensor::new(mover.aside().clone(), AccessConfig::default()),
+            name,
+            sampler,
             mover,
-            rotation: Rotation::new(ACCESS_SHARE),
+            rotation: Rotation::default(),
+            share,
             histories: vec![AccessHistory::default(); windows.len()],
+            frequencies: vec![TouchFrequency::default(); windows.len()],
             windows,
+            backed: 0,
             is_under_way: false,
             cost: SensorCost::default(),
+            failures: 0,
         })
     }
 
-    fn start_share(&mut self, host: &dyn Host, rows: &VmSnapshot) {
-        let backed: Vec<_> =
-            (0..rows.len()).filter(|row| rows.resident[*row] > 0).map(|row| rows.windows[row]).collect();
-        let share = self.rotation.next_share(&backed);
-        self.sensor.start(host, &share);
+    fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], has_acted: bool) {
+        if has_acted {
+            self.share.changed();
+        }
+        self.backed = backed.len();
+        let share = self.rotation.next_share(backed, self.share.next(host.now(), backed.len()));
+        if share.is_empty() {
+            self.cost.held_back += u64::from(!backed.is_empty());
+            return;
+        }
+        self.sampler.start(host, &share);
         self.is_under_way = true;
     }
 
@@ -214,45 +354,203 @@ impl AccessSampling {
         if !std::mem::take(&mut self.is_under_way) {
             return;
         }
-        let sample = self.sensor.finish(host);
+        let sample = self.sampler.finish(host);
+        let (mut unchanged, mut news) = (0, 0);
+        let looked_at = sample.rows.len();
         for (window, seen) in sample.rows {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
-            match seen {
-                Seen::Touched => self.histories[row] = self.histories[row].with(true),
-                Seen::Untouched => self.histories[row] = self.histories[row].with(false),
-                Seen::Unknown(_) => {}
+            let was_touched = match seen {
+                Seen::Touched => true,
+                Seen::Untouched => false,
+                Seen::Unknown("refused" | "service_ended") => {
+                    self.failures += 1;
+                    continue;
+                }
+                Seen::Unknown(_) => continue,
+            };
+            if self.histories[row].was_touched() == Some(was_touched) {
+                unchanged += 1;
+            } else {
+                news += 1;
+                self.share.changed();
             }
+            let frequency = &mut self.frequencies[row];
+            if let Some(watched_for) = sample.watched_for.get(&window) {
+                frequency.add(was_touched, *watched_for);
+            }
+            self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
+        }
+        self.share.unchanged(unchanged, self.backed);
+        if news * NEWS_IN >= looked_at.max(1) {
+            self.share.burst();
         }
         let AccessCost { windows, events, cpu } = sample.cost;
-        self.cost.add(SensorCost { samples: 1, windows, waits: events, cpu });
+        self.share.paid(windows, cpu);
+        self.cost.add_sample(windows, events, cpu);
+    }
+
+    /// Hands over what is not yet reported.
+    fn tell(&mut self, report: &mut ManagerReport) {
+        let SensorCost { samples, windows, latest_share, held_back, waits, cpu } = std::mem::take(&mut self.cost);
+        let cost = report.sensor_costs.entry(self.name).or_default();
+        cost.samples += samples;
+        cost.windows += windows;
+        cost.latest_share = if samples > 0 { latest_share } else { cost.latest_share };
+        cost.held_back += held_back;
+        cost.waits += waits;
+        cost.cpu += cpu;
+        if let failures @ 1.. = std::mem::take(&mut self.failures) {
+            *report.sensor_failures.entry(self.name).or_default() += failures;
+        }
     }
 }
 
+/// The sensor that sees every touch: which one is a matter of the backing.
+fn exact_sampler(
+    host: &Arc<dyn Host>,
+    ram: Arc<GuestRam>,
+) -> Result<(Box<dyn AccessSampler>, Option<WindowMover>), String> {
+    match ram.backing().kind() {
+        BackingKind::Anon => {
+            let mover = WindowMover::start(host.clone(), ram).map_err(|error| error.to_string())?;
+            let sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
+            Ok((Box::new(sensor), Some(mover)))
+        }
+        BackingKind::Memfd | BackingKind::Hugetlb => {
+            let sensor = MinorFaultSensor::start(ram, AccessConfig::default()).map_err(|error| error.to_string())?;
+            Ok((Box::new(sensor), None))
+        }
+    }
+}
+
+/// The kernel's own monitor, which may miss touches: for where the exact sensors can not be had.
+fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
+    if ram.backing().fixed_page().is_some_and(|page| page > PageSize::Huge2M) {
+        return Err("the kernel has one accessed bit for each page of 1 GiB".into());
+    }
+    let sensor = DamonSensor::start(Path::new("/"), ram.ranges()).map_err(|error| error.to_string())?;
+    Ok(Box::new(sensor))
+}
+
 impl ZeroSampling {
-    fn start(vm: &ManagedVm, rows: usize) -> Result<ZeroSampling, String> {
+    fn start(vm: &ManagedVm, rows: usize, share: Share) -> Result<ZeroSampling, String> {
         let ram = vm.ram.clone().ok_or("only RAM that is mapped in this process can be read")?;
-        Ok(ZeroSampling { ram, rotation: Rotation::new(ZERO_SHARE), pages: vec![None; rows] })
+        Ok(ZeroSampling { ram, rotation: Rotation::default(), share, pages: vec![None; rows] })
     }
 
     fn look(
         &mut self,
         host: &dyn Host,
         vm: &ManagedVm,
-        rows: &VmSnapshot,
+        backed: &[WindowIndex],
+        has_acted: bool,
         windows: &[WindowIndex],
-        cost: &mut SensorCost,
+        report: &mut ManagerReport,
     ) {
-        let began_cpu = host.thread_cpu_time();
-        let backed: Vec<_> =
-            (0..rows.len()).filter(|row| rows.resident[*row] > 0).map(|row| rows.windows[row]).collect();
-        for window in self.rotation.next_share(&backed) {
-            let (Some(range), Ok(row)) = (range_of(vm, window), windows.binary_search(&window)) else { continue };
-            self.pages[row] = window_zero_pages(host, &self.ram, range, window).ok().map(|zero| zero.pages());
-            cost.windows += 1;
+        if has_acted {
+            self.share.changed();
         }
-        cost.samples += 1;
-        cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
+        let cost = report.sensor_costs.entry("zero_pages").or_default();
+        let share = self.rotation.next_share(backed, self.share.next(host.now(), backed.len()));
+        if share.is_empty() {
+            cost.held_back += u64::from(!backed.is_empty());
+            return;
+        }
+        let began_cpu = host.thread_cpu_time();
+        let mut unchanged = 0;
+        for window in share.iter().copied() {
+            let (Some(range), Ok(row)) = (range_of(vm, window), windows.binary_search(&window)) else { continue };
+            let pages = match window_zero_pages(host, &self.ram, range, window) {
+                Ok(zero) => Some(zero.pages()),
+                Err(error) => {
+                    tracing::warn!("{}: zero pages of {window}: {error}", vm.id);
+                    *report.sensor_failures.entry("zero_pages").or_default() += 1;
+                    None
+                }
+            };
+            if self.pages[row] == pages {
+                unchanged += 1;
+            } else {
+                self.share.changed();
+            }
+            self.pages[row] = pages;
+        }
+        self.share.unchanged(unchanged, backed.len());
+        let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+        self.share.paid(share.len() as u64, cpu);
+        cost.add_sample(share.len() as u64, 0, cpu);
     }
+}
+
+impl WrittenSampling {
+    fn start(vm: &ManagedVm, rows: usize, share: Share) -> Result<WrittenSampling, String> {
+        let second_level = vm.second_level.clone().ok_or("a process has no dirty log")?;
+        let sensor = WriteSensor::default();
+        Ok(WrittenSampling {
+            second_level,
+            sensor,
+            share,
+            slots: 0,
+            began_cpu: Duration::ZERO,
+            pages: vec![None; rows],
+        })
+    }
+
+    fn start_slots(&mut self, host: &dyn Host, has_acted: bool, report: &mut ManagerReport) {
+        if has_acted {
+            self.share.changed();
+        }
+        let all = self.second_level.slots().len();
+        let slots = self.share.next(host.now(), all);
+        if slots == 0 {
+            report.sensor_costs.entry("written").or_default().held_back += u64::from(all > 0);
+            return;
+        }
+        let began_cpu = host.thread_cpu_time();
+        match self.sensor.begin(self.second_level.as_ref(), slots) {
+            Ok(slots) => self.slots = slots,
+            Err(error) => failed("written", &error, report),
+        }
+        self.began_cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+    }
+
+    fn finish(&mut self, host: &dyn Host, windows: &[WindowIndex], report: &mut ManagerReport) {
+        let slots = std::mem::take(&mut self.slots);
+        if slots == 0 {
+            return;
+        }
+        let began_cpu = host.thread_cpu_time();
+        let rows = self.sensor.end(self.second_level.as_ref());
+        let rows = rows.inspect_err(|error| failed("written", error, report)).unwrap_or_default();
+        let (mut faults, mut is_changed) = (0, false);
+        for row in &rows {
+            let Ok(index) = windows.binary_search(&row.window) else { continue };
+            faults += u64::from(row.pages);
+            is_changed |= self.pages[index].is_none_or(|before| (before > 0) != (row.pages > 0));
+            self.pages[index] = Some(row.pages);
+        }
+        if is_changed {
+            self.share.changed();
+        } else {
+            self.share.unchanged(slots, self.second_level.slots().len());
+        }
+        let cpu = self.began_cpu + host.thread_cpu_time().saturating_sub(began_cpu);
+        let of_the_guest = WRITE_FAULT.saturating_mul(u32::try_from(faults).unwrap_or(u32::MAX));
+        self.share.paid(slots as u64, cpu + of_the_guest);
+        report.sensor_costs.entry("written").or_default().add_sample(rows.len() as u64, faults, cpu);
+    }
+}
+
+impl Drop for WrittenSampling {
+    fn drop(&mut self) {
+        // A loop that is dropped half-way leaves no slot at 4 KiB. What refuses that now is the VM's end anyway.
+        let _ = self.sensor.end(self.second_level.as_ref());
+    }
+}
+
+fn failed(sensor: &'static str, error: &dyn std::error::Error, report: &mut ManagerReport) {
+    tracing::warn!("{sensor}: {error}");
+    *report.sensor_failures.entry(sensor).or_default() += 1;
 }
 
 impl GuestTables {
@@ -279,12 +577,9 @@ impl GuestTables {
                         self.mappings[row] = mapping;
                     }
                 }
-                cost.samples += 1;
-                cost.waits += 1;
-                cost.windows += windows.len() as u64;
+                cost.add_sample(windows.len() as u64, 1, host.thread_cpu_time().saturating_sub(began_cpu));
             }
         }
-        cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
     }
 }
 

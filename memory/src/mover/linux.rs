@@ -82,14 +82,6 @@ impl LinuxMover {
     fn window(&self, window: WindowIndex) -> (Hva, Bytes) {
         (self.ram.window(window).start(), WINDOW)
     }
-
-    fn window_at(&self, address: Hva) -> Option<WindowIndex> {
-        let offset = |start: Hva| address.get().checked_sub(start.get()).map(Bytes::new);
-        self.ram.ranges().iter().find_map(|range| {
-            let offset = offset(range.hva).filter(|offset| *offset < range.gpa.bytes())?;
-            Some(WindowIndex::containing(range.gpa.start() + offset))
-        })
-    }
 }
 
 fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
@@ -175,7 +167,7 @@ impl Mover for LinuxMover {
         let mut messages = Vec::new();
         self.uffd.read(&mut messages).map_err(host_error("read of a userfaultfd"))?;
         let window = |message: &Message| match message {
-            Message::Fault(page) => self.window_at(*page),
+            Message::Fault(page) => self.ram.window_at(*page),
             Message::MinorFault(_) | Message::Other(_) => None,
         };
         // All that are ours are passed on, whatever else there is: somebody waits for each.

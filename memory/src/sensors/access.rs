@@ -1,4 +1,4 @@
-//! Which windows the guest touches, reads and writes alike: a few windows at a time are taken aside, the first touch of each
+//! Which windows of anonymous RAM the guest touches, reads and writes alike: a few windows at a time are taken aside, the first touch of each
 //! brings it back whole and is counted, and what nobody touched is brought back at the end. Exact, for any anonymous RAM,
 //! and huge pages stay whole; a touch of a window that is in a sample takes 0.1 to 0.3 ms longer.
 //!
@@ -10,10 +10,11 @@
 //!   finish           no    yes   no    no
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::WindowIndex;
+use wideleaf_policies::{Moment, WindowIndex};
 
 use crate::aside::{Aside, AsideError};
 use crate::host::Host;
@@ -63,17 +64,30 @@ pub struct AccessCost {
 pub struct AccessSample {
     /// Every window that was asked for, in that order.
     pub rows: Vec<(WindowIndex, Seen)>,
+    /// How long a window was watched: until its first touch, or to the end if there was none. Empty where the sampler does
+    /// not take the time.
+    pub watched_for: BTreeMap<WindowIndex, Duration>,
     /// What it cost.
     pub cost: AccessCost,
 }
 
-/// Takes samples of one VM, one at a time.
+/// Something that tells which windows of one VM are touched, one sample at a time.
+pub trait AccessSampler: Send {
+    /// Begins a sample of these windows; one that is under way is finished and forgotten. What is not backed is not taken,
+    /// nor what is beyond its means: at most [`ASIDE_SLOTS`] windows.
+    fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]);
+
+    /// Ends the sample: every window is in place again. Says what was touched.
+    fn finish(&mut self, host: &dyn Host) -> AccessSample;
+}
+
+/// Takes samples of one VM's anonymous RAM.
 #[derive(Debug)]
 pub struct AccessSensor {
     aside: Arc<Aside>,
     config: AccessConfig,
-    /// The present sample; windows that are aside have no reason yet.
-    taken: Vec<(WindowIndex, Option<&'static str>)>,
+    /// The present sample: since when each window is aside, or why it is not.
+    taken: Vec<(WindowIndex, Result<Moment, &'static str>)>,
     cost: AccessCost,
 }
 
@@ -83,17 +97,48 @@ impl AccessSensor {
         AccessSensor { aside, config, taken: Vec::new(), cost: AccessCost::default() }
     }
 
-    /// Begins a sample of these windows; one that is under way is finished and forgotten. What is not backed is not taken.
-    /// Takes [`AccessConfig::pace`] a window. At most [`ASIDE_SLOTS`] windows are taken, fewer while a swap is under way.
-    pub fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]) {
+    /// Since when it is aside, or why it is not.
+    fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Moment, &'static str> {
+        if self.aside.is_aside(window) {
+            return Err("busy"); // it would look like a hole
+        }
+        match self.aside.mover().look(Place::Guest(window)) {
+            Ok(look) if look.resident == 0 => return Err("not_resident"),
+            Ok(_) => {}
+            Err(_) => return Err("refused"),
+        }
+        self.aside.set_aside(window).map_err(|error| reason(&error))?;
+        Ok(host.now())
+    }
+
+    /// What was seen of a window, and at what time: of its touch, or now.
+    fn bring_back(&self, host: &dyn Host, window: WindowIndex) -> (Seen, Moment) {
+        match self.aside.bring_back(window) {
+            Ok(Some(touched_at)) => (Seen::Touched, touched_at),
+            Ok(None) => (Seen::Untouched, host.now()),
+            Err(error) => (Seen::Unknown(reason(&error)), host.now()),
+        }
+    }
+
+    fn give_back(&mut self) {
+        self.cost = AccessCost::default();
+        for (window, _) in std::mem::take(&mut self.taken).into_iter().filter(|(_, taken)| taken.is_ok()) {
+            let _ = self.aside.bring_back(window); // is stuck then, and tried again
+        }
+    }
+}
+
+impl AccessSampler for AccessSensor {
+    /// Takes [`AccessConfig::pace`] a window, and fewer windows while a swap is under way.
+    fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]) {
         self.give_back();
         let began_cpu = host.thread_cpu_time();
         let used = || host.thread_cpu_time().saturating_sub(began_cpu);
         for (number, window) in windows.iter().enumerate() {
             let is_paid = number < usize::from(ASIDE_SLOTS) && used() < self.config.cpu_max;
-            let reason = if is_paid { self.take(*window) } else { Some("over_budget") };
-            self.taken.push((*window, reason));
-            if reason.is_none() {
+            let taken = if is_paid { self.take(host, *window) } else { Err("over_budget") };
+            self.taken.push((*window, taken));
+            if taken.is_ok() {
                 self.cost.windows += 1;
                 host.sleep(self.config.pace);
             }
@@ -101,45 +146,21 @@ impl AccessSensor {
         self.cost.cpu += used();
     }
 
-    /// Ends the sample: brings everything back and says what was touched.
-    pub fn finish(&mut self, host: &dyn Host) -> AccessSample {
+    fn finish(&mut self, host: &dyn Host) -> AccessSample {
         let began_cpu = host.thread_cpu_time();
         let mut cost = std::mem::take(&mut self.cost);
-        let rows: Vec<_> = std::mem::take(&mut self.taken)
-            .into_iter()
-            .map(|(window, reason)| (window, reason.map_or_else(|| self.bring_back(window), Seen::Unknown)))
-            .collect();
+        let (mut rows, mut watched_for) = (Vec::with_capacity(self.taken.len()), BTreeMap::new());
+        for (window, taken) in std::mem::take(&mut self.taken) {
+            let seen = taken.map_or_else(Seen::Unknown, |since| {
+                let (seen, until) = self.bring_back(host, window);
+                watched_for.insert(window, until.since(since));
+                seen
+            });
+            rows.push((window, seen));
+        }
         cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
         cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
-        AccessSample { rows, cost }
-    }
-
-    /// Why it was not taken, if it was not.
-    fn take(&self, window: WindowIndex) -> Option<&'static str> {
-        if self.aside.is_aside(window) {
-            return Some("busy"); // it would look like a hole
-        }
-        match self.aside.mover().look(Place::Guest(window)) {
-            Ok(look) if look.resident == 0 => return Some("not_resident"),
-            Ok(_) => {}
-            Err(_) => return Some("refused"),
-        }
-        self.aside.set_aside(window).err().map(|error| reason(&error))
-    }
-
-    fn bring_back(&self, window: WindowIndex) -> Seen {
-        match self.aside.bring_back(window) {
-            Ok(true) => Seen::Touched,
-            Ok(false) => Seen::Untouched,
-            Err(error) => Seen::Unknown(reason(&error)),
-        }
-    }
-
-    fn give_back(&mut self) {
-        self.cost = AccessCost::default();
-        for (window, _) in std::mem::take(&mut self.taken).into_iter().filter(|(_, reason)| reason.is_none()) {
-            self.bring_back(window);
-        }
+        AccessSample { rows, watched_for, cost }
     }
 }
 
@@ -157,26 +178,47 @@ fn reason(error: &AsideError) -> &'static str {
     }
 }
 
+/// How often a window is touched, from how long it was watched until its first touch: of touches that come at random the mean
+/// time to the next one is the inverse of their rate, whenever one begins to wait (the exponential distribution has no
+/// memory). Older samples count less and less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TouchFrequency {
+    watched_ns: u64,
+    /// In units of 1/1024.
+    touches: u32,
+}
+
+impl TouchFrequency {
+    const ONE: u32 = 1024;
+
+    /// One more sample. The older ones keep three quarters of their weight: four samples are most of what is known.
+    pub fn add(&mut self, was_touched: bool, watched_for: Duration) {
+        let watched_ns = u64::try_from(watched_for.as_nanos()).unwrap_or(u64::MAX);
+        self.watched_ns = (self.watched_ns - self.watched_ns / 4).saturating_add(watched_ns);
+        self.touches = self.touches - self.touches / 4 + if was_touched { Self::ONE } else { 0 };
+    }
+
+    /// Touches per second; `None` before the first sample.
+    pub fn per_second(self) -> Option<u64> {
+        let touches_ns = u64::from(self.touches) * 1_000_000_000 / u64::from(Self::ONE);
+        touches_ns.checked_div(self.watched_ns)
+    }
+}
+
 /// Whose turn it is: each interval the next so many windows, round and round. Windows come and go between intervals, so
 /// it remembers the last one it gave, not a position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rotation {
-    share: usize,
     last: Option<WindowIndex>,
 }
 
 impl Rotation {
-    /// `share` windows an interval, at least one and no more than can be aside at once.
-    pub fn new(share: usize) -> Rotation {
-        Rotation { share: share.clamp(1, usize::from(ASIDE_SLOTS)), last: None }
-    }
-
-    /// The next share of `windows`, which ascend: those behind the last one given, then from the beginning again, none
+    /// The next `share` of `windows`, which ascend: those behind the last one given, then from the beginning again, none
     /// twice.
-    pub fn next_share(&mut self, windows: &[WindowIndex]) -> Vec<WindowIndex> {
+    pub fn next_share(&mut self, windows: &[WindowIndex], share: usize) -> Vec<WindowIndex> {
         let first = windows.partition_point(|window| Some(*window) <= self.last);
         let (done, due) = windows.split_at(first);
-        let share: Vec<WindowIndex> = due.iter().chain(done).copied().take(self.share).collect();
+        let share: Vec<WindowIndex> = due.iter().chain(done).copied().take(share).collect();
         self.last = share.last().copied().or(self.last);
         share
     }
@@ -186,36 +228,49 @@ impl Rotation {
 mod tests {
     use super::*;
 
-    fn share(rotation: &mut Rotation, windows: &[u64]) -> Vec<u64> {
+    fn share(rotation: &mut Rotation, windows: &[u64], share: usize) -> Vec<u64> {
         let windows: Vec<_> = windows.iter().copied().map(WindowIndex::new).collect();
-        rotation.next_share(&windows).into_iter().map(WindowIndex::get).collect()
+        rotation.next_share(&windows, share).into_iter().map(WindowIndex::get).collect()
+    }
+
+    #[test]
+    fn a_frequency_is_touches_over_the_time_they_were_waited_for() {
+        let mut frequency = TouchFrequency::default();
+        assert_eq!(frequency.per_second(), None);
+        frequency.add(true, Duration::from_millis(1));
+        assert_eq!(frequency.per_second(), Some(1000));
+        // 0.75 touches in 0.75 ms before, none in 99.25 ms now
+        frequency.add(false, Duration::from_micros(99_250));
+        assert_eq!(frequency.per_second(), Some(7));
+        for _ in 0..20 {
+            frequency.add(false, Duration::from_secs(1));
+        }
+        assert_eq!(frequency.per_second(), Some(0));
     }
 
     #[test]
     fn every_window_has_its_turn_before_any_has_a_second() {
-        let mut rotation = Rotation::new(3);
+        let mut rotation = Rotation::default();
         let windows = [0, 1, 2, 5, 6, 7, 9];
-        assert_eq!(share(&mut rotation, &windows), [0, 1, 2]);
-        assert_eq!(share(&mut rotation, &windows), [5, 6, 7]);
-        assert_eq!(share(&mut rotation, &windows), [9, 0, 1]);
-        assert_eq!(share(&mut rotation, &windows), [2, 5, 6]);
+        assert_eq!(share(&mut rotation, &windows, 3), [0, 1, 2]);
+        assert_eq!(share(&mut rotation, &windows, 3), [5, 6, 7]);
+        assert_eq!(share(&mut rotation, &windows, 3), [9, 0, 1]);
+        assert_eq!(share(&mut rotation, &windows, 3), [2, 5, 6]);
     }
 
     #[test]
     fn windows_that_come_and_go_do_not_disturb_the_turns() {
-        let mut rotation = Rotation::new(2);
-        assert_eq!(share(&mut rotation, &[0, 4, 8]), [0, 4]);
+        let mut rotation = Rotation::default();
+        assert_eq!(share(&mut rotation, &[0, 4, 8], 2), [0, 4]);
         // 4 is gone, 3 and 6 are new: 3 has to wait for the next round.
-        assert_eq!(share(&mut rotation, &[0, 3, 6, 8]), [6, 8]);
-        assert_eq!(share(&mut rotation, &[]), [0; 0]);
-        assert_eq!(share(&mut rotation, &[0, 3]), [0, 3]);
+        assert_eq!(share(&mut rotation, &[0, 3, 6, 8], 2), [6, 8]);
+        assert_eq!(share(&mut rotation, &[], 2), [0; 0]);
+        assert_eq!(share(&mut rotation, &[0, 3], 2), [0, 3]);
     }
 
     #[test]
-    fn a_share_is_never_the_whole_guest_twice_nor_more_than_can_be_aside() {
-        assert_eq!(share(&mut Rotation::new(5), &[1, 2]), [1, 2]);
-        let all: Vec<u64> = (0..1000).collect();
-        assert_eq!(share(&mut Rotation::new(1000), &all).len(), usize::from(ASIDE_SLOTS));
-        assert_eq!(share(&mut Rotation::new(0), &all), [0]);
+    fn a_share_is_never_the_whole_guest_twice() {
+        assert_eq!(share(&mut Rotation::default(), &[1, 2], 5), [1, 2]);
+        assert_eq!(share(&mut Rotation::default(), &[1, 2], 0), [0; 0]);
     }
 }

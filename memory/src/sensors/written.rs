@@ -2,16 +2,17 @@
 //! it with 4 KiB leaves and each first write to a page is a fault, so slots take turns, a bounded share at a time.
 //!
 //! ```text
-//!   slots      0   1   2   3   4   5        share: a third
+//!   slots      0   1   2   3   4   5        two at a time
 //!   interval  [██████]                      begin: log on … the guest runs … end: count, log off
 //!   next              [██████]
 //!   next                      [██████]      then from the first again
 //! ```
 //!
-//! A slot that is logged already (held at 4 KiB) is counted too and stays logged.
+//! A slot whose log is on already is somebody else's (held at 4 KiB, or being copied to a giant page): it is passed over, for
+//! taking its log would take what the other one has to know.
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Gpa, PageSize, PerTenThousand, WindowIndex};
+use wideleaf_policies::{Gpa, PageSize, WindowIndex};
 
 use crate::second_level::{SecondLevel, SecondLevelError, Slot, SlotId};
 
@@ -24,18 +25,11 @@ pub struct WindowWrites {
     pub pages: u16,
 }
 
-/// A slot of the interval that runs.
-#[derive(Clone, Copy, Debug)]
-struct Sampled {
-    slot: SlotId,
-    was_logged: bool,
-}
-
 /// Counts writes; remembers whose turn is next. Between [`WriteSensor::begin`] and [`WriteSensor::end`] nobody else
 /// may switch the dirty log of a slot it watches.
 #[derive(Debug, Default)]
 pub struct WriteSensor {
-    sampled: Vec<Sampled>,
+    sampled: Vec<SlotId>,
     /// Slots the sensor switched on and could not switch off again: tried anew at the next call.
     owed: Vec<SlotId>,
     next: usize,
@@ -45,29 +39,29 @@ impl WriteSensor {
     /// Whether this address is watched by the interval that runs.
     pub fn watches(&self, second_level: &dyn SecondLevel, gpa: Gpa) -> bool {
         let slots = second_level.slots();
-        slots.iter().any(|slot| slot.range.contains(gpa) && self.sampled.iter().any(|s| s.slot == slot.id))
+        slots.iter().any(|slot| slot.range.contains(gpa) && self.sampled.contains(&slot.id))
     }
 
-    /// Begins an interval for the next slots in turn: `share` of them, at least one. Gives back how many. An interval
-    /// that still runs is ended and its counts are lost.
+    /// Begins an interval for the next slots in turn, at most so many. Gives back how many. An interval that still runs is
+    /// ended and its counts are lost.
     ///
     /// # Errors
     /// [`SecondLevelError`]; each slot is then as it was. One that refuses that too is switched back by the next call.
-    pub fn begin(&mut self, second_level: &dyn SecondLevel, share: PerTenThousand) -> Result<usize, SecondLevelError> {
+    pub fn begin(&mut self, second_level: &dyn SecondLevel, count: usize) -> Result<usize, SecondLevelError> {
         self.switch_back(second_level)?;
         let slots = second_level.slots();
-        let count = (slots.len() as u64 * u64::from(share.get())).div_ceil(u64::from(PerTenThousand::ALL.get()));
-        let count = (count as usize).clamp(slots.len().min(1), slots.len());
-        for turn in 0..count {
-            let slot = slots[(self.next + turn) % slots.len()];
-            if let Err(error) = self.watch(second_level, slot) {
+        let turns = (0..slots.len()).map(|turn| (self.next + turn) % slots.len());
+        let free: Vec<usize> = turns.filter(|turn| !slots[*turn].is_dirty_logged).take(count).collect();
+        for turn in &free {
+            if let Err(error) = second_level.set_dirty_log(slots[*turn].id, true) {
                 // The first error says more than one of the way back; what that leaves is owed.
                 let _ = self.switch_back(second_level);
                 return Err(error);
             }
+            self.sampled.push(slots[*turn].id);
         }
-        self.next = (self.next + count) % slots.len().max(1);
-        Ok(count)
+        self.next = free.last().map_or(self.next, |last| last + 1);
+        Ok(free.len())
     }
 
     /// Ends the interval: the counts of every window of its slots, ascending by slot as they took their turns.
@@ -82,22 +76,11 @@ impl WriteSensor {
         restored.map(|()| counted)
     }
 
-    fn watch(&mut self, second_level: &dyn SecondLevel, slot: Slot) -> Result<(), SecondLevelError> {
-        if slot.is_dirty_logged {
-            second_level.take_dirty_log(slot.id)?; // what was written before does not count
-        } else {
-            second_level.set_dirty_log(slot.id, true)?;
-        }
-        self.sampled.push(Sampled { slot: slot.id, was_logged: slot.is_dirty_logged });
-        Ok(())
-    }
-
     fn count(&self, second_level: &dyn SecondLevel) -> Result<Vec<WindowWrites>, SecondLevelError> {
         let slots = second_level.slots();
         let mut rows = Vec::new();
         for sampled in &self.sampled {
-            let slot = slots.iter().find(|slot| slot.id == sampled.slot);
-            let slot = slot.ok_or(SecondLevelError::NoSuchSlot(sampled.slot))?;
+            let slot = slots.iter().find(|slot| slot.id == *sampled).ok_or(SecondLevelError::NoSuchSlot(*sampled))?;
             let bits = second_level.take_dirty_log(slot.id)?;
             rows.extend(slot.range.windows().map(|window| WindowWrites { window, pages: count(&bits, *slot, window) }));
         }
@@ -106,7 +89,7 @@ impl WriteSensor {
 
     /// Switches off what the sensor switched on; goes on behind an error.
     fn switch_back(&mut self, second_level: &dyn SecondLevel) -> Result<(), SecondLevelError> {
-        self.owed.extend(self.sampled.drain(..).filter(|s| !s.was_logged).map(|s| s.slot));
+        self.owed.append(&mut self.sampled);
         let mut first_error = Ok(());
         self.owed.retain(|slot| match second_level.set_dirty_log(*slot, false) {
             Ok(()) | Err(SecondLevelError::NoSuchSlot(_)) => false,
@@ -135,8 +118,6 @@ mod tests {
     use wideleaf_policies::GpaRange;
     use wideleaf_policies::units::{kib, mib};
 
-    const THIRD: PerTenThousand = PerTenThousand::new(3333);
-
     /// Six slots of two windows each.
     fn guest() -> FakeSecondLevel {
         let slots: Vec<GpaRange> =
@@ -152,7 +133,7 @@ mod tests {
     fn pages_written_in_the_interval_are_counted_by_window() {
         let guest = guest();
         let mut sensor = WriteSensor::default();
-        assert_eq!(sensor.begin(&guest, THIRD).expect("the fake answers"), 2);
+        assert_eq!(sensor.begin(&guest, 2).expect("the fake answers"), 2);
         assert_eq!(logged(&guest), [0, 1]);
         for page in [0, 3, 511, 512] {
             guest.write(Gpa::new(0) + kib(4) * page);
@@ -165,30 +146,35 @@ mod tests {
     }
 
     #[test]
-    fn slots_take_turns_and_the_share_is_never_exceeded() {
+    fn slots_take_turns_and_no_more_of_them_are_logged_than_asked_for() {
         let guest = guest();
         let mut sensor = WriteSensor::default();
         let mut turns = Vec::new();
         for _ in 0..4 {
-            sensor.begin(&guest, THIRD).expect("the fake answers");
+            sensor.begin(&guest, 2).expect("the fake answers");
             turns.push(logged(&guest));
             sensor.end(&guest).expect("the fake answers");
         }
         assert_eq!(turns, [[0, 1], [2, 3], [4, 5], [0, 1]]);
-        assert_eq!(sensor.begin(&guest, PerTenThousand::new(0)).expect("the fake answers"), 1, "at least one");
+        assert_eq!(sensor.begin(&guest, 0).expect("the fake answers"), 0);
+        assert_eq!(sensor.begin(&guest, 100).expect("the fake answers"), 6);
     }
 
     #[test]
-    fn a_slot_that_is_held_stays_held_and_its_past_does_not_count() {
+    fn a_slot_that_somebody_else_logs_is_passed_over_and_keeps_its_log() {
         let guest = guest();
         guest.set_dirty_log(SlotId(1), true).expect("the fake answers");
         guest.write(Gpa::new(0) + mib(4));
         let mut sensor = WriteSensor::default();
-        sensor.begin(&guest, THIRD).expect("the fake answers");
-        guest.write(Gpa::new(0) + mib(6));
-        let counts: Vec<u16> = sensor.end(&guest).expect("the fake answers").iter().map(|row| row.pages).collect();
-        assert_eq!(counts, [0, 0, 0, 1]);
+        sensor.begin(&guest, 2).expect("the fake answers");
+        assert_eq!(logged(&guest), [0, 1, 2]);
+        guest.write(Gpa::new(0) + mib(8));
+        let counts: Vec<_> = sensor.end(&guest).expect("the fake answers");
+        let counts: Vec<_> = counts.iter().map(|row| (row.window.get(), row.pages)).collect();
+        assert_eq!(counts, [(0, 0), (1, 0), (4, 1), (5, 0)]);
         assert_eq!(logged(&guest), [1]);
+        let kept: u32 = guest.take_dirty_log(SlotId(1)).expect("it is on").iter().map(|word| word.count_ones()).sum();
+        assert_eq!(kept, 1, "what was written belongs to whoever switched it on");
     }
 
     #[test]
@@ -198,11 +184,11 @@ mod tests {
             let guest = guest();
             let mut sensor = WriteSensor::default();
             guest.fail_call(call, libc::EIO);
-            let outcome = sensor.begin(&guest, THIRD).and_then(|_| sensor.end(&guest));
+            let outcome = sensor.begin(&guest, 2).and_then(|_| sensor.end(&guest));
             assert!(outcome.is_err(), "call {call}");
             let is_way_back = call >= 4;
             assert_eq!(logged(&guest).is_empty(), !is_way_back, "call {call}");
-            sensor.begin(&guest, THIRD).expect("nothing fails any more");
+            sensor.begin(&guest, 2).expect("nothing fails any more");
             assert_eq!(logged(&guest).len(), 2, "call {call}: what was owed is off");
             sensor.end(&guest).expect("nothing fails any more");
             assert!(logged(&guest).is_empty());
@@ -213,7 +199,7 @@ mod tests {
     fn a_guest_without_slots_has_no_writes() {
         let guest = FakeSecondLevel::new(&[]);
         let mut sensor = WriteSensor::default();
-        assert_eq!(sensor.begin(&guest, THIRD).expect("nothing is asked"), 0);
+        assert_eq!(sensor.begin(&guest, 2).expect("nothing is asked"), 0);
         assert!(sensor.end(&guest).expect("nothing is asked").is_empty());
     }
 }

@@ -105,10 +105,14 @@ fn scan_for(wanted: Wanted, pagemap: &File, start: Hva, bytes: Bytes, runs: &mut
             bytes: Bytes::new(region.end - region.start),
             is_huge: region.categories & PAGE_IS_HUGE != 0,
         }));
-        if argument.walk_end <= at {
+        // The kernel works in steps of 512 regions. Where its last step reaches the end, `walk_end` is still the one of the
+        // step before (seen on 6.18): to go on from there would report pages twice.
+        let reported_to = found.last().map_or(at, |region| region.end);
+        let next = argument.walk_end.max(reported_to);
+        if next <= at {
             return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
         }
-        at = argument.walk_end;
+        at = next;
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! Promotes where it pays: benefit over cost, both in cycles (CBMM, ATC '22), by what is known of each window.
 //!
 //! ```text
-//!   benefit/s = misses_per_s × share of samples with an access × present/512 × cycles a miss costs less   (walk.rs)
+//!   misses/s  = touches per second × present pages, misses_max × present/512 at most
+//!               or, where no sensor takes the time: misses_per_s × share of samples with an access × present/512
+//!   benefit/s = misses/s × cycles a miss costs less   (walk.rs)
 //!   bloat/s   = missing base pages × bloat_price
 //!   horizon   = as long again as it has been hot, 60 s at most
 //!
@@ -11,8 +13,12 @@
 //!                            └▶ idle for all samples  ─▶ written_off ────────────────┘  raises it
 //! ```
 //!
-//! The miss rate is an assumption scaled by how often a window is touched, since no counter tells misses by window. Where
-//! nobody samples a window, the policy does not guess: it promotes what is nearly full and what the guest maps, behind
+//! No counter tells misses by window. What can be measured is how soon a window is touched after it was looked at. A touch
+//! counts as the first of a pass over all pages that are present, since a stream and a hot page look alike: for a full
+//! window the mistake costs a copy, for a sparse one the few pages bound it. What is touched once in a while earns
+//! nothing, though every sample saw it touched.
+//!
+//! Where nobody samples a window, the policy does not guess: it promotes what is nearly full and what the guest maps, behind
 //! all windows it knows, and counts these decisions as `planned_on_residency`. While the host is short it adds no page,
 //! and releases zero pages of huge windows that were idle at every sample, where that pays.
 
@@ -31,18 +37,25 @@ use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
 use crate::remembered::Remembered;
 use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
-use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, PerTenThousand, WindowIndex};
+use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::{CYCLES_PER_MICROSECOND, cycles_saved_per_miss};
 use crate::watermark::Watermark;
 
 /// What may be set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
+        "misses_max",
+        170_000,
+        (1, 1_000_000_000),
+        "TLB misses/s",
+        "of a full window, however often it is touched (ours: what GUPS makes in a table of 512 MiB)",
+    ),
+    ParameterInfo::number(
         "misses_per_s",
         10_000,
         (1, 1_000_000_000),
         "TLB misses/s",
-        "assumed of a full window touched in every sample (ours; GUPS makes 170000 in a table of 512 MiB)",
+        "assumed of a full window touched in every sample, where no sensor tells how soon it was touched (ours)",
     ),
     ParameterInfo::number(
         "horizon_s",
@@ -53,11 +66,11 @@ pub const PARAMETERS: &[ParameterInfo] = &[
     ),
     ParameterInfo::number(
         "bloat_price",
-        50,
+        1000,
         (0, 1_000_000),
         "cycles/s",
-        "of each base page added (ours: at 50 a window touched in every sample pays from 122 present pages on, where \
-         the guest has base pages; Quicksilver promotes from 64)",
+        "of each base page added (ours: a gibibyte costs 13 % of a core, and the busiest window of a guest with base \
+         pages pays from 71 present pages on; Quicksilver promotes from 64)",
     ),
     ParameterInfo::number("hysteresis", 150, (100, 10_000), "% of the cost", "benefit that is asked for (ours)"),
     ParameterInfo::number(
@@ -110,6 +123,7 @@ pub struct Auto {
 /// What things are worth.
 #[derive(Clone, Copy, Debug)]
 struct Prices {
+    misses_max: u64,
     misses_per_s: u64,
     horizon: Duration,
     bloat_price: u64,
@@ -146,10 +160,19 @@ fn cycles_over(per_second: u64, time: Duration) -> u64 {
 }
 
 impl Prices {
-    fn benefit_per_s(&self, rate: PerTenThousand, present: u16, guest: GuestMapping) -> u64 {
-        let misses =
-            self.misses_per_s * u64::from(rate.get()) / 10_000 * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
-        misses * cycles_saved_per_miss(guest, PageSize::Huge2M)
+    fn misses_per_s(&self, access: AccessHistory, present: u16) -> u64 {
+        let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
+        match access.touches_per_s() {
+            Some(touches) => (touches * u64::from(present)).min(of_present(self.misses_max)),
+            None => {
+                let rate = access.rate().unwrap_or_default();
+                of_present(self.misses_per_s * u64::from(rate.get()) / 10_000)
+            }
+        }
+    }
+
+    fn benefit_per_s(&self, access: AccessHistory, present: u16, guest: GuestMapping) -> u64 {
+        self.misses_per_s(access, present) * cycles_saved_per_miss(guest, PageSize::Huge2M)
     }
 
     fn bloat_per_s(&self, missing: u16) -> u64 {
@@ -169,6 +192,7 @@ impl Auto {
         let resident_min = u64::from(BASE_PAGES_PER_WINDOW) * parameters.number("resident_min") / 100;
         Auto {
             prices: Prices {
+                misses_max: parameters.number("misses_max"),
                 misses_per_s: parameters.number("misses_per_s"),
                 horizon: Duration::from_secs(parameters.number("horizon_s")),
                 bloat_price: parameters.number("bloat_price"),
@@ -199,8 +223,7 @@ impl Auto {
                 let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
                 window.hot_since = is_hot.then(|| window.hot_since.unwrap_or(now));
                 if window.owed > 0 {
-                    let rate = access.rate().unwrap_or_default();
-                    let per_s = self.prices.benefit_per_s(rate, window.resident_before, vm.guest_mapping[row]);
+                    let per_s = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
                     settle(window, *access, cycles_over(per_s, earning_time), &mut self.score);
                 }
             }
@@ -229,16 +252,17 @@ impl Auto {
             if !is_promotable(vm, row, now) || (is_short && is_addition) {
                 return ControlFlow::Continue(());
             }
-            let Some(rate) = vm.access[row].rate() else {
+            let access = vm.access[row];
+            if access.samples() == 0 {
                 if let Some(bucket) = bucket_when_blind(vm, row, *resident_min) {
                     ranking.push(bucket, place);
                 }
                 return ControlFlow::Continue(());
-            };
+            }
             let Some(hot_since) = memory.of_vm(place.vm as usize)[row].hot_since else {
                 return ControlFlow::Continue(());
             };
-            let benefit = prices.benefit_per_s(rate, vm.resident[row], vm.guest_mapping[row]);
+            let benefit = prices.benefit_per_s(access, vm.resident[row], vm.guest_mapping[row]);
             let Some(per_s) = benefit.checked_sub(prices.bloat_per_s(missing(vm, row))) else {
                 score.sparse_now += 1;
                 return ControlFlow::Continue(());
@@ -322,7 +346,7 @@ impl Policy for Auto {
     }
 
     fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, guest_mapping: true, host_memory: true }
+        Needs { access: true, zero: true, guest_mapping: true, host_memory: true, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {

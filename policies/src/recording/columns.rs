@@ -220,12 +220,14 @@ fn put_place<T: PartialEq>(out: &mut Vec<u8>, value: T, values: &[T]) {
 fn put_access(out: &mut Vec<u8>, access: AccessHistory) {
     put_number(out, access.samples().into());
     put_number(out, access.touched().into());
+    put_number(out, access.touches_per_s().map_or(0, |touches| touches + 1));
 }
 
 fn access(reader: &mut Reader<'_>) -> Result<AccessHistory, DecodeError> {
     let samples = reader.number_to("number of samples", AccessHistory::SAMPLES_MAX.into())? as u8;
     let touched = reader.number_to("access history", (1 << samples) - 1)? as u16;
-    Ok(AccessHistory::from_parts(touched, samples))
+    let touches = reader.number_to("touches per second", AccessHistory::TOUCHES_PER_S_MAX + 1)?;
+    Ok(AccessHistory::from_parts(touched, samples).with_touches_per_s(touches.checked_sub(1)))
 }
 
 fn put_pages(out: &mut Vec<u8>, pages: Option<u16>) {

@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use crate::action::Action;
 use crate::budget::Cost;
+use crate::median::median;
 use crate::outcome::OutcomeResult;
 use crate::recording::RecordedOutcome;
 use crate::units::{Bytes, PageSize};
@@ -26,15 +27,16 @@ pub struct Costs {
 
 impl Default for Costs {
     /// For what was not done in a recording. Measured on a shared two-core machine: `MADV_COLLAPSE` at 3.5 GiB/s, fault
-    /// and copy into hugetlb pages at 3.3 GiB/s. The others are estimates: switching a dirty log is one ioctl and a
-    /// walk over its memslot's entries; a release reads the window once at 10 GiB/s and makes one call.
+    /// and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are estimates: switching a
+    /// dirty log is one ioctl and a walk over its memslot's entries; a release reads the window once at 10 GiB/s and
+    /// makes one call.
     fn default() -> Costs {
         let cost = |copied, us| Cost { copied, cpu: Duration::from_micros(us) };
         Costs {
             promote_2m: cost(PageSize::Huge2M.bytes(), 560),
             promote_1g: cost(PageSize::Giant1G.bytes(), 303_000),
             recover: cost(Bytes::ZERO, 100),
-            demote: cost(Bytes::ZERO, 100),
+            demote: cost(Bytes::ZERO, 200),
             release: cost(Bytes::ZERO, 250),
         }
     }
@@ -68,24 +70,21 @@ impl Samples {
     pub fn medians(self) -> Costs {
         let otherwise = Costs::default();
         Costs {
-            promote_2m: median(self.promote_2m, otherwise.promote_2m),
-            promote_1g: median(self.promote_1g, otherwise.promote_1g),
-            recover: median(self.recover, otherwise.recover),
-            demote: median(self.demote, otherwise.demote),
-            release: median(self.release, otherwise.release),
+            promote_2m: median_cost(&self.promote_2m, otherwise.promote_2m),
+            promote_1g: median_cost(&self.promote_1g, otherwise.promote_1g),
+            recover: median_cost(&self.recover, otherwise.recover),
+            demote: median_cost(&self.demote, otherwise.demote),
+            release: median_cost(&self.release, otherwise.release),
         }
     }
 }
 
-/// The median of each part of the cost, the upper one of two.
-fn median(costs: Vec<Cost>, otherwise: Cost) -> Cost {
-    let middle = costs.len() / 2;
+/// The median of each part of the cost, the upper one of two: a cost that was really paid.
+fn median_cost(costs: &[Cost], otherwise: Cost) -> Cost {
     let mut copied: Vec<_> = costs.iter().map(|cost| cost.copied).collect();
     let mut cpu: Vec<_> = costs.iter().map(|cost| cost.cpu).collect();
-    copied.sort_unstable();
-    cpu.sort_unstable();
-    match (copied.get(middle), cpu.get(middle)) {
-        (Some(copied), Some(cpu)) => Cost { copied: *copied, cpu: *cpu },
+    match (median(&mut copied, Ord::cmp, |_, upper| upper), median(&mut cpu, Ord::cmp, |_, upper| upper)) {
+        (Some(copied), Some(cpu)) => Cost { copied, cpu },
         _ => otherwise,
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct SimulatedHost {
     costs: Costs,
     /// VMs on pages of the hugetlb pool, which nothing promotes.
     of_pool: BTreeSet<VmId>,
+    /// VMs on anonymous RAM, which is demoted by splitting a window; all other RAM by holding it.
+    of_anonymous: BTreeSet<VmId>,
     /// VMs whose holds are those of the recording's policy.
     held_by_recording: BTreeSet<VmId>,
     giant_pages_taken: u64,
@@ -56,16 +58,17 @@ enum Pages {
     AsRecorded,
     /// One large page, or part of one.
     Large(Backing),
-    /// So many pages are left, until the recording has another number than it had.
+    /// So many base pages are left, until the recording has another number than it had.
     Released { left: u16, recorded: u16 },
 }
 
 impl SimulatedHost {
     pub fn new(header: &Header, costs: Costs, reserves: Option<ReservationRules>) -> SimulatedHost {
-        let of_pool = header.vms.iter().filter(|vm| vm.backing == "hugetlb").map(|vm| vm.vm).collect();
+        let on = |backing| header.vms.iter().filter(move |vm| vm.backing == backing).map(|vm| vm.vm).collect();
         SimulatedHost {
             costs,
-            of_pool,
+            of_pool: on("hugetlb"),
+            of_anonymous: on("anon"),
             held_by_recording: BTreeSet::new(),
             giant_pages_taken: 0,
             reservations: reserves.map(Reservations::new),
@@ -184,6 +187,12 @@ impl SimulatedHost {
                 Some(refusal) => no(OutcomeResult::Refused(refusal)),
                 None => (OutcomeResult::Done, self.costs.promote_1g),
             },
+            Action::Demote { to: PageSize::Base4K, .. } if self.of_anonymous.contains(&vm.vm) => match row.backing {
+                Backing::Huge2M => (OutcomeResult::Done, self.costs.demote),
+                Backing::Base4K => no(already_done),
+                Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
+                Backing::Giant1G => no(no_mechanism),
+            },
             Action::Demote { to: PageSize::Base4K, .. } if row.is_held => no(already_done),
             Action::Demote { to: PageSize::Base4K, .. } if vm.mapping.is_some() => {
                 (OutcomeResult::Done, self.costs.demote)
@@ -206,8 +215,9 @@ impl SimulatedHost {
             }
             Action::Promote { .. } if row.is_held => self.window((vm, window)).is_held = false,
             Action::Promote { .. } => self.window((vm, window)).pages = Pages::Large(Backing::Huge2M),
-            Action::Demote { .. } => self.window((vm, window)).is_held = true,
-            Action::Release { .. } => {
+            Action::Demote { .. } if !self.of_anonymous.contains(&vm) => self.window((vm, window)).is_held = true,
+            // Pages that hold only zeroes are gone after a split too.
+            Action::Demote { .. } | Action::Release { .. } => {
                 let left = row.resident.saturating_sub(row.zero.unwrap_or(0));
                 let window = self.window((vm, window));
                 window.pages = Pages::Released { left, recorded: window.recorded };

@@ -51,6 +51,21 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
+    /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
+    #[command(hide = true)]
+    HoldPool(HoldPoolArgs),
+}
+
+/// Arguments of what holds the pool for a demo.
+#[derive(Debug, Args)]
+pub struct HoldPoolArgs {
+    /// Pages of 2 MiB
+    #[arg(long, value_name = "N")]
+    pub pages: u64,
+
+    /// The folder that holds `sys/`
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    pub root: PathBuf,
 }
 
 const RUN_EXAMPLES: &str = "\

@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
 use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
-use wideleaf_memory::pool::{HugetlbPools, PoolLease};
+use wideleaf_policies::median::median;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::args::DemoArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::held_pool::HeldPool;
 use crate::interrupts::Interrupts;
 use crate::output::Output;
 use crate::report::{Gaps, Phase, RunReport, number, rate, table};
@@ -131,7 +132,7 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
     let environment = Environment::capture();
     let table_bytes = Bytes::new(8 << args.log2_words);
     let ram = table_bytes + BESIDE_TABLE;
-    let pool = lease_pool(ram);
+    let pool = HeldPool::lease(ram.pages(PageSize::Huge2M));
     let mut arms = arms(args.log2_words, ram, is_native, pool.is_ok());
     if let Err(why) = &pool {
         tracing::warn!("no hugetlb pool for the hugetlb arm, THP from the start instead: {why}");
@@ -160,11 +161,6 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
         ratios,
         environment,
     })
-}
-
-fn lease_pool(ram: Bytes) -> Result<PoolLease, String> {
-    let pools = HugetlbPools::of_this_machine();
-    pools.lease(PageSize::Huge2M, ram.pages(PageSize::Huge2M)).map_err(|error| error.to_string())
 }
 
 fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm> {
@@ -279,15 +275,9 @@ fn judged_rate(run: &RunReport) -> f64 {
     }
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => sorted[half],
-        _ => f64::midpoint(sorted[half - 1], sorted[half]),
-    }
+/// The median; zero without values.
+fn middle(values: &[f64]) -> f64 {
+    median(&mut values.to_vec(), f64::total_cmp, f64::midpoint).unwrap_or_default()
 }
 
 fn ratios(arms: &[Arm]) -> Vec<Ratio> {
@@ -299,7 +289,7 @@ fn ratios(arms: &[Arm]) -> Vec<Ratio> {
             let values: Vec<f64> = rounds.map(|(a, b)| judged_rate(a) / judged_rate(b)).collect();
             Some(Ratio {
                 name: format!("{a} : {b}"),
-                median: median(&values),
+                median: middle(&values),
                 lowest: values.iter().copied().fold(f64::INFINITY, f64::min),
                 highest: values.iter().copied().fold(0.0, f64::max),
             })
@@ -310,7 +300,7 @@ fn ratios(arms: &[Arm]) -> Vec<Ratio> {
 fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<(f64, f64, f64)> {
     let values: Vec<f64> = arm.runs.iter().filter_map(value).collect();
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
-    (!values.is_empty()).then(|| (median(&values), lowest, values.iter().copied().fold(0.0, f64::max)))
+    (!values.is_empty()).then(|| (middle(&values), lowest, values.iter().copied().fold(0.0, f64::max)))
 }
 
 impl DemoReport {

@@ -13,6 +13,7 @@ pub mod demo;
 pub mod doctor;
 pub mod environment;
 pub mod failure;
+pub mod held_pool;
 pub mod interrupts;
 pub mod mappings;
 pub mod output;

@@ -217,6 +217,10 @@ pub struct SensorSummary {
     pub samples: u64,
     /// Windows looked at, again and again.
     pub windows: u64,
+    /// Windows of the latest sample.
+    pub latest_share: u64,
+    /// Ticks without a sample, because its part of a core was used up.
+    pub held_back: u64,
     /// Times the guest had to wait for it.
     pub waits: u64,
     /// CPU time in the manager's thread.
@@ -398,11 +402,13 @@ impl RunReport {
         for (name, count) in &manager.outcomes {
             let _ = writeln!(out, "  manager: {name}: {count}");
         }
-        for (name, SensorSummary { samples, windows, waits, cpu_s }) in &manager.sensors {
+        for (name, sensor) in &manager.sensors {
+            let SensorSummary { samples, windows, latest_share, held_back, waits, cpu_s } = sensor;
+            let cpu_ms = cpu_s * 1e3;
             let _ = writeln!(
                 out,
-                "  manager: sensor {name}: {samples} samples of {windows} windows, the guest waited {waits} times, {:.1} ms of CPU",
-                cpu_s * 1e3
+                "  manager: sensor {name}: {samples} samples of {windows} windows ({latest_share} at last, none at {held_back} \
+                 ticks), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
             );
         }
         for question in &manager.unanswered {

@@ -263,7 +263,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
     let mut manager = |second_level| {
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
-        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make(), ManagerConfig::default());
+        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make(), manager_config());
         if let Some(place) = record.take() {
             let to = RecordTo { file: Box::new(place.begin()?), facts: facts(spec) };
             work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
@@ -394,6 +394,12 @@ fn from_config_error(error: ConfigError) -> Failure {
         ConfigError::MoreThanHost { .. } => Failure::Host(error.to_string()),
         _ => Failure::Usage(error.to_string()),
     }
+}
+
+/// Half of the CPUs may copy at once, four at most: the other half is the guest's, and four saturate the memory of most hosts.
+fn manager_config() -> ManagerConfig {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    ManagerConfig { copy_threads: (cpus / 2).clamp(1, 4) as u16, ..ManagerConfig::default() }
 }
 
 fn choose_backing(spec: &RunSpec) -> Result<(BackingConfig, Option<String>), Failure> {

@@ -425,8 +425,9 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .sensor_costs
             .iter()
             .map(|(name, cost)| {
-                let SensorCost { samples, windows, waits, cpu } = *cost;
-                ((*name).to_owned(), SensorSummary { samples, windows, waits, cpu_s: cpu.as_secs_f64() })
+                let SensorCost { samples, windows, latest_share, held_back, waits, cpu } = *cost;
+                let cpu_s = cpu.as_secs_f64();
+                ((*name).to_owned(), SensorSummary { samples, windows, latest_share, held_back, waits, cpu_s })
             })
             .collect(),
         unanswered: report.unanswered.clone(),

@@ -5,8 +5,12 @@
 mod program;
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -113,6 +117,15 @@ fn prefaulting_more_than_is_available_is_refused_and_nobody_is_killed_for_it() {
 }
 
 #[test]
+fn a_bad_image_is_refused_before_its_ram_costs_anything() {
+    let scratch = Scratch::new();
+    let (image, memory) = (scratch.file("image", b"no kernel"), format!("--memory={}", host_memory().get()));
+    // As much RAM, prefaulted, would be refused with code 4 if it were asked for first.
+    let arguments = ["run", &image, "--prefault", &memory, "--output=result"];
+    scratch.refuses(&arguments, 3, &["is neither an ELF file nor a bzImage"]);
+}
+
+#[test]
 fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
     let scratch = Scratch::new();
     let arguments = ["run", "--native", "gups", "--backing=hugetlb", "--host-page=1g", "--memory=1536M"];
@@ -180,7 +193,10 @@ fn a_kernels_parameters_are_checked_by_name_and_value() {
             words,
         );
     };
-    with("nonsense=1", &["--cmdline", "unknown parameter nonsense=", "log2_words, rounds, seconds, progress_ms"]);
+    with(
+        "nonsense=1",
+        &["--cmdline", "unknown parameter nonsense=", "log2_words, rounds, seconds, sparse, progress_ms"],
+    );
     with("log2_words=99", &["--cmdline", "log2_words=99: expected a count from 10 to 40"]);
     with("log2_words=abc", &["log2_words=abc: expected a count"]);
     with("rounds=1 seconds=1", &["exclude each other"]);
@@ -192,7 +208,7 @@ fn a_kernels_parameters_are_checked_by_name_and_value() {
 fn a_kernel_whose_arena_is_too_small_says_how_much_it_needs() {
     let scratch = Scratch::new();
     let arguments = ["run", "--native", "gups", "--cmdline=log2_words=25", "--memory=64M", "--output=result"];
-    scratch.refuses(&arguments, 3, &["gups refuses: needs 268435456 bytes of memory, there are 67108864", "more RAM"]);
+    scratch.refuses(&arguments, 3, &["gups refuses: needs 256 MiB of memory, there are 64 MiB", "more RAM"]);
 }
 
 #[test]
@@ -280,16 +296,65 @@ fn a_polite_kill_ends_a_run_like_ctrl_c() {
     interrupted_by(Signal::SIGTERM);
 }
 
+/// Whether that process runs an arm of a demo; the other child holds the pool.
+fn is_arm(process: &str) -> bool {
+    fs::read(Path::new("/proc").join(process).join("cmdline")).is_ok_and(|line| {
+        let mut words = line.split(|byte| *byte == 0);
+        words.nth(1) == Some(b"run")
+    })
+}
+
+#[test]
+fn what_holds_the_pool_gives_it_back_when_whoever_started_it_is_gone() {
+    let scratch = Scratch::new();
+    let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
+    fs::create_dir_all(scratch.path(pool)).unwrap();
+    let files = [("nr_hugepages", "0"), ("free_hugepages", "0"), ("resv_hugepages", "0"), ("surplus_hugepages", "0")];
+    for (file, number) in files.into_iter().chain([("nr_overcommit_hugepages", "3")]) {
+        fs::write(scratch.path(pool).join(file), number).unwrap();
+    }
+    let overcommit = || fs::read_to_string(scratch.path(pool).join("nr_overcommit_hugepages")).unwrap();
+    let mut holder = std::process::Command::new(scratch.program());
+    holder.args(["hold-pool", "--pages=5", "--root"]).arg(scratch.path("."));
+    let mut holder =
+        Running(holder.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut said = [0; 4];
+    holder.0.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!((&said, overcommit().trim()), (b"held", "8"));
+    // The kernel closes the pipe of a process that is killed.
+    drop(holder.0.stdin.take());
+    assert_eq!(holder.end(), (Some(0), String::new()));
+    assert_eq!(overcommit().trim(), "3");
+}
+
+#[test]
+fn a_demo_that_is_killed_outright_leaves_nobody_who_holds_the_pool() {
+    let scratch = Scratch::new();
+    let mut demo = Running::start(&scratch, &["demo", "--native", "--log2-words=20", "--rounds=100"]);
+    let children = demo.wait_for("children", |children| children.split_whitespace().any(is_arm));
+    demo.signal(Signal::SIGKILL);
+    assert_eq!(demo.end().0, None);
+    // Its arm ends by itself. Nobody may be there to wait for a child that has ended: what it ran is gone all the same.
+    let is_left =
+        |child: &str| fs::read(Path::new("/proc").join(child).join("cmdline")).is_ok_and(|line| !line.is_empty());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while children.split_whitespace().any(is_left) {
+        assert!(Instant::now() < deadline, "{children} are left");
+        sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_demo_that_is_killed_politely_leaves_no_arm_and_no_file() {
     let scratch = Scratch::new();
     let arguments = ["demo", "--native", "--log2-words=20", "--rounds=100", "--output=result"];
     let mut demo = Running::start(&scratch, &arguments);
-    let arm = demo.wait_for("children", |children| !children.is_empty());
+    let children = demo.wait_for("children", |children| children.split_whitespace().any(is_arm));
     demo.signal(Signal::SIGTERM);
     let (code, stderr) = demo.end();
     assert_eq!((code, stderr.lines().last()), (Some(130), Some("wideleaf: interrupted")));
-    assert!(!Path::new("/proc").join(arm).exists(), "no process");
+    let is_left = |child: &str| Path::new("/proc").join(child).exists();
+    assert!(!children.split_whitespace().any(is_left), "no process");
     assert_eq!(scratch.names(), [""; 0], "no file");
 }
 

@@ -8,6 +8,7 @@ use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_memory::{BackingConfig, GuestRam, SecondLevel};
 use wideleaf_policies::{GpaRange, PageSize};
+use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
@@ -18,9 +19,10 @@ use crate::interrupts::Interrupts;
 use crate::output::say;
 use crate::session::Session;
 
-/// A guest whose arguments make sense on this host; nothing of it exists yet.
+/// A guest whose arguments and image make sense on this host; nothing of it exists yet.
 pub(crate) struct GuestPlan {
     config: VmConfig,
+    image: BootImage,
     /// `ept`, `npt` or `shadow`.
     pub(crate) paging: &'static str,
 }
@@ -118,8 +120,9 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     options.initrd = spec.initrd.clone();
     let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
     let config = config.map_err(from_config_error)?;
+    let image = BootImage::read(&config).map_err(from_boot_error)?;
     KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
-    Ok(GuestPlan { config, paging: paging_name()? })
+    Ok(GuestPlan { config, image, paging: paging_name()? })
 }
 
 impl GuestPlan {
@@ -144,7 +147,7 @@ impl GuestPlan {
                 Console::Others | Console::Nothing => {}
             }
         };
-        let machine = Machine::start(&self.config, ram, Box::new(sink)).map_err(from_boot_error)?;
+        let machine = Machine::start_image(&self.config, &self.image, ram, Box::new(sink)).map_err(from_boot_error)?;
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
         Ok(RunningGuest { machine })
     }

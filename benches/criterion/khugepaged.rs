@@ -1,0 +1,248 @@
+//! How soon a hot set is on huge pages: `auto` against the host's own khugepaged, and what both cost afterwards.
+//!
+//! ```text
+//!   guest       fill ████│ pass pass pass pass pass …        checks and rewrites every word of its hot set
+//!                        │◀──── time to 99 % on 2M ────▶│◀─ idle: 10 s of CPU time ─▶│
+//!   auto, let in at once ▲ activated
+//!   auto, idling         │ has been active, with nothing to do, since before the fill
+//!   khugepaged           ▲ MADV_HUGEPAGE
+//! ```
+//!
+//! In all arms the hot set is filled into base pages (RAM is marked `MADV_NOHUGEPAGE`), and the clock starts with the first
+//! pass. For khugepaged all of RAM is marked `MADV_HUGEPAGE` then; the hot set lies at its lowest addresses, where
+//! khugepaged comes first, and nothing else is populated. It has no manager beside it. Its settings are changed for as long as an arm needs
+//! them and put back, also by a panic or Ctrl-C. Whoever else has memory for khugepaged on this machine slows it.
+//!
+//! `cargo bench -p wideleaf-benches --bench khugepaged [-- HOT_MIB REPETITIONS REPETITIONS_AT_DEFAULTS LIMIT_S]` (default
+//! 64, 5, 1 and 180; needs KVM, root, and THP that may be had by `MADV_HUGEPAGE`)
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use wideleaf_benches::coverage::{host_coverage, is_nearly_all_large};
+use wideleaf_benches::cpu::Threads;
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_benches::guest::{Guest, GuestSetup};
+use wideleaf_benches::khugepaged::{Khugepaged, Settings, SettingsLease};
+use wideleaf_benches::managed::{Managed, policy};
+use wideleaf_benches::ratio::median;
+use wideleaf_memory::host::Advice;
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::{BackingConfig, BackingKind, Host, LinuxHost};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, GpaRange, PageSize, PerTenThousand};
+
+/// RAM beside the hot set.
+const BESIDE_HOT: Bytes = mib(64);
+/// How often coverage is looked at: a look at 64 MiB of base pages takes a quarter of a millisecond.
+const PACE: Duration = Duration::from_millis(5);
+/// CPU time when nothing is left to do is measured for so long.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+/// After so long without work the manager's ticks are as far apart as they get: 10 ms doubled up to a second is 1.3 s.
+const IDLING_FOR: Duration = Duration::from_secs(3);
+/// An idling guest is sensed at points of time that have nothing to do with the manager's ticks.
+const SHIFT: Duration = Duration::from_millis(370);
+
+/// The promise.
+const TIMES_DEFAULTS_MIN: f64 = 50.0;
+const OF_FASTEST_MIN: f64 = 0.8;
+const OF_FASTEST_CPU_MAX: f64 = 0.1;
+
+/// Who promotes, and from when on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arm {
+    /// `auto`, activated when the hot phase begins.
+    LetIn,
+    /// `auto`, active long before.
+    Idling,
+    /// The host's, with these settings.
+    Host(Settings),
+}
+
+const ARMS: [(&str, Arm); 4] = [
+    ("auto, let in at once", Arm::LetIn),
+    ("auto, idling", Arm::Idling),
+    ("khugepaged, fastest", Arm::Host(Settings::FASTEST)),
+    ("khugepaged, defaults", Arm::Host(Settings::DEFAULTS)),
+];
+const LET_IN: usize = 0;
+const IDLING: usize = 1;
+const FASTEST: usize = 2;
+const DEFAULTS: usize = 3;
+
+/// One hot phase.
+struct Run {
+    /// From its begin to nearly all on huge pages; `None` where the limit came first.
+    took: Option<Duration>,
+    /// At the limit, or when it took no longer.
+    reached: PerTenThousand,
+    /// CPU time until then.
+    cpu: Duration,
+    /// Share of one CPU afterwards, where it got that far.
+    idle_cpu_share: Option<f64>,
+}
+
+/// Whoever promotes: alive until the run is over.
+enum Promoter {
+    Ours(Managed),
+    Hosts(Threads, #[expect(dead_code, reason = "put back when dropped")] SettingsLease),
+}
+
+impl Promoter {
+    fn threads(&self) -> &Threads {
+        match self {
+            Promoter::Ours(managed) => managed.threads(),
+            Promoter::Hosts(threads, _) => threads,
+        }
+    }
+}
+
+/// A guest whose hot phase begins at `began`, and who promotes it from then on.
+struct HotGuest {
+    promoter: Promoter,
+    guest: Guest,
+    hot: GpaRange,
+    began: Instant,
+    cpu_before: Duration,
+}
+
+impl HotGuest {
+    fn start(arm: Arm, hot: Bytes, repetition: u32, waiting: &Waiting) -> Result<HotGuest, Ended> {
+        let setup = GuestSetup {
+            memory: hot + BESIDE_HOT,
+            backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages"),
+            cmdline: format!("kernel=pattern bytes={} passes=1000000", hot.get()),
+        };
+        warm_host_memory(setup.memory).expect("memory to warm");
+        let guest = Guest::start(&setup);
+        let promoter = match arm {
+            Arm::LetIn => Promoter::Ours(Managed::prepare(&guest, policy("auto"))),
+            Arm::Idling => Promoter::Ours(idle(&guest, repetition, waiting)?),
+            Arm::Host(settings) => {
+                let lease = Khugepaged::of_this_machine().lease(settings)?;
+                Promoter::Hosts(Threads::of_kernel("khugepaged")?, lease)
+            }
+        };
+        let began = guest.begin_of("pass", waiting)?;
+        let cpu_before = promoter.threads().cpu_time()?;
+        match (arm, &promoter) {
+            (Arm::LetIn, Promoter::Ours(managed)) => managed.activate(),
+            (Arm::Host(_), _) => permit_huge_pages(&guest),
+            _ => {}
+        }
+        Ok(HotGuest { hot: guest.region("pattern"), promoter, guest, began, cpu_before })
+    }
+
+    fn run(self, limit: Duration, waiting: &Waiting) -> Result<Run, Ended> {
+        let windows = self.hot.bytes().pages(PageSize::Huge2M);
+        let ram = self.guest.ram();
+        let is_large = || is_nearly_all_large(ram, self.hot, self.guest.second_level().as_ref(), windows);
+        let took = waiting.comes(limit, PACE, is_large)?.then(|| self.began.elapsed());
+        let threads = self.promoter.threads();
+        let cpu = threads.cpu_time()?.saturating_sub(self.cpu_before);
+        let reached = host_coverage(ram, self.hot);
+        let idle_cpu_share = took.map(|_| idle_cpu_share(threads, waiting)).transpose()?;
+        drop(self.promoter);
+        self.guest.stop();
+        Ok(Run { took, reached, cpu, idle_cpu_share })
+    }
+}
+
+/// A manager that has had nothing to do for long, since its guest stood before it touched its hot set.
+fn idle(guest: &Guest, repetition: u32, waiting: &Waiting) -> Result<Managed, Ended> {
+    guest.pause();
+    let managed = Managed::start(guest, policy("auto"));
+    waiting.pass(IDLING_FOR + SHIFT * repetition)?;
+    guest.resume();
+    Ok(managed)
+}
+
+fn permit_huge_pages(guest: &Guest) {
+    let host = LinuxHost::open().expect("/proc is mounted");
+    for range in guest.ram().ranges() {
+        let advice = host.advise(range.hva, range.gpa.bytes(), Advice::HugePage);
+        advice.expect("any anonymous memory may be marked");
+    }
+}
+
+fn idle_cpu_share(threads: &Threads, waiting: &Waiting) -> Result<f64, Ended> {
+    let (began, before) = (Instant::now(), threads.cpu_time()?);
+    waiting.pass(IDLE_TIME)?;
+    Ok(threads.cpu_time()?.saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64())
+}
+
+/// The median time; the limit stands for those that took longer.
+fn median_s(runs: &[Run], limit: Duration) -> f64 {
+    median(runs.iter().map(|run| run.took.unwrap_or(limit).as_secs_f64()).collect())
+}
+
+/// The median share of a CPU when all is done.
+fn median_idle(runs: &[Run]) -> Option<f64> {
+    let shares: Vec<f64> = runs.iter().filter_map(|run| run.idle_cpu_share).collect();
+    (!shares.is_empty()).then(|| median(shares))
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let hot = mib(arguments.number(0, 64)?);
+    let (often, at_defaults) = (arguments.number(1, 5)?, arguments.number(2, 1)?);
+    let limit = Duration::from_secs(arguments.number(3, 180)?);
+    needs_kvm()?;
+    println!("khugepaged: {hot} hot; the host's settings now: {:?}", Khugepaged::of_this_machine().settings()?);
+    let mut runs: [Vec<Run>; ARMS.len()] = Default::default();
+    for repetition in 0..often.max(at_defaults) {
+        for (index, (_, arm)) in ARMS.into_iter().enumerate() {
+            let times = if index == DEFAULTS { at_defaults } else { often };
+            if repetition < times {
+                runs[index].push(HotGuest::start(arm, hot, repetition, waiting)?.run(limit, waiting)?);
+            }
+        }
+    }
+    report(&runs, limit);
+    Ok(())
+}
+
+fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
+    let mut rows = table(&["arm", "runs", "to 99 % on 2m", "least - most", "reached", "CPU until then", "idle CPU"]);
+    for ((name, _), runs) in ARMS.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
+        let seconds = |run: &Run| run.took.unwrap_or(limit).as_secs_f64();
+        let least = runs.iter().map(seconds).fold(f64::INFINITY, f64::min);
+        let most = runs.iter().map(seconds).fold(0.0, f64::max);
+        let reached = runs.iter().map(|run| run.reached.as_fraction()).fold(1.0, f64::min);
+        let cpu_ms = median(runs.iter().map(|run| run.cpu.as_secs_f64() * 1e3).collect());
+        let idle = median_idle(runs).map_or("-".into(), |share| format!("{:.2} %", share * 100.0));
+        rows.add_row([
+            (*name).into(),
+            number(runs.len()),
+            number(format!("{:.3} s", median_s(runs, limit))),
+            number(format!("{least:.3} - {most:.3} s")),
+            number(format!("{:.1} %", reached * 100.0)),
+            number(format!("{cpu_ms:.1} ms")),
+            number(idle),
+        ]);
+    }
+    println!("{rows}");
+    println!("  medians; nothing was waited for longer than {} s; reached: the least of all runs", limit.as_secs());
+    println!("  idle CPU: share of one CPU over {} s, the guest still at work", IDLE_TIME.as_secs());
+    for (arm, name) in [(LET_IN, "let in at once"), (IDLING, "idling")] {
+        for (other, least, of) in [(DEFAULTS, TIMES_DEFAULTS_MIN, "defaults"), (FASTEST, OF_FASTEST_MIN, "its fastest")]
+        {
+            if !runs[arm].is_empty() && !runs[other].is_empty() {
+                let times = median_s(&runs[other], limit) / median_s(&runs[arm], limit);
+                println!(
+                    "{}",
+                    bar(&format!("auto, {name}: {times:.2} times as fast as {of}, at least {least}"), times >= least)
+                );
+            }
+        }
+    }
+    if let (Some(ours), Some(theirs)) = (median_idle(&runs[LET_IN]), median_idle(&runs[FASTEST])) {
+        let share = ours / theirs;
+        let what = format!("idle CPU auto : its fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
+        println!("{}", bar(&what, share <= OF_FASTEST_CPU_MAX));
+    }
+    println!("  {}", machine());
+}
+
+fn main() -> ExitCode {
+    experiment::run("khugepaged", experiment)
+}

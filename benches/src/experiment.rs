@@ -1,0 +1,218 @@
+//! What the benches that are experiments share: how they start and end, how they wait, how they print.
+//!
+//! Leases of pools and settings are values on the stack of [`run`]'s `experiment`, given back when they are dropped. So
+//! nothing here ends the process: Ctrl-C sets a flag, each wait looks at it and returns [`Ended::Interrupted`], and a
+//! panic unwinds.
+
+use std::fs;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Why an experiment has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// This machine lacks something.
+    #[error("skipped: {0}")]
+    Skipped(String),
+    /// Ctrl-C, or `SIGTERM`.
+    #[error("interrupted")]
+    Interrupted,
+    /// An argument makes no sense.
+    #[error("argument {number}: {text:?} is not {expected}")]
+    Argument {
+        /// Counted from one.
+        number: usize,
+        /// What was given.
+        text: String,
+        /// What should be there.
+        expected: &'static str,
+    },
+    /// Something that had to come did not.
+    #[error("{what} did not come within {} s", limit.as_secs())]
+    TooLate {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        limit: Duration,
+    },
+}
+
+/// Runs an experiment where `cargo bench` asks for it (`cargo test --benches` runs the same program), and says why where
+/// it has no result. A skip is no failure.
+pub fn run(name: &str, experiment: impl FnOnce(&Arguments, &Waiting) -> Result<(), Ended>) -> ExitCode {
+    let (options, given): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
+    if !options.iter().any(|option| option == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    match experiment(&Arguments(given), &Waiting::until_interrupted()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ended) => {
+            println!("{name}: {ended}");
+            if matches!(ended, Ended::Skipped(_)) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Whether guests can be run here.
+///
+/// # Errors
+/// [`Ended::Skipped`] where they cannot.
+pub fn needs_kvm() -> Result<(), Ended> {
+    let kvm = fs::File::options().read(true).write(true).open("/dev/kvm");
+    kvm.map(drop).map_err(|error| Ended::Skipped(format!("/dev/kvm: {error}")))
+}
+
+/// What stands after `--`.
+#[derive(Debug)]
+pub struct Arguments(Vec<String>);
+
+impl Arguments {
+    /// The argument at `index`, or what holds where it is not given.
+    ///
+    /// # Errors
+    /// [`Ended::Argument`] for one that is no number.
+    pub fn number<N: FromStr>(&self, index: usize, default: N) -> Result<N, Ended> {
+        let Some(text) = self.0.get(index) else { return Ok(default) };
+        text.parse().map_err(|_| Ended::Argument { number: index + 1, text: text.clone(), expected: "a number" })
+    }
+}
+
+/// Waits, unless somebody wants us to end.
+#[derive(Debug)]
+pub struct Waiting {
+    is_interrupted: Arc<AtomicBool>,
+}
+
+impl Waiting {
+    /// The flag is looked at this often.
+    const STEP: Duration = Duration::from_millis(50);
+
+    /// Takes over `SIGINT` and `SIGTERM`.
+    ///
+    /// # Panics
+    /// Where the kernel refuses a handler, which it has no reason for.
+    pub fn until_interrupted() -> Waiting {
+        let is_interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&is_interrupted)).expect("both signals can be handled");
+        }
+        Waiting { is_interrupted }
+    }
+
+    /// Becomes true when somebody wants us to end.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.is_interrupted
+    }
+
+    /// Lets time pass.
+    ///
+    /// # Errors
+    /// [`Ended::Interrupted`], soon after it is so.
+    pub fn pass(&self, time: Duration) -> Result<(), Ended> {
+        let began = Instant::now();
+        loop {
+            if self.is_interrupted.load(Ordering::Relaxed) {
+                return Err(Ended::Interrupted);
+            }
+            let left = time.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(());
+            }
+            sleep(left.min(Self::STEP));
+        }
+    }
+
+    /// Looks every `pace` until `is_there`. Whether it came within `limit`.
+    ///
+    /// # Errors
+    /// [`Ended::Interrupted`], soon after it is so.
+    pub fn comes(&self, limit: Duration, pace: Duration, mut is_there: impl FnMut() -> bool) -> Result<bool, Ended> {
+        let began = Instant::now();
+        while !is_there() {
+            if began.elapsed() >= limit {
+                return Ok(false);
+            }
+            self.pass(pace)?;
+        }
+        Ok(true)
+    }
+
+    /// As [`Waiting::comes`], for `what` must come.
+    ///
+    /// # Errors
+    /// [`Ended::TooLate`] where it does not, and as [`Waiting::comes`].
+    pub fn until(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        pace: Duration,
+        is_there: impl FnMut() -> bool,
+    ) -> Result<(), Ended> {
+        if self.comes(limit, pace, is_there)? { Ok(()) } else { Err(Ended::TooLate { what, limit }) }
+    }
+}
+
+/// A table in the house's look.
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+    table
+}
+
+/// A cell that holds a number.
+pub fn number(text: impl ToString) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
+/// The machine a result is from, in a line.
+pub fn machine() -> String {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model =
+        cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, name)| name);
+    let cpus = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
+    let (kernel, load) = (read("/proc/sys/kernel/osrelease"), read("/proc/loadavg"));
+    let load = load.split(' ').next().unwrap_or("?");
+    format!("{cpus} x {}, kernel {}, load {load} now", model.unwrap_or("an unknown CPU"), kernel.trim())
+}
+
+/// Whether a bar is met, and by what.
+pub fn bar(what: &str, is_met: bool) -> String {
+    format!("  {} {what}", if is_met { "met:   " } else { "MISSED:" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_argument_that_is_no_number_is_named() {
+        let arguments = Arguments(vec!["26".into(), "many".into()]);
+        assert_eq!(arguments.number(0, 25).expect("a number"), 26);
+        assert_eq!(arguments.number(2, 7).expect("the default"), 7);
+        let error = arguments.number(1, 3).expect_err("not a number").to_string();
+        assert_eq!(error, "argument 2: \"many\" is not a number");
+    }
+
+    #[test]
+    fn a_wait_ends_when_somebody_wants_us_to_end() {
+        let waiting = Waiting { is_interrupted: Arc::new(AtomicBool::new(true)) };
+        assert!(matches!(waiting.pass(Duration::from_secs(3600)), Err(Ended::Interrupted)));
+        let forever = waiting.until("nothing", Duration::from_secs(3600), Duration::from_secs(3600), || false);
+        assert!(matches!(forever, Err(Ended::Interrupted)));
+    }
+
+    #[test]
+    fn what_does_not_come_is_named() {
+        let waiting = Waiting { is_interrupted: Arc::default() };
+        let error = waiting.until("the end", Duration::ZERO, Duration::ZERO, || false).expect_err("it never comes");
+        assert_eq!(error.to_string(), "the end did not come within 0 s");
+    }
+}

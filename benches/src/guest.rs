@@ -1,0 +1,237 @@
+//! A guest with the built-in image, as experiments use it: what it says is kept, it can be let run for a slice of time,
+//! and what its kernel found wrong with its memory ends the experiment.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use wideleaf_guest_image::IMAGE;
+use wideleaf_memory::{BackingConfig, GuestRam, SecondLevel};
+use wideleaf_policies::{Bytes, Gpa, GpaRange};
+use wideleaf_protocol::{Message, Status, parse};
+use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+
+use crate::experiment::{Ended, Waiting};
+
+/// A guest that has not done what was asked of it by then hangs.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(600);
+/// How often what it said is looked at.
+const PACE: Duration = Duration::from_millis(1);
+
+/// What a guest is made of: one vCPU, 2 MiB guest pages, and this.
+#[derive(Clone, Debug)]
+pub struct GuestSetup {
+    /// All its RAM.
+    pub memory: Bytes,
+    /// What backs it.
+    pub backing: BackingConfig,
+    /// What it does.
+    pub cmdline: String,
+}
+
+/// What it said so far.
+#[derive(Default)]
+struct Said {
+    tsc_hz: u64,
+    regions: Vec<(String, GpaRange)>,
+    /// When the line came.
+    begun: Vec<(String, Instant)>,
+    /// Progress of GUPS: the guest's clock and how many updates are done.
+    marks: Vec<(u64, u64)>,
+    has_ended_updates: bool,
+    has_passed: Option<bool>,
+    complaint: Option<String>,
+}
+
+impl Said {
+    /// Updates per second of the guest's clock, from mark `first` to the last one.
+    fn rate_from(&self, first: usize) -> Option<f64> {
+        let (first, last) = (self.marks.get(first)?, self.marks.last()?);
+        let is_whole = !self.has_ended_updates && last.0 > first.0;
+        is_whole.then(|| (last.1 - first.1) as f64 / ((last.0 - first.0) as f64 / self.tsc_hz as f64))
+    }
+}
+
+/// A running guest.
+pub struct Guest {
+    machine: Machine,
+    second_level: Arc<dyn SecondLevel>,
+    said: Arc<Mutex<Said>>,
+}
+
+impl Guest {
+    /// RAM for it, before it runs.
+    ///
+    /// # Panics
+    /// Where the setup makes no sense or there is no memory for it.
+    pub fn map_ram(setup: &GuestSetup) -> Arc<GuestRam> {
+        GuestRam::map(&config(setup).ram_layout(), setup.backing).expect("memory for a guest")
+    }
+
+    /// Starts it in new RAM.
+    ///
+    /// # Panics
+    /// As [`Guest::map_ram`], and where KVM does not make it.
+    pub fn start(setup: &GuestSetup) -> Guest {
+        Guest::start_in(setup, Guest::map_ram(setup))
+    }
+
+    /// Starts it in the RAM that [`Guest::map_ram`] gave.
+    ///
+    /// # Panics
+    /// Where KVM does not make it.
+    pub fn start_in(setup: &GuestSetup, ram: Arc<GuestRam>) -> Guest {
+        let said = Arc::new(Mutex::new(Said::default()));
+        let listener = Arc::clone(&said);
+        let sink = Box::new(move |line: &[u8]| listen(&listener, &String::from_utf8_lossy(line)));
+        let machine = Machine::start(&config(setup), ram, sink).expect("the built-in image starts");
+        Guest { second_level: machine.second_level(), machine, said }
+    }
+
+    /// Its RAM.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        self.machine.ram()
+    }
+
+    /// KVM's side of it.
+    pub fn second_level(&self) -> &Arc<dyn SecondLevel> {
+        &self.second_level
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().expect("no sink panics")
+    }
+
+    /// Memory it named.
+    ///
+    /// # Panics
+    /// Where it has not named any so.
+    pub fn region(&self, name: &str) -> GpaRange {
+        let said = self.said();
+        said.regions.iter().find(|(region, _)| region == name).expect("a guest names its regions first").1
+    }
+
+    /// When it began a phase, as soon as it has.
+    ///
+    /// # Errors
+    /// [`Ended`] where it does not.
+    pub fn begin_of(&self, phase: &str, waiting: &Waiting) -> Result<Instant, Ended> {
+        let begin = || self.said().begun.iter().find(|(begun, _)| begun == phase).map(|(_, at)| *at);
+        waiting.until("a phase of the guest", GUEST_TIMEOUT, PACE, || begin().is_some())?;
+        Ok(begin().expect("what a guest said stays said"))
+    }
+
+    /// Waits until it counts its updates.
+    ///
+    /// # Errors
+    /// [`Ended`] where it does not.
+    pub fn updates_begin(&self, waiting: &Waiting) -> Result<(), Ended> {
+        waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.said().marks.is_empty())
+    }
+
+    /// Stops its vCPU until [`Guest::resume`].
+    ///
+    /// # Panics
+    /// Where it does not leave the guest.
+    pub fn pause(&self) {
+        self.second_level.pause().expect("a running guest can be paused");
+    }
+
+    /// Undoes [`Guest::pause`].
+    ///
+    /// # Panics
+    /// Where it was not paused.
+    pub fn resume(&self) {
+        self.second_level.resume().expect("it was paused");
+    }
+
+    /// Lets a paused guest run for `time`. Its updates per second of its own clock, between the first and the last
+    /// progress line within, so that neither the pause nor the switch is in it; `None` where its updates ended.
+    ///
+    /// # Errors
+    /// [`Ended::Interrupted`].
+    pub fn slice(&self, time: Duration, waiting: &Waiting) -> Result<Option<f64>, Ended> {
+        let before = self.said().marks.len();
+        self.resume();
+        waiting.pass(time)?;
+        self.pause();
+        Ok(self.said().rate_from(before))
+    }
+
+    /// Lets it run to its end, where it checks its memory.
+    ///
+    /// # Errors
+    /// [`Ended::Interrupted`].
+    ///
+    /// # Panics
+    /// Where its memory is not as it left it.
+    pub fn finish(self, waiting: &Waiting) -> Result<(), Ended> {
+        let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: Some(waiting.flag()) });
+        if exit == GuestExit::Stopped {
+            return Err(Ended::Interrupted);
+        }
+        assert_eq!(exit, GuestExit::ExitPort(0), "{:?}", self.said().complaint);
+        assert_eq!(self.said().has_passed, Some(true), "the guest did not check its memory");
+        Ok(())
+    }
+
+    /// Stops a guest that checks its memory all the time, and has found nothing wrong.
+    ///
+    /// # Panics
+    /// Where it has.
+    pub fn stop(self) {
+        let exit = self.machine.stop();
+        assert_eq!((exit, &self.said().complaint), (GuestExit::Stopped, &None));
+    }
+}
+
+fn config(setup: &GuestSetup) -> VmConfig {
+    let options = VmOptions {
+        memory: setup.memory,
+        cmdline: setup.cmdline.clone(),
+        ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), setup.backing)
+    };
+    VmConfig::new(options, &HostLimits::none()).expect("a plain guest")
+}
+
+fn listen(said: &Mutex<Said>, line: &str) {
+    let mut said = said.lock().expect("no sink panics");
+    match parse(line) {
+        Some(Ok(Message::Hello { tsc_hz, .. })) => said.tsc_hz = tsc_hz,
+        Some(Ok(Message::Region { name, address, bytes })) => {
+            let range = GpaRange::new(Gpa::new(address), Bytes::new(bytes)).expect("a guest's memory fits 64 bits");
+            said.regions.push((name.as_str().to_owned(), range));
+        }
+        Some(Ok(Message::Begin { phase, .. })) => said.begun.push((phase.as_str().to_owned(), Instant::now())),
+        Some(Ok(Message::Progress { phase, tsc, done, .. })) if phase.as_str() == "update" => {
+            said.marks.push((tsc, done));
+        }
+        Some(Ok(Message::End { phase, .. })) if phase.as_str() == "update" => said.has_ended_updates = true,
+        Some(Ok(Message::Verify { status, .. })) => said.has_passed = Some(status == Status::Pass),
+        Some(Ok(Message::Mismatch(_) | Message::Panic { .. })) => said.complaint = Some(line.to_owned()),
+        _ => {}
+    }
+}
+
+/// Guests that stand take turns, `turns_max` at most and as long as all have updates to do: in each, every one runs for
+/// `slice` while the others stand, and another one is the first. The rate of each guest, by turn.
+///
+/// # Errors
+/// [`Ended::Interrupted`].
+pub fn take_turns(
+    guests: &[&Guest],
+    turns_max: usize,
+    slice: Duration,
+    waiting: &Waiting,
+) -> Result<Vec<Vec<f64>>, Ended> {
+    let mut turns = Vec::new();
+    for number in 0..turns_max {
+        let mut rates = vec![0.0; guests.len()];
+        for step in 0..guests.len() {
+            let index = (number + step) % guests.len();
+            let Some(rate) = guests[index].slice(slice, waiting)? else { return Ok(turns) };
+            rates[index] = rate;
+        }
+        turns.push(rates);
+    }
+    Ok(turns)
+}

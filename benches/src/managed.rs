@@ -1,0 +1,151 @@
+//! A manager over one guest of a bench, what its threads cost, and a policy that may be told to keep its hands off.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use wideleaf_memory::manager::ManagedVm;
+use wideleaf_memory::{LinuxHost, Manager, ManagerConfig, ManagerReport};
+use wideleaf_policies::parameters::PolicyChoice;
+use wideleaf_policies::policy::Needs;
+use wideleaf_policies::{Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId};
+
+use crate::cpu::Threads;
+use crate::guest::Guest;
+
+/// The policy of that name with its defaults.
+///
+/// # Panics
+/// Where there is none.
+pub fn policy(name: &str) -> Box<dyn Policy> {
+    PolicyChoice::parse(name).expect("a policy of ours").make()
+}
+
+/// A manager with its default configuration.
+pub struct Managed {
+    manager: Manager,
+    threads: Threads,
+}
+
+impl Managed {
+    /// Its loop waits for [`Managed::activate`].
+    ///
+    /// # Panics
+    /// Where there is no thread for it.
+    pub fn prepare(guest: &Guest, policy: Box<dyn Policy>) -> Managed {
+        let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
+        let vm = ManagedVm::new(VmId(0), Arc::clone(guest.ram()), Some(Arc::clone(guest.second_level())));
+        let start = || Manager::spawn(host, vec![vm], policy, ManagerConfig::default());
+        let (manager, threads) = Threads::started_by(start);
+        Managed { manager: manager.expect("a thread for the manager"), threads }
+    }
+
+    /// As [`Managed::prepare`], and active at once.
+    ///
+    /// # Panics
+    /// As [`Managed::prepare`].
+    pub fn start(guest: &Guest, policy: Box<dyn Policy>) -> Managed {
+        let managed = Managed::prepare(guest, policy);
+        managed.activate();
+        managed
+    }
+
+    /// Lets it act.
+    pub fn activate(&self) {
+        self.manager.activate();
+    }
+
+    /// Its threads: the loop's and those of its sensors.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Calls `look` while no window is aside.
+    pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
+        self.manager.with_all_in_place(look)
+    }
+
+    /// Ends it.
+    pub fn stop(self) -> ManagerReport {
+        self.manager.stop()
+    }
+}
+
+/// Whether a policy may act.
+#[derive(Clone, Debug)]
+pub struct Leave(Arc<AtomicBool>);
+
+impl Leave {
+    /// From the next plan on it may.
+    pub fn give(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// From the next plan on it may not.
+    pub fn take(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A policy that sees everything at all times and acts only while it has leave: without, it plans on an empty budget.
+pub struct OnLeave {
+    policy: Box<dyn Policy>,
+    leave: Leave,
+}
+
+impl OnLeave {
+    /// `policy`, which may act at first.
+    pub fn new(policy: Box<dyn Policy>) -> (OnLeave, Leave) {
+        let leave = Leave(Arc::new(AtomicBool::new(true)));
+        (OnLeave { policy, leave: leave.clone() }, leave)
+    }
+}
+
+impl Policy for OnLeave {
+    fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        if self.leave.0.load(Ordering::Relaxed) {
+            return self.policy.plan(snapshot, now, budget, plan);
+        }
+        let nothing =
+            BudgetLimits { copy_per_second: Bytes::ZERO, cpu_share: PerTenThousand::new(0), ..BudgetLimits::default() };
+        self.policy.plan(snapshot, now, &mut Budget::new(nothing, now), plan);
+    }
+
+    fn needs(&self) -> Needs {
+        self.policy.needs()
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        self.policy.figures()
+    }
+
+    fn learn(&mut self, outcome: &Outcome) {
+        self.policy.learn(outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_policies::{Backing, VmSnapshot, WindowIndex, WindowRow};
+
+    #[test]
+    fn a_policy_without_leave_plans_nothing_and_goes_on_where_it_was() {
+        let mut vm = VmSnapshot::with_capacity(VmId(0), 1);
+        vm.push(WindowRow::new(WindowIndex::new(0), 512, Backing::Base4K));
+        let snapshot = Snapshot { vms: vec![vm], ..Snapshot::default() };
+        let (mut greedy, leave) = OnLeave::new(policy("greedy"));
+        let mut planned = || {
+            let (mut budget, mut plan) = (Budget::new(BudgetLimits::default(), Moment::START), Plan::default());
+            greedy.plan(&snapshot, Moment::START, &mut budget, &mut plan);
+            plan.actions().len()
+        };
+        leave.take();
+        assert_eq!(planned(), 0);
+        leave.give();
+        assert_eq!(planned(), 1);
+    }
+}

@@ -1,0 +1,48 @@
+//! A policy for tests: asks for anything anywhere, with every sensor at work. It keeps no budget and expects nothing.
+
+use wideleaf_memory::mishaps::Dice;
+use wideleaf_policies::policy::{Needs, Policy};
+use wideleaf_policies::{Action, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, WindowIndex};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Chaos {
+    dice: Dice,
+}
+
+impl Chaos {
+    /// The same seed plans the same for the same snapshots.
+    pub fn new(seed: u64) -> Chaos {
+        Chaos { dice: Dice::new(seed) }
+    }
+
+    /// What one window is to suffer, if anything.
+    fn action(&mut self, vm: VmId, window: WindowIndex) -> Option<Action> {
+        match self.dice.below(4) {
+            0 => Some(Action::Promote { vm, window, to: PageSize::Huge2M }),
+            1 => Some(Action::Demote { vm, window, to: PageSize::Base4K }),
+            2 => Some(Action::Release { vm, window }),
+            _ => None,
+        }
+    }
+}
+
+impl Policy for Chaos {
+    fn name(&self) -> &'static str {
+        "chaos"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: true, zero: true, written: true, guest_mapping: true, host_memory: true }
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {
+        for vm in &snapshot.vms {
+            for row in (0..vm.len()).filter(|row| vm.ready_at[*row] <= now && vm.resident[*row] > 0) {
+                if let Some(action) = self.action(vm.vm, vm.windows[row]).filter(|_| !plan.is_full()) {
+                    plan.push(action, Cost::default());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A guest whose vCPUs check and rewrite every word of their RAM, and what it says of it: whoever moves its memory and loses
+//! a word hears of it at the latest two passes later.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use wideleaf_guest_image::IMAGE;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
+use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_protocol::{Message, parse};
+use wideleaf_vmm::run_loop::VcpuState;
+use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
+
+/// No pass takes so long, not even on the emulated processors of a lab.
+const PASS_MAX: Duration = Duration::from_secs(120);
+/// How often it is looked whether there was a pass.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// See the module. It runs until it is stopped; dropping it stops it.
+pub struct PatternGuest {
+    machine: Machine,
+    said: Arc<Mutex<Said>>,
+}
+
+/// What it said of its work.
+#[derive(Debug, Default)]
+struct Said {
+    /// How many bytes it checks.
+    checked: Bytes,
+    passes: u64,
+    /// A wrong word, or its own end.
+    bad_news: Option<String>,
+}
+
+impl PatternGuest {
+    /// A guest of two vCPUs with base pages of this kind, in memslots of `slot_bytes`. It checks so much of its memory, or
+    /// all of it but its own program, and leaves the rest alone.
+    ///
+    /// # Panics
+    /// Where it cannot start.
+    pub fn start(kind: BackingKind, memory: Bytes, slot_bytes: Bytes, checked: Option<Bytes>) -> PatternGuest {
+        let backing = BackingConfig::new(kind, PageSize::Base4K).expect("all kinds but hugetlb have base pages");
+        let checked = checked.map_or_else(String::new, |checked| format!(" bytes={}", checked.get()));
+        let options = VmOptions {
+            memory,
+            vcpus: 2,
+            cmdline: format!("kernel=pattern passes=1000000{checked}"),
+            slot_bytes: Some(slot_bytes),
+            ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing)
+        };
+        let config = VmConfig::new(options, &HostLimits::none()).expect("it makes sense");
+        let ram = GuestRam::map(&config.ram_layout(), backing).expect("there is so much memory");
+        let said = Arc::<Mutex<Said>>::default();
+        let listener = Arc::clone(&said);
+        let sink = move |line: &[u8]| locked(&listener).hear(&String::from_utf8_lossy(line));
+        PatternGuest { machine: Machine::start(&config, ram, Box::new(sink)).expect("KVM is there"), said }
+    }
+
+    /// The VM.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// How many bytes it checks; zero until it has said so.
+    pub fn checked(&self) -> Bytes {
+        locked(&self.said).checked
+    }
+
+    /// How many passes it has reported.
+    pub fn passes(&self) -> u64 {
+        locked(&self.said).passes
+    }
+
+    /// Waits until every word was checked at least once from now on: the second report ends a pass that began after now.
+    ///
+    /// # Panics
+    /// Where the guest hangs, has ended or has found a wrong word.
+    pub fn check_all_words(&self) {
+        for _ in 0..2 {
+            let (before, deadline) = (self.passes(), Instant::now() + PASS_MAX);
+            while self.passes() == before {
+                self.assert_no_word_was_lost();
+                assert!(Instant::now() < deadline, "no pass in {PASS_MAX:?}: {:?}", self.machine.vcpu_states());
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+        }
+    }
+
+    /// That the guest runs on.
+    ///
+    /// # Panics
+    /// Where a vCPU is paused or has ended.
+    pub fn assert_all_vcpus_run(&self) {
+        let states = self.machine.vcpu_states();
+        assert!(states.iter().all(|state| *state == VcpuState::Running), "{states:?}");
+    }
+
+    /// Ends the guest, which has found no wrong word: with one it would have ended by itself, and said so.
+    ///
+    /// # Panics
+    /// Where it has.
+    pub fn stop(&self) {
+        let exit = self.machine.stop();
+        self.assert_no_word_was_lost();
+        assert_eq!(exit, GuestExit::Stopped);
+    }
+
+    fn assert_no_word_was_lost(&self) {
+        assert_eq!(locked(&self.said).bad_news, None);
+    }
+}
+
+impl Said {
+    fn hear(&mut self, line: &str) {
+        match parse(line) {
+            Some(Ok(Message::Region { bytes, .. })) => self.checked = Bytes::new(bytes),
+            Some(Ok(Message::Progress { phase, done, .. })) if phase == *"pass" => self.passes = done,
+            Some(Ok(Message::Mismatch(_) | Message::Panic { .. } | Message::Exit { .. })) => {
+                self.bad_news.get_or_insert_with(|| line.to_owned());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn locked(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+    said.lock().unwrap_or_else(PoisonError::into_inner)
+}

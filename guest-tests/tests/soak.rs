@@ -1,0 +1,199 @@
+//! The soak: two vCPUs check and rewrite every word of their RAM while a policy asks for anything anywhere and calls of the
+//! kernel fail by the dice. Nothing may be lost, nobody may be left waiting, and the machine gets everything back.
+//!
+//! ```text
+//!   one guest after another, and while it runs, a manager after another:
+//!
+//!   guest     ████████████████████████████████████████████████████  no wrong word
+//!   manager      ▒▒ calm ▒▒    ▒▒ storm ▒▒    ▒▒ rough ▒▒
+//!   between    ▲            ▲              ▲              ▲         all vCPUs run, all words are right; pages are split
+//!   at the end                                                   ▲  threads, files, mappings, memory as before
+//! ```
+//!
+//! Takes a minute; `WIDELEAF_SOAK_SECONDS` sets it. `WIDELEAF_SOAK_SEED` brings the numbers of a run back, not its timing.
+//! Needs KVM.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use wideleaf_guest_tests::chaos::Chaos;
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::holdings::Holdings;
+use wideleaf_guest_tests::pattern_guest::PatternGuest;
+use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::host::failing::FailingHost;
+use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::manager::ManagedVm;
+use wideleaf_memory::mishaps::{Dice, Mishaps};
+use wideleaf_memory::second_level::failing::FailingSecondLevel;
+use wideleaf_memory::{BackingKind, LinuxHost, Manager, ManagerConfig, ManagerReport};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, VmId};
+
+const SECONDS_DEFAULT: u64 = 60;
+const KINDS: [BackingKind; 2] = [BackingKind::Anon, BackingKind::Memfd];
+/// 32 windows in eight memslots: all of them suffer several times a second.
+const MEMORY: Bytes = mib(64);
+const SLOT_BYTES: Bytes = mib(8);
+/// What every second guest checks. The rest stays zero, which is what can be released; the other guests check all of it.
+const PART_CHECKED: Bytes = mib(40);
+
+/// How long one manager serves, at most: it does in a second what it can do to so few windows.
+const ROUND: Duration = Duration::from_secs(1);
+/// How many managers a guest meets. Huge pages of a memfd stay huge: a second one would find nothing to promote.
+const fn rounds_per_guest(kind: BackingKind) -> u32 {
+    match kind {
+        BackingKind::Anon => 4,
+        BackingKind::Memfd | BackingKind::Hugetlb => 1,
+    }
+}
+/// One call in so many fails, by the dice for each round: rarely, so that actions succeed and one failure is met at a time;
+/// often enough that putting things right fails as well; or not at all.
+const ONE_IN: [u64; 4] = [0, 400, 50, 12];
+
+/// What may stay mapped: stacks and arenas that the C library keeps for the next thread, of which there are a dozen.
+const MAPPINGS_KEPT_MAX: u64 = 24;
+/// What may stay resident: the same, and the allocator's free lists. A window lost in a round would be 2 MiB each.
+const RESIDENT_KEPT_MAX: Bytes = mib(4);
+/// A thread that was joined is gone from `/proc` a moment later.
+const THREADS_GONE_WITHIN: Duration = Duration::from_secs(10);
+
+/// What all rounds did together.
+#[derive(Debug, Default)]
+struct Tally {
+    guests: u64,
+    rounds: u64,
+    ticks: u64,
+    passes: u64,
+    outcomes: BTreeMap<String, u64>,
+    sensor_samples: BTreeMap<&'static str, u64>,
+    failed_calls: BTreeMap<&'static str, u64>,
+}
+
+impl Tally {
+    fn add(&mut self, report: &ManagerReport, mishaps: &Mishaps) {
+        self.rounds += 1;
+        self.ticks += report.ticks;
+        for ((mechanism, result), count) in &report.outcomes {
+            self.count(mechanism, result, *count);
+        }
+        for (sensor, cost) in &report.sensor_costs {
+            *self.sensor_samples.entry(sensor).or_default() += cost.samples;
+        }
+        for (call, count) in mishaps.counts() {
+            *self.failed_calls.entry(call).or_default() += count;
+        }
+    }
+
+    fn count(&mut self, mechanism: &str, result: &str, times: u64) {
+        *self.outcomes.entry(format!("{mechanism}.{result}")).or_default() += times;
+    }
+
+    fn done(&self, mechanism: &str) -> u64 {
+        self.outcomes.get(&format!("{mechanism}.done")).copied().unwrap_or(0)
+    }
+}
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// One manager, for as long as a round takes.
+fn manage(guest: &PatternGuest, mishaps: &Arc<Mishaps>, seed: u64, lasts: Duration) -> ManagerReport {
+    let machine = guest.machine();
+    let host = FailingHost::new(LinuxHost::open().unwrap(), mishaps.clone());
+    let second_level = FailingSecondLevel::new(machine.second_level(), mishaps.clone());
+    let vm = ManagedVm::new(VmId(0), machine.ram().clone(), Some(Arc::new(second_level)));
+    let chaos = Box::new(Chaos::new(seed));
+    let manager = Manager::spawn(Arc::new(host), vec![vm], chaos, ManagerConfig::default()).unwrap();
+    manager.activate();
+    std::thread::sleep(lasts);
+    manager.stop()
+}
+
+/// Between two managers: makes all of RAM present, and splits what is huge, so that the next one finds work.
+fn prepare(guest: &PatternGuest, kind: BackingKind, tally: &mut Tally) {
+    let host = LinuxHost::open().unwrap();
+    for range in guest.machine().ram().ranges() {
+        host.advise(range.hva, range.gpa.bytes(), Advice::PopulateWrite).unwrap();
+        for window in range.gpa.windows() {
+            tally.count("split", split_window(&host, kind, *range, window).result.name(), 1);
+        }
+    }
+}
+
+/// One guest, and one manager after another.
+fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, dice: &mut Dice, tally: &mut Tally) {
+    let guest = PatternGuest::start(kind, MEMORY, SLOT_BYTES, checked);
+    for _ in 0..rounds_per_guest(kind) {
+        let lasts = deadline.saturating_duration_since(Instant::now()).min(ROUND);
+        if lasts.is_zero() {
+            break;
+        }
+        prepare(&guest, kind, tally);
+        let mishaps = Arc::new(Mishaps::new(dice.roll(), ONE_IN[dice.below(ONE_IN.len() as u64) as usize]));
+        let report = manage(&guest, &mishaps, dice.roll(), lasts);
+        assert!(report.ticks > 0, "the manager lives");
+        tally.add(&report, &mishaps);
+        guest.assert_all_vcpus_run();
+        guest.check_all_words();
+    }
+    tally.guests += 1;
+    tally.passes += guest.passes();
+    assert!(guest.checked() >= checked.unwrap_or(MEMORY - SLOT_BYTES), "{} is checked", guest.checked());
+    guest.stop();
+}
+
+/// One guest after another, every second with memory that it leaves alone.
+fn soak(kind: BackingKind, lasts: Duration, dice: &mut Dice) -> Tally {
+    let deadline = Instant::now() + lasts;
+    let mut tally = Tally::default();
+    for checked in [Some(PART_CHECKED), None].into_iter().cycle() {
+        if Instant::now() >= deadline {
+            break;
+        }
+        soak_one_guest(kind, checked, deadline, dice, &mut tally);
+    }
+    tally
+}
+
+fn assert_nothing_is_kept(before: Holdings) {
+    let deadline = Instant::now() + THREADS_GONE_WITHIN;
+    while Holdings::now().threads > before.threads && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let after = Holdings::now();
+    println!("before: {before:?}\nafter:  {after:?}");
+    assert_eq!((after.threads, after.files, after.hugetlb), (before.threads, before.files, before.hugetlb));
+    assert!(after.mappings <= before.mappings + MAPPINGS_KEPT_MAX, "mappings");
+    assert!(after.resident <= before.resident + RESIDENT_KEPT_MAX, "resident memory");
+}
+
+#[test]
+fn nothing_is_lost_and_everything_is_given_back_whatever_fails() {
+    if !has_kvm() {
+        return;
+    }
+    let seconds = from_environment("WIDELEAF_SOAK_SECONDS").unwrap_or(SECONDS_DEFAULT);
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = from_environment("WIDELEAF_SOAK_SEED").unwrap_or_else(now);
+    println!("WIDELEAF_SOAK_SEED={seed}");
+    let mut dice = Dice::new(seed);
+    // Whatever is made once and kept (the library's arenas, the stacks of threads) is there after a first guest.
+    soak(BackingKind::Anon, Duration::from_secs(1), &mut dice);
+    let before = Holdings::now();
+    for kind in KINDS {
+        let tally = soak(kind, Duration::from_secs(seconds) / KINDS.len() as u32, &mut dice);
+        println!("{}: {tally:#?}", kind.name());
+        assert!(tally.done("collapse") + tally.done("swap") > 0, "something was promoted");
+        let expected: &[_] = match kind {
+            BackingKind::Anon => &["release", "split"],
+            _ => &["hold_at_4k", "recover"],
+        };
+        expected.iter().for_each(|mechanism| assert!(tally.done(mechanism) > 0, "{mechanism} is never done"));
+        assert!(tally.failed_calls.len() > 3, "calls of several kinds failed");
+    }
+    assert_nothing_is_kept(before);
+}

@@ -1,0 +1,167 @@
+//! A host before another one, through which calls fail now and then; so do those of its movers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
+
+use super::{Advice, Host, HostError, PageRun, SideContents};
+use crate::mishaps::{Fate, Mishaps};
+use crate::mover::Mover;
+use crate::mover::failing::FailingMover;
+use crate::region::GuestRam;
+use crate::side_mapping::{GiantFile, SideMapping};
+
+/// See the module. What fails late has been done for the first half of its range.
+#[derive(Debug)]
+pub struct FailingHost<H> {
+    real: H,
+    mishaps: Arc<Mishaps>,
+}
+
+impl<H: Host> FailingHost<H> {
+    /// `mishaps` decides which calls to `real` fail.
+    pub fn new(real: H, mishaps: Arc<Mishaps>) -> FailingHost<H> {
+        FailingHost { real, mishaps }
+    }
+
+    fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), HostError> {
+        self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
+    }
+
+    /// Calls `real` with the whole range, or with a part of it before an error.
+    fn over(
+        &self,
+        what: &'static str,
+        errnos: &[i32],
+        bytes: Bytes,
+        mut real: impl FnMut(Bytes) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        let source = match self.mishaps.fate(what, errnos) {
+            Fate::Fine => return real(bytes),
+            Fate::Early(error) => error,
+            Fate::Late(error) => {
+                real(PageSize::Base4K.bytes() * (bytes.pages(PageSize::Base4K) / 2))?;
+                error
+            }
+        };
+        Err(HostError { what, source })
+    }
+}
+
+/// The errors of madvise(2), by advice.
+fn errnos(advice: Advice) -> &'static [i32] {
+    match advice {
+        Advice::HugePage | Advice::NoHugePage | Advice::Cold => &[libc::EAGAIN, libc::ENOMEM],
+        Advice::Collapse => &[libc::EAGAIN, libc::EBUSY, libc::EINVAL, libc::ENOMEM],
+        Advice::PopulateRead | Advice::PopulateWrite => &[libc::EFAULT, libc::EHWPOISON, libc::ENOMEM],
+    }
+}
+
+/// The errors of `PAGEMAP_SCAN` that do not depend on its arguments (Documentation/admin-guide/mm/pagemap.rst).
+const SCAN_ERRNOS: &[i32] = &[libc::EINTR, libc::ENOMEM];
+
+impl<H: Host> Host for FailingHost<H> {
+    fn now(&self) -> Moment {
+        self.real.now()
+    }
+
+    fn thread_cpu_time(&self) -> Duration {
+        self.real.thread_cpu_time()
+    }
+
+    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
+        self.over("advise", errnos(advice), bytes, |bytes| match bytes {
+            Bytes::ZERO => Ok(()),
+            bytes => self.real.advise(start, bytes, advice),
+        })
+    }
+
+    fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        self.over("scan", SCAN_ERRNOS, bytes, |bytes| self.real.scan(start, bytes, runs))
+    }
+
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        self.over("scan_occupied", SCAN_ERRNOS, bytes, |bytes| self.real.scan_occupied(start, bytes, runs))
+    }
+
+    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
+        self.refuse("is_one_mapping", &[libc::EIO, libc::ENOMEM])?;
+        self.real.is_one_mapping(start, bytes)
+    }
+
+    fn create_giant(&self) -> Result<GiantFile, HostError> {
+        self.refuse("create_giant", &[libc::EMFILE, libc::ENOMEM])?;
+        self.real.create_giant()
+    }
+
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
+        self.refuse("map_aside", &[libc::ENOMEM])?;
+        self.real.map_aside(contents)
+    }
+
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
+        self.refuse("move_aside", &[libc::ENOMEM])?;
+        self.real.move_aside(ram, giant, to)
+    }
+
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+        self.refuse("move_in", &[libc::ENOMEM])?;
+        self.real.move_in(from, ram, giant)
+    }
+
+    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
+        self.refuse("map_over", &[libc::ENOMEM])?;
+        self.real.map_over(ram, giant, page)
+    }
+
+    fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
+        Arc::new(FailingMover::new(self.real.mover_door(real), self.mishaps.clone()))
+    }
+
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        self.refuse("read_text", &[libc::EACCES, libc::EIO, libc::ENOENT])?;
+        self.real.read_text(path)
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.real.sleep(time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::mib;
+
+    const START: Hva = Hva::new(1 << 40);
+
+    fn failing(one_in: u64, seed: u64) -> FailingHost<FakeHost> {
+        let real = FakeHost::default();
+        real.make_present(START, mib(2), false);
+        FailingHost::new(real, Arc::new(Mishaps::new(seed, one_in)))
+    }
+
+    #[test]
+    fn without_mishaps_it_is_the_real_host() {
+        let (host, mut runs) = (failing(0, 1), Vec::new());
+        host.scan(START, mib(2), &mut runs).expect("nothing fails");
+        assert_eq!(runs.iter().map(|run| run.bytes).sum::<Bytes>(), mib(2));
+    }
+
+    #[test]
+    fn a_failed_scan_has_seen_nothing_or_half() {
+        let mut seen = [0; 2];
+        for seed in 0..64 {
+            let (host, mut runs) = (failing(1, seed), Vec::new());
+            let error = host.scan(START, mib(2), &mut runs).expect_err("one call in one fails");
+            assert!(SCAN_ERRNOS.contains(&error.source.raw_os_error().expect("an errno")));
+            match runs.iter().map(|run| run.bytes).sum::<Bytes>() {
+                Bytes::ZERO => seen[0] += 1,
+                half => seen[usize::from(half == mib(1))] += 1,
+            }
+        }
+        assert!(seen.iter().all(|times| *times > 8), "{seen:?}");
+    }
+}

@@ -1,0 +1,236 @@
+//! Which mechanism does an action, and the doing of it.
+//!
+//! ```text
+//!   promote 2M   held?       ─▶ recover     lifts the hold: nothing is copied
+//!                can move?   ─▶ swap        out of the guest's reach for 0.22 ms (`cargo bench --bench swap`)
+//!                otherwise   ─▶ collapse    for 0.62 ms
+//!   demote 4K    anonymous   ─▶ split       this window alone
+//!                otherwise   ─▶ hold at 4K  its whole memslot, as far as there is KVM
+//!   release                  ─▶ release     zero pages of the window
+//! ```
+
+use std::time::Duration;
+
+use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+
+use super::ManagedVm;
+use super::sampling::SharedAccess;
+use crate::actuators::collapse::{Collapse, collapse_window};
+use crate::actuators::hold::{Hold, hold_cost, set_hold};
+use crate::actuators::release::release_window;
+use crate::actuators::split::split_window;
+use crate::actuators::swap::{Swap, Swapper};
+use crate::backing::BackingKind;
+use crate::host::Host;
+use crate::region::RamRange;
+use crate::second_level::SecondLevel;
+
+/// Mechanisms an action is done with; the name is what reports count under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mechanism {
+    Collapse,
+    Swap,
+    Split,
+    HoldAt4K,
+    Recover,
+    Release,
+    None,
+}
+
+impl Mechanism {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Mechanism::Collapse => "collapse",
+            Mechanism::Swap => "swap",
+            Mechanism::Split => "split",
+            Mechanism::HoldAt4K => "hold_at_4k",
+            Mechanism::Recover => "recover",
+            Mechanism::Release => "release",
+            Mechanism::None => "none",
+        }
+    }
+}
+
+/// What became of an action.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Performed {
+    pub mechanism: Mechanism,
+    pub result: OutcomeResult,
+    /// When it was over.
+    pub at: Moment,
+    /// Everything that was tried for it.
+    pub cost: Cost,
+    pub unavailable: Duration,
+    /// Became resident only because the page is large.
+    pub bloat: Bytes,
+    /// Given back to the host.
+    pub freed: Bytes,
+    /// A swap that was tried first, and that this host can perhaps not do at all.
+    pub unswapped: Option<OutcomeResult>,
+}
+
+impl Performed {
+    /// Nothing was done, for this reason.
+    pub fn skipped(skip: Skip, at: Moment) -> Performed {
+        Performed {
+            mechanism: Mechanism::None,
+            result: OutcomeResult::Skipped(skip),
+            at,
+            cost: Cost::default(),
+            unavailable: Duration::ZERO,
+            bloat: Bytes::ZERO,
+            freed: Bytes::ZERO,
+            unswapped: None,
+        }
+    }
+}
+
+/// The swapping of one VM's windows, for as long as this host turns out to be able to.
+pub(super) struct Swaps {
+    access: SharedAccess,
+    /// One for each thread that copies.
+    swappers: Vec<Swapper>,
+    /// Refusals in a row that say that the kernel or the RAM is not made for it.
+    refusals: u32,
+}
+
+/// So many such refusals in a row are no accident: a kernel before 6.14 keeps the page table and splits what is moved in.
+const SWAP_REFUSALS_MAX: u32 = 3;
+
+/// What one thread swaps windows of one VM with.
+pub(super) struct SwapHand<'a> {
+    access: &'a SharedAccess,
+    swapper: &'a mut Swapper,
+}
+
+impl Swaps {
+    /// `None` where windows are not moved.
+    pub fn new(access: SharedAccess, threads: u16) -> Option<Swaps> {
+        Some(Swaps { swappers: access.swappers(threads)?, access, refusals: 0 })
+    }
+
+    /// One for each thread that copies.
+    pub fn hands(&mut self) -> impl Iterator<Item = SwapHand<'_>> {
+        let Swaps { access, swappers, .. } = self;
+        swappers.iter_mut().map(|swapper| SwapHand { access, swapper })
+    }
+
+    /// Takes note of how a promotion went. `false` when swapping has proved to be impossible here.
+    pub fn remains_possible(&mut self, performed: &Performed) -> bool {
+        match (performed.mechanism, performed.unswapped) {
+            (_, Some(_)) => self.refusals += 1,
+            (Mechanism::Swap, None) => self.refusals = 0,
+            _ => {}
+        }
+        self.refusals < SWAP_REFUSALS_MAX
+    }
+}
+
+impl SwapHand<'_> {
+    /// Swaps while nobody looks who wants to see every window in its place.
+    fn swap(&mut self, host: &dyn Host, window: WindowIndex) -> Swap {
+        let SwapHand { access, swapper } = self;
+        access.unseen(|| swapper.swap(host, window))
+    }
+}
+
+/// Whether a swap that ended so may succeed as a collapse.
+fn is_for_collapse(result: OutcomeResult) -> bool {
+    matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
+}
+
+/// Does an action with the cheapest mechanism that reaches its end. `is_held`: whether only a hold keeps the window from
+/// being large.
+pub(super) fn perform(
+    host: &dyn Host,
+    vm: &ManagedVm,
+    hand: Option<&mut SwapHand<'_>>,
+    action: Action,
+    is_held: bool,
+) -> Performed {
+    let no_mechanism = || Performed::skipped(Skip::NoMechanism, host.now());
+    let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(action.window().start())).copied() else {
+        return no_mechanism();
+    };
+    match (action, vm.second_level.as_deref()) {
+        (Action::Promote { window, to: PageSize::Huge2M, .. }, Some(kvm)) if is_held => {
+            switch_hold(host, kvm, window, Hold::Recover)
+        }
+        (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
+            promote(host, range, hand, window)
+        }
+        (Action::Demote { window, to: PageSize::Base4K, .. }, _) if vm.backing.kind() == BackingKind::Anon => {
+            let split = split_window(host, BackingKind::Anon, range, window);
+            Performed {
+                mechanism: Mechanism::Split,
+                result: split.result,
+                cost: split.cost,
+                unavailable: split.unavailable,
+                freed: split.freed,
+                ..no_mechanism()
+            }
+        }
+        (Action::Demote { window, to: PageSize::Base4K, .. }, Some(kvm)) => switch_hold(host, kvm, window, Hold::At4K),
+        (Action::Release { window, .. }, _) => release(host, vm, range, window),
+        _ => no_mechanism(),
+    }
+}
+
+fn promote(host: &dyn Host, range: RamRange, hand: Option<&mut SwapHand<'_>>, window: WindowIndex) -> Performed {
+    let swap = hand.map(|hand| hand.swap(host, window));
+    match swap {
+        Some(swap) if !is_for_collapse(swap.result) => swapped(host, swap),
+        tried => collapsed(host, collapse_window(host, range, window), tried),
+    }
+}
+
+fn swapped(host: &dyn Host, swap: Swap) -> Performed {
+    Performed {
+        mechanism: Mechanism::Swap,
+        result: swap.result,
+        cost: swap.cost,
+        unavailable: swap.unavailable,
+        bloat: swap.bloat,
+        ..Performed::skipped(Skip::NoMechanism, host.now())
+    }
+}
+
+/// A collapse, after a swap that was tried in vain.
+fn collapsed(host: &dyn Host, collapse: Collapse, tried: Option<Swap>) -> Performed {
+    let in_vain = tried.map_or(Cost::default(), |swap| swap.cost);
+    Performed {
+        mechanism: Mechanism::Collapse,
+        result: collapse.result,
+        cost: Cost { copied: collapse.cost.copied + in_vain.copied, cpu: collapse.cost.cpu + in_vain.cpu },
+        unavailable: collapse.unavailable,
+        bloat: collapse.bloat,
+        unswapped: tried.map(|swap| swap.result),
+        ..Performed::skipped(Skip::NoMechanism, host.now())
+    }
+}
+
+fn release(host: &dyn Host, vm: &ManagedVm, range: RamRange, window: WindowIndex) -> Performed {
+    let Some(ram) = &vm.ram else {
+        return Performed::skipped(Skip::NoMechanism, host.now());
+    };
+    let release = release_window(host, ram, range, window);
+    Performed {
+        mechanism: Mechanism::Release,
+        result: release.result,
+        cost: release.cost,
+        unavailable: release.unavailable,
+        freed: release.freed,
+        ..Performed::skipped(Skip::NoMechanism, host.now())
+    }
+}
+
+fn switch_hold(host: &dyn Host, kvm: &dyn SecondLevel, window: WindowIndex, hold: Hold) -> Performed {
+    let mechanism = match hold {
+        Hold::At4K => Mechanism::HoldAt4K,
+        Hold::Recover => Mechanism::Recover,
+    };
+    let began_cpu = host.thread_cpu_time();
+    let result = set_hold(kvm, window, hold);
+    let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+    Performed { mechanism, result, cost: hold_cost(cpu), ..Performed::skipped(Skip::NoMechanism, host.now()) }
+}

@@ -1,0 +1,139 @@
+//! A mover before another one, through which calls fail now and then, and moves come only some of their way.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use wideleaf_policies::WindowIndex;
+
+use super::{Look, Mover, Place};
+use crate::host::HostError;
+use crate::mishaps::{Fate, Mishaps};
+
+/// See the module. `EEXIST` is never made up: it says that a page is there, and a copy of it may be thrown away.
+pub struct FailingMover {
+    real: Arc<dyn Mover>,
+    mishaps: Arc<Mishaps>,
+}
+
+impl FailingMover {
+    /// `mishaps` decides which calls to `real` fail.
+    pub fn new(real: Arc<dyn Mover>, mishaps: Arc<Mishaps>) -> FailingMover {
+        FailingMover { real, mishaps }
+    }
+
+    fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), HostError> {
+        self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
+    }
+
+    /// Calls `real`, not at all or in vain where an error is due.
+    fn perhaps_in_vain(
+        &self,
+        what: &'static str,
+        errnos: &[i32],
+        real: impl FnOnce() -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        let source = match self.mishaps.fate(what, errnos) {
+            Fate::Fine => return real(),
+            Fate::Early(error) => error,
+            Fate::Late(error) => {
+                real()?;
+                error
+            }
+        };
+        Err(HostError { what, source })
+    }
+}
+
+impl Mover for FailingMover {
+    fn watch(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.refuse("watch", &[libc::EBUSY, libc::ENOMEM])?;
+        self.real.watch(window)
+    }
+
+    fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.refuse("unwatch", &[libc::ENOMEM])?;
+        self.real.unwatch(window)
+    }
+
+    fn wake(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.refuse("wake", &[libc::EAGAIN])?;
+        self.real.wake(window)
+    }
+
+    fn move_pages(&self, from: Place, to: Place, pages: Range<u16>) -> Result<u16, HostError> {
+        self.refuse("move_pages", &[libc::EAGAIN, libc::EBUSY, libc::EINVAL, libc::ENOMEM])?;
+        let is_short = self.mishaps.is_short("move_pages, short");
+        let end = if is_short { pages.start + (pages.len() as u16).div_ceil(2) } else { pages.end };
+        self.real.move_pages(from, to, pages.start..end)
+    }
+
+    fn copy_page(&self, from: Place, to: Place, page: u16) -> Result<(), HostError> {
+        self.refuse("copy_page", &[libc::EAGAIN, libc::ENOMEM])?;
+        self.real.copy_page(from, to, page)
+    }
+
+    fn copy_all(&self, from: Place, to: Place) -> Result<(), HostError> {
+        self.refuse("copy_all", &[libc::ENOMEM])?;
+        self.real.copy_all(from, to)
+    }
+
+    fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
+        self.perhaps_in_vain("discard", &[libc::EAGAIN], || self.real.discard(place, pages))
+    }
+
+    fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
+        self.refuse("held", &[libc::EINTR, libc::ENOMEM])?;
+        self.real.held(place)
+    }
+
+    fn look(&self, place: Place) -> Result<Look, HostError> {
+        self.refuse("look", &[libc::EINTR, libc::ENOMEM])?;
+        self.real.look(place)
+    }
+
+    fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.perhaps_in_vain("allow_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.allow_huge(window))
+    }
+
+    fn populate(&self, slot: u16) -> Result<(), HostError> {
+        self.perhaps_in_vain("populate", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate(slot))
+    }
+
+    /// A late failure has read its messages, as the real one has where a message is not ours.
+    fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
+        self.perhaps_in_vain("read_touches", &[libc::EINTR, libc::ENOMEM], || self.real.read_touches(touches))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::fake::FakeMover;
+    use crate::mover::{ALL_PAGES, Place};
+
+    const WINDOW: WindowIndex = WindowIndex::new(1);
+
+    #[test]
+    fn a_move_fails_or_comes_half_its_way_and_never_says_that_a_page_is_there() {
+        let real = Arc::new(FakeMover::default());
+        real.write(WINDOW, ALL_PAGES);
+        let mover = FailingMover::new(real.clone(), Arc::new(Mishaps::new(3, 2)));
+        real.watch(WINDOW).expect("nothing fails there");
+        let (mut moved, mut failures) = (0, 0);
+        for _ in 0..4096 {
+            let pages = moved..ALL_PAGES.end.min(moved + 8);
+            match mover.move_pages(Place::Guest(WINDOW), Place::Aside(0), pages) {
+                Ok(pages) => moved += pages,
+                Err(error) => {
+                    failures += 1;
+                    assert_ne!(error.source.raw_os_error(), Some(libc::EEXIST));
+                }
+            }
+            if moved == ALL_PAGES.end {
+                break;
+            }
+        }
+        assert!(real.held(Place::Aside(0)).expect("nothing fails there").into_iter().flatten().eq(ALL_PAGES));
+        assert!(failures > 0 && mover.mishaps.counts().contains_key("move_pages, short"), "{:?}", mover.mishaps);
+    }
+}

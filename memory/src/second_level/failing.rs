@@ -1,0 +1,108 @@
+//! KVM's side before another one, through which calls fail now and then.
+
+use std::sync::Arc;
+
+use wideleaf_policies::MappingStats;
+
+use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::mishaps::{Fate, Mishaps};
+
+/// See the module. `resume` never fails: it may do so only where nothing was paused.
+pub struct FailingSecondLevel {
+    real: Arc<dyn SecondLevel>,
+    mishaps: Arc<Mishaps>,
+}
+
+impl FailingSecondLevel {
+    /// `mishaps` decides which calls to `real` fail.
+    pub fn new(real: Arc<dyn SecondLevel>, mishaps: Arc<Mishaps>) -> FailingSecondLevel {
+        FailingSecondLevel { real, mishaps }
+    }
+
+    fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), SecondLevelError> {
+        self.mishaps.refuse(what, errnos).map_err(|source| SecondLevelError::Ioctl { what, source })
+    }
+}
+
+impl SecondLevel for FailingSecondLevel {
+    fn paging(&self) -> Paging {
+        self.real.paging()
+    }
+
+    fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
+        self.refuse("mapping_stats", &[libc::EIO])?;
+        self.real.mapping_stats()
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        self.real.slots()
+    }
+
+    fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
+        self.refuse("set_dirty_log", &[libc::ENOMEM])?;
+        self.real.set_dirty_log(slot, is_on)
+    }
+
+    /// A late failure has cleared the log: `KVM_GET_DIRTY_LOG` copies it out last.
+    fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let what = "take_dirty_log";
+        let source = match self.mishaps.fate(what, &[libc::EFAULT, libc::ENOMEM]) {
+            Fate::Fine => return self.real.take_dirty_log(slot),
+            Fate::Early(error) => error,
+            Fate::Late(error) => {
+                self.real.take_dirty_log(slot)?;
+                error
+            }
+        };
+        Err(SecondLevelError::Ioctl { what, source })
+    }
+
+    fn pause(&self) -> Result<(), SecondLevelError> {
+        let timed_out = |_| SecondLevelError::PauseTimedOut { vcpu: 0, waited_ms: 0 };
+        self.mishaps.refuse("pause", &[libc::ETIMEDOUT]).map_err(timed_out)?;
+        self.real.pause()
+    }
+
+    fn resume(&self) -> Result<(), SecondLevelError> {
+        self.real.resume()
+    }
+
+    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+        self.refuse("page_table_roots", &[libc::EINTR])?;
+        self.real.page_table_roots()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::second_level::fake::FakeSecondLevel;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, GpaRange};
+
+    fn real() -> Arc<FakeSecondLevel> {
+        Arc::new(FakeSecondLevel::new(&[GpaRange::new(Gpa::new(0), mib(2)).expect("fits")]))
+    }
+
+    #[test]
+    fn a_refused_switch_or_pause_leaves_everything_as_it_was() {
+        let real = real();
+        let failing = FailingSecondLevel::new(real.clone(), Arc::new(Mishaps::new(1, 1)));
+        assert!(failing.set_dirty_log(SlotId(0), true).is_err() && failing.pause().is_err());
+        assert!(!real.slots()[0].is_dirty_logged && real.resume().is_err(), "nothing is logged, nothing is paused");
+    }
+
+    #[test]
+    fn a_dirty_log_that_is_refused_late_is_gone() {
+        let mut left = [0; 2];
+        for seed in 0..64 {
+            let real = real();
+            real.set_dirty_log(SlotId(0), true).expect("nothing fails there");
+            real.write(Gpa::new(0));
+            let failing = FailingSecondLevel::new(real.clone(), Arc::new(Mishaps::new(seed, 1)));
+            failing.take_dirty_log(SlotId(0)).expect_err("one call in one fails");
+            left[real.take_dirty_log(SlotId(0)).expect("nothing fails there")[0] as usize] += 1;
+        }
+        assert!(left.iter().all(|times| *times > 8), "{left:?}");
+    }
+}

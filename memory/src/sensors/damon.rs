@@ -1,0 +1,362 @@
+//! Which windows were touched lately, by the kernel's own monitor (DAMON, Documentation/admin-guide/mm/damon/usage.rst): it
+//! looks at the accessed bit of a page in each of some hundred regions, many times a second. Works for any RAM and keeps
+//! nobody waiting, but it is a sample: where a guest uses few base pages of a window it may look at the others. For where
+//! there is no userfaultfd, which misses nothing.
+//!
+//! ```text
+//!   admin/kdamonds/nr_kdamonds    0 ──▶ 1 ... 0            not 0: somebody else's, left alone
+//!     0/contexts/0/targets/0      this process, its guest RAM (operations "fvaddr")
+//!     0/contexts/0/schemes/0      action "stat", every region: what the scheme tried is what the monitor saw
+//!     0/state                     on ... update_schemes_tried_regions at each finish ... off
+//! ```
+//!
+//! Its cost is the kernel thread's and not in the report: some thousand accessed bits a second, half a per cent of a core.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use wideleaf_policies::units::kib;
+use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
+
+use crate::host::Host;
+use crate::region::RamRange;
+use crate::sensors::access::{AccessCost, AccessSample, AccessSampler, Seen};
+
+/// Between two looks at a region, and between two counts of what the looks found. A busy window is found by ten looks, and
+/// 200 regions are 10 000 looks a second.
+const SAMPLE_US: u64 = 20_000;
+const AGGREGATION_US: u64 = 200_000;
+/// Regions at least, so that none is larger than a window where the guest is not larger than that.
+const REGIONS_LEAST: std::ops::RangeInclusive<u64> = 10..=200;
+/// Of a window, in bytes: regions do not begin where windows do, and one that only reaches into a window says nothing of it.
+const COVERED_LEAST: Bytes = kib(512);
+/// Regions read at once: more than the monitor is allowed to make.
+const REGIONS_READ_MAX: usize = 1024;
+
+/// Why the kernel's monitor can not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DamonError {
+    /// The kernel was built without it, or it is not ours to see.
+    #[error("{path} can not be used: {source} (CONFIG_DAMON_SYSFS; root)")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A file says something else than a number.
+    #[error("{path} says {text:?}, which is no number")]
+    NotANumber {
+        /// Which file.
+        path: PathBuf,
+        /// All of it.
+        text: String,
+    },
+    /// There is one administrator.
+    #[error("somebody else has {0} DAMON threads (kdamonds); their settings are left alone")]
+    InUse(u64),
+    /// It monitors physical addresses at most.
+    #[error("DAMON here knows {0:?}, and not the addresses of a process (CONFIG_DAMON_VADDR)")]
+    NoProcessAddresses(String),
+}
+
+/// Whether the monitor could be had, as far as that can be told without having it.
+///
+/// # Errors
+/// [`DamonError`].
+pub fn probe(root: &Path) -> Result<String, DamonError> {
+    let file = Path::new("sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
+    match read_number(&root.join(file))? {
+        0 => Ok("DAMON is there and nobody uses it; what it can monitor is seen when it is set up".into()),
+        others => Err(DamonError::InUse(others)),
+    }
+}
+
+/// A range that the monitor watched as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Region {
+    start: Hva,
+    end: Hva,
+    accesses: u64,
+}
+
+/// The directory of the kdamonds, ours from [`Kdamonds::claim`] until it is dropped.
+#[derive(Debug)]
+struct Kdamonds {
+    directory: PathBuf,
+}
+
+impl Kdamonds {
+    fn claim(root: &Path) -> Result<Kdamonds, DamonError> {
+        let directory = root.join("sys/kernel/mm/damon/admin/kdamonds");
+        match read_number(&directory.join("nr_kdamonds"))? {
+            0 => {}
+            others => return Err(DamonError::InUse(others)),
+        }
+        write(&directory.join("nr_kdamonds"), 1)?;
+        Ok(Kdamonds { directory })
+    }
+
+    fn set(&self, file: &str, value: impl std::fmt::Display) -> Result<(), DamonError> {
+        write(&self.directory.join("0").join(file), value)
+    }
+
+    /// Monitors these ranges of this process from now on.
+    fn monitor(&self, ranges: &[RamRange]) -> Result<(), DamonError> {
+        self.set("contexts/nr_contexts", 1)?;
+        let operations = read(&self.directory.join("0/contexts/0/avail_operations"))?;
+        if !operations.split_whitespace().any(|name| name == "fvaddr") {
+            return Err(DamonError::NoProcessAddresses(operations.trim().to_owned()));
+        }
+        self.set("contexts/0/operations", "fvaddr")?;
+        self.set("contexts/0/monitoring_attrs/intervals/sample_us", SAMPLE_US)?;
+        self.set("contexts/0/monitoring_attrs/intervals/aggr_us", AGGREGATION_US)?;
+        let windows = ranges.iter().map(|range| range.gpa.windows().len() as u64).sum::<u64>();
+        let least = windows.clamp(*REGIONS_LEAST.start(), *REGIONS_LEAST.end());
+        self.set("contexts/0/monitoring_attrs/nr_regions/max", least * 2)?;
+        self.set("contexts/0/monitoring_attrs/nr_regions/min", least)?;
+        self.set("contexts/0/targets/nr_targets", 1)?;
+        self.set("contexts/0/targets/0/pid_target", std::process::id())?;
+        self.set("contexts/0/targets/0/regions/nr_regions", ranges.len())?;
+        for (number, range) in ranges.iter().enumerate() {
+            let region = format!("contexts/0/targets/0/regions/{number}");
+            self.set(&format!("{region}/start"), range.hva.get())?;
+            self.set(&format!("{region}/end"), (range.hva + range.gpa.bytes()).get())?;
+        }
+        self.set("contexts/0/schemes/nr_schemes", 1)?;
+        self.set("contexts/0/schemes/0/action", "stat")?;
+        for (of, most) in [("sz", i64::MAX), ("nr_accesses", u32::MAX.into()), ("age", u32::MAX.into())] {
+            self.set(&format!("contexts/0/schemes/0/access_pattern/{of}/min"), 0)?;
+            self.set(&format!("contexts/0/schemes/0/access_pattern/{of}/max"), most)?;
+        }
+        self.set("state", "on")
+    }
+
+    /// What the monitor saw during its latest aggregation. Waits for the end of one.
+    fn regions(&self) -> Result<Vec<Region>, DamonError> {
+        self.set("state", "update_schemes_tried_regions")?;
+        let directory = self.directory.join("0/contexts/0/schemes/0/tried_regions");
+        let entries = fs::read_dir(&directory).map_err(file_error(&directory))?;
+        let numbered = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().parse::<u64>().is_ok();
+        let entries = entries.filter_map(Result::ok).filter(numbered).take(REGIONS_READ_MAX);
+        entries.map(|entry| region(&entry.path())).collect()
+    }
+}
+
+impl Drop for Kdamonds {
+    fn drop(&mut self) {
+        // One that never ran refuses to be switched off; what counts is that it goes.
+        let _ = self.set("state", "off");
+        if let Err(error) = write(&self.directory.join("nr_kdamonds"), 0) {
+            tracing::warn!("DAMON is not given back: {error}");
+        }
+    }
+}
+
+fn region(directory: &Path) -> Result<Region, DamonError> {
+    let number = |file: &str| read_number(&directory.join(file));
+    Ok(Region { start: Hva::new(number("start")?), end: Hva::new(number("end")?), accesses: number("nr_accesses")? })
+}
+
+fn read(path: &Path) -> Result<String, DamonError> {
+    fs::read_to_string(path).map_err(file_error(path))
+}
+
+fn read_number(path: &Path) -> Result<u64, DamonError> {
+    let text = read(path)?;
+    text.trim().parse().map_err(|_| DamonError::NotANumber { path: path.to_owned(), text })
+}
+
+fn write(path: &Path, value: impl std::fmt::Display) -> Result<(), DamonError> {
+    // Not `fs::write`, which would make a file that is not there.
+    let file = fs::OpenOptions::new().write(true).truncate(true).open(path);
+    file.and_then(|mut file| io::Write::write_all(&mut file, value.to_string().as_bytes())).map_err(file_error(path))
+}
+
+fn file_error(path: &Path) -> impl Fn(io::Error) -> DamonError {
+    let path = path.to_owned();
+    move |source| DamonError::File { path: path.clone(), source }
+}
+
+/// Reads the monitor for one VM. Dropped, the monitor is given back.
+#[derive(Debug)]
+pub struct DamonSensor {
+    kdamonds: Kdamonds,
+    ranges: Vec<RamRange>,
+    asked: Vec<WindowIndex>,
+}
+
+impl DamonSensor {
+    /// Starts the monitor for this process's guest RAM. `root` is where `sys/` is found. It takes some seconds until its
+    /// regions are as small as windows.
+    ///
+    /// # Errors
+    /// [`DamonError`]; what somebody else has set up is left alone.
+    pub fn start(root: &Path, ranges: &[RamRange]) -> Result<DamonSensor, DamonError> {
+        let kdamonds = Kdamonds::claim(root)?;
+        kdamonds.monitor(ranges)?;
+        Ok(DamonSensor { kdamonds, ranges: ranges.to_vec(), asked: Vec::new() })
+    }
+
+    fn start_of(&self, window: WindowIndex) -> Option<Hva> {
+        let range = self.ranges.iter().find(|range| range.gpa.contains(window.start()))?;
+        Some(range.hva + (window.start() - range.gpa.start()))
+    }
+
+    fn seen(&self, regions: &Result<Vec<Region>, DamonError>, window: WindowIndex) -> Seen {
+        let (Ok(regions), Some(start)) = (regions, self.start_of(window)) else { return Seen::Unknown("refused") };
+        let end = start + PageSize::Huge2M.bytes();
+        let covered = |regions: &mut dyn Iterator<Item = &Region>| {
+            let within = |region: &Region| (region.start.max(start), region.end.min(end));
+            regions.map(within).filter(|(from, to)| from < to).map(|(from, to)| to - from).sum::<Bytes>()
+        };
+        if covered(&mut regions.iter()) == Bytes::ZERO {
+            Seen::Unknown("not_monitored")
+        } else if covered(&mut regions.iter().filter(|region| region.accesses > 0)) >= COVERED_LEAST {
+            Seen::Touched
+        } else {
+            Seen::Untouched
+        }
+    }
+}
+
+impl AccessSampler for DamonSensor {
+    fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
+        self.asked = windows.to_vec();
+    }
+
+    fn finish(&mut self, host: &dyn Host) -> AccessSample {
+        let began_cpu = host.thread_cpu_time();
+        let regions = self.kdamonds.regions();
+        if let Err(error) = &regions {
+            tracing::warn!("DAMON: {error}");
+        }
+        let asked = std::mem::take(&mut self.asked);
+        let rows: Vec<_> = asked.into_iter().map(|window| (window, self.seen(&regions, window))).collect();
+        let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+        let cost = AccessCost { windows: rows.len() as u64, events: 0, cpu };
+        AccessSample { rows, watched_for: BTreeMap::new(), cost }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, GpaRange};
+
+    const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
+    const BASE: u64 = 1 << 40;
+
+    /// The files of one kdamond as the kernel makes them, with these regions as the scheme's.
+    fn tree(nr_kdamonds: &str, operations: &str, regions: &[(u64, u64, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let put = |file: &str, text: &str| {
+            let path = root.path().join(KDAMONDS).join(file);
+            fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        };
+        put("nr_kdamonds", nr_kdamonds);
+        put("0/contexts/0/avail_operations", operations);
+        for file in [
+            "0/state",
+            "0/contexts/nr_contexts",
+            "0/contexts/0/operations",
+            "0/contexts/0/monitoring_attrs/intervals/sample_us",
+            "0/contexts/0/monitoring_attrs/intervals/aggr_us",
+            "0/contexts/0/monitoring_attrs/nr_regions/min",
+            "0/contexts/0/monitoring_attrs/nr_regions/max",
+            "0/contexts/0/targets/nr_targets",
+            "0/contexts/0/targets/0/pid_target",
+            "0/contexts/0/targets/0/regions/nr_regions",
+            "0/contexts/0/targets/0/regions/0/start",
+            "0/contexts/0/targets/0/regions/0/end",
+            "0/contexts/0/schemes/nr_schemes",
+            "0/contexts/0/schemes/0/action",
+            "0/contexts/0/schemes/0/tried_regions/total_bytes",
+        ] {
+            put(file, "0\n");
+        }
+        for of in ["sz", "nr_accesses", "age"] {
+            put(&format!("0/contexts/0/schemes/0/access_pattern/{of}/min"), "0\n");
+            put(&format!("0/contexts/0/schemes/0/access_pattern/{of}/max"), "0\n");
+        }
+        for (number, (start, bytes, accesses)) in regions.iter().enumerate() {
+            let region = format!("0/contexts/0/schemes/0/tried_regions/{number}");
+            put(&format!("{region}/start"), &format!("{}\n", BASE + (start << 20)));
+            put(&format!("{region}/end"), &format!("{}\n", BASE + ((start + bytes) << 20)));
+            put(&format!("{region}/nr_accesses"), accesses);
+        }
+        root
+    }
+
+    fn said(root: &tempfile::TempDir, file: &str) -> String {
+        fs::read_to_string(root.path().join(KDAMONDS).join(file)).expect("a file")
+    }
+
+    /// Four windows.
+    fn ranges() -> [RamRange; 1] {
+        [RamRange { gpa: GpaRange::new(Gpa::new(0), mib(8)).expect("fits"), hva: Hva::new(BASE) }]
+    }
+
+    fn sampled(root: &tempfile::TempDir) -> Vec<Seen> {
+        let mut sensor = DamonSensor::start(root.path(), &ranges()).expect("the files are there");
+        let host = FakeHost::default();
+        sensor.start(&host, &[0, 1, 2, 3].map(WindowIndex::new));
+        sensor.finish(&host).rows.into_iter().map(|(_, seen)| seen).collect()
+    }
+
+    #[test]
+    fn windows_are_touched_where_regions_with_accesses_cover_a_quarter_of_them() {
+        //  MiB      0    2    4    6    8
+        //  windows  [ 0  ][ 1  ][ 2  ][ 3  ]
+        //  regions  [  5    )[ 0 )[ 0 )      the first reaches a quarter of a MiB, none is in the last
+        let root = tree("0\n", "vaddr\nfvaddr\npaddr\n", &[(0, 2, "5\n"), (2, 3, "0\n"), (5, 1, "0\n")]);
+        assert_eq!(sampled(&root), [Seen::Touched, Seen::Untouched, Seen::Untouched, Seen::Unknown("not_monitored")]);
+        let root = tree("0\n", "fvaddr\n", &[(0, 3, "1\n"), (3, 5, "0\n")]);
+        assert_eq!(sampled(&root), [Seen::Touched, Seen::Touched, Seen::Untouched, Seen::Untouched]);
+    }
+
+    #[test]
+    fn the_monitor_is_given_back_when_the_sensor_goes() {
+        let root = tree("0\n", "vaddr\nfvaddr\n", &[]);
+        let sensor = DamonSensor::start(root.path(), &ranges()).expect("the files are there");
+        assert_eq!((said(&root, "nr_kdamonds"), said(&root, "0/state")), ("1".into(), "on".into()));
+        assert_eq!(said(&root, "0/contexts/0/operations"), "fvaddr");
+        assert_eq!(said(&root, "0/contexts/0/targets/0/pid_target"), std::process::id().to_string());
+        assert_eq!(said(&root, "0/contexts/0/targets/0/regions/0/start"), BASE.to_string());
+        assert_eq!(said(&root, "0/contexts/0/targets/0/regions/0/end"), (BASE + (8 << 20)).to_string());
+        assert_eq!(said(&root, "0/contexts/0/monitoring_attrs/nr_regions/min"), "10");
+        drop(sensor);
+        assert_eq!((said(&root, "nr_kdamonds"), said(&root, "0/state")), ("0".into(), "off".into()));
+    }
+
+    #[test]
+    fn what_somebody_else_set_up_is_left_alone() {
+        let root = tree("2\n", "fvaddr\n", &[]);
+        let refused = DamonSensor::start(root.path(), &ranges()).expect_err("it is in use");
+        assert!(matches!(refused, DamonError::InUse(2)), "{refused}");
+        assert_eq!((said(&root, "nr_kdamonds"), said(&root, "0/state")), ("2\n".into(), "0\n".into()));
+    }
+
+    #[test]
+    fn a_monitor_of_physical_addresses_is_refused_and_given_back() {
+        let root = tree("0\n", "paddr\n", &[]);
+        let refused = DamonSensor::start(root.path(), &ranges()).expect_err("no process");
+        assert!(matches!(&refused, DamonError::NoProcessAddresses(known) if known == "paddr"), "{refused}");
+        assert_eq!(said(&root, "nr_kdamonds"), "0");
+    }
+
+    #[test]
+    fn a_kernel_without_it_is_told_from_files_that_make_no_sense() {
+        let nothing = tempfile::tempdir().expect("a temporary folder");
+        assert!(matches!(DamonSensor::start(nothing.path(), &ranges()), Err(DamonError::File { .. })));
+        let root = tree("many\n", "fvaddr\n", &[]);
+        assert!(matches!(DamonSensor::start(root.path(), &ranges()), Err(DamonError::NotANumber { .. })));
+        let root = tree("0\n", "fvaddr\n", &[(0, 8, "often\n")]);
+        assert_eq!(sampled(&root), [Seen::Unknown("refused"); 4]);
+    }
+}

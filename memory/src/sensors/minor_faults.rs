@@ -1,0 +1,493 @@
+//! Which windows of memfd and hugetlb RAM the guest touches, reads and writes alike: the mapping of a few windows at a time
+//! is taken away (the file keeps the pages), and the first touch of each is a minor fault that is told to us (userfaultfd,
+//! Linux 5.14). Nothing is copied or moved, and huge pages stay whole.
+//!
+//! ```text
+//!               start: watch, unmap            a touch: unwatch, wake
+//!   in place ───────────────────────▶ away ─────────────────────────────▶ touched
+//!      ▲                               │ finish: unwatch                     │ finish
+//!      └── mapped again from the file ─┴─────────────────────────────────────┘
+//! ```
+//!
+//! A touch is answered by letting go of the window, not by `UFFDIO_CONTINUE`: that maps memfd memory as base pages whatever
+//! its folios, while the kernel's own fault maps a huge folio whole, and KVM after it. Only where the kernel refuses to let go
+//! (it may need one mapping more than a process can have) the window is continued, and if that fails too the userfaultfd is
+//! closed, which lets go of everything. So a vCPU waits for an answer and never for a tick; and if the answering thread
+//! ends, in whatever way, the userfaultfd is closed.
+//!
+//! Pages the file does not have, or has swapped out, are no minor faults: whether one was mapped is looked up at the end.
+
+use std::collections::BTreeMap;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use wideleaf_policies::{Hva, PageSize, WindowIndex};
+
+use crate::host::{Advice, Host, HostError, PageRun};
+use crate::mover::ASIDE_SLOTS;
+use crate::region::{GuestRam, RamRange};
+use crate::sensors::access::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};
+
+mod linux;
+
+pub mod fake;
+
+pub use linux::{LinuxMinorFaults, MinorFaultsError};
+
+/// The door to the minor faults of one VM's RAM. Dropping it lets go of every window and of whoever waits.
+pub trait MinorFaults: Send + Sync {
+    /// From now on who touches a page of the window that is in the file and not mapped waits until
+    /// [`MinorFaults::unwatch`].
+    ///
+    /// # Errors
+    /// [`HostError`]; `EBUSY` where somebody else watches it.
+    fn watch(&self, window: WindowIndex) -> Result<(), HostError>;
+
+    /// The kernel maps the window's pages itself again, and whoever waits goes on. No harm where it is not watched.
+    ///
+    /// # Errors
+    /// [`HostError`]; nobody is woken then.
+    fn unwatch(&self, window: WindowIndex) -> Result<(), HostError>;
+
+    /// Takes the window's mapping away. The file keeps its pages.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn unmap(&self, window: WindowIndex) -> Result<(), HostError>;
+
+    /// Maps what the file has of a watched window, and whoever waits goes on.
+    ///
+    /// # Errors
+    /// [`HostError`]; nobody is woken then.
+    fn map_from_file(&self, window: WindowIndex) -> Result<(), HostError>;
+
+    /// Appends the windows in which somebody waits since the last call, once for each who waits. Never blocks.
+    ///
+    /// # Errors
+    /// [`HostError`] where the messages cannot be read or understood.
+    fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError>;
+}
+
+/// The windows that are away, shared by the sensor and whoever answers touches.
+pub struct Watched(Mutex<Windows>);
+
+struct Windows {
+    /// `None` once closed.
+    door: Option<Arc<dyn MinorFaults>>,
+    /// Windows of the present sample, and whether each was touched.
+    touched: BTreeMap<WindowIndex, bool>,
+}
+
+impl Watched {
+    /// No window is away.
+    pub fn new(door: Arc<dyn MinorFaults>) -> Watched {
+        Watched(Mutex::new(Windows { door: Some(door), touched: BTreeMap::new() }))
+    }
+
+    /// Lets whoever waits go on, and remembers where that was.
+    ///
+    /// # Errors
+    /// [`HostError`] where it cannot be found out who waits or nobody can be let go: [`Watched::close`] it.
+    pub fn serve(&self) -> Result<(), HostError> {
+        self.windows().serve()
+    }
+
+    /// Ends it: whoever waits goes on, and nothing is watched any more.
+    pub fn close(&self) {
+        self.windows().door = None;
+    }
+
+    /// Takes a window away. On an error, with its name in a report, it is as it was.
+    fn take(&self, window: WindowIndex) -> Result<(), &'static str> {
+        let mut windows = self.windows();
+        let door = windows.door.clone().ok_or(ENDED)?;
+        door.watch(window).map_err(|_| REFUSED)?;
+        windows.touched.insert(window, false);
+        if door.unmap(window).is_err() {
+            windows.let_go(window);
+            windows.touched.remove(&window);
+            return Err(REFUSED);
+        }
+        Ok(())
+    }
+
+    /// Lets go of a window. Whether it was touched, as far as it was told.
+    fn give_back(&self, window: WindowIndex) -> Result<bool, &'static str> {
+        let mut windows = self.windows();
+        let served = windows.serve();
+        if served.is_err() {
+            windows.door = None;
+        }
+        windows.let_go(window);
+        let touched = windows.touched.remove(&window);
+        if windows.door.is_none() {
+            return Err(ENDED);
+        }
+        touched.ok_or(ENDED)
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        // Whoever panicked under it left at most one window that is still watched; its touch is answered all the same.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Windows {
+    fn serve(&mut self) -> Result<(), HostError> {
+        let Some(door) = self.door.clone() else { return Ok(()) };
+        let mut touches = Vec::new();
+        let read = door.read_touches(&mut touches);
+        for window in touches {
+            if let Some(touched) = self.touched.get_mut(&window) {
+                *touched = true;
+            }
+            self.let_go(window);
+        }
+        read
+    }
+
+    /// Whatever it takes: a guest that waits for us is worse than a sensor that is gone.
+    fn let_go(&mut self, window: WindowIndex) {
+        let Some(door) = &self.door else { return };
+        if let Err(error) = door.unwatch(window)
+            && let Err(second) = door.map_from_file(window)
+        {
+            tracing::error!("{window} is let go by closing the userfaultfd: {error}; {second}");
+            self.door = None;
+        }
+    }
+}
+
+/// Names of reasons in a sample, as `access.rs` has them.
+const ENDED: &str = "service_ended";
+const REFUSED: &str = "refused";
+
+/// Takes samples of one VM, one at a time. Dropped, it lets go of everything, and what is away is mapped by its next touch.
+pub struct MinorFaultSensor {
+    watched: Arc<Watched>,
+    ranges: Vec<RamRange>,
+    config: AccessConfig,
+    /// The present sample: what was mapped of each window, or why it was not taken.
+    taken: Vec<(WindowIndex, Result<Vec<PageRun>, &'static str>)>,
+    cost: AccessCost,
+    /// Kept for its end.
+    _service: Option<Service>,
+}
+
+impl MinorFaultSensor {
+    /// Opens a userfaultfd for the RAM and starts the thread that answers. Nothing is watched until a sample starts.
+    ///
+    /// # Errors
+    /// [`MinorFaultsError`]: only memfd RAM and hugetlb RAM of 2 MiB pages has such faults, on a kernel that tells them.
+    pub fn start(ram: Arc<GuestRam>, config: AccessConfig) -> Result<MinorFaultSensor, MinorFaultsError> {
+        let ranges = ram.ranges().to_vec();
+        let door = Arc::new(LinuxMinorFaults::open(ram)?);
+        let watched = Arc::new(Watched::new(door.clone()));
+        let service = Service::start(watched.clone(), door).map_err(MinorFaultsError::Thread)?;
+        let mut sensor = MinorFaultSensor::served_elsewhere(watched, ranges, config);
+        sensor._service = Some(service);
+        Ok(sensor)
+    }
+
+    /// A sensor whose touches somebody else answers, by [`Watched::serve`].
+    pub fn served_elsewhere(watched: Arc<Watched>, ranges: Vec<RamRange>, config: AccessConfig) -> MinorFaultSensor {
+        MinorFaultSensor { watched, ranges, config, taken: Vec::new(), cost: AccessCost::default(), _service: None }
+    }
+
+    /// What is mapped of a window that is now away.
+    fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Vec<PageRun>, &'static str> {
+        let runs = self.mapped(host, window).map_err(|_| REFUSED)?;
+        if runs.is_empty() {
+            return Err("not_resident");
+        }
+        self.watched.take(window)?;
+        Ok(runs)
+    }
+
+    fn put_back(&self, host: &dyn Host, window: WindowIndex, was_mapped: &[PageRun]) -> Seen {
+        // Before it is let go: until then only a page that is no minor fault can have been mapped.
+        let mapped = self.mapped(host, window);
+        let told = self.watched.give_back(window);
+        for run in was_mapped {
+            // A page that cannot be mapped now is mapped by the next touch; until then it counts as absent.
+            if let Err(error) = host.advise(run.start, run.bytes, Advice::PopulateRead) {
+                tracing::warn!("{window} is not mapped again before its next touch: {error}");
+                break;
+            }
+        }
+        match (told, mapped) {
+            (Err(reason), _) => Seen::Unknown(reason),
+            (Ok(true), _) => Seen::Touched,
+            (Ok(false), Ok(runs)) if runs.is_empty() => Seen::Untouched,
+            (Ok(false), Ok(_)) => Seen::Touched,
+            (Ok(false), Err(_)) => Seen::Unknown(REFUSED),
+        }
+    }
+
+    fn mapped(&self, host: &dyn Host, window: WindowIndex) -> Result<Vec<PageRun>, HostError> {
+        let mut runs = Vec::new();
+        host.scan(self.hva(window), PageSize::Huge2M.bytes(), &mut runs)?;
+        Ok(runs)
+    }
+
+    fn hva(&self, window: WindowIndex) -> Hva {
+        let range = self.ranges.iter().find(|range| range.gpa.contains(window.start()));
+        range.map(|range| range.hva + (window.start() - range.gpa.start())).expect("only windows of RAM are sampled")
+    }
+}
+
+impl AccessSampler for MinorFaultSensor {
+    fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]) {
+        self.finish(host);
+        let began_cpu = host.thread_cpu_time();
+        let used = || host.thread_cpu_time().saturating_sub(began_cpu);
+        for (number, window) in windows.iter().enumerate() {
+            let is_paid = number < usize::from(ASIDE_SLOTS) && used() < self.config.cpu_max;
+            let taken = if is_paid { self.take(host, *window) } else { Err("over_budget") };
+            let is_taken = taken.is_ok();
+            self.taken.push((*window, taken));
+            if is_taken {
+                self.cost.windows += 1;
+                host.sleep(self.config.pace);
+            }
+        }
+        self.cost.cpu += used();
+    }
+
+    fn finish(&mut self, host: &dyn Host) -> AccessSample {
+        let began_cpu = host.thread_cpu_time();
+        let mut cost = std::mem::take(&mut self.cost);
+        let rows: Vec<_> = std::mem::take(&mut self.taken)
+            .into_iter()
+            .map(|(window, taken)| {
+                (window, taken.map_or_else(Seen::Unknown, |runs| self.put_back(host, window, &runs)))
+            })
+            .collect();
+        cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
+        cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
+        AccessSample { rows, watched_for: BTreeMap::new(), cost }
+    }
+}
+
+impl Drop for MinorFaultSensor {
+    fn drop(&mut self) {
+        self.watched.close();
+    }
+}
+
+/// The thread that answers touches. Dropped, it ends.
+struct Service {
+    /// Dropping it ends the thread.
+    stop: Option<PipeWriter>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    fn start(watched: Arc<Watched>, door: Arc<LinuxMinorFaults>) -> io::Result<Service> {
+        let (stopped, stop) = io::pipe()?;
+        let closes = CloseAtTheEnd(watched);
+        let thread = std::thread::Builder::new().name("minor-faults".into()).spawn(move || {
+            // Of this thread, so that it is dropped, and the descriptor closed, however the thread ends.
+            let (closes, door) = (closes, door);
+            if let Err(error) = answer_until(&stopped, &closes.0, &door) {
+                tracing::error!("accesses are no longer sampled: {error}");
+            }
+        })?;
+        Ok(Service { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the thread that answers minor faults panicked; its userfaultfd is closed");
+        }
+    }
+}
+
+/// However the thread ends: stopped, failed or panicked.
+struct CloseAtTheEnd(Arc<Watched>);
+
+impl Drop for CloseAtTheEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -> io::Result<()> {
+    loop {
+        let mut fds = [door.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if fds[1].any().unwrap_or(true) {
+            return Ok(());
+        }
+        watched.serve().map_err(io::Error::other)?;
+        if watched.windows().door.is_none() {
+            return Err(io::Error::other("the userfaultfd had to be closed"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::FakeMinorFaults;
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::{kib, mib};
+    use wideleaf_policies::{Gpa, GpaRange};
+
+    const WINDOWS: [WindowIndex; 3] = [WindowIndex::new(0), WindowIndex::new(1), WindowIndex::new(2)];
+
+    struct Bed {
+        host: Arc<FakeHost>,
+        door: Arc<FakeMinorFaults>,
+        watched: Arc<Watched>,
+        sensor: MinorFaultSensor,
+    }
+
+    impl Bed {
+        /// Three windows: base pages, one huge page, and a quarter of base pages.
+        fn new() -> Bed {
+            let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(6)).expect("fits"), hva: Hva::new(1 << 40) };
+            let host = Arc::<FakeHost>::default();
+            host.make_present(range.hva, mib(2), false);
+            host.advise(range.hva + mib(2), mib(2), Advice::HugePage).expect("the fake agrees");
+            host.make_present(range.hva + mib(2), mib(2), true);
+            host.make_present(range.hva + mib(4) + mib(1), kib(512), false);
+            let door = Arc::new(FakeMinorFaults::new(host.clone(), range));
+            let watched = Arc::new(Watched::new(FakeMinorFaults::open(&door)));
+            let sensor = MinorFaultSensor::served_elsewhere(watched.clone(), vec![range], AccessConfig::default());
+            Bed { host, door, watched, sensor }
+        }
+
+        fn start(&mut self, windows: &[WindowIndex]) {
+            self.sensor.start(self.host.as_ref(), windows);
+        }
+
+        fn finish(&mut self) -> Vec<Seen> {
+            self.sensor.finish(self.host.as_ref()).rows.into_iter().map(|(_, seen)| seen).collect()
+        }
+
+        fn pages(&self) -> Vec<(usize, bool)> {
+            let runs = |window| self.sensor.mapped(self.host.as_ref(), window).expect("the fake answers");
+            WINDOWS
+                .map(runs)
+                .iter()
+                .map(|runs| {
+                    let bytes: wideleaf_policies::Bytes = runs.iter().map(|run| run.bytes).sum();
+                    (bytes.pages(PageSize::Base4K) as usize, runs.iter().any(|run| run.is_huge))
+                })
+                .collect()
+        }
+    }
+
+    const ALL_THERE: [(usize, bool); 3] = [(512, false), (512, true), (128, false)];
+
+    #[test]
+    fn touched_windows_are_told_from_idle_ones_and_all_are_mapped_again_as_they_were() {
+        let mut bed = Bed::new();
+        bed.start(&WINDOWS);
+        assert_eq!(bed.pages(), [(0, false); 3], "all are away");
+        assert!(bed.door.touch(WINDOWS[1]), "whoever touches waits");
+        assert!(bed.door.touch(WINDOWS[1]), "and a second one with it");
+        bed.watched.serve().expect("the fake answers");
+        assert_eq!(bed.door.waiting(), 0);
+        assert!(!bed.door.touch(WINDOWS[1]), "the next one does not wait");
+        assert_eq!(bed.finish(), [Seen::Untouched, Seen::Touched, Seen::Untouched]);
+        assert_eq!(bed.pages(), ALL_THERE);
+        assert!(!bed.door.is_anything_watched());
+    }
+
+    #[test]
+    fn a_touch_that_nobody_has_answered_yet_is_counted_at_the_end() {
+        let mut bed = Bed::new();
+        bed.start(&WINDOWS);
+        bed.door.touch(WINDOWS[0]);
+        assert_eq!(bed.finish(), [Seen::Touched, Seen::Untouched, Seen::Untouched]);
+        assert_eq!(bed.door.waiting(), 0);
+    }
+
+    #[test]
+    fn a_page_that_was_mapped_without_a_minor_fault_is_a_touch() {
+        let mut bed = Bed::new();
+        bed.start(&WINDOWS);
+        bed.host.make_present(Hva::new(1 << 40) + mib(4), kib(4), false); // a hole of the file is filled
+        assert_eq!(bed.finish(), [Seen::Untouched, Seen::Untouched, Seen::Touched]);
+    }
+
+    #[test]
+    fn a_window_without_pages_is_not_taken() {
+        let mut bed = Bed::new();
+        bed.host.make_absent(Hva::new(1 << 40), mib(2));
+        bed.start(&WINDOWS[..1]);
+        assert_eq!(bed.finish(), [Seen::Unknown("not_resident")]);
+    }
+
+    #[test]
+    fn whichever_call_fails_nobody_waits_and_nothing_stays_watched() {
+        /// More than a sample of three windows with two touches makes.
+        const CALLS_MAX: u64 = 40;
+        for errno in [libc::ENOMEM, libc::EBUSY, libc::EIO] {
+            for (call, times) in (0..CALLS_MAX).flat_map(|call| [(call, 1), (call, 2)]) {
+                let mut bed = Bed::new();
+                bed.door.fail_calls(call, times, errno);
+                bed.start(&WINDOWS);
+                bed.door.touch(WINDOWS[1]);
+                // As the service does.
+                if bed.watched.serve().is_err() {
+                    bed.watched.close();
+                }
+                bed.door.touch(WINDOWS[2]);
+                bed.finish();
+                assert_eq!(bed.door.waiting(), 0, "call {call}, {errno}");
+                assert_eq!(bed.pages(), ALL_THERE, "call {call}, {errno}: all that was mapped is mapped");
+                bed.start(&WINDOWS);
+                bed.door.touch(WINDOWS[0]);
+                bed.finish();
+                assert_eq!((bed.door.waiting(), bed.pages()), (0, ALL_THERE.to_vec()), "call {call}, {errno}");
+                drop(bed.sensor);
+                drop(bed.watched);
+                assert!(!bed.door.is_anything_watched(), "call {call}, {errno}");
+            }
+        }
+    }
+
+    #[test]
+    fn whichever_call_of_the_host_fails_the_next_sample_sees_again() {
+        // Three looks at the start; a look and a mapping for each window at the end.
+        for call in 0..9 {
+            let mut bed = Bed::new();
+            bed.host.fail_call(call, libc::ENOMEM);
+            bed.start(&WINDOWS);
+            bed.door.touch(WINDOWS[1]);
+            bed.finish();
+            assert_eq!(bed.door.waiting(), 0, "call {call}");
+            // The guest goes on; what is not mapped yet is mapped by its next touch.
+            bed.door.map_all();
+            bed.start(&WINDOWS);
+            bed.door.touch(WINDOWS[2]);
+            assert_eq!(bed.finish()[2], Seen::Touched, "call {call}");
+        }
+    }
+
+    #[test]
+    fn a_closed_sensor_says_so_and_takes_nothing() {
+        let mut bed = Bed::new();
+        bed.start(&WINDOWS);
+        bed.door.touch(WINDOWS[0]);
+        bed.watched.close();
+        assert_eq!(bed.door.waiting(), 0, "closing lets go");
+        assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
+        bed.start(&WINDOWS);
+        assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
+        assert_eq!(bed.pages(), ALL_THERE);
+    }
+}

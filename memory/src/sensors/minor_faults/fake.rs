@@ -1,0 +1,178 @@
+//! Minor faults in memory, for tests: mapped pages are those of the [`FakeHost`], the file has what was mapped at first,
+//! touches are what the test says, and every call can be made to fail.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use wideleaf_policies::{Hva, PageSize, WindowIndex};
+
+use super::MinorFaults;
+use crate::fake_calls::FakeCalls;
+use crate::host::fake::FakeHost;
+use crate::host::{Host, HostError, PageRun};
+use crate::region::RamRange;
+
+/// See the module.
+#[derive(Debug)]
+pub struct FakeMinorFaults {
+    host: Arc<FakeHost>,
+    range: RamRange,
+    file: Vec<PageRun>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    watched: BTreeSet<WindowIndex>,
+    /// One for each who waits.
+    waiting: Vec<WindowIndex>,
+    /// Of these, whose message nobody has read.
+    unread: Vec<WindowIndex>,
+    calls: FakeCalls,
+    /// How many calls behind the one that failed fail too, and with what.
+    failing_on: (u64, i32),
+}
+
+impl FakeMinorFaults {
+    /// Minor faults of the RAM at `range`, as it is mapped on the host now.
+    ///
+    /// # Panics
+    /// Where the host was told to fail the next call.
+    pub fn new(host: Arc<FakeHost>, range: RamRange) -> FakeMinorFaults {
+        let mut file = Vec::new();
+        host.scan(range.hva, range.gpa.bytes(), &mut file).expect("this call is not made to fail");
+        FakeMinorFaults { host, range, file, state: Mutex::default() }
+    }
+
+    /// The descriptor: when it is dropped, everybody is let go.
+    pub fn open(faults: &Arc<FakeMinorFaults>) -> Arc<dyn MinorFaults> {
+        Arc::new(Open(faults.clone()))
+    }
+
+    /// The guest touches the window. Whether it waits for an answer.
+    pub fn touch(&self, window: WindowIndex) -> bool {
+        let mut state = self.state();
+        if !state.watched.contains(&window) || self.is_mapped(window) {
+            self.map(window);
+            return false;
+        }
+        state.waiting.push(window);
+        state.unread.push(window);
+        true
+    }
+
+    /// The guest touches everything that it need not wait for.
+    pub fn map_all(&self) {
+        for window in self.range.gpa.windows().filter(|window| !self.state().watched.contains(window)) {
+            self.map(window);
+        }
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.state().waiting.len()
+    }
+
+    /// Whether any window is watched.
+    pub fn is_anything_watched(&self) -> bool {
+        !self.state().watched.is_empty()
+    }
+
+    /// The `call`-th call from now on (the next is 0) and those behind it, `times` in all, fail with `errno`.
+    pub fn fail_calls(&self, call: u64, times: u64, errno: i32) {
+        let mut state = self.state();
+        state.calls.fail(call, errno);
+        state.failing_on = (times.saturating_sub(1), errno);
+    }
+
+    fn hva(&self, window: WindowIndex) -> Hva {
+        self.range.hva + (window.start() - self.range.gpa.start())
+    }
+
+    fn is_mapped(&self, window: WindowIndex) -> bool {
+        self.host.has_page(self.hva(window), PageSize::Huge2M.bytes())
+    }
+
+    /// Maps what the file has of the window.
+    fn map(&self, window: WindowIndex) {
+        let (start, end) = (self.hva(window), self.hva(window) + PageSize::Huge2M.bytes());
+        for run in &self.file {
+            let (from, to) = (run.start.max(start), (run.start + run.bytes).min(end));
+            if from < to {
+                self.host.make_present(from, to - from, run.is_huge);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no test panics while it holds the fake minor faults")
+    }
+
+    fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {
+        let mut state = self.state();
+        if let Err(source) = state.calls.enter() {
+            if let (1.., errno) = state.failing_on {
+                state.failing_on.0 -= 1;
+                state.calls.fail(0, errno);
+            }
+            return Err(HostError { what, source });
+        }
+        Ok(state)
+    }
+
+    fn let_go(&self, state: &mut State, window: WindowIndex) {
+        if state.waiting.contains(&window) {
+            self.map(window);
+        }
+        state.waiting.retain(|waits| *waits != window);
+        // Who goes on takes its message along, as the kernel has it.
+        state.unread.retain(|waits| *waits != window);
+    }
+}
+
+struct Open(Arc<FakeMinorFaults>);
+
+impl MinorFaults for Open {
+    fn watch(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.0.enter("fake watch")?.watched.insert(window);
+        Ok(())
+    }
+
+    fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
+        let mut state = self.0.enter("fake unwatch")?;
+        state.watched.remove(&window);
+        self.0.let_go(&mut state, window);
+        Ok(())
+    }
+
+    fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
+        let _state = self.0.enter("fake unmap")?;
+        self.0.host.make_absent(self.0.hva(window), PageSize::Huge2M.bytes());
+        Ok(())
+    }
+
+    fn map_from_file(&self, window: WindowIndex) -> Result<(), HostError> {
+        let mut state = self.0.enter("fake continue")?;
+        if !state.watched.contains(&window) {
+            return Err(HostError { what: "fake continue", source: io::Error::from_raw_os_error(libc::ENOENT) });
+        }
+        self.0.map(window);
+        self.0.let_go(&mut state, window);
+        Ok(())
+    }
+
+    fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
+        touches.append(&mut self.0.enter("fake read")?.unread);
+        Ok(())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        for window in std::mem::take(&mut state.watched) {
+            self.0.let_go(&mut state, window);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! How many windows a sensor may look at now, so that over time it keeps to its part of a core. What a window costs is
+//! measured, not assumed, and where nothing changes the sensor slows down.
+//!
+//! ```text
+//!   credit   += time × budget × tempo         at most what the largest sample costs; a sample that cost more leaves a debt
+//!   sample   when the credit pays for the least share: as many windows as it pays for, up to the most
+//!   tempo    1 after a change ──▶ ½ ──▶ ¼ ──▶ ⅛        a step for each round of all windows without a change
+//!   burst    when much is new: what was saved for that, until a round of all windows brought nothing more
+//! ```
+
+use std::time::Duration;
+
+use wideleaf_policies::{Moment, PerTenThousand};
+
+/// Between what a sensor stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareLimits {
+    /// Part of one core.
+    pub budget: PerTenThousand,
+    /// Time of a core that may be used beyond that when much is new. Earned back at the rate of the budget.
+    pub burst: Duration,
+    /// Windows of the smallest sample: a sample of fewer is not worth its fixed cost, so credit is saved for it.
+    pub least: usize,
+    /// Windows of the largest sample.
+    pub most: usize,
+}
+
+/// Three steps of tempo, to an eighth: a round that took ten seconds takes eighty, and a guest that wakes up is noticed
+/// within that.
+const STEPS_MAX: u32 = 3;
+
+/// The account of one sensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    limits: ShareLimits,
+    /// Of one window: half of it is the latest sample's, half what was known before.
+    cost: Duration,
+    credit_ns: i64,
+    burst_ns: i64,
+    /// Windows without news since the latest burst began; `None` while there is none.
+    bursting: Option<usize>,
+    credited_at: Moment,
+    /// How often the tempo was halved.
+    steps: u32,
+    /// Windows looked at since the latest change or step.
+    quiet: usize,
+}
+
+impl Share {
+    /// An account that can pay for one largest sample at once, if a window costs what is expected.
+    pub fn new(limits: ShareLimits, expected: Duration, now: Moment) -> Share {
+        let mut share = Share {
+            limits,
+            cost: expected,
+            credit_ns: 0,
+            burst_ns: nanoseconds(limits.burst),
+            bursting: None,
+            credited_at: now,
+            steps: 0,
+            quiet: 0,
+        };
+        share.credit_ns = nanoseconds(share.largest());
+        share
+    }
+
+    /// How many of `all` windows may be looked at now; none until enough is saved.
+    pub fn next(&mut self, now: Moment, all: usize) -> usize {
+        let time = now.since(self.credited_at);
+        self.credited_at = now;
+        let earned = part(time, self.limits.budget);
+        let at_tempo = nanoseconds(earned / (1 << self.steps));
+        self.credit_ns = self.credit_ns.saturating_add(at_tempo).min(nanoseconds(self.largest()));
+        self.burst_ns = self.burst_ns.saturating_add(nanoseconds(earned)).min(nanoseconds(self.limits.burst));
+        let of_burst = if self.is_bursting() { self.burst_ns.max(0) } else { 0 };
+        let affordable = self.credit_ns.max(0).saturating_add(of_burst) / nanoseconds(self.cost).max(1);
+        let affordable = usize::try_from(affordable).unwrap_or(usize::MAX).min(self.limits.most).min(all);
+        if affordable < self.limits.least.min(all) { 0 } else { affordable }
+    }
+
+    /// A sample of so many windows cost this.
+    pub fn paid(&mut self, windows: u64, cost: Duration) {
+        let of_burst = if self.is_bursting() {
+            (nanoseconds(cost) - self.credit_ns.max(0)).clamp(0, self.burst_ns.max(0))
+        } else {
+            0
+        };
+        self.burst_ns -= of_burst;
+        self.credit_ns = self.credit_ns.saturating_sub(nanoseconds(cost) - of_burst);
+        if let Some(measured) = u32::try_from(windows).ok().and_then(|windows| cost.checked_div(windows)) {
+            self.cost = (self.cost + measured) / 2;
+        }
+    }
+
+    /// Something changed: what was known of the windows is old.
+    pub fn changed(&mut self) {
+        (self.steps, self.quiet) = (0, 0);
+    }
+
+    /// So much changed that all windows should be looked at again soon.
+    pub fn burst(&mut self) {
+        self.changed();
+        self.bursting = Some(0);
+    }
+
+    /// Whether it is in a hurry, and can pay for a sample at once.
+    pub fn is_bursting(&self) -> bool {
+        self.bursting.is_some() && self.burst_ns > nanoseconds(self.cost) * self.limits.least as i64
+    }
+
+    /// So many windows, of `all`, were as they had been.
+    pub fn unchanged(&mut self, windows: usize, all: usize) {
+        self.bursting = self.bursting.map(|quiet| quiet + windows).filter(|quiet| *quiet < all);
+        self.quiet += windows;
+        if self.quiet >= all.max(1) {
+            self.quiet = 0;
+            self.steps = (self.steps + 1).min(STEPS_MAX);
+        }
+    }
+
+    /// What the largest sample costs, and never less than two of the least: or it could not be saved for.
+    fn largest(&self) -> Duration {
+        let windows = self.limits.most.max(self.limits.least * 2);
+        self.cost.saturating_mul(u32::try_from(windows).unwrap_or(u32::MAX))
+    }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+fn part(time: Duration, part: PerTenThousand) -> Duration {
+    time.saturating_mul(part.get()) / PerTenThousand::ALL.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMITS: ShareLimits =
+        ShareLimits { budget: PerTenThousand::new(50), burst: Duration::from_millis(100), least: 4, most: 32 };
+    const COST: Duration = Duration::from_micros(250);
+    const ALL: usize = 256;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::after_start(Duration::from_secs(seconds))
+    }
+
+    /// Samples of each second, at this cost a window.
+    fn samples(share: &mut Share, seconds: std::ops::Range<u64>, cost: Duration) -> Vec<usize> {
+        let sample = |second| {
+            let windows = share.next(at(second), ALL);
+            share.paid(windows as u64, cost * windows as u32);
+            windows
+        };
+        seconds.map(sample).collect()
+    }
+
+    #[test]
+    fn the_first_sample_is_the_largest_and_then_the_budget_holds() {
+        let mut share = Share::new(LIMITS, COST, at(0));
+        // Half a per cent of a second is 5 ms: 20 windows of 250 us.
+        assert_eq!(samples(&mut share, 0..4, COST), [32, 20, 20, 20]);
+    }
+
+    #[test]
+    fn dear_windows_are_saved_for_until_the_least_share_is_paid() {
+        let mut share = Share::new(LIMITS, COST * 20, at(0));
+        samples(&mut share, 0..1, COST * 20);
+        // A window costs 5 ms, a second earns 5 ms.
+        assert_eq!(samples(&mut share, 1..9, COST * 20), [0, 0, 0, 4, 0, 0, 0, 4]);
+    }
+
+    #[test]
+    fn what_windows_turn_out_to_cost_is_what_counts() {
+        let mut share = Share::new(LIMITS, COST, at(0));
+        assert_eq!(samples(&mut share, 0..1, COST / 2), [32]);
+        let later = samples(&mut share, 1..10, COST / 2);
+        assert_eq!(later[8], 32, "half the cost, 40 windows a second could be paid: {later:?}");
+    }
+
+    #[test]
+    fn without_a_change_it_slows_to_an_eighth_and_a_change_brings_it_back() {
+        let mut share = Share::new(LIMITS, COST, at(0));
+        samples(&mut share, 0..1, COST);
+        (0..5).for_each(|_| share.unchanged(ALL, ALL));
+        // An eighth of 20 windows a second: four of them every other second.
+        let steady = samples(&mut share, 1..17, COST);
+        assert_eq!(steady.iter().sum::<usize>(), 40, "{steady:?}");
+        share.changed();
+        assert_eq!(samples(&mut share, 17..20, COST), [20, 20, 20]);
+    }
+
+    #[test]
+    fn a_burst_uses_what_was_saved_for_it_and_ends_with_a_quiet_round() {
+        let tenths = |share: &mut Share, range: std::ops::Range<u64>| -> usize {
+            let sample = |tenth| {
+                let windows = share.next(Moment::after_start(Duration::from_millis(tenth * 100)), ALL);
+                share.paid(windows as u64, COST * windows as u32);
+                windows
+            };
+            range.map(sample).sum()
+        };
+        let mut share = Share::new(LIMITS, COST, at(0));
+        tenths(&mut share, 0..1);
+        share.burst();
+        // 100 ms of burst are 400 windows, and the budget pays for 2 in a tenth of a second, in both accounts.
+        let burst = tenths(&mut share, 1..21);
+        assert!((400..=480).contains(&burst), "{burst}");
+        assert!(!share.is_bursting(), "all is used up");
+        let mut share = Share::new(LIMITS, COST, at(0));
+        share.burst();
+        share.unchanged(ALL - 1, ALL);
+        assert!(share.is_bursting());
+        share.unchanged(1, ALL);
+        assert!(!share.is_bursting(), "nothing new in a whole round");
+    }
+
+    #[test]
+    fn part_of_a_round_is_no_step() {
+        let mut share = Share::new(LIMITS, COST, at(0));
+        samples(&mut share, 0..1, COST);
+        share.unchanged(ALL - 1, ALL);
+        assert_eq!(samples(&mut share, 1..2, COST), [20]);
+        share.unchanged(1, ALL);
+        assert_eq!(samples(&mut share, 2..3, COST), [10]);
+    }
+
+    #[test]
+    fn a_guest_of_fewer_windows_than_the_least_share_is_sampled_whole() {
+        let mut share = Share::new(LIMITS, COST, at(0));
+        assert_eq!(share.next(at(0), 2), 2);
+        assert_eq!(share.next(at(1), 0), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_is_spent_than_was_earned_and_one_largest_sample(
+            costs_us in prop::collection::vec(1u64..5000, 1..50), tick_ms in 1u64..2000
+        ) {
+            let mut share = Share::new(LIMITS, COST, at(0));
+            let mut spent = Duration::ZERO;
+            let (first, mut overshoot) = (share.largest(), Duration::ZERO);
+            for (tick, cost_us) in costs_us.iter().enumerate() {
+                let now = Moment::after_start(Duration::from_millis(tick_ms * tick as u64));
+                let windows = share.next(now, ALL);
+                prop_assert!(windows == 0 || (LIMITS.least..=LIMITS.most).contains(&windows));
+                // A sample may cost more than expected; the next ones wait until that is paid.
+                let cost = Duration::from_micros(*cost_us) * windows as u32;
+                overshoot = overshoot.max(cost.saturating_sub(share.cost * windows as u32));
+                share.paid(windows as u64, cost);
+                spent += cost;
+            }
+            let earned = part(Duration::from_millis(tick_ms * costs_us.len() as u64), LIMITS.budget);
+            prop_assert!(spent <= first + earned + overshoot, "{spent:?} of {first:?}, {earned:?} and {overshoot:?}");
+        }
+    }
+}
