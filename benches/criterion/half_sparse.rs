@@ -12,8 +12,8 @@
 //!   never    ░░░░░░░░░░░░░░░░░░░░░░░░░░  ▪    ▪    ▪    ▪    ▪    ▪   base pages
 //! ```
 //!
-//! The guests live side by side and take turns of a quarter of a second, after promotion is over; managers go on, with all their sensors,
-//! also while their guest stands. Resident memory is the host backing of all guest RAM, counted after the turns.
+//! The guests live side by side and take turns of a quarter of a second, after promotion is over; managers go on, with all
+//! their sensors, also while their guest stands. Resident memory is the host backing of all guest RAM, counted after the turns.
 //!
 //! `cargo bench -p wideleaf-benches --bench half_sparse [-- LOG2_WORDS SETS]` (default 26, which is guests of 1 GiB, and 3;
 //! needs KVM and the right to lease hugetlb pages)

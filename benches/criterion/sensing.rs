@@ -75,9 +75,9 @@ impl Player {
         self.guest.resume();
         waiting.pass(SETTLING)?;
         let threads = self.managed.threads();
-        let (began, before) = (Instant::now(), threads.cpu_time()?);
+        let (began, before) = (Instant::now(), threads.cpu_use()?);
         waiting.pass(CPU_TIME)?;
-        let share = threads.cpu_time()?.saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64();
+        let share = threads.cpu_use()?.since(before).ran.as_secs_f64() / began.elapsed().as_secs_f64();
         self.guest.pause();
         Ok(share)
     }

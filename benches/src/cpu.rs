@@ -1,12 +1,35 @@
-//! CPU time that threads have used, from `/proc/<pid>/schedstat` (Documentation/scheduler/sched-stats.rst): nanoseconds,
+//! CPU time that threads have used or waited for, from `/proc/<pid>/schedstat` (Documentation/scheduler/sched-stats.rst): nanoseconds,
 //! where `stat` counts hundredths of a second.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::experiment::Ended;
+
+/// What threads had of the CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuUse {
+    /// Time on a CPU.
+    pub ran: Duration,
+    /// Time ready to run, while others had the CPUs. A thread of low priority on a busy machine has mostly this.
+    pub waited: Duration,
+}
+
+impl CpuUse {
+    /// What they would have used of a machine of their own.
+    pub fn wanted(self) -> Duration {
+        self.ran + self.waited
+    }
+
+    /// What came since `earlier`.
+    pub fn since(self, earlier: CpuUse) -> CpuUse {
+        let CpuUse { ran, waited } = earlier;
+        CpuUse { ran: self.ran.saturating_sub(ran), waited: self.waited.saturating_sub(waited) }
+    }
+}
 
 /// Some threads.
 #[derive(Clone, Debug)]
@@ -34,12 +57,13 @@ impl Threads {
         Ok(Threads { files: vec![folder.join("schedstat")] })
     }
 
-    /// What they have used so far, all together. A thread that has ended counts no more.
+    /// What they have had so far, all together. A thread that has ended counts no more.
     ///
     /// # Errors
     /// [`Ended::Skipped`] where the kernel does not say.
-    pub fn cpu_time(&self) -> Result<Duration, Ended> {
-        self.files.iter().map(|file| cpu_time(file)).sum()
+    pub fn cpu_use(&self) -> Result<CpuUse, Ended> {
+        let sum = |sum: CpuUse, one: CpuUse| CpuUse { ran: sum.ran + one.ran, waited: sum.waited + one.waited };
+        self.files.iter().try_fold(CpuUse::default(), |all, file| Ok(sum(all, cpu_use(file)?)))
     }
 }
 
@@ -51,16 +75,18 @@ fn folders(path: &Path) -> BTreeSet<PathBuf> {
     fs::read_dir(path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-fn cpu_time(file: &Path) -> Result<Duration, Ended> {
+fn cpu_use(file: &Path) -> Result<CpuUse, Ended> {
     match fs::read_to_string(file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !file.parent().is_some_and(Path::exists) => {
-            Ok(Duration::ZERO)
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !file.parent().is_some_and(Path::exists) => {
+            Ok(CpuUse::default())
         }
         Err(error) => Err(Ended::Skipped(format!("{}: {error}", file.display()))),
         Ok(text) => {
-            let ns = text.split_whitespace().next().and_then(|number| number.parse().ok());
-            let ns = ns.ok_or_else(|| Ended::Skipped(format!("{}: no number in {text:?}", file.display())))?;
-            Ok(Duration::from_nanos(ns))
+            let mut times = text.split_whitespace().map_while(|ns| ns.parse().ok()).map(Duration::from_nanos);
+            let (Some(ran), Some(waited)) = (times.next(), times.next()) else {
+                return Err(Ended::Skipped(format!("{}: no two numbers in {text:?}", file.display())));
+            };
+            Ok(CpuUse { ran, waited })
         }
     }
 }
@@ -70,20 +96,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_number_is_the_time_on_a_cpu() {
+    fn the_first_number_is_the_time_on_a_cpu_and_the_second_the_wait_for_one() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("schedstat");
         fs::write(&file, "51951157 15193923354 1595\n").expect("a file");
-        assert_eq!(cpu_time(&file).expect("well formed"), Duration::from_nanos(51_951_157));
+        let (ran, waited) = (Duration::from_nanos(51_951_157), Duration::from_nanos(15_193_923_354));
+        let now = cpu_use(&file).expect("well formed");
+        assert_eq!(now, CpuUse { ran, waited });
+        assert_eq!(now.since(CpuUse { ran, waited: Duration::ZERO }).wanted(), waited);
         fs::write(&file, "nonsense\n").expect("a file");
-        assert!(matches!(cpu_time(&file), Err(Ended::Skipped(_))));
+        assert!(matches!(cpu_use(&file), Err(Ended::Skipped(_))));
     }
 
     #[test]
     fn a_thread_that_has_ended_counts_no_more_and_a_kernel_that_says_nothing_is_told() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        assert_eq!(cpu_time(&folder.path().join("12/schedstat")).expect("it ended"), Duration::ZERO);
-        assert!(matches!(cpu_time(&folder.path().join("schedstat")), Err(Ended::Skipped(_))));
+        assert_eq!(cpu_use(&folder.path().join("12/schedstat")).expect("it ended"), CpuUse::default());
+        assert!(matches!(cpu_use(&folder.path().join("schedstat")), Err(Ended::Skipped(_))));
     }
 
     #[test]

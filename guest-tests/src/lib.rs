@@ -5,6 +5,9 @@ pub mod chaos;
 pub mod holdings;
 pub mod pattern_guest;
 
+use wideleaf_memory::pool::{HugetlbPools, PoolLease, PoolStatus};
+use wideleaf_policies::PageSize;
+
 /// What a test may need of its machine; the names of `WIDELEAF_REQUIRE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
@@ -59,4 +62,46 @@ pub fn is_there(need: Need, found: Result<(), String>) -> bool {
 pub fn has_kvm() -> bool {
     let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
     is_there(Need::Kvm, kvm.map(drop).map_err(|error| format!("/dev/kvm: {error}")))
+}
+
+/// A giant page in this machine's pool that a test may use, for as long as this lives.
+pub struct GiantPage {
+    pools: HugetlbPools,
+    before: PoolStatus,
+    _lease: Option<PoolLease>,
+    _turn: std::fs::File,
+}
+
+/// Tests that use its pages take turns: each looks whether the pool is as it was.
+const GIANT_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
+
+impl GiantPage {
+    /// A page that is free, or one that is added to the pool; `None` where the test is to be skipped. The kernel may have
+    /// to move a gibibyte of memory for it: not while a guest waits.
+    pub fn of_this_machine() -> Option<GiantPage> {
+        let pools = HugetlbPools::of_this_machine();
+        let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
+        let turn = turn.map_err(|error| format!("{GIANT_POOL}: {error}"));
+        let lease = match pools.check(PageSize::Giant1G, PageSize::Giant1G.bytes()) {
+            Ok(()) => Ok(None),
+            Err(_) => pools.lease(PageSize::Giant1G, 1).map(Some).map_err(|error| error.to_string()),
+        };
+        let status = pools.status(PageSize::Giant1G).map_err(|error| error.to_string());
+        let found = turn.and_then(|turn| Ok((turn, lease?, status?)));
+        let has_page = found.as_ref().map(|_| ()).map_err(Clone::clone);
+        is_there(Need::Hugetlb1G, has_page).then_some(())?;
+        let (turn, lease, before) = found.ok()?;
+        Some(GiantPage { pools, before, _lease: lease, _turn: turn })
+    }
+
+    /// The pool it is in.
+    pub fn pools(&self) -> &HugetlbPools {
+        &self.pools
+    }
+
+    /// # Panics
+    /// Where the pool is not as it was: the page is still in use, or the pool has another size.
+    pub fn assert_given_back(&self) {
+        assert_eq!(self.pools.status(PageSize::Giant1G).ok().as_ref(), Some(&self.before), "the pool is as it was");
+    }
 }

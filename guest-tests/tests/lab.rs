@@ -88,6 +88,11 @@ fn contents_survive_in_the_lab() {
 }
 
 #[test]
+fn nothing_is_lost_in_the_lab_whatever_fails() {
+    tests_pass_in_lab("wideleaf-guest-tests", "soak");
+}
+
+#[test]
 fn contents_survive_giant_pages_that_kvm_maps_as_such_in_the_lab() {
     tests_pass_in_lab("wideleaf-guest-tests", "giant_swap");
 }

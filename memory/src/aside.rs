@@ -31,6 +31,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use wideleaf_policies::{Moment, WindowIndex};
 
+use crate::claims::{Claimed, Claims, PartClaim};
 use crate::host::{Host, HostError};
 use crate::mover::linux::{LinuxMover, MoverError};
 use crate::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place};
@@ -54,11 +55,14 @@ const CLOSE_ATTEMPTS: u32 = 20;
 pub struct Aside {
     host: Arc<dyn Host>,
     mover: Arc<dyn Mover>,
+    claims: Arc<Claims>,
     rooms: Mutex<Rooms>,
 }
 
 struct Rooms {
     stays: BTreeMap<WindowIndex, Stay>,
+    /// On each window that is aside: a giant of which a part is aside must not be moved.
+    claims: BTreeMap<WindowIndex, PartClaim>,
     free: Vec<u16>,
     /// Slots whose old pages could not be given back yet.
     unclean: Vec<u16>,
@@ -109,6 +113,9 @@ pub enum AsideError {
     /// It is not.
     #[error("{0} is not aside")]
     NotAside(WindowIndex),
+    /// Its giant is somebody else's.
+    #[error("{0} cannot be taken aside: {1}")]
+    Claimed(WindowIndex, Claimed),
     /// The kernel refused. The window is where it was, or is stuck and tried again.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -123,17 +130,18 @@ enum Refused {
 
 impl Aside {
     /// Nobody is aside yet. Whoever makes one sees that [`Aside::serve`] is called when somebody waits: see
-    /// [`WindowMover`].
-    pub fn new(host: Arc<dyn Host>, mover: Arc<dyn Mover>) -> Aside {
+    /// [`WindowMover`]. `claims` are those of the RAM that `mover` moves.
+    pub fn new(host: Arc<dyn Host>, mover: Arc<dyn Mover>, claims: Arc<Claims>) -> Aside {
         let free = (0..ASIDE_SLOTS).rev().collect();
         let rooms = Rooms {
             stays: BTreeMap::new(),
+            claims: BTreeMap::new(),
             free,
             unclean: Vec::new(),
             is_closed: false,
             report: AsideReport::default(),
         };
-        Aside { host, mover, rooms: Mutex::new(rooms) }
+        Aside { host, mover, claims, rooms: Mutex::new(rooms) }
     }
 
     /// Takes a window aside until somebody touches it or it is brought back. What is missing of it stays missing.
@@ -201,6 +209,11 @@ impl Aside {
         self.rooms().stays.get(&window).is_some_and(|stay| stay.slot().is_some())
     }
 
+    /// Claims a window, for what happens to it before and after it is aside.
+    pub(crate) fn claim(&self, window: WindowIndex) -> Result<PartClaim, Claimed> {
+        self.claims.window(window)
+    }
+
     /// What was counted so far.
     pub fn report(&self) -> AsideReport {
         self.rooms().report
@@ -220,6 +233,7 @@ impl Aside {
         if rooms.stays.contains_key(&window) {
             return Err(AsideError::AlreadyAside(window));
         }
+        let claim = self.claims.window(window).map_err(|claimed| AsideError::Claimed(window, claimed))?;
         self.clean(&mut rooms);
         let slot = rooms.free.pop().ok_or(AsideError::Full)?;
         let began = self.host.now();
@@ -227,6 +241,7 @@ impl Aside {
             rooms.free.push(slot);
             return Err(error.into());
         }
+        rooms.claims.insert(window, claim);
         let mut held = Held { aside: self, rooms, window, slot, began, is_settled: false };
         self.make_way(Place::Guest(window), held.place());
         self.move_window(Place::Guest(window), held.place(), Refused::Stop)?;
@@ -274,6 +289,7 @@ impl Aside {
             Ok(()) => {
                 rooms.free.push(slot);
                 rooms.stays.remove(&window);
+                rooms.claims.remove(&window);
                 if is_awaited {
                     rooms.stays.insert(window, Stay::Touched(self.host.now()));
                 }
@@ -364,6 +380,7 @@ impl Drop for Aside {
         if self.rooms().has_stuck() {
             // Closing the userfaultfd would wake whoever waits, and they would read zeroes.
             std::mem::forget(Arc::clone(&self.mover));
+            std::mem::forget(std::mem::take(&mut self.rooms().claims));
         }
     }
 }
@@ -409,6 +426,7 @@ impl Held<'_> {
         mover.unwatch(self.window)?;
         let unavailable = self.aside.host.now().since(self.began);
         self.is_settled = true;
+        self.rooms.claims.remove(&self.window);
         self.rooms.report.replaced += 1;
         self.rooms.unclean.push(self.slot);
         self.aside.clean(&mut self.rooms);
@@ -448,9 +466,10 @@ impl WindowMover {
     /// [`MoverError`]: only anonymous RAM can be moved, by a kernel that has `UFFDIO_MOVE` and permits it.
     pub fn start(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
         let no_thread = |source| HostError { what: "start the thread that moves windows", source };
+        let claims = ram.claims().clone();
         let mover = Arc::new(LinuxMover::open(ram)?);
         let door = host.mover_door(mover.clone());
-        let aside = Arc::new(Aside::new(host, door));
+        let aside = Arc::new(Aside::new(host, door, claims));
         let (stopped, stop) = io::pipe().map_err(no_thread)?;
         let closes = CloseAtTheEnd(aside.clone());
         let thread = std::thread::Builder::new()
@@ -554,7 +573,7 @@ mod tests {
     fn served(prepare: impl FnOnce(&FakeMover)) -> (io::Result<()>, Arc<FakeMover>) {
         let mover = Arc::new(FakeMover::default());
         mover.write(WINDOW, ALL_PAGES);
-        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
         aside.set_aside(WINDOW).expect("nothing fails yet");
         assert_eq!(mover.touch(WINDOW, 0), Touch::Waits);
         prepare(&mover);
@@ -579,7 +598,7 @@ mod tests {
     fn a_page_that_cannot_be_copied_back_does_not_keep_the_others_away() {
         let mover = Arc::new(FakeMover::default());
         mover.write(WINDOW, ALL_PAGES);
-        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone());
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
         aside.set_aside(WINDOW).expect("nothing fails yet");
         let place = Place::Aside(0);
         let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();

@@ -8,6 +8,7 @@ use wideleaf_policies::{Bytes, Gpa, Hva, Moment, OutcomeResult, Refusal};
 
 use crate::mover::Mover;
 use crate::region::GuestRam;
+use crate::sensors::minor_faults::MinorFaults;
 use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys::mapping::MapError;
 
@@ -120,6 +121,11 @@ pub trait Host: Send + Sync {
 
     /// The door through which pages of a VM are moved, given the real one: a host that fails puts one that fails before it.
     fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
+        real
+    }
+
+    /// As [`Host::mover_door`], for minor faults.
+    fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
         real
     }
 

@@ -20,15 +20,16 @@
 //!
 //! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
 //! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and one that
-//! fails by the dice before the real one ([`mishaps`]). Exceptions: in [`first_touch`] and [`reserved_frames`] faults are the
-//! kernel's to hand out, so their userfaultfd is always the real one; [`actuators::release`], [`sensors::minor_faults`] and the
-//! files of [`reserved_frames`] have small doors of their own, with fakes; and [`sensors::damon`] reads and writes files under a
-//! root that tests choose. `unsafe` is in `sys` alone.
+//! fails by the dice before the real one ([`mishaps`]). Exceptions: in [`first_touch`] and [`reserved_frames`] faults are the kernel's
+//! to hand out, so their userfaultfd is always the real one; [`actuators::release`], [`reserved_frames`] and
+//! [`sensors::minor_faults`] have small doors of their own, with fakes, and [`sensors::damon`] reads and writes files under a root
+//! that tests choose. `unsafe` is in `sys` alone.
 
 pub mod actuators;
 pub mod aside;
 pub mod backing;
 pub mod capabilities;
+pub mod claims;
 mod fake_calls;
 mod faults;
 pub mod first_touch;

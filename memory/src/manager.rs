@@ -27,7 +27,7 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
+    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
     PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
@@ -42,9 +42,11 @@ use crate::sensors::host_backing::HostBackingSensor;
 use crate::sensors::host_memory::host_memory;
 
 mod acting;
+mod giants;
 mod sampling;
 
-use acting::{Mechanism, Performed, SwapHand, Swaps, perform};
+use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
+use giants::Giants;
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
 
@@ -145,7 +147,9 @@ pub struct ManagerReport {
     pub action_cpu: Duration,
     /// CPU time of the whole loop, sensing and deciding included.
     pub total_cpu: Duration,
-    /// How long each acted-on window was unavailable at most, in nanoseconds.
+    /// Time of the calls that copied.
+    pub copy_time: Duration,
+    /// How long each acted-on window (or giant) was unavailable at most, in nanoseconds.
     pub unavailable_ns: Histogram<u64>,
     /// Became resident only because the page is large.
     pub bloat: Bytes,
@@ -190,6 +194,7 @@ impl ManagerReport {
             copied: Bytes::ZERO,
             action_cpu: Duration::ZERO,
             total_cpu: Duration::ZERO,
+            copy_time: Duration::ZERO,
             unavailable_ns: Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 3).expect("the bounds are literals"),
             bloat: Bytes::ZERO,
             kvm_checks: vec![None; vms.len()],
@@ -222,6 +227,7 @@ impl ManagerReport {
         self.first_done_at.get_or_insert(at);
         self.last_done_at = Some(at);
         if unavailable > Duration::ZERO {
+            self.copy_time += unavailable;
             self.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
         }
     }
@@ -231,11 +237,9 @@ impl ManagerReport {
         self.outcomes.iter().filter(|((m, result), _)| *m == mechanism && *result == "done").map(|(_, n)| n).sum()
     }
 
-    /// Bytes copied per second of the time the kernel's copying calls took.
+    /// Bytes copied per second of the time the copying took.
     pub fn copy_bytes_per_second(&self) -> Option<f64> {
-        let busy_ns: u64 =
-            self.unavailable_ns.iter_recorded().map(|v| v.value_iterated_to() * v.count_at_value()).sum();
-        (busy_ns > 0).then(|| self.copied.get() as f64 / (busy_ns as f64 / 1e9))
+        (self.copy_time > Duration::ZERO).then(|| self.copied.get() as f64 / self.copy_time.as_secs_f64())
     }
 }
 
@@ -280,7 +284,7 @@ impl Means<'_> {
             Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
             Ok(ActingOn { index, is_held, .. }) => {
                 let hand = hands.get_mut(index).and_then(Option::as_mut);
-                perform(self.host, &self.vms[index], hand, begun.planned.action, is_held)
+                perform_claimed(self.host, &self.vms[index], hand, begun.planned.action, is_held)
             }
         }
     }
@@ -316,6 +320,7 @@ pub struct ManagerLoop {
     sampling: Vec<Sampling>,
     /// By VM in the order given, where windows can be swapped.
     swaps: Vec<Option<Swaps>>,
+    giants: Giants,
     should_stop: Arc<AtomicBool>,
 }
 
@@ -323,12 +328,16 @@ impl ManagerLoop {
     /// A loop over `vms` that has done nothing yet.
     pub fn new(
         host: Arc<dyn Host>,
-        vms: Vec<ManagedVm>,
+        mut vms: Vec<ManagedVm>,
         policy: Box<dyn Policy>,
         config: ManagerConfig,
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
+        if policy.largest_page() == PageSize::Giant1G {
+            report.unanswered.extend(giants.why_no_page());
+        }
         // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
         let sampling =
@@ -343,6 +352,7 @@ impl ManagerLoop {
             needs,
             sampling,
             swaps,
+            giants,
             sensor: HostBackingSensor::default(),
             plan: Plan::default(),
             recorder: None,
@@ -385,11 +395,12 @@ impl ManagerLoop {
         ReservedFrames::start(self.host.clone(), vms, rules).map(Some)
     }
 
-    /// One round. Returns how many actions were done.
+    /// One round. Returns how many actions were done, or begun.
     pub fn tick(&mut self) -> u64 {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
         self.budget.refill(began_at);
+        let is_giant_over = self.finish_giant();
         self.finish_samples();
         let snapshot = self.sense();
         let mut plan = std::mem::take(&mut self.plan);
@@ -400,7 +411,7 @@ impl ManagerLoop {
             recorder.snapshot(began_at, &snapshot);
             recorder.plan(now, plan.actions());
         }
-        let done = self.act(plan.actions(), &snapshot);
+        let done = self.act(plan.actions(), &snapshot) + u64::from(is_giant_over);
         self.plan = plan;
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
@@ -428,6 +439,7 @@ impl ManagerLoop {
 
     /// Takes a last look at all VMs, so that the report ends with the state at the end.
     pub fn finish(mut self) -> ManagerReport {
+        self.finish_last_giant();
         let at = self.host.now();
         self.finish_samples();
         let snapshot = self.sense();
@@ -479,6 +491,7 @@ impl ManagerLoop {
                     }
                 }
             }
+            self.giants.mark(index, &mut rows);
             rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
                 Ok(stats) => Some(stats),
                 Err(error) => {
@@ -487,7 +500,8 @@ impl ManagerLoop {
                     None
                 }
             });
-            if let Some(stats) = rows.mapping {
+            // While a giant is exchanged the two readings are of different moments.
+            if let Some(stats) = rows.mapping.filter(|_| !self.giants.is_under_way_in(index)) {
                 check_totals(&mut self.report.kvm_checks[index], stats, &rows);
             }
             let sample = Sample { at: self.host.now(), host: account::host_backing(&rows), mapping: rows.mapping };
@@ -507,19 +521,27 @@ impl ManagerLoop {
                 tracing::warn!("the host's memory: {error}");
                 *self.report.sensor_failures.entry("host_memory").or_default() += 1;
             })
+            .map(|memory| HostMemory { giant_pages_free: self.giants.pages_free(), ..memory })
             .ok()
     }
 
-    /// Does what was planned: first what copies nothing, then the copies, by several threads where there are enough of
-    /// them. Booked in the order of the plan. Returns how many actions were done.
+    /// Does what was planned: begins what is about giants, does what copies nothing, then copies windows, by several threads
+    /// where there are enough of them. Booked in the order of the plan. Returns how many actions were done, or begun.
     fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
-        let begun = planned.iter().enumerate().map(|(position, planned)| self.begin(position, planned, snapshot));
-        let (copies, others): (Vec<_>, Vec<_>) = begun.partition(Begun::is_copy);
+        let (mut giants_begun, mut copies, mut others) = (0, Vec::new(), Vec::new());
+        for (position, planned) in planned.iter().enumerate() {
+            if let Some(request) = self.giant_request(planned, snapshot) {
+                giants_begun += u64::from(self.begin_giant(request));
+                continue;
+            }
+            let begun = self.begin(position, planned, snapshot);
+            if begun.is_copy() { &mut copies } else { &mut others }.push(begun);
+        }
         let means = self.means();
         let mut performed: Vec<_> = others.iter().map(|begun| (*begun, means.attempt(begun, &mut []))).collect();
         performed.extend(self.copy(&copies));
         performed.sort_unstable_by_key(|(begun, _)| begun.position);
-        performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
+        giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
     }
 
     /// Takes a window into the state of being acted on, if it is there and may be.

@@ -26,6 +26,7 @@ use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
+use crate::claims::Claims;
 use crate::host::HostError;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 
@@ -56,6 +57,7 @@ pub struct GuestRam {
     ranges: Vec<RamRange>,
     backing: BackingConfig,
     reservation: AddressReservation,
+    claims: Arc<Claims>,
     /// The memfd, with the ranges one behind the other. The VMM's children and an attached debugger find the RAM through it.
     file: Option<File>,
 }
@@ -121,7 +123,7 @@ impl GuestRam {
             file_offset += gpa.bytes();
             ranges.push(RamRange { gpa, hva });
         }
-        let ram = GuestRam { ranges, backing, reservation, file };
+        let ram = GuestRam { ranges, backing, reservation, claims: Arc::default(), file };
         for range in &ram.ranges {
             backing
                 .advise_at_start(range.hva, range.gpa.bytes())
@@ -138,6 +140,11 @@ impl GuestRam {
     /// What backs it.
     pub fn backing(&self) -> BackingConfig {
         self.backing
+    }
+
+    /// Who is at work on which part of it, and what is on a giant page.
+    pub fn claims(&self) -> &Arc<Claims> {
+        &self.claims
     }
 
     /// All of it.

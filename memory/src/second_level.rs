@@ -6,6 +6,7 @@
 
 use wideleaf_policies::{GpaRange, MappingStats};
 
+pub mod claimed;
 pub mod failing;
 pub mod fake;
 
@@ -111,6 +112,9 @@ pub enum SecondLevelError {
     /// No such memslot.
     #[error("there is no memslot {}", .0.0)]
     NoSuchSlot(SlotId),
+    /// A giant under it is being moved.
+    #[error("the dirty log of memslot {} is in use: a giant of it is being moved, try again later", .0.0)]
+    Claimed(SlotId),
     /// A vCPU did not leave the guest in time.
     #[error("vcpu {vcpu} did not leave the guest within {waited_ms} ms")]
     PauseTimedOut {

@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
+use wideleaf_memory::aside::{self, AsideError, WindowMover};
+use wideleaf_memory::claims::Claimed;
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::second_level::fake::FakeSecondLevel;
@@ -104,6 +106,9 @@ impl FakeVm {
             matches!(self.second_level.resume(), Err(SecondLevelError::WrongState(_))),
             "{when}: nothing is paused"
         );
+        let (claims, window) = (self.ram.claims(), WindowIndex::containing(GIANT));
+        assert!(!claims.is_under_way(window), "{when}: others may have it again");
+        assert_eq!(claims.is_on_giant_page(window), self.is_giant(), "{when}");
         assert_filled(&self.ram, when);
     }
 }
@@ -183,6 +188,50 @@ fn a_guest_that_may_not_stand_still_long_enough_is_let_alone() {
     assert_eq!((swap.rounds, swap.pauses), (5, 0));
     vm.assert_at_rest(&swap, "let alone");
     assert!(!vm.is_giant());
+}
+
+#[test]
+fn a_giant_that_somebody_is_at_work_on_is_busy_and_nothing_is_done() {
+    let mut vm = FakeVm::new(PATIENT);
+    let in_work = vm.ram.claims().window(WindowIndex::containing(GIANT)).unwrap();
+    let calls = vm.host.calls();
+    assert_eq!(vm.promote().result, OutcomeResult::Refused(Refusal::Busy));
+    assert_eq!(vm.host.calls(), calls);
+    drop(in_work);
+    assert_eq!(vm.promote().result, OutcomeResult::Done);
+}
+
+#[test]
+fn windows_of_a_giant_that_is_back_can_be_taken_aside_again() {
+    if let Err(why) = aside::probe() {
+        println!("skipped: {why}");
+        return;
+    }
+    let mut vm = FakeVm::new(PATIENT);
+    let mover = WindowMover::start(Arc::new(LinuxHost::open().unwrap()), vm.ram.clone()).unwrap();
+    let (aside, window) = (mover.aside(), WindowIndex::containing(GIANT));
+    let there_and_back = || aside.set_aside(window).and_then(|()| aside.bring_back(window));
+    assert!(there_and_back().unwrap().is_none(), "nobody touched it");
+    vm.promote();
+    assert!(matches!(there_and_back(), Err(AsideError::Claimed(_, Claimed::OnGiantPage))));
+    vm.demote();
+    // It is another mapping than the one that was watched before.
+    assert!(there_and_back().unwrap().is_none());
+    aside.set_aside(window).unwrap();
+    assert_filled(&vm.ram, "touched while it was aside");
+    assert!(aside.bring_back(window).unwrap().is_some(), "that was seen");
+}
+
+#[test]
+fn a_slot_that_is_held_stays_held_and_no_write_is_lost() {
+    let mut vm = FakeVm::new(PATIENT);
+    let second = vm.second_level.slots()[1].id;
+    vm.second_level.set_dirty_log(second, true).unwrap();
+    let promoted = vm.promote();
+    assert_eq!((promoted.result, promoted.logs_left_on), (OutcomeResult::Done, 0));
+    let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
+    assert_eq!(logged, [false, true, false], "as before");
+    assert_filled(&vm.ram, "held");
 }
 
 #[test]

@@ -8,30 +8,34 @@ use std::time::Duration;
 use nix::errno::Errno;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::{Aside, AsideError};
+use wideleaf_memory::claims::{Claimed, Claims};
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::mover::fake::{FakeMover, Touch};
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_policies::units::kib;
-use wideleaf_policies::{Bytes, OutcomeResult, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Bytes, Gpa, OutcomeResult, Refusal, Skip, WindowIndex};
 
 const ERRORS: [Errno; 4] = [Errno::EAGAIN, Errno::EBUSY, Errno::ENOMEM, Errno::EINVAL];
 /// More calls than any of the sequences here makes.
 const CALLS_MAX: u64 = 3000;
 
 const W: WindowIndex = WindowIndex::new(3);
+/// All windows of these tests are in it.
+const GIANT: Gpa = Gpa::new(0);
 
 struct Bed {
     mover: Arc<FakeMover>,
     host: Arc<FakeHost>,
     aside: Arc<Aside>,
+    claims: Arc<Claims>,
 }
 
 impl Bed {
     fn new() -> Bed {
-        let (mover, host) = (Arc::<FakeMover>::default(), Arc::<FakeHost>::default());
-        let aside = Arc::new(Aside::new(host.clone(), mover.clone()));
-        Bed { mover, host, aside }
+        let (mover, host, claims) = (Arc::<FakeMover>::default(), Arc::<FakeHost>::default(), Arc::<Claims>::default());
+        let aside = Arc::new(Aside::new(host.clone(), mover.clone(), claims.clone()));
+        Bed { mover, host, aside, claims }
     }
 
     fn sensor(&self) -> AccessSensor {
@@ -48,6 +52,7 @@ impl Bed {
         assert_eq!(self.mover.pages_aside(), 0, "{:?}", self.aside.report());
         assert!(!self.mover.is_anything_watched(), "{:?}", self.aside.report());
         assert_eq!(self.mover.waiting(), 0);
+        assert!(self.claims.giant(GIANT).is_ok(), "nobody has a claim any more");
     }
 
     fn is_huge(&self, window: WindowIndex) -> bool {
@@ -350,4 +355,34 @@ fn no_failing_call_of_a_swap_loses_a_byte() {
             let _ = bed.aside.serve();
         }
     });
+}
+
+#[test]
+fn a_giant_of_which_a_window_is_aside_or_stuck_is_not_moved() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    bed.aside.set_aside(W).unwrap();
+    assert_eq!(bed.claims.giant(GIANT).unwrap_err(), Claimed::InParts(1));
+    bed.mover.fail_call(0, libc::ENOMEM);
+    let _ = bed.aside.bring_back(W); // whether it is stuck or not:
+    assert_eq!(bed.claims.giant(GIANT).is_ok(), !bed.aside.is_aside(W), "what is not back is claimed");
+    bed.aside.serve().unwrap();
+    bed.assert_at_rest();
+}
+
+#[test]
+fn no_window_of_a_giant_that_is_moved_is_taken_aside_swapped_or_sampled() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let giant = bed.claims.giant(GIANT).unwrap();
+    assert!(matches!(bed.aside.set_aside(W), Err(AsideError::Claimed(W, Claimed::UnderWay))));
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), W).result, OutcomeResult::Skipped(Skip::GiantUnderWay));
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &[W]);
+    assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Unknown("busy"))]);
+    assert!(!bed.mover.is_anything_watched());
+    drop(giant);
+    bed.aside.set_aside(W).unwrap();
+    bed.aside.bring_back(W).unwrap();
+    bed.assert_at_rest();
 }

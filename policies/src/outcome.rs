@@ -65,6 +65,8 @@ pub enum Skip {
     NoMechanism,
     /// The window backs off after a refusal.
     BackingOff,
+    /// A giant is being moved: this one, or another, and they are moved one at a time.
+    GiantUnderWay,
     /// The manager was told to stop.
     Stopping,
 }
@@ -85,6 +87,7 @@ impl OutcomeResult {
             OutcomeResult::Skipped(Skip::NotResident) => "skipped_not_resident",
             OutcomeResult::Skipped(Skip::NoMechanism) => "skipped_no_mechanism",
             OutcomeResult::Skipped(Skip::BackingOff) => "skipped_backing_off",
+            OutcomeResult::Skipped(Skip::GiantUnderWay) => "skipped_giant_under_way",
             OutcomeResult::Skipped(Skip::Stopping) => "skipped_stopping",
         }
     }

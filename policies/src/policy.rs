@@ -76,6 +76,12 @@ pub trait Policy: Send {
         RamStart::OnBasePages
     }
 
+    /// The largest page it may ever ask for. A VM whose giants may be promoted is set up for that from the start: KVM maps
+    /// no page larger than the memslot that holds it.
+    fn largest_page(&self) -> PageSize {
+        PageSize::Huge2M
+    }
+
     /// What it counted of its own decisions, by name, for reports.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

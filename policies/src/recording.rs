@@ -79,7 +79,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// Every result, in the order of their numbers in a recording. New ones go to the end.
-const RESULTS: [OutcomeResult; 13] = [
+const RESULTS: [OutcomeResult; 14] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -93,6 +93,7 @@ const RESULTS: [OutcomeResult; 13] = [
     OutcomeResult::Skipped(Skip::BackingOff),
     OutcomeResult::Skipped(Skip::Stopping),
     OutcomeResult::Refused(Refusal::OutrunByWrites),
+    OutcomeResult::Skipped(Skip::GiantUnderWay),
 ];
 
 /// What a recording is of.

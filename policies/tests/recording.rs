@@ -131,6 +131,7 @@ fn result() -> impl Strategy<Value = OutcomeResult> {
         Skipped(Skip::NoMechanism),
         Skipped(Skip::BackingOff),
         Skipped(Skip::Stopping),
+        Skipped(Skip::GiantUnderWay),
     ]);
     prop_oneof![4 => known, 1 => any::<i32>().prop_map(|errno| Refused(Refusal::Other(errno)))]
 }

@@ -67,7 +67,7 @@ const PARAMETERS: &[Parameter] = &[
         name: "sparse",
         default: "0",
         unit: "bytes (K, M, G, T)",
-        meaning: "memory behind the table, whole 2 MiB windows, of each of which one page is filled before and checked after the updates",
+        meaning: "memory behind the table, of which one page of each 2 MiB is filled before and checked after the updates",
     },
     Parameter {
         name: "progress_ms",

@@ -10,7 +10,7 @@
 //!
 //! What must hold: from the start of the log to the end of the pause only vCPUs write to the giant, and nobody keeps a
 //! pointer into it that the kernel has pinned (a device with DMA). The VMM's own serial and exit ports never touch RAM.
-//! Reads by others are harmless: both copies are equal when they are exchanged. So RAM that other processes may map (a
+//! [`crate::claims`] keeps our own sensors and actuators away meanwhile. Reads by others are harmless: both copies are equal when they are exchanged. So RAM that other processes may map (a
 //! memfd) is refused: they would go on with the old pages.
 //!
 //! What is promised: the guest stands still for about [`SwapLimits::pause_max`] at most, or nothing changes
@@ -25,6 +25,7 @@ use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, 
 
 use super::dirty::{DirtyLog, DirtyPages, refused};
 use crate::backing::BackingKind;
+use crate::claims::{Claimed, GiantClaim};
 use crate::host::{Advice, Host, HostError, PageRun, SideContents};
 use crate::pool::{HugetlbPools, PoolError, PoolLease};
 use crate::region::GuestRam;
@@ -121,11 +122,17 @@ impl GiantSwap {
             is_stuck: false,
         }
     }
+
+    /// Nothing was tried, because of this.
+    pub(crate) fn not_tried(result: OutcomeResult) -> GiantSwap {
+        GiantSwap { result, ..GiantSwap::begun() }
+    }
 }
 
 /// The giant pages of one VM: which giants are on one, and the pages themselves.
 ///
-/// To be dropped after the VM: a page is back in the pool when neither this nor guest RAM has it.
+/// A page is back in the pool when neither this nor guest RAM has it. Where the pool was made larger, this is to be dropped after
+/// the VM: the pool shrinks by a page that is free.
 #[derive(Debug)]
 pub struct GiantPages {
     pools: HugetlbPools,
@@ -161,19 +168,38 @@ impl GiantPages {
 
     /// Puts the giant at `giant` onto a giant page while the guest runs.
     pub fn promote(&mut self, site: SwapSite<'_>, giant: Gpa) -> GiantSwap {
-        Swap::run(site, giant, self.limits, |swap| {
+        match site.ram.claims().giant(giant) {
+            Ok(claim) => self.promote_claimed(site, claim),
+            Err(claimed) => GiantSwap::not_tried(Claimed::result(claimed)),
+        }
+    }
+
+    /// As [`GiantPages::promote`], for a giant that was claimed before. The claim ends with it.
+    pub fn promote_claimed(&mut self, site: SwapSite<'_>, claim: GiantClaim) -> GiantSwap {
+        let giant = claim.giant();
+        let swap = Swap::run(site, &claim, self.limits, |swap| {
             self.check_promotable(site, giant)?;
             let page = GiantPage { _lease: self.room()?, file: site.host.create_giant()? };
             swap.promote(&page.file)?;
             self.pages.insert(giant, page);
             swap.look_again()
-        })
+        });
+        self.end(claim, swap)
     }
 
     /// Puts the giant at `giant` back onto anonymous memory while the guest runs: in base pages, or in huge ones as far as
     /// the kernel has them. The giant page goes back to the pool.
     pub fn demote(&mut self, site: SwapSite<'_>, giant: Gpa, to: PageSize) -> GiantSwap {
-        Swap::run(site, giant, self.limits, |swap| {
+        match site.ram.claims().giant(giant) {
+            Ok(claim) => self.demote_claimed(site, claim, to),
+            Err(claimed) => GiantSwap::not_tried(Claimed::result(claimed)),
+        }
+    }
+
+    /// As [`GiantPages::demote`], for a giant that was claimed before. The claim ends with it.
+    pub fn demote_claimed(&mut self, site: SwapSite<'_>, claim: GiantClaim, to: PageSize) -> GiantSwap {
+        let giant = claim.giant();
+        let swap = Swap::run(site, &claim, self.limits, |swap| {
             let page = self.pages.get(&giant).ok_or(OutcomeResult::Skipped(Skip::AlreadyDone))?;
             let advice = match to {
                 PageSize::Base4K => Advice::NoHugePage,
@@ -183,7 +209,19 @@ impl GiantPages {
             swap.demote(&page.file, advice)?;
             self.pages.remove(&giant);
             Ok(())
-        })
+        });
+        self.end(claim, swap)
+    }
+
+    /// Lets others have the giant again, unless its guest stands still for good.
+    fn end(&self, claim: GiantClaim, swap: GiantSwap) -> GiantSwap {
+        if swap.is_stuck {
+            claim.keep();
+        } else {
+            let is_on_giant_page = self.pages.contains_key(&claim.giant());
+            claim.end(is_on_giant_page);
+        }
+        swap
     }
 
     fn check_promotable(&self, site: SwapSite<'_>, giant: Gpa) -> Result<(), Unswapped> {
@@ -245,8 +283,11 @@ type Exchange<'a> = &'a dyn Fn() -> Result<(), Unswapped>;
 /// One swap under way.
 struct Swap<'a> {
     site: SwapSite<'a>,
+    claim: &'a GiantClaim,
     giant: Gpa,
     limits: SwapLimits,
+    /// What there was when the copying began.
+    occupied: Bytes,
     /// Written and not yet copied.
     pending: DirtyPages,
     /// What copying one page takes.
@@ -258,13 +299,23 @@ impl<'a> Swap<'a> {
     /// Runs `act` and reports what became of it.
     fn run(
         site: SwapSite<'a>,
-        giant: Gpa,
+        claim: &'a GiantClaim,
         limits: SwapLimits,
         act: impl FnOnce(&mut Swap<'a>) -> Result<(), Unswapped>,
     ) -> GiantSwap {
+        assert!(claim.is_of(site.ram.claims()), "the claim is on other RAM");
         let (began, began_cpu) = (site.host.now(), site.host.thread_cpu_time());
-        let pending = DirtyPages::none(giant);
-        let mut swap = Swap { site, giant, limits, pending, page_time: PAGE_TIME_AT_FIRST, report: GiantSwap::begun() };
+        let giant = claim.giant();
+        let mut swap = Swap {
+            site,
+            claim,
+            giant,
+            limits,
+            occupied: Bytes::ZERO,
+            pending: DirtyPages::none(giant),
+            page_time: PAGE_TIME_AT_FIRST,
+            report: GiantSwap::begun(),
+        };
         match act(&mut swap) {
             Ok(()) => {}
             Err(Unswapped::Unchanged(result)) => swap.report.result = result,
@@ -296,6 +347,7 @@ impl<'a> Swap<'a> {
             placed.map_err(|error| restored(error, || host.move_in(&kept, ram, giant)))
         });
         keep_if_stuck(&exchanged, kept);
+        self.report.bloat = GIANT.saturating_sub(self.occupied);
         exchanged
     }
 
@@ -322,7 +374,7 @@ impl<'a> Swap<'a> {
         let began = self.site.host.now();
         let mut runs: Vec<PageRun> = Vec::new();
         self.site.host.scan_occupied(self.site.hva(self.giant), GIANT, &mut runs)?;
-        let occupied: Bytes = runs.iter().map(|run| run.bytes).sum();
+        self.occupied = runs.iter().map(|run| run.bytes).sum();
         let (ram, start, giant) = (self.site.ram, self.site.hva(self.giant), self.giant);
         let pages = runs.iter().flat_map(|run| {
             let first = giant + Bytes::new(run.start.get() - start.get());
@@ -333,7 +385,6 @@ impl<'a> Swap<'a> {
             next.copy_page(ram, page);
             copied += 1;
         }
-        self.report.bloat = GIANT.saturating_sub(occupied);
         self.account(copied, began);
         Ok(())
     }
@@ -387,7 +438,7 @@ impl<'a> Swap<'a> {
             return Ok(false);
         }
         self.copy_pending(next, self.site.host.now());
-        exchange().map(|()| true)
+        self.claim.exchanging(exchange).map(|()| true)
     }
 
     fn resume(&mut self) {

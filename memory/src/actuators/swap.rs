@@ -17,6 +17,7 @@ use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use crate::aside::{Aside, AsideError};
+use crate::claims::Claimed;
 use crate::host::{Host, HostError};
 use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS};
 
@@ -94,6 +95,7 @@ impl Swapper {
 
     fn try_swap(&mut self, window: WindowIndex) -> Result<Swapped, OutcomeResult> {
         let guest = Place::Guest(window);
+        let _claim = self.aside.claim(window).map_err(Claimed::result)?;
         if self.aside.is_aside(window) {
             return Err(OutcomeResult::Refused(Refusal::Busy)); // it would look like a hole
         }
@@ -185,6 +187,7 @@ fn not_held(error: AsideError) -> OutcomeResult {
     match error {
         AsideError::Closed => OutcomeResult::Skipped(Skip::Stopping),
         AsideError::Full | AsideError::AlreadyAside(_) => OutcomeResult::Refused(Refusal::Busy),
+        AsideError::Claimed(_, claimed) => claimed.result(),
         AsideError::NotAside(_) => unreachable!("it was to be taken aside"),
         AsideError::Host(error) => refused(error),
     }

@@ -10,6 +10,8 @@ use crate::mishaps::{Fate, Mishaps};
 use crate::mover::Mover;
 use crate::mover::failing::FailingMover;
 use crate::region::GuestRam;
+use crate::sensors::minor_faults::MinorFaults;
+use crate::sensors::minor_faults::failing::FailingMinorFaults;
 use crate::side_mapping::{GiantFile, SideMapping};
 
 /// See the module. What fails late has been done for the first half of its range.
@@ -117,6 +119,10 @@ impl<H: Host> Host for FailingHost<H> {
 
     fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
         Arc::new(FailingMover::new(self.real.mover_door(real), self.mishaps.clone()))
+    }
+
+    fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
+        Arc::new(FailingMinorFaults::new(self.real.minor_faults_door(real), self.mishaps.clone()))
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {

@@ -34,6 +34,8 @@ pub(super) enum Mechanism {
     HoldAt4K,
     Recover,
     Release,
+    GiantPromote,
+    GiantDemote,
     None,
 }
 
@@ -46,6 +48,8 @@ impl Mechanism {
             Mechanism::HoldAt4K => "hold_at_4k",
             Mechanism::Recover => "recover",
             Mechanism::Release => "release",
+            Mechanism::GiantPromote => "giant_promote",
+            Mechanism::GiantDemote => "giant_demote",
             Mechanism::None => "none",
         }
     }
@@ -72,9 +76,14 @@ pub(super) struct Performed {
 impl Performed {
     /// Nothing was done, for this reason.
     pub fn skipped(skip: Skip, at: Moment) -> Performed {
+        Performed::not_tried(OutcomeResult::Skipped(skip), at)
+    }
+
+    /// Nothing was done.
+    pub fn not_tried(result: OutcomeResult, at: Moment) -> Performed {
         Performed {
             mechanism: Mechanism::None,
-            result: OutcomeResult::Skipped(skip),
+            result,
             at,
             cost: Cost::default(),
             unavailable: Duration::ZERO,
@@ -139,9 +148,26 @@ fn is_for_collapse(result: OutcomeResult) -> bool {
     matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
 }
 
+/// Claims the window, and does the action.
+pub(super) fn perform_claimed(
+    host: &dyn Host,
+    vm: &ManagedVm,
+    hand: Option<&mut SwapHand<'_>>,
+    action: Action,
+    is_held: bool,
+) -> Performed {
+    // Recovery is of the slot, not of pages, and possible for what is on a giant page too.
+    let is_recovery = is_held && matches!(action, Action::Promote { .. });
+    let claims = vm.ram.as_ref().filter(|_| !is_recovery).map(|ram| ram.claims());
+    match claims.map(|claims| claims.window(action.window())).transpose() {
+        Ok(_claim) => perform(host, vm, hand, action, is_held),
+        Err(claimed) => Performed::not_tried(claimed.result(), host.now()),
+    }
+}
+
 /// Does an action with the cheapest mechanism that reaches its end. `is_held`: whether only a hold keeps the window from
 /// being large.
-pub(super) fn perform(
+fn perform(
     host: &dyn Host,
     vm: &ManagedVm,
     hand: Option<&mut SwapHand<'_>>,

@@ -264,8 +264,7 @@ impl Sampling {
         has_acted: bool,
         report: &mut ManagerReport,
     ) {
-        let backed: Vec<_> =
-            (0..rows.len()).filter(|row| rows.resident[*row] > 0).map(|row| rows.windows[row]).collect();
+        let backed = backed_by_pages_of_their_own(rows);
         if let Some(zero) = &mut self.zero {
             zero.look(host, vm, &backed, has_acted, &self.windows, report);
         }
@@ -417,7 +416,9 @@ fn exact_sampler(
             Ok((Box::new(sensor), Some(mover)))
         }
         BackingKind::Memfd | BackingKind::Hugetlb => {
-            let sensor = MinorFaultSensor::start(ram, AccessConfig::default()).map_err(|error| error.to_string())?;
+            let door = |real| host.minor_faults_door(real);
+            let sensor = MinorFaultSensor::start_through(door, ram, AccessConfig::default());
+            let sensor = sensor.map_err(|error| error.to_string())?;
             Ok((Box::new(sensor), None))
         }
     }
@@ -581,6 +582,12 @@ impl GuestTables {
             }
         }
     }
+}
+
+/// The windows that can be looked at one by one: what is on a giant page can neither be taken aside nor given back.
+fn backed_by_pages_of_their_own(rows: &VmSnapshot) -> Vec<WindowIndex> {
+    let is_own = |row: &usize| !matches!(rows.backing[*row], Backing::Unbacked | Backing::Giant1G);
+    (0..rows.len()).filter(is_own).map(|row| rows.windows[row]).collect()
 }
 
 fn range_of(vm: &ManagedVm, window: WindowIndex) -> Option<RamRange> {

@@ -173,7 +173,7 @@ impl Drop for AccessSensor {
 fn reason(error: &AsideError) -> &'static str {
     match error {
         AsideError::Closed | AsideError::NotAside(_) => "service_ended",
-        AsideError::Full | AsideError::AlreadyAside(_) => "busy",
+        AsideError::Full | AsideError::AlreadyAside(_) | AsideError::Claimed(..) => "busy",
         AsideError::Host(_) => "refused",
     }
 }

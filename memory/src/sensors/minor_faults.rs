@@ -34,6 +34,7 @@ use crate::sensors::access::{AccessConfig, AccessCost, AccessSample, AccessSampl
 
 mod linux;
 
+pub mod failing;
 pub mod fake;
 
 pub use linux::{LinuxMinorFaults, MinorFaultsError};
@@ -184,9 +185,21 @@ impl MinorFaultSensor {
     /// # Errors
     /// [`MinorFaultsError`]: only memfd RAM and hugetlb RAM of 2 MiB pages has such faults, on a kernel that tells them.
     pub fn start(ram: Arc<GuestRam>, config: AccessConfig) -> Result<MinorFaultSensor, MinorFaultsError> {
+        MinorFaultSensor::start_through(|real| real, ram, config)
+    }
+
+    /// The same through another door, made of the real one.
+    ///
+    /// # Errors
+    /// As [`MinorFaultSensor::start`].
+    pub fn start_through(
+        door_to: impl FnOnce(Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults>,
+        ram: Arc<GuestRam>,
+        config: AccessConfig,
+    ) -> Result<MinorFaultSensor, MinorFaultsError> {
         let ranges = ram.ranges().to_vec();
         let door = Arc::new(LinuxMinorFaults::open(ram)?);
-        let watched = Arc::new(Watched::new(door.clone()));
+        let watched = Arc::new(Watched::new(door_to(door.clone())));
         let service = Service::start(watched.clone(), door).map_err(MinorFaultsError::Thread)?;
         let mut sensor = MinorFaultSensor::served_elsewhere(watched, ranges, config);
         sensor._service = Some(service);

@@ -87,6 +87,10 @@ impl Policy for Giant {
         Needs { host_memory: true, ..Needs::default() }
     }
 
+    fn largest_page(&self) -> PageSize {
+        PageSize::Giant1G
+    }
+
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         let mut giants_free = snapshot.host.map_or(0, |host| host.giant_pages_free);
         for vm in &snapshot.vms {

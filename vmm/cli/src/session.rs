@@ -278,33 +278,43 @@ impl Session {
     }
 
     fn counters(&self, attached: &Attached) -> Counters {
+        let host = self.ram.claims().steadily(|| self.host_backing());
+        let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
+        counters(host, kvm)
+    }
+
+    fn host_backing(&self) -> HostBacking {
         let mut host = HostBacking::default();
         let mut sensor = HostBackingSensor::default();
         for range in self.ram.ranges() {
             match sensor.sample(self.host.as_ref(), *range, self.fixed_page()) {
                 Err(error) => tracing::warn!("host backing: {error}"),
                 Ok(rows) => {
-                    for row in rows {
+                    for row in rows.map(|row| self.ram.claims().known(row)) {
                         host.add_window(row.resident, row.backing);
                     }
                 }
             }
         }
-        let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
-        counters(host, kvm)
+        host
     }
 
     fn region(&self, name: &str, range: GpaRange) -> Region {
-        let mut windows_host_large = 0;
+        let windows = range.windows().len() as u64;
+        let windows_host_large = self.ram.claims().steadily(|| self.windows_host_large(range));
+        Region { name: name.to_owned(), bytes: range.bytes().get(), windows, windows_host_large }
+    }
+
+    fn windows_host_large(&self, range: GpaRange) -> u64 {
+        let mut windows = 0;
         let mut sensor = HostBackingSensor::default();
         for part in self.ram.ranges().iter().filter_map(|ram| ram.part(range)) {
             if let Ok(rows) = sensor.sample(self.host.as_ref(), part, self.fixed_page()) {
                 let is_whole = |row: &WindowBacking| row.backing.is_large() && row.resident == BASE_PAGES_PER_WINDOW;
-                windows_host_large += rows.filter(is_whole).count() as u64;
+                windows += rows.filter(is_whole).count() as u64;
             }
         }
-        let windows = range.windows().len() as u64;
-        Region { name: name.to_owned(), bytes: range.bytes().get(), windows, windows_host_large }
+        windows
     }
 
     fn resident_beyond_guest_ram(&self) -> Option<Bytes> {

@@ -30,10 +30,10 @@ pub struct Memslot {
     pub hva: Hva,
 }
 
-/// The size of a slot for RAM of this size and backing: never smaller than a page of the backing, because KVM maps no
-/// page larger than the slot it is in.
-pub fn default_slot_bytes(ram: Bytes, backing_page: PageSize) -> Bytes {
-    let mut bytes = if backing_page == PageSize::Giant1G { gib(1) } else { SLOT_BYTES_DEFAULT };
+/// The size of a slot for RAM of this size, behind which pages of up to `largest_page` are or may come: never smaller than
+/// one of them, because KVM maps no page larger than the slot it is in.
+pub fn default_slot_bytes(ram: Bytes, largest_page: PageSize) -> Bytes {
+    let mut bytes = if largest_page == PageSize::Giant1G { gib(1) } else { SLOT_BYTES_DEFAULT };
     while ram.get().div_ceil(bytes.get()) > SLOTS_BY_DEFAULT_MAX {
         bytes = bytes * 2;
     }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::capabilities::Capability;
-use wideleaf_memory::{BackingConfig, GuestRam, SecondLevel};
-use wideleaf_policies::{GpaRange, PageSize};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
+use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_vmm::boot::BootImage;
+use wideleaf_vmm::kvm::memslot::default_slot_bytes;
 use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
@@ -118,11 +119,21 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     options.guest_page = spec.guest_page;
     options.cmdline = spec.guest_cmdline();
     options.initrd = spec.initrd.clone();
+    options.slot_bytes = slot_bytes(spec, backing);
     let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
     let config = config.map_err(from_config_error)?;
     let image = BootImage::read(&config).map_err(from_boot_error)?;
     KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
     Ok(GuestPlan { config, image, paging: paging_name()? })
+}
+
+/// Memslots that hold a giant where the policy may make giants, so that KVM can map them as such; else what suits the
+/// backing. The price is that no less than a gibibyte can be held at 4 KiB.
+fn slot_bytes(spec: &RunSpec, backing: BackingConfig) -> Option<Bytes> {
+    let largest = spec.policy.make().largest_page();
+    let may_be_giant =
+        backing.kind() == BackingKind::Anon && largest == PageSize::Giant1G && spec.memory >= largest.bytes();
+    may_be_giant.then(|| default_slot_bytes(spec.memory, largest))
 }
 
 impl GuestPlan {

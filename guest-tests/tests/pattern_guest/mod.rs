@@ -1,0 +1,82 @@
+//! A guest that checks and rewrites a pattern for as long as a test likes.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use wideleaf_guest_image::IMAGE;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
+use wideleaf_policies::units::gib;
+use wideleaf_policies::{Bytes, PageSize, WindowIndex};
+use wideleaf_protocol::{Message, parse};
+use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
+
+const WAIT_MAX: Duration = Duration::from_secs(120);
+
+/// A guest whose two vCPUs check and rewrite a pattern until it is stopped, and what it said.
+pub struct PatternGuest {
+    pub ram: Arc<GuestRam>,
+    pub machine: Machine,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl PatternGuest {
+    /// `memory`: all of its RAM, from address zero.
+    pub fn start(memory: Bytes) -> PatternGuest {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+        let options = VmOptions {
+            memory,
+            vcpus: 2,
+            cmdline: "kernel=pattern bytes=32M passes=1000000".into(),
+            slot_bytes: Some(gib(1)),
+            ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing)
+        };
+        let config = VmConfig::new(options, &HostLimits::none()).unwrap();
+        let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
+        let lines = Arc::<Mutex<Vec<String>>>::default();
+        let sink = Arc::clone(&lines);
+        let sink = move |line: &[u8]| sink.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+        let machine = Machine::start(&config, Arc::clone(&ram), Box::new(sink)).unwrap();
+        PatternGuest { ram, machine, lines }
+    }
+
+    /// Whole passes it has reported.
+    fn passes(&self) -> u64 {
+        let lines = self.lines.lock().unwrap();
+        let done = |line: &String| match parse(line)?.ok()? {
+            Message::Progress { phase, done, .. } if phase == *"pass" => Some(done),
+            _ => None,
+        };
+        lines.iter().rev().find_map(done).unwrap_or(0)
+    }
+
+    /// Waits until every word was checked at least once from now on: the second report ends a pass that began after now.
+    pub fn check_all_words(&self) {
+        for _ in 0..2 {
+            let (before, deadline) = (self.passes(), Instant::now() + WAIT_MAX);
+            while self.passes() == before {
+                assert!(Instant::now() < deadline, "no pass in {WAIT_MAX:?}: {:?}", self.lines.lock().unwrap().last());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+
+    /// Waits until its first giant is on a giant page, or is not, and nobody is moving it.
+    #[allow(dead_code, reason = "not every test has somebody else move it")]
+    pub fn wait_until_on_giant_page(&self, is_on_giant_page: bool, deadline: Instant) {
+        let (claims, first) = (self.ram.claims(), WindowIndex::new(0));
+        while claims.is_under_way(first) || claims.is_on_giant_page(first) != is_on_giant_page {
+            assert!(Instant::now() < deadline, "the giant is not moved: {:?}", self.lines.lock().unwrap().last());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Ends the guest, which has found no wrong word: with one it would have ended by itself, and said so.
+    pub fn stop(&self) {
+        let exit = self.machine.stop();
+        let lines = self.lines.lock().unwrap();
+        let is_about_a_loss =
+            |line: &String| matches!(parse(line), Some(Ok(Message::Mismatch(_) | Message::Panic { .. })));
+        assert_eq!(lines.iter().find(|line| is_about_a_loss(line)), None);
+        assert_eq!(exit, GuestExit::Stopped, "{:?}", lines.last());
+    }
+}

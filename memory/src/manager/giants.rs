@@ -1,0 +1,295 @@
+//! Moving giants for the loop: one at a time over all VMs, in a thread of its own, since a gibibyte takes a third of a second to
+//! copy and the loop has other windows to look after.
+//!
+//! ```text
+//!   loop     tick ── start ─────── tick ── tick ────────── tick: ended? ── record, learn, settle with the budget
+//!                    │ claim                                  │
+//!   thread           └─▶ [ copy, rounds, pause, exchange ] ───┘ claim ends
+//! ```
+//!
+//! The giant is claimed before the thread starts, so no window of it is acted on in the same tick either: neither the loop
+//! nor the access sensor gets one, and nobody switches its dirty log (see [`crate::claims`]).
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use wideleaf_policies::{
+    AccessHistory, Action, Backing, Bytes, Moment, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot,
+    VmSnapshot, WindowIndex,
+};
+
+use super::{ManagedVm, ManagerLoop, Mechanism, Performed};
+use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
+use crate::backing::BackingKind;
+use crate::claims::Claimed;
+use crate::host::Host;
+use crate::pool::HugetlbPools;
+use crate::region::GuestRam;
+use crate::second_level::SecondLevel;
+use crate::second_level::claimed::ClaimedSecondLevel;
+use crate::side_mapping::GIANT;
+
+/// Which way a giant goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Onto a page of the pool.
+    Promote,
+    /// Back to anonymous memory in pages of this size.
+    Demote(PageSize),
+}
+
+impl Way {
+    const fn mechanism(self) -> Mechanism {
+        match self {
+            Way::Promote => Mechanism::GiantPromote,
+            Way::Demote(_) => Mechanism::GiantDemote,
+        }
+    }
+}
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    planned: PlannedAction,
+    way: Way,
+    /// Whose, in the order given.
+    vm: usize,
+    /// The giant's first window: it backs off for all of them.
+    first: WindowIndex,
+    row: usize,
+}
+
+/// The giants of all VMs.
+pub(super) struct Giants {
+    /// In the order given, where giants can be moved.
+    vms: Vec<Option<GiantVm>>,
+    pools: HugetlbPools,
+    under_way: Option<UnderWay>,
+}
+
+#[derive(Clone)]
+struct GiantVm {
+    ram: Arc<GuestRam>,
+    /// The one that nobody else has.
+    second_level: Arc<dyn SecondLevel>,
+    pages: Arc<Mutex<GiantPages>>,
+}
+
+struct UnderWay {
+    request: Request,
+    thread: JoinHandle<GiantSwap>,
+}
+
+impl Giants {
+    /// None is under way. Takes over the second levels of `vms`, which get one that keeps its hands off what is moved.
+    ///
+    /// The pool is never grown: a giant page is one that the user has put there.
+    pub(super) fn new(vms: &mut [ManagedVm]) -> Giants {
+        let pools = HugetlbPools::of_this_machine();
+        let giant_vm = |vm: &mut ManagedVm| {
+            let (ram, second_level) = (vm.ram.clone()?, vm.second_level.clone()?);
+            vm.second_level = Some(Arc::new(ClaimedSecondLevel::new(second_level.clone(), ram.claims().clone())));
+            let pages = Arc::new(Mutex::new(GiantPages::new(pools.clone(), false, SwapLimits::default())));
+            (vm.backing.kind() == BackingKind::Anon).then_some(GiantVm { ram, second_level, pages })
+        };
+        Giants { vms: vms.iter_mut().map(giant_vm).collect(), pools, under_way: None }
+    }
+
+    /// None can be moved: where somebody else has a userfaultfd on the RAM, which a giant would leave behind.
+    pub(super) fn none(vms: &[ManagedVm]) -> Giants {
+        Giants { vms: vec![None; vms.len()], pools: HugetlbPools::of_this_machine(), under_way: None }
+    }
+
+    /// Why no giant can have a page, if so: what a user would want to know who chose a policy of giants.
+    pub(super) fn why_no_page(&self) -> Option<String> {
+        self.pools.check(PageSize::Giant1G, GIANT).err().map(|error| format!("pages of 1 GiB: {error}"))
+    }
+
+    fn take_pages_from(&mut self, pools: HugetlbPools, limits: SwapLimits) {
+        for vm in self.vms.iter().flatten() {
+            *vm.pages() = GiantPages::new(pools.clone(), false, limits);
+        }
+        self.pools = pools;
+    }
+
+    /// Free pages of the pool that giants of some VM could have.
+    pub(super) fn pages_free(&self) -> u64 {
+        let has_giants = self.vms.iter().flatten().any(|vm| vm.ram.giants().next().is_some());
+        let status = has_giants.then(|| self.pools.status(PageSize::Giant1G));
+        status.and_then(Result::ok).map_or(0, |pool| pool.available())
+    }
+
+    /// Whether an action is about a giant that can be moved, and which way it is to go.
+    fn way(&self, vm: usize, action: Action) -> Option<Way> {
+        self.vms[vm].as_ref()?;
+        match action {
+            Action::Promote { to: PageSize::Giant1G, .. } => Some(Way::Promote),
+            Action::Demote { window, to, .. } if self.is_on_giant_page(vm, window) => Some(Way::Demote(to)),
+            _ => None,
+        }
+    }
+
+    /// Whether a giant of this VM is being moved.
+    pub(super) fn is_under_way_in(&self, vm: usize) -> bool {
+        self.under_way.as_ref().is_some_and(|under_way| under_way.request.vm == vm)
+    }
+
+    /// Starts to move a giant.
+    ///
+    /// # Errors
+    /// The result, where it is known at once.
+    fn start(&mut self, host: &Arc<dyn Host>, request: Request) -> Result<(), OutcomeResult> {
+        if self.under_way.is_some() {
+            return Err(OutcomeResult::Skipped(Skip::GiantUnderWay));
+        }
+        let vm = self.vms[request.vm].clone().expect("only VMs with giants are asked for them");
+        let claim = vm.ram.claims().giant(request.first.start()).map_err(Claimed::result)?;
+        let host = Arc::clone(host);
+        let work = move || {
+            let site = SwapSite { host: host.as_ref(), ram: &vm.ram, second_level: vm.second_level.as_ref() };
+            match request.way {
+                Way::Promote => vm.pages().promote_claimed(site, claim),
+                Way::Demote(to) => vm.pages().demote_claimed(site, claim, to),
+            }
+        };
+        let thread = std::thread::Builder::new().name("giant-mover".into()).spawn(work);
+        let no_thread = |error: std::io::Error| Refusal::Other(error.raw_os_error().unwrap_or(0));
+        let thread = thread.map_err(|error| OutcomeResult::Refused(no_thread(error)))?;
+        self.under_way = Some(UnderWay { request, thread });
+        Ok(())
+    }
+
+    /// What came of the giant that was under way, if it no longer is.
+    fn ended(&mut self) -> Option<(Request, GiantSwap)> {
+        let under_way = self.under_way.take_if(|under_way| under_way.thread.is_finished())?;
+        Some(under_way.join())
+    }
+
+    /// Waits for the giant that is under way, if one is: as long as it takes to copy it and what is written meanwhile, a
+    /// bounded number of times ([`SwapLimits::rounds_max`]).
+    fn wait(&mut self) -> Option<(Request, GiantSwap)> {
+        self.under_way.take().map(UnderWay::join)
+    }
+
+    /// Puts into a snapshot what its sensors cannot see: which windows are on a giant page, and which are being moved and
+    /// not to be named.
+    pub(super) fn mark(&self, vm: usize, rows: &mut VmSnapshot) {
+        let giants = self.vms[vm].iter().flat_map(|vm| vm.ram.claims().giants_in_use());
+        for giant in giants {
+            let row_of = |end| rows.windows.partition_point(|window| window.start() < end);
+            for row in row_of(giant.start)..row_of(giant.start + GIANT) {
+                if giant.is_on_giant_page && rows.backing[row].is_large() {
+                    rows.backing[row] = Backing::Giant1G;
+                    // Both are of the pages it had before: on a giant page a window is neither sampled nor searched.
+                    rows.access[row] = AccessHistory::default();
+                    rows.zero[row] = None;
+                }
+                if giant.is_under_way {
+                    rows.ready_at[row] = Moment::after_start(Duration::MAX);
+                }
+            }
+        }
+    }
+
+    fn is_on_giant_page(&self, vm: usize, window: WindowIndex) -> bool {
+        self.vms[vm].as_ref().is_some_and(|vm| vm.ram.claims().is_on_giant_page(window))
+    }
+}
+
+impl UnderWay {
+    fn join(self) -> (Request, GiantSwap) {
+        let swap = self.thread.join().unwrap_or_else(|_| {
+            // The claim stays: nobody knows how far it came.
+            tracing::error!("the thread that moves a giant panicked; that giant is left alone from now on");
+            GiantSwap::not_tried(OutcomeResult::Refused(Refusal::Other(0)))
+        });
+        (self.request, swap)
+    }
+}
+
+impl GiantVm {
+    fn pages(&self) -> MutexGuard<'_, GiantPages> {
+        // A move that panicked has not entered its page: the giant stays claimed and is not asked for again.
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Giants {
+    /// Nobody moves memory of a VM whose manager is gone.
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+impl ManagerLoop {
+    /// The same loop, with giant pages from these pools under these limits instead of this machine's under the default
+    /// ones.
+    #[must_use]
+    pub fn with_giants_from(mut self, pools: HugetlbPools, limits: SwapLimits) -> ManagerLoop {
+        self.giants.take_pages_from(pools, limits);
+        self
+    }
+
+    /// Records what came of the giant that was under way, if it is over. Returns whether one was.
+    pub(super) fn finish_giant(&mut self) -> bool {
+        self.giants.ended().map(|(request, swap)| self.record_giant(request, swap)).is_some()
+    }
+
+    /// The same for the last one, which is waited for.
+    pub(super) fn finish_last_giant(&mut self) {
+        if let Some((request, swap)) = self.giants.wait() {
+            self.record_giant(request, swap);
+        }
+    }
+
+    /// What an action asks of a giant, if it is about one.
+    pub(super) fn giant_request(&self, planned: &PlannedAction, snapshot: &Snapshot) -> Option<Request> {
+        let (vm, _) = self.find(planned.action, snapshot)?;
+        let way = self.giants.way(vm, planned.action)?;
+        let first = WindowIndex::containing(planned.action.window().start().align_down(PageSize::Giant1G));
+        let row = snapshot.vms[vm].row(first)?;
+        Some(Request { planned: *planned, way, vm, first, row })
+    }
+
+    /// Begins it. Whether it has begun.
+    pub(super) fn begin_giant(&mut self, request: Request) -> bool {
+        let state = &mut self.states[request.vm][request.row];
+        let begun = match state.begin(self.host.now()) {
+            _ if self.should_stop.load(Ordering::Relaxed) => Err(OutcomeResult::Skipped(Skip::Stopping)),
+            Err(_) => Err(OutcomeResult::Skipped(Skip::BackingOff)),
+            Ok(acting) => self.giants.start(&self.host, request).map(|()| *state = acting),
+        };
+        if let Err(result) = begun {
+            let mechanism = request.way.mechanism();
+            self.record(&request.planned, &Performed { mechanism, ..Performed::not_tried(result, self.host.now()) });
+        }
+        begun.is_ok()
+    }
+
+    fn record_giant(&mut self, request: Request, swap: GiantSwap) {
+        tracing::debug!(?swap, "{} of {}", request.way.mechanism().name(), request.first.start());
+        let GiantSwap { result, cost, unavailable, .. } = swap;
+        let mechanism = request.way.mechanism();
+        let is_done = result == OutcomeResult::Done;
+        let at = self.host.now();
+        let bloat = if is_done { swap.bloat } else { Bytes::ZERO };
+        let performed = Performed { mechanism, cost, unavailable, bloat, ..Performed::not_tried(result, at) };
+        self.record(&request.planned, &performed);
+        let state = &mut self.states[request.vm][request.row];
+        let next = match result {
+            OutcomeResult::Refused(refusal) => state.refused(refusal, at),
+            OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
+        };
+        *state = next.expect("a giant that was begun may be done or refused");
+        // The pause is counted already, as the time the giant was out of reach.
+        self.report.copy_time += swap.elapsed.saturating_sub(if is_done { unavailable } else { Duration::ZERO });
+        for (what, count) in [("logs_left_on", u64::from(swap.logs_left_on)), ("guest_stuck", u64::from(swap.is_stuck))]
+        {
+            if count > 0 {
+                *self.report.outcomes.entry((mechanism.name(), what)).or_default() += count;
+            }
+        }
+    }
+}

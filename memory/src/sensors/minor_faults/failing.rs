@@ -1,0 +1,71 @@
+//! Minor faults before others, through which calls fail now and then.
+
+use std::sync::Arc;
+
+use wideleaf_policies::WindowIndex;
+
+use super::MinorFaults;
+use crate::host::HostError;
+use crate::mishaps::{Fate, Mishaps};
+
+/// See the module.
+pub struct FailingMinorFaults {
+    real: Arc<dyn MinorFaults>,
+    mishaps: Arc<Mishaps>,
+}
+
+impl FailingMinorFaults {
+    /// `mishaps` decides which calls to `real` fail.
+    pub fn new(real: Arc<dyn MinorFaults>, mishaps: Arc<Mishaps>) -> FailingMinorFaults {
+        FailingMinorFaults { real, mishaps }
+    }
+
+    fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), HostError> {
+        self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
+    }
+}
+
+impl MinorFaults for FailingMinorFaults {
+    fn watch(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.refuse("watch", &[libc::EBUSY, libc::ENOMEM])?;
+        self.real.watch(window)
+    }
+
+    fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.refuse("unwatch", &[libc::ENOMEM])?;
+        self.real.unwatch(window)
+    }
+
+    /// A late failure has unmapped the window: madvise(2) may have come some of its way.
+    fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
+        let what = "unmap";
+        let source = match self.mishaps.fate(what, &[libc::EAGAIN]) {
+            Fate::Fine => return self.real.unmap(window),
+            Fate::Early(error) => error,
+            Fate::Late(error) => {
+                self.real.unmap(window)?;
+                error
+            }
+        };
+        Err(HostError { what, source })
+    }
+
+    fn map_from_file(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.refuse("map_from_file", &[libc::EAGAIN, libc::ENOMEM])?;
+        self.real.map_from_file(window)
+    }
+
+    /// A late failure has read its messages, as the real one has where a message is not ours.
+    fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
+        let what = "read_touches";
+        let source = match self.mishaps.fate(what, &[libc::EINTR, libc::ENOMEM]) {
+            Fate::Fine => return self.real.read_touches(touches),
+            Fate::Early(error) => error,
+            Fate::Late(error) => {
+                self.real.read_touches(touches)?;
+                error
+            }
+        };
+        Err(HostError { what, source })
+    }
+}
