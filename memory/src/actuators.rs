@@ -8,5 +8,6 @@ pub mod giant;
 pub mod hold;
 pub mod prefault;
 pub mod release;
+mod reshape;
 pub mod split;
 pub mod swap;

@@ -12,6 +12,7 @@ use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, probe};
 use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
+use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
 use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, LinuxHost};
@@ -529,7 +530,10 @@ fn memory_that_cannot_be_decided_about_is_refused_with_the_reason() {
     };
     assert!(refuse(BackingKind::Memfd, PageSize::Base4K).contains("memfd RAM is not decided at the fault yet"));
     assert!(refuse(BackingKind::Anon, PageSize::Huge2M).contains("starts with 2m pages"));
-    // hugetlb takes the same path as memfd, but its pool may be empty.
+    match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 1) {
+        Ok(_lease) => assert!(refuse(BackingKind::Hugetlb, PageSize::Huge2M).contains("pages of one size")),
+        Err(error) => println!("skipped for hugetlb RAM: {error}"),
+    }
 }
 
 #[test]

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, WindowIndex};
 
+use super::reshape::{Reshape, Reshaped};
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
-use crate::sensors::host_backing::window_backing;
 
 /// A collapse that was tried, or found needless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,48 +30,12 @@ pub struct Collapse {
 /// The window's mark `MADV_NOHUGEPAGE` (set on RAM that starts with base pages) is lifted first, since collapse
 /// answers `EINVAL` under it.
 pub fn collapse_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
+    const COLLAPSE: Reshape =
+        Reshape { to_huge: true, mark: Advice::HugePage, ask: Advice::Collapse, over: PageSize::Huge2M.bytes() };
     let began_cpu = host.thread_cpu_time();
-    let mut unavailable = Duration::ZERO;
-    let mut bloat = Bytes::ZERO;
-    let result = try_collapse(host, range, window, &mut unavailable, &mut bloat);
+    let Reshaped { result, unavailable, resident: [before, after] } = COLLAPSE.run(host, range, window);
     let copied = if result == OutcomeResult::Done { PageSize::Huge2M.bytes() } else { Bytes::ZERO };
     let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+    let bloat = PageSize::Base4K.bytes() * u64::from(after.saturating_sub(before));
     Collapse { result, cost: Cost { copied, cpu }, unavailable, bloat }
-}
-
-fn try_collapse(
-    host: &dyn Host,
-    range: RamRange,
-    window: WindowIndex,
-    unavailable: &mut Duration,
-    bloat: &mut Bytes,
-) -> OutcomeResult {
-    let before = match window_backing(host, range, None, window) {
-        Ok(before) => before,
-        Err(error) => return (&error).into(),
-    };
-    match before.backing {
-        Backing::Unbacked => return OutcomeResult::Skipped(Skip::NotResident),
-        Backing::Huge2M | Backing::Giant1G => return OutcomeResult::Skipped(Skip::AlreadyDone),
-        Backing::Base4K => {}
-    }
-    let start = range.hva + (window.start() - range.gpa.start());
-    let bytes = PageSize::Huge2M.bytes();
-    if let Err(error) = host.advise(start, bytes, Advice::HugePage) {
-        return (&error).into();
-    }
-    let began = host.now();
-    let answer = host.advise(start, bytes, Advice::Collapse);
-    *unavailable = host.now().since(began);
-    if let Err(error) = answer {
-        return (&error).into();
-    }
-    match window_backing(host, range, None, window) {
-        Err(error) => (&error).into(),
-        Ok(after) if after.backing != Backing::Huge2M => OutcomeResult::Refused(Refusal::NotObserved),
-        Ok(_) => {
-            *bloat = PageSize::Base4K.bytes() * u64::from(BASE_PAGES_PER_WINDOW - before.resident);
-            OutcomeResult::Done
-        }
-    }
 }

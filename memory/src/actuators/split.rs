@@ -8,12 +8,12 @@
 
 use std::time::Duration;
 
-use wideleaf_policies::{Backing, Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Skip, WindowIndex};
 
+use super::reshape::{Reshape, Reshaped};
 use crate::backing::BackingKind;
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
-use crate::sensors::host_backing::window_backing;
 
 /// A split that was tried, or found needless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,50 +36,17 @@ pub struct Split {
 /// The window is marked `MADV_NOHUGEPAGE` first, or khugepaged might undo the split. The mark stays where the kernel
 /// then refuses: the page is huge until somebody splits it, and collapse lifts the mark.
 pub fn split_window(host: &dyn Host, kind: BackingKind, range: RamRange, window: WindowIndex) -> Split {
+    const SPLIT: Reshape =
+        Reshape { to_huge: false, mark: Advice::NoHugePage, ask: Advice::Cold, over: PageSize::Base4K.bytes() };
+    if kind != BackingKind::Anon {
+        let result = OutcomeResult::Skipped(Skip::NoMechanism);
+        return Split { result, cost: Cost::default(), unavailable: Duration::ZERO, freed: Bytes::ZERO };
+    }
     let began_cpu = host.thread_cpu_time();
-    let (mut unavailable, mut freed) = (Duration::ZERO, Bytes::ZERO);
-    let result = match kind {
-        BackingKind::Hugetlb | BackingKind::Memfd => OutcomeResult::Skipped(Skip::NoMechanism),
-        BackingKind::Anon => try_split(host, range, window, &mut unavailable, &mut freed),
-    };
+    let Reshaped { result, unavailable, resident: [before, after] } = SPLIT.run(host, range, window);
     let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
+    let freed = PageSize::Base4K.bytes() * u64::from(before.saturating_sub(after));
     Split { result, cost: Cost { cpu, ..Cost::default() }, unavailable, freed }
-}
-
-fn try_split(
-    host: &dyn Host,
-    range: RamRange,
-    window: WindowIndex,
-    unavailable: &mut Duration,
-    freed: &mut Bytes,
-) -> OutcomeResult {
-    let before = match window_backing(host, range, None, window) {
-        Ok(before) => before,
-        Err(error) => return (&error).into(),
-    };
-    match before.backing {
-        Backing::Unbacked => return OutcomeResult::Skipped(Skip::NotResident),
-        Backing::Base4K => return OutcomeResult::Skipped(Skip::AlreadyDone),
-        Backing::Huge2M | Backing::Giant1G => {}
-    }
-    let start = range.hva + (window.start() - range.gpa.start());
-    if let Err(error) = host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage) {
-        return (&error).into();
-    }
-    let began = host.now();
-    let answer = host.advise(start, PageSize::Base4K.bytes(), Advice::Cold);
-    *unavailable = host.now().since(began);
-    if let Err(error) = answer {
-        return (&error).into();
-    }
-    match window_backing(host, range, None, window) {
-        Err(error) => (&error).into(),
-        Ok(after) if after.backing.is_large() => OutcomeResult::Refused(Refusal::NotObserved),
-        Ok(after) => {
-            *freed = PageSize::Base4K.bytes() * u64::from(before.resident.saturating_sub(after.resident));
-            OutcomeResult::Done
-        }
-    }
 }
 
 #[cfg(test)]
@@ -87,7 +54,7 @@ mod tests {
     use super::*;
     use crate::host::fake::FakeHost;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Gpa, GpaRange, Hva};
+    use wideleaf_policies::{Gpa, GpaRange, Hva, Refusal};
 
     const WINDOW: WindowIndex = WindowIndex::new(1);
 

@@ -84,6 +84,15 @@ impl Mode {
     }
 }
 
+/// Whether who is refused the system call so may still have the device (Linux 6.1): it has permissions of its own.
+fn is_for_the_device(refused: io::Error) -> Result<(), UserfaultfdError> {
+    match refused.raw_os_error() {
+        Some(libc::EPERM) => Ok(()),
+        Some(libc::ENOSYS) => Err(UserfaultfdError::NotSupported),
+        _ => Err(UserfaultfdError::Call { call: "userfaultfd", source: refused }),
+    }
+}
+
 /// `struct uffdio_api`.
 #[repr(C)]
 struct Api {
@@ -226,11 +235,10 @@ impl Userfaultfd {
         let result = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
         let (fd, opened_by) = match RawFd::try_from(result) {
             Ok(fd) if fd >= 0 => (fd, "userfaultfd(2)"),
-            _ => match io::Error::last_os_error() {
-                error if error.raw_os_error() == Some(libc::ENOSYS) => return Err(UserfaultfdError::NotSupported),
-                error if error.raw_os_error() == Some(libc::EPERM) => (open_device(FLAGS)?, DEVICE),
-                source => return Err(UserfaultfdError::Call { call: "userfaultfd", source }),
-            },
+            _ => {
+                is_for_the_device(io::Error::last_os_error())?;
+                (open_device(FLAGS)?, DEVICE)
+            }
         };
         // SAFETY: the descriptor is new and nobody else owns it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -466,5 +474,13 @@ mod tests {
             bytes[0] = event;
             prop_assert_eq!(Message::parse(&bytes), Message::Other(event));
         }
+    }
+
+    #[test]
+    fn a_kernel_without_userfaultfd_is_told_from_one_that_forbids_it() {
+        let of = |errno| is_for_the_device(io::Error::from_raw_os_error(errno));
+        assert!(of(libc::EPERM).is_ok(), "the device is asked next");
+        assert!(matches!(of(libc::ENOSYS), Err(UserfaultfdError::NotSupported)));
+        assert!(matches!(of(libc::EMFILE), Err(UserfaultfdError::Call { call: "userfaultfd", .. })));
     }
 }
