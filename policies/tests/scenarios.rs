@@ -450,13 +450,17 @@ fn schemes_release_only_where_zeroes_were_seen() {
 const HOT: &str = "xxxxxxxxxxxxxxxx";
 const IDLE: &str = "----------------";
 
-fn full_and_hot(guest: GuestMapping) -> Snapshot {
-    of(vec![vm_with(0, "f", |_, row| (row.access, row.guest_mapping) = (samples(HOT), guest))])
+/// Under this only a window without a hole is promoted before it has proved itself.
+const PROOF: &str = "auto:resident_min=100";
+
+/// One page is missing.
+fn hot_for_proof(access: AccessHistory, guest: GuestMapping) -> Snapshot {
+    of(vec![vm_with(0, "f", |_, row| (row.access, row.guest_mapping, row.resident) = (access, guest, 511))])
 }
 
 /// The first second at which auto promotes a window that is hot from 0 on.
 fn promoted_after(snapshot: &Snapshot) -> Option<u64> {
-    let mut desk = Desk::new("auto");
+    let mut desk = Desk::new(PROOF);
     (0..120).find(|now| !desk.plan(snapshot, seconds(*now)).is_empty())
 }
 
@@ -464,9 +468,18 @@ fn promoted_after(snapshot: &Snapshot) -> Option<u64> {
 /// cycles a second, 2.2 s. Guest on base pages: 10 000 × 5 × 4 = 200 k, 8.4 s.
 #[test]
 fn auto_promotes_when_a_window_has_been_hot_long_enough_to_pay() {
-    assert_eq!(promoted_after(&full_and_hot(GuestMapping::Huge2M)), Some(3));
-    assert_eq!(promoted_after(&full_and_hot(GuestMapping::Base4K)), Some(9));
-    assert_eq!(promoted_after(&full_and_hot(GuestMapping::Unmapped)), None);
+    let after = |guest| promoted_after(&hot_for_proof(samples(HOT), guest));
+    let guests = [GuestMapping::Huge2M, GuestMapping::Base4K, GuestMapping::Unmapped];
+    assert_eq!(guests.map(after), [Some(3), Some(9), None]);
+}
+
+#[test]
+fn auto_asks_no_proof_of_a_full_window_unless_it_was_idle_when_somebody_looked_last() {
+    let after = |drawn| {
+        let snapshot = of(vec![vm_with(0, "f", |_, row| row.access = samples(drawn))]);
+        Desk::new("auto").plan(&snapshot, seconds(0))
+    };
+    assert_eq!(["x", "-x", "x-", "-"].map(after), [vec![promote(0)], vec![promote(0)], vec![], vec![]]);
 }
 
 /// In a guest on base pages. Touched 1000 times a second: as much as counts, 170 000 × 20 = 3.4 M cycles a second, 0.5 s; with
@@ -474,13 +487,10 @@ fn auto_promotes_when_a_window_has_been_hot_long_enough_to_pay() {
 /// 614 k in the horizon of a minute.
 #[test]
 fn auto_weighs_a_window_by_how_often_it_is_touched_not_by_how_many_samples_saw_that() {
-    let touched = |touches, guest| {
-        let access = samples(HOT).with_touches_per_s(Some(touches));
-        of(vec![vm_with(0, "f", |_, row| (row.access, row.guest_mapping) = (access, guest))])
-    };
+    let touched = |touches, guest| hot_for_proof(samples(HOT).with_touches_per_s(Some(touches)), guest);
     let after = |touches| promoted_after(&touched(touches, GuestMapping::Base4K));
     assert_eq!([1000, 100, 1].map(after), [Some(1), Some(2), None]);
-    let mut desk = Desk::new("auto");
+    let mut desk = Desk::new(PROOF);
     let aligned = touched(1000, GuestMapping::Huge2M);
     let at = |ms| Moment::after_start(Duration::from_millis(ms));
     assert_eq!([0, 100, 200].map(|ms| desk.plan(&aligned, at(ms)).len()), [0, 0, 1]);
@@ -502,8 +512,8 @@ fn auto_never_promotes_a_sparse_window_whose_bloat_is_not_paid_for() {
 
 #[test]
 fn auto_forgets_how_long_a_window_was_hot_once_it_is_cold() {
-    let with = |drawn: &'static str| of(vec![vm_with(0, "f", |_, row| row.access = samples(drawn))]);
-    let mut desk = Desk::new("auto");
+    let with = |drawn| hot_for_proof(samples(drawn), GuestMapping::Base4K);
+    let mut desk = Desk::new(PROOF);
     assert_eq!(desk.plan(&with(HOT), seconds(0)), []);
     assert_eq!(desk.plan(&with("xxxxxxxxxxxxxxx-"), seconds(5)), [], "one sample without an access is chance");
     assert_eq!(desk.plan(&with("xxxxxxxxxxxxxx--"), seconds(6)), []);
@@ -516,9 +526,10 @@ fn auto_puts_the_best_return_first_and_blind_guesses_last() {
     let change = |at: usize, row: &mut WindowRow| {
         row.access = [AccessHistory::default(), samples("x-x-x-x-x-x-x-x-"), samples(HOT)][at];
         row.guest_mapping = GuestMapping::Huge2M;
+        row.resident = [512, 511, 511][at];
     };
     let snapshot = of(vec![vm_with(0, "fff", change)]);
-    let mut desk = Desk::new("auto");
+    let mut desk = Desk::new(PROOF);
     assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 0)], "nothing has been hot for any time yet");
     assert_eq!(desk.promotions(&snapshot, seconds(30)), [(0, 2), (0, 1), (0, 0)]);
     assert_eq!((desk.figure("planned_on_access"), desk.figure("planned_on_residency")), (2, 2));
@@ -545,8 +556,8 @@ fn auto_adds_no_page_while_the_host_is_short_and_releases_where_it_pays() {
 
 /// What auto counts after a promotion at 9 s, when the window goes on as `later` for ten looks of a second each.
 fn score_after(later: &'static str) -> (u64, u64, u64) {
-    let mut desk = Desk::new("auto");
-    let hot = full_and_hot(GuestMapping::Base4K);
+    let mut desk = Desk::new(PROOF);
+    let hot = hot_for_proof(samples(HOT), GuestMapping::Base4K);
     desk.plan(&hot, seconds(0));
     assert_eq!(desk.plan(&hot, seconds(9)), [promote(0)]);
     desk.hears(promote(0), seconds(9), OutcomeResult::Done);

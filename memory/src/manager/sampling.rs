@@ -78,9 +78,9 @@ pub struct SensorCost {
     /// Windows looked at.
     pub windows: u64,
     /// Windows of the latest sample: its share, as the budget had it then.
-    pub latest_share: u64,
+    pub latest_windows: u64,
     /// Ticks without a sample, because the budget did not pay for one.
-    pub held_back: u64,
+    pub ticks_without: u64,
     /// Times the guest had to wait: touches of windows that were aside, first writes to pages that were logged, pauses.
     pub waits: u64,
     /// CPU time in the manager's thread.
@@ -91,7 +91,7 @@ impl SensorCost {
     fn add_sample(&mut self, windows: u64, waits: u64, cpu: Duration) {
         self.samples += 1;
         self.windows += windows;
-        self.latest_share = windows;
+        self.latest_windows = windows;
         self.waits += waits;
         self.cpu += cpu;
     }
@@ -342,7 +342,7 @@ impl AccessSampling {
         self.backed = backed.len();
         let share = self.rotation.next_share(backed, self.share.next(host.now(), backed.len()));
         if share.is_empty() {
-            self.cost.held_back += u64::from(!backed.is_empty());
+            self.cost.ticks_without += u64::from(!backed.is_empty());
             return;
         }
         self.sampler.start(host, &share);
@@ -390,12 +390,12 @@ impl AccessSampling {
 
     /// Hands over what is not yet reported.
     fn tell(&mut self, report: &mut ManagerReport) {
-        let SensorCost { samples, windows, latest_share, held_back, waits, cpu } = std::mem::take(&mut self.cost);
+        let SensorCost { samples, windows, latest_windows, ticks_without, waits, cpu } = std::mem::take(&mut self.cost);
         let cost = report.sensor_costs.entry(self.name).or_default();
         cost.samples += samples;
         cost.windows += windows;
-        cost.latest_share = if samples > 0 { latest_share } else { cost.latest_share };
-        cost.held_back += held_back;
+        cost.latest_windows = if samples > 0 { latest_windows } else { cost.latest_windows };
+        cost.ticks_without += ticks_without;
         cost.waits += waits;
         cost.cpu += cpu;
         if let failures @ 1.. = std::mem::take(&mut self.failures) {
@@ -454,7 +454,7 @@ impl ZeroSampling {
         let cost = report.sensor_costs.entry("zero_pages").or_default();
         let share = self.rotation.next_share(backed, self.share.next(host.now(), backed.len()));
         if share.is_empty() {
-            cost.held_back += u64::from(!backed.is_empty());
+            cost.ticks_without += u64::from(!backed.is_empty());
             return;
         }
         let began_cpu = host.thread_cpu_time();
@@ -504,7 +504,7 @@ impl WrittenSampling {
         let all = self.second_level.slots().len();
         let slots = self.share.next(host.now(), all);
         if slots == 0 {
-            report.sensor_costs.entry("written").or_default().held_back += u64::from(all > 0);
+            report.sensor_costs.entry("written").or_default().ticks_without += u64::from(all > 0);
             return;
         }
         let began_cpu = host.thread_cpu_time();

@@ -18,8 +18,9 @@
 //! window the mistake costs a copy, for a sparse one the few pages bound it. What is touched once in a while earns
 //! nothing, though every sample saw it touched.
 //!
-//! Where nobody samples a window, the policy does not guess: it promotes what is nearly full and what the guest maps, behind
-//! all windows it knows, and counts these decisions as `planned_on_residency`. While the host is short it adds no page,
+//! What is nearly full and mapped by the guest adds no bloat, and need not prove itself: it is promoted behind all windows that
+//! have, unless nobody touched it when somebody looked last. Decisions on windows that were never sampled are counted as
+//! `planned_on_residency`. While the host is short it adds no page,
 //! and releases zero pages of huge windows that were idle at every sample, where that pays.
 
 use core::ops::ControlFlow;
@@ -253,24 +254,21 @@ impl Auto {
                 return ControlFlow::Continue(());
             }
             let access = vm.access[row];
-            if access.samples() == 0 {
-                if let Some(bucket) = bucket_when_blind(vm, row, *resident_min) {
-                    ranking.push(bucket, place);
-                }
-                return ControlFlow::Continue(());
-            }
-            let Some(hot_since) = memory.of_vm(place.vm as usize)[row].hot_since else {
-                return ControlFlow::Continue(());
-            };
-            let benefit = prices.benefit_per_s(access, vm.resident[row], vm.guest_mapping[row]);
-            let Some(per_s) = benefit.checked_sub(prices.bloat_per_s(missing(vm, row))) else {
-                score.sparse_now += 1;
-                return ControlFlow::Continue(());
-            };
-            let cost = if vm.is_held[row] { recovery } else { copy };
-            let percent = prices.return_percent(per_s, now.since(hot_since), cost);
-            if percent >= asked_percent {
-                ranking.push(bucket_of(percent), place);
+            let proven = memory.of_vm(place.vm as usize)[row].hot_since.and_then(|hot_since| {
+                let benefit = prices.benefit_per_s(access, vm.resident[row], vm.guest_mapping[row]);
+                let Some(per_s) = benefit.checked_sub(prices.bloat_per_s(missing(vm, row))) else {
+                    score.sparse_now += 1;
+                    return None;
+                };
+                let cost = if vm.is_held[row] { recovery } else { copy };
+                let percent = prices.return_percent(per_s, now.since(hot_since), cost);
+                (percent >= asked_percent).then(|| bucket_of(percent))
+            });
+            // What was touched when somebody looked last is no worse than what nobody looked at.
+            let may_be_used = access.was_touched().unwrap_or(true);
+            let guessed = || bucket_when_blind(vm, row, *resident_min).filter(|_| may_be_used);
+            if let Some(bucket) = proven.or_else(guessed) {
+                ranking.push(bucket, place);
             }
             ControlFlow::Continue(())
         });
@@ -327,7 +325,7 @@ fn settle(window: &mut Memory, access: AccessHistory, earned: u64, score: &mut S
     }
 }
 
-/// Where nobody samples: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
+/// Before there is a proof: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
 /// those of any return that is asked for.
 fn bucket_when_blind(vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
     let saved = cycles_saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);

@@ -70,8 +70,8 @@ pub struct HoldPoolArgs {
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  GUPS in a guest whose RAM starts on base pages and is promoted while it runs:
-    wideleaf run gups --memory 1G --cmdline 'log2_words=26' --policy greedy
+  GUPS in a guest whose RAM starts on base pages and is promoted while it runs, where that pays:
+    wideleaf run gups --memory 1G --cmdline 'log2_words=26'
 
   The same kernel in a process instead of a guest, never promoted:
     wideleaf run --native gups --memory 1G --cmdline 'log2_words=26' --policy never
@@ -136,9 +136,9 @@ pub struct RunArgs {
     pub guest_page: PageSize,
 
     /// Which windows (2 MiB of guest RAM) become large pages, and when; `--policy help` lists the policies and what may
-    /// be set of them
-    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", default_value = "greedy", value_parser = parse_policy)]
-    pub policy: PolicyArg,
+    /// be set of them [default: auto; with --backing hugetlb, whose pages stay as they are, never]
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
+    pub policy: Option<PolicyArg>,
 
     /// Let the policy act no sooner than this after the guest's timed part has begun: a number with ms, s, m or h behind
     /// it [default: it may act from the guest's start]
@@ -270,7 +270,7 @@ pub struct DoctorArgs {
 }
 
 /// `--backing`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackingArg {
     /// Private anonymous memory
     Anon,

@@ -218,9 +218,9 @@ pub struct SensorSummary {
     /// Windows looked at, again and again.
     pub windows: u64,
     /// Windows of the latest sample.
-    pub latest_share: u64,
+    pub latest_windows: u64,
     /// Ticks without a sample, because its part of a core was used up.
-    pub held_back: u64,
+    pub ticks_without: u64,
     /// Times the guest had to wait for it.
     pub waits: u64,
     /// CPU time in the manager's thread.
@@ -403,11 +403,11 @@ impl RunReport {
             let _ = writeln!(out, "  manager: {name}: {count}");
         }
         for (name, sensor) in &manager.sensors {
-            let SensorSummary { samples, windows, latest_share, held_back, waits, cpu_s } = sensor;
+            let SensorSummary { samples, windows, latest_windows, ticks_without, waits, cpu_s } = sensor;
             let cpu_ms = cpu_s * 1e3;
             let _ = writeln!(
                 out,
-                "  manager: sensor {name}: {samples} samples of {windows} windows ({latest_share} at last, none at {held_back} \
+                "  manager: sensor {name}: {samples} samples of {windows} windows ({latest_windows} at last, none at {ticks_without} \
                  ticks), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
             );
         }

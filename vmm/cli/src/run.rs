@@ -26,7 +26,7 @@ use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
 
-use crate::args::{FallbackArg, PolicyArg, RunArgs};
+use crate::args::{BackingArg, FallbackArg, PolicyArg, RunArgs};
 use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
@@ -97,8 +97,10 @@ pub enum Console {
 /// # Errors
 /// [`Failure`], with nothing left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
-    let PolicyArg::Use(policy) = &args.policy else {
-        return list_policies();
+    let policy = match &args.policy {
+        Some(PolicyArg::Help) => return list_policies(),
+        Some(PolicyArg::Use(policy)) => policy.clone(),
+        None => default_policy(args.backing),
     };
     let spec = RunSpec::new(&args, policy)?;
     if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
@@ -161,7 +163,7 @@ fn kernel_named(name: &str) -> Option<&'static Kernel> {
 }
 
 impl RunSpec {
-    fn new(args: &RunArgs, policy: &PolicyChoice) -> Result<RunSpec, Failure> {
+    fn new(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Failure> {
         let Some(name) = args.workload.as_deref() else {
             let what = format!("a built-in kernel ({}) or an image file", kernel_names());
             return Err(Failure::Usage(format!("say what to run: {what}; `wideleaf run --help` has examples")));
@@ -185,7 +187,7 @@ impl RunSpec {
             vcpus: args.vcpus,
             backing,
             guest_page: args.guest_page,
-            policy: policy.clone(),
+            policy,
             policy_delay: args.policy_delay,
             is_prefaulted: args.prefault || ram_start == RamStart::HugeAndPrefaulted,
             fallback: args.fallback,
@@ -209,6 +211,13 @@ impl RunSpec {
             Workload::Image(path) => path.display().to_string(),
         }
     }
+}
+
+/// For who names none: the one that is for everybody, or none where there is nothing to decide and looking would cost the
+/// guest all the same.
+fn default_policy(backing: Option<BackingArg>) -> PolicyChoice {
+    let name = if backing == Some(BackingArg::Hugetlb) { "never" } else { "auto" };
+    PolicyChoice::parse(name).expect("both are in the list")
 }
 
 /// What the user says of the backing, and what the policy makes of the rest.

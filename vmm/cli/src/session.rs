@@ -435,9 +435,9 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .sensor_costs
             .iter()
             .map(|(name, cost)| {
-                let SensorCost { samples, windows, latest_share, held_back, waits, cpu } = *cost;
+                let SensorCost { samples, windows, latest_windows, ticks_without, waits, cpu } = *cost;
                 let cpu_s = cpu.as_secs_f64();
-                ((*name).to_owned(), SensorSummary { samples, windows, latest_share, held_back, waits, cpu_s })
+                ((*name).to_owned(), SensorSummary { samples, windows, latest_windows, ticks_without, waits, cpu_s })
             })
             .collect(),
         unanswered: report.unanswered.clone(),

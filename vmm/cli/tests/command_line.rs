@@ -454,6 +454,8 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "windows",
         "windows_host_large",
         "ticks",
+        "ticks_without",
+        "latest_windows",
         "budget_refusals",
         "frames",
         "frames_lost",
