@@ -8,8 +8,7 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   nothing done? the next tick comes after twice the time, up to `tick_longest`
-//!   something done, or much new in a sample: after `tick_shortest`
+//!   when the next one comes: pacing.rs
 //! ```
 //!
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
@@ -43,10 +42,12 @@ use crate::sensors::host_memory::host_memory;
 
 mod acting;
 mod giants;
+mod pacing;
 mod sampling;
 
 use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
+use pacing::{PULSE, Pacing};
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
 
@@ -312,6 +313,8 @@ pub struct ManagerLoop {
     /// By VM in the order given, by row of its snapshot.
     states: Vec<Vec<WindowState>>,
     sensor: HostBackingSensor,
+    /// CPU time of the latest look at all windows.
+    sensed_in: Duration,
     plan: Plan,
     report: ManagerReport,
     recorder: Option<Recorder>,
@@ -354,6 +357,7 @@ impl ManagerLoop {
             swaps,
             giants,
             sensor: HostBackingSensor::default(),
+            sensed_in: Duration::ZERO,
             plan: Plan::default(),
             recorder: None,
             should_stop: Arc::default(),
@@ -402,7 +406,9 @@ impl ManagerLoop {
         self.budget.refill(began_at);
         let is_giant_over = self.finish_giant();
         self.finish_samples();
+        let senses_from = self.host.thread_cpu_time();
         let snapshot = self.sense();
+        self.sensed_in = self.host.thread_cpu_time().saturating_sub(senses_from);
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
         let now = self.host.now();
@@ -417,7 +423,9 @@ impl ManagerLoop {
             recorder.end_of_tick();
         }
         for ((sampling, vm), rows) in self.sampling.iter_mut().zip(&self.vms).zip(&snapshot.vms) {
-            sampling.start(self.host.as_ref(), vm, rows, done > 0, &mut self.report);
+            let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
+            let acted_on = self.plan.actions().iter().filter_map(acted_on).collect();
+            sampling.start(self.host.as_ref(), vm, rows, &acted_on, &mut self.report);
         }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
@@ -425,11 +433,9 @@ impl ManagerLoop {
         done
     }
 
-    /// Time to the next tick, after one that did so much and came `pause` after the one before.
-    fn pause_after(&self, done: u64, pause: Duration) -> Duration {
-        let ManagerConfig { tick_shortest, tick_longest, .. } = self.config;
-        let is_busy = done > 0 || self.sampling.iter().any(Sampling::is_bursting);
-        if is_busy { tick_shortest } else { (pause * 2).min(tick_longest) }
+    /// Whether the next tick should come soon after one that did so much.
+    fn is_busy(&self, done: u64) -> bool {
+        done > 0 || self.sampling.iter().any(Sampling::is_bursting)
     }
 
     /// What has been counted so far.
@@ -722,10 +728,10 @@ impl Manager {
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
-                let mut pause = work.config.tick_shortest;
-                while shared.wait(pause) == RunState::Active {
+                let mut pacing = Pacing::new(&work.config, work.host.now());
+                while shared.wait(pacing.pause(), || pacing.is_urgent(work.host.as_ref())) == RunState::Active {
                     let done = work.tick();
-                    pause = work.pause_after(done, pause);
+                    pacing.ticked(work.host.as_ref(), &work.config, work.sensed_in, work.is_busy(done));
                 }
                 work.finish()
             })?
@@ -779,10 +785,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for the next tick, or until told to stop; while not active, until told anything.
-    fn wait(&self, pause: Duration) -> RunState {
+    /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, or until told to stop; while not
+    /// active, until told anything.
+    fn wait(&self, pause: Duration, is_urgent: impl Fn() -> bool) -> RunState {
         let mut state = self.state.lock().expect("nothing panics under this lock");
-        let mut has_paused = false;
+        let (mut has_paused, mut left) = (false, pause);
         loop {
             match *state {
                 RunState::Waiting => {
@@ -790,8 +797,10 @@ impl Shared {
                     has_paused = *state == RunState::Active; // the first tick comes at once
                 }
                 RunState::Active if !has_paused => {
-                    (state, _) = self.changed.wait_timeout(state, pause).expect("nothing panics under this lock");
-                    has_paused = true;
+                    let step = left.min(PULSE);
+                    (state, _) = self.changed.wait_timeout(state, step).expect("nothing panics under this lock");
+                    left -= step;
+                    has_paused = left.is_zero() || is_urgent();
                 }
                 RunState::Active | RunState::Stopping => return *state,
             }

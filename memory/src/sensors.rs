@@ -6,6 +6,7 @@ pub mod guest_tables;
 pub mod host_backing;
 pub mod host_memory;
 pub mod minor_faults;
+pub mod resident;
 pub mod share;
 pub mod smaps;
 pub mod written;

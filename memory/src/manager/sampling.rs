@@ -10,7 +10,7 @@
 //! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the loop
 //! senses and acts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
@@ -254,17 +254,18 @@ impl Sampling {
         self.access.clone()
     }
 
-    /// Looks again where it is time, and begins the next samples. `rows` is what was sensed at this tick; `has_acted` says
-    /// that windows were changed at it.
+    /// Looks again where it is time, and begins the next samples. `rows` is what was sensed at this tick, `acted_on` the windows
+    /// that were asked to change at it: their guest waited for them just now, and is not made to wait for a sample as well.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
         vm: &ManagedVm,
         rows: &VmSnapshot,
-        has_acted: bool,
+        acted_on: &BTreeSet<WindowIndex>,
         report: &mut ManagerReport,
     ) {
-        let backed = backed_by_pages_of_their_own(rows);
+        let has_acted = !acted_on.is_empty();
+        let mut backed = backed_by_pages_of_their_own(rows);
         if let Some(zero) = &mut self.zero {
             zero.look(host, vm, &backed, has_acted, &self.windows, report);
         }
@@ -276,6 +277,7 @@ impl Sampling {
         }
         // Last: what was taken aside is not to be looked at.
         if let Some(access) = &self.access {
+            backed.retain(|window| !acted_on.contains(window));
             access.lock().start_share(host, &backed, has_acted);
         }
     }
