@@ -162,6 +162,8 @@ fn idle(guest: &Guest, repetition: u32, waiting: &Waiting) -> Result<Managed, En
     guest.pause();
     let managed = Managed::start(guest, policy("auto"));
     waiting.pass(IDLING_FOR + SHIFT * repetition)?;
+    // Where the host is a virtual machine, what was free for two seconds may have gone back to the machine below.
+    warm_host_memory(guest.ram().bytes()).expect("memory to warm");
     guest.resume();
     Ok(managed)
 }

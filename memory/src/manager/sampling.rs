@@ -48,8 +48,8 @@ pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
 const ACCESS_COST: Duration = Duration::from_micros(330);
 /// Fewer windows are not worth the switch to another thread and back.
 const ACCESS_LEAST: usize = 4;
-/// Much is new when every so many windows of a sample were looked at for the first time or changed: a guest at rest has a
-/// few that are touched now and then.
+/// Much is new when one in so many windows of a sample was looked at for the first time, or changed, and is small: a guest at
+/// rest has a few that are touched now and then.
 const NEWS_IN: usize = 4;
 /// Each window of a sample costs the guest a wait; half of what can be aside, since swaps need slots too.
 const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
@@ -103,6 +103,8 @@ pub type SensorCosts = BTreeMap<&'static str, SensorCost>;
 /// The slower sensors of one VM and what they saw last, by row of its snapshot.
 pub(super) struct Sampling {
     windows: Vec<WindowIndex>,
+    /// Pages present at the latest tick, by row.
+    resident: Vec<u16>,
     access: Option<SharedAccess>,
     zero: Option<ZeroSampling>,
     written: Option<WrittenSampling>,
@@ -165,6 +167,8 @@ pub(super) struct AccessSampling {
     frequencies: Vec<TouchFrequency>,
     /// How many windows were there to be sampled at the latest start.
     backed: usize,
+    /// Which of them were on base pages.
+    small: Vec<WindowIndex>,
     is_under_way: bool,
     /// Not yet reported.
     cost: SensorCost,
@@ -236,7 +240,7 @@ impl Sampling {
         let guest_tables = needs.guest_mapping.then(|| GuestTables::start(vm, rows));
         let guest_tables =
             guest_tables.and_then(|tables| tables.map_err(|why| told("which pages the guest itself uses", why)).ok());
-        Sampling { windows, access, zero, written, guest_tables }
+        Sampling { resident: vec![0; windows.len()], windows, access, zero, written, guest_tables }
     }
 
     /// Ends what is under way. Afterwards every window is where the guest sees it, and no slot is logged for a sample.
@@ -256,6 +260,8 @@ impl Sampling {
 
     /// Looks again where it is time, and begins the next samples. `rows` is what was sensed at this tick, `acted_on` the windows
     /// that were asked to change at it: their guest waited for them just now, and is not made to wait for a sample as well.
+    /// Nor is one that is filling a window: that it is used is plain, and if it were seen untouched the moment after, it would
+    /// count as idle.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
@@ -277,9 +283,12 @@ impl Sampling {
         }
         // Last: what was taken aside is not to be looked at.
         if let Some(access) = &self.access {
-            backed.retain(|window| !acted_on.contains(window));
-            access.lock().start_share(host, &backed, has_acted);
+            let is_settled =
+                |window: &WindowIndex| rows.row(*window).is_some_and(|row| rows.resident[row] == self.resident[row]);
+            backed.retain(|window| !acted_on.contains(window) && is_settled(window));
+            access.lock().start_share(host, &backed, rows, has_acted);
         }
+        self.resident.clone_from(&rows.resident);
     }
 
     /// Whether much is new and the next share should be looked at soon.
@@ -331,18 +340,26 @@ impl AccessSampling {
             frequencies: vec![TouchFrequency::default(); windows.len()],
             windows,
             backed: 0,
+            small: Vec::new(),
             is_under_way: false,
             cost: SensorCost::default(),
             failures: 0,
         })
     }
 
-    fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], has_acted: bool) {
+    /// A burst is for windows that are small still: about them there is something to decide soon.
+    fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], rows: &VmSnapshot, has_acted: bool) {
         if has_acted {
             self.share.changed();
         }
         self.backed = backed.len();
-        let share = self.rotation.next_share(backed, self.share.next(host.now(), backed.len()));
+        let is_small = |window: &WindowIndex| rows.row(*window).is_some_and(|row| rows.backing[row] == Backing::Base4K);
+        self.small = backed.iter().copied().filter(is_small).collect();
+        if self.small.is_empty() {
+            self.share.end_burst();
+        }
+        let wanted = if self.share.is_bursting() { &self.small } else { backed };
+        let share = self.rotation.next_share(wanted, self.share.next(host.now(), wanted.len()));
         if share.is_empty() {
             self.cost.ticks_without += u64::from(!backed.is_empty());
             return;
@@ -372,7 +389,7 @@ impl AccessSampling {
             if self.histories[row].was_touched() == Some(was_touched) {
                 unchanged += 1;
             } else {
-                news += 1;
+                news += usize::from(self.small.binary_search(&window).is_ok());
                 self.share.changed();
             }
             let frequency = &mut self.frequencies[row];

@@ -102,6 +102,11 @@ impl Share {
         self.bursting = Some(0);
     }
 
+    /// There is nothing left to hurry for.
+    pub fn end_burst(&mut self) {
+        self.bursting = None;
+    }
+
     /// Whether it is in a hurry, and can pay for a sample at once.
     pub fn is_bursting(&self) -> bool {
         self.bursting.is_some() && self.burst_ns > nanoseconds(self.cost) * self.limits.least as i64
