@@ -787,7 +787,7 @@ impl Shared {
 
     /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, or until told to stop; while not
     /// active, until told anything.
-    fn wait(&self, pause: Duration, is_urgent: impl Fn() -> bool) -> RunState {
+    fn wait(&self, pause: Duration, mut is_urgent: impl FnMut() -> bool) -> RunState {
         let mut state = self.state.lock().expect("nothing panics under this lock");
         let (mut has_paused, mut left) = (false, pause);
         loop {

@@ -32,7 +32,7 @@ pub(super) struct Pacing {
     pause: Duration,
     ticked_at: Moment,
     sensed_in: Duration,
-    /// Of this process, after the last tick.
+    /// Of this process, the least since the last tick: what others free must not hide what a guest touches.
     resident: Option<u64>,
 }
 
@@ -58,12 +58,11 @@ impl Pacing {
     }
 
     /// Whether a window's worth of memory became resident since the last tick. On a host that does not say, never.
-    pub fn is_urgent(&self, host: &dyn Host) -> bool {
-        if host.now().since(self.ticked_at) < self.sensed_in * PULSE_PART {
-            return false;
-        }
-        let grown = resident_pages(host).zip(self.resident).map(|(now, before)| now.saturating_sub(before));
-        grown.is_some_and(|pages| pages >= u64::from(BASE_PAGES_PER_WINDOW))
+    pub fn is_urgent(&mut self, host: &dyn Host) -> bool {
+        let (Some(now), Some(least)) = (resident_pages(host), self.resident) else { return false };
+        self.resident = Some(least.min(now));
+        let has_grown = now.saturating_sub(least) >= u64::from(BASE_PAGES_PER_WINDOW);
+        has_grown && host.now().since(self.ticked_at) >= self.sensed_in * PULSE_PART
     }
 }
 
@@ -99,8 +98,8 @@ mod tests {
     fn a_window_of_new_memory_is_urgent_and_less_is_not() {
         let host = FakeHost::default();
         set_resident(&host, 1000);
-        let pacing = pacing(&host, Duration::ZERO);
-        for (pages, is_urgent) in [(900, false), (1511, false), (1512, true)] {
+        let mut pacing = pacing(&host, Duration::ZERO);
+        for (pages, is_urgent) in [(1511, false), (1512, true), (900, false), (1411, false), (1412, true)] {
             set_resident(&host, pages);
             assert_eq!(pacing.is_urgent(&host), is_urgent, "{pages}");
         }
@@ -110,7 +109,7 @@ mod tests {
     fn what_is_dear_to_look_at_is_looked_at_less_often() {
         let host = FakeHost::default();
         set_resident(&host, 0);
-        let pacing = pacing(&host, Duration::from_millis(5));
+        let mut pacing = pacing(&host, Duration::from_millis(5));
         set_resident(&host, 100_000);
         assert!(!pacing.is_urgent(&host));
         host.sleep(Duration::from_millis(100));
@@ -120,7 +119,7 @@ mod tests {
     #[test]
     fn a_host_that_does_not_say_is_never_urgent() {
         let host = FakeHost::default();
-        let pacing = pacing(&host, Duration::ZERO);
+        let mut pacing = pacing(&host, Duration::ZERO);
         set_resident(&host, 100_000);
         assert!(!pacing.is_urgent(&host));
     }
