@@ -347,7 +347,8 @@ impl AccessSampling {
         })
     }
 
-    /// A burst is for windows that are small still: about them there is something to decide soon.
+    /// A burst is for windows that are small still: about them there is something to decide soon. Of the others it is enough to
+    /// know in the end that they are idle.
     fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], rows: &VmSnapshot, has_acted: bool) {
         if has_acted {
             self.share.changed();
@@ -386,11 +387,12 @@ impl AccessSampling {
                 }
                 Seen::Unknown(_) => continue,
             };
-            if self.histories[row].was_touched() == Some(was_touched) {
-                unchanged += 1;
-            } else {
-                news += usize::from(self.small.binary_search(&window).is_ok());
+            let is_small = self.small.binary_search(&window).is_ok();
+            if is_small && self.histories[row].was_touched() != Some(was_touched) {
+                news += 1;
                 self.share.changed();
+            } else {
+                unchanged += 1;
             }
             let frequency = &mut self.frequencies[row];
             if let Some(watched_for) = sample.watched_for.get(&window) {
