@@ -98,6 +98,11 @@ fn contents_survive_giant_pages_that_kvm_maps_as_such_in_the_lab() {
 }
 
 #[test]
+fn contents_survive_giants_chosen_by_a_policy_in_the_lab() {
+    tests_pass_in_lab("wideleaf-guest-tests", "giants_chosen");
+}
+
+#[test]
 fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
     tests_pass_in_lab("wideleaf-memory", "damon");
 }
