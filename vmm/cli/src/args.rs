@@ -136,7 +136,7 @@ pub struct RunArgs {
     pub guest_page: PageSize,
 
     /// Which windows (2 MiB of guest RAM) become large pages, and when; `--policy help` lists the policies and what may
-    /// be set of them [default: auto; with --backing hugetlb, whose pages stay as they are, never]
+    /// be set of them; @FILE for a value takes it from a file [default: auto; with --backing hugetlb, whose pages stay as they are, never]
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
     pub policy: Option<PolicyArg>,
 
@@ -317,11 +317,34 @@ pub enum PolicyArg {
     Use(PolicyChoice),
 }
 
-fn parse_policy(text: &str) -> Result<PolicyArg, PolicyError> {
+fn parse_policy(text: &str) -> Result<PolicyArg, String> {
     match text {
         "help" => Ok(PolicyArg::Help),
-        text => PolicyChoice::parse(text).map(PolicyArg::Use),
+        text => {
+            PolicyChoice::parse(&with_files(text)?).map(PolicyArg::Use).map_err(|error: PolicyError| error.to_string())
+        }
     }
+}
+
+/// `name:key=value,…` with the contents of FILE for each value that is `@FILE`.
+fn with_files(text: &str) -> Result<String, String> {
+    let Some((name, settings)) = text.split_once(':') else { return Ok(text.to_owned()) };
+    let settings = settings.split(',').map(|setting| match setting.split_once("=@") {
+        Some((key, path)) => Ok(format!("{key}={}", lines_of(path)?)),
+        None => Ok(setting.to_owned()),
+    });
+    Ok(format!("{name}:{}", settings.collect::<Result<Vec<String>, String>>()?.join(",")))
+}
+
+/// The lines of a file with ; between them, without comments (from # on) and what is empty.
+fn lines_of(path: &str) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+    if text.contains(',') {
+        return Err(format!("{path} has a comma: no parameter of a policy takes one"));
+    }
+    let line = |line: &str| line.split('#').next().unwrap_or("").trim().trim_end_matches(';').trim_end().to_owned();
+    let lines: Vec<String> = text.lines().map(line).filter(|line| !line.is_empty()).collect();
+    Ok(lines.join("; "))
 }
 
 /// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is refused: nobody remembers its unit.

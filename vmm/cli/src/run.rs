@@ -150,7 +150,9 @@ pub(crate) fn list_policies() -> Result<(), Failure> {
             parameters.add_row([policy.name, info.name, &info.default_text(), info.unit, info.meaning]);
         }
     }
-    print(&format!("{policies}\n\nSet as in --policy thp:max_ptes_none=64,scan_sleep_ms=1000\n{parameters}\n"))
+    let how =
+        "Set as in --policy thp:max_ptes_none=64,scan_sleep_ms=1000, or from a file, --policy schemes:rules=@FILE";
+    print(&format!("{policies}\n\n{how}\n{parameters}\n"))
 }
 
 pub(crate) fn kernel_names() -> String {

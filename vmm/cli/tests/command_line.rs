@@ -38,6 +38,18 @@ fn host_memory() -> Bytes {
     PageSize::Huge2M.bytes() * (total.get() / PageSize::Huge2M.bytes().get())
 }
 
+#[test]
+fn rules_of_a_policy_come_from_a_file() {
+    let scratch = Scratch::new();
+    let rules = "# what is used\nmin max 10% max min max promote;\n\n2M max 0% 0% 9s max demote # and what is not\n";
+    let file = scratch.file("rules.txt", rules.as_bytes());
+    let policy = format!("--policy=schemes:quota_windows=8,rules=@{file}");
+    let output = scratch.wideleaf(&small_and(&[&policy, "--format=json"])).assert().success();
+    let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let rules = "rules=min max 10% max min max promote; 2M max 0% 0% 9s max demote,quota_windows=8";
+    assert_eq!(report["setup"]["policy"], format!("schemes:{rules}"));
+}
+
 /// Refused by the parser: clap's own form, with the option and `why` in it.
 fn is_no_argument(arguments: &[&str], why: &str) {
     let scratch = Scratch::new();
@@ -51,6 +63,7 @@ fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
     is_no_argument(&small_and(&["--policy", "nope"]), "never, prealloc, at-fault, greedy");
     is_no_argument(&small_and(&["--policy", "thp:pace=1"]), "it has pages_to_scan");
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_none=512"]), "from 0 to 511 (base pages)");
+    is_no_argument(&small_and(&["--policy", "schemes:rules=@none"]), "cannot read none: No such file");
     is_no_argument(&small_and(&["--backing", "nope"]), "anon, memfd, hugetlb");
     is_no_argument(&small_and(&["--fallback", "nope"]), "fail, thp");
     is_no_argument(&small_and(&["--format", "nope"]), "table, json");
