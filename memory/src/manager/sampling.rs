@@ -48,8 +48,8 @@ pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
 const ACCESS_COST: Duration = Duration::from_micros(330);
 /// Fewer windows are not worth the switch to another thread and back.
 const ACCESS_LEAST: usize = 4;
-/// Much is new when one in so many windows of a sample was looked at for the first time, or changed, and is small: a guest at
-/// rest has a few that are touched now and then.
+/// Much is new when one in so many windows of a sample was looked at for the first time, or changed, and is small; and no
+/// fewer than the least share: a guest at rest has a few that are touched now and then.
 const NEWS_IN: usize = 4;
 /// Each window of a sample costs the guest a wait; half of what can be aside, since swaps need slots too.
 const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
@@ -357,7 +357,7 @@ impl AccessSampling {
         let is_small = |window: &WindowIndex| rows.row(*window).is_some_and(|row| rows.backing[row] == Backing::Base4K);
         self.small = backed.iter().copied().filter(is_small).collect();
         if self.small.is_empty() {
-            self.share.end_burst();
+            self.share.unchanged_in_burst(0, 0);
         }
         let wanted = if self.share.is_bursting() { &self.small } else { backed };
         let share = self.rotation.next_share(wanted, self.share.next(host.now(), wanted.len()));
@@ -400,8 +400,10 @@ impl AccessSampling {
             }
             self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
         }
+        self.share.unchanged_in_burst(unchanged, self.small.len());
+        self.share.unchanged_in_burst(unchanged, self.small.len());
         self.share.unchanged(unchanged, self.backed);
-        if news * NEWS_IN >= looked_at.max(1) {
+        if news >= ACCESS_LEAST && news * NEWS_IN >= looked_at {
             self.share.burst();
         }
         let AccessCost { windows, events, cpu } = sample.cost;

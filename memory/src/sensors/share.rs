@@ -102,9 +102,9 @@ impl Share {
         self.bursting = Some(0);
     }
 
-    /// There is nothing left to hurry for.
-    pub fn end_burst(&mut self) {
-        self.bursting = None;
+    /// So many windows, of the `wanted` that a burst is for, were as they had been: it ends after a round of them.
+    pub fn unchanged_in_burst(&mut self, windows: usize, wanted: usize) {
+        self.bursting = self.bursting.map(|quiet| quiet + windows).filter(|quiet| *quiet < wanted);
     }
 
     /// Whether it is in a hurry, and can pay for a sample at once.
@@ -114,7 +114,6 @@ impl Share {
 
     /// So many windows, of `all`, were as they had been.
     pub fn unchanged(&mut self, windows: usize, all: usize) {
-        self.bursting = self.bursting.map(|quiet| quiet + windows).filter(|quiet| *quiet < all);
         self.quiet += windows;
         if self.quiet >= all.max(1) {
             self.quiet = 0;
@@ -215,10 +214,10 @@ mod tests {
         assert!(!share.is_bursting(), "all is used up");
         let mut share = Share::new(LIMITS, COST, at(0));
         share.burst();
-        share.unchanged(ALL - 1, ALL);
+        share.unchanged_in_burst(2, 3);
         assert!(share.is_bursting());
-        share.unchanged(1, ALL);
-        assert!(!share.is_bursting(), "nothing new in a whole round");
+        share.unchanged_in_burst(1, 3);
+        assert!(!share.is_bursting(), "nothing new in those it was for");
     }
 
     #[test]
