@@ -15,7 +15,8 @@
 //! closed, which lets go of everything. So a vCPU waits for an answer and never for a tick; and if the answering thread
 //! ends, in whatever way, the userfaultfd is closed.
 //!
-//! Pages the file does not have, or has swapped out, are no minor faults: whether one was mapped is looked up at the end.
+//! Pages the file does not have are no minor faults (those it has swapped out are: mm/shmem.c asks before it swaps in):
+//! whether one was mapped is looked up at the end.
 
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, PipeWriter};
