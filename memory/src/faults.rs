@@ -60,7 +60,7 @@ pub(crate) struct Watched<S> {
     /// Keeps the mapping alive while it is registered.
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) range: RamRange,
-    /// Whether it is ours to unregister: before Linux 6.13 any userfaultfd could unregister another's.
+    /// Whether it is ours to unregister: before Linux 6.17 any userfaultfd could unregister another's.
     pub(crate) is_registered: bool,
     /// By window of the range, ascending.
     pub(crate) states: Vec<S>,

@@ -227,8 +227,10 @@ impl ManagerReport {
         }
         self.first_done_at.get_or_insert(at);
         self.last_done_at = Some(at);
-        if unavailable > Duration::ZERO {
+        if cost.copied > Bytes::ZERO {
             self.copy_time += unavailable;
+        }
+        if unavailable > Duration::ZERO {
             self.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
         }
     }

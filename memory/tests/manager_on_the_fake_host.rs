@@ -261,6 +261,11 @@ fn demotion_of_anonymous_ram_splits_one_window_and_promotion_collapses_it_again(
     let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], Box::new(script), plenty());
     assert_eq!((work.tick(), host.huge_windows()), (1, WINDOWS - 1));
     assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged), "its neighbours stay mapped large");
+    assert_eq!(
+        (work.report().unavailable_ns.len(), work.report().copy_time),
+        (1, Duration::ZERO),
+        "a split copies nothing"
+    );
     assert_eq!((work.tick(), host.huge_windows()), (1, WINDOWS));
     assert_eq!((count(work.report(), "split", "done"), count(work.report(), "collapse", "done")), (1, 1));
     assert_eq!(work.report().copied, mib(2));

@@ -150,18 +150,16 @@ impl Reservations {
     }
 
     /// Which reservations to break: from the head of the queue on, as many as give back what the host is short of. They are
-    /// in the book no longer.
+    /// in the book no longer. None without a look at the host.
     pub fn to_break(&mut self, host: Option<HostMemory>) -> Vec<(VmId, WindowIndex)> {
         let mut broken = Vec::new();
-        let mut host = host;
-        while self.shortage.update(host) {
+        let Some(mut host) = host else { return broken };
+        while self.shortage.update(Some(host)) {
             let Some((_, key)) = self.queue.pop_first() else { break };
             let held = self.take(key);
             let unpopulated = u64::from(BASE_PAGES_PER_WINDOW - held.populated);
             self.unpopulated -= unpopulated;
-            if let Some(host) = &mut host {
-                host.available += PageSize::Base4K.bytes() * unpopulated;
-            }
+            host.available += PageSize::Base4K.bytes() * unpopulated;
             broken.push(key);
         }
         broken

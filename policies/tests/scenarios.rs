@@ -201,6 +201,15 @@ fn a_shortage_breaks_what_was_changed_longest_ago_and_no_more_than_it_takes() {
 }
 
 #[test]
+fn a_look_at_the_host_that_fails_breaks_nothing() {
+    let mut book = reserved("reservation", &[4]);
+    assert_eq!(book.to_break(used(99)).len(), 1, "and still the host is short");
+    book.reserve(VmId(0), WindowIndex::new(1), Moment::START);
+    assert_eq!(book.to_break(None), []);
+    assert_eq!(book.to_break(used(99)).len(), 1);
+}
+
+#[test]
 fn what_is_large_is_never_broken_and_nobody_looks_without_a_sensor() {
     let mut book = reserved("reservation", &[4]);
     assert_eq!(book.to_break(None), []);

@@ -16,6 +16,8 @@ use crate::side_mapping::{GiantFile, SideMapping};
 
 /// What one collapse takes on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);
+/// What one split takes.
+const SPLIT_TIME: Duration = Duration::from_micros(180);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -224,7 +226,10 @@ impl Host for FakeHost {
                 Advice::PopulateWrite => {
                     state.populate(pages(Hva::new(window), PageSize::Huge2M.bytes()));
                 }
-                Advice::Cold => state.split(window),
+                Advice::Cold => {
+                    state.now += SPLIT_TIME;
+                    state.split(window);
+                }
             }
         }
         Ok(())

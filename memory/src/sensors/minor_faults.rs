@@ -15,7 +15,8 @@
 //! closed, which lets go of everything. So a vCPU waits for an answer and never for a tick; and if the answering thread
 //! ends, in whatever way, the userfaultfd is closed.
 //!
-//! Pages the file does not have, or has swapped out, are no minor faults: whether one was mapped is looked up at the end.
+//! Pages the file does not have are no minor faults (those it has swapped out are: mm/shmem.c asks before it swaps in):
+//! whether one was mapped is looked up at the end.
 
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, PipeWriter};
@@ -79,6 +80,9 @@ pub struct Watched(Mutex<Windows>);
 struct Windows {
     /// `None` once closed.
     door: Option<Arc<dyn MinorFaults>>,
+    /// Closed with the door: the thread that has a share of it must not sleep on, or those whose touch was read already
+    /// would wait with it.
+    service: Option<PipeWriter>,
     /// Windows of the present sample, and whether each was touched.
     touched: BTreeMap<WindowIndex, bool>,
 }
@@ -86,7 +90,7 @@ struct Windows {
 impl Watched {
     /// No window is away.
     pub fn new(door: Arc<dyn MinorFaults>) -> Watched {
-        Watched(Mutex::new(Windows { door: Some(door), touched: BTreeMap::new() }))
+        Watched(Mutex::new(Windows { door: Some(door), service: None, touched: BTreeMap::new() }))
     }
 
     /// Lets whoever waits go on, and remembers where that was.
@@ -99,7 +103,7 @@ impl Watched {
 
     /// Ends it: whoever waits goes on, and nothing is watched any more.
     pub fn close(&self) {
-        self.windows().door = None;
+        self.windows().close();
     }
 
     /// Takes a window away. On an error, with its name in a report, it is as it was.
@@ -121,7 +125,7 @@ impl Watched {
         let mut windows = self.windows();
         let served = windows.serve();
         if served.is_err() {
-            windows.door = None;
+            windows.close();
         }
         windows.let_go(window);
         let touched = windows.touched.remove(&window);
@@ -158,8 +162,13 @@ impl Windows {
             && let Err(second) = door.map_from_file(window)
         {
             tracing::error!("{window} is let go by closing the userfaultfd: {error}; {second}");
-            self.door = None;
+            self.close();
         }
+    }
+
+    fn close(&mut self) {
+        self.door = None;
+        self.service = None;
     }
 }
 
@@ -292,17 +301,17 @@ impl Drop for MinorFaultSensor {
     }
 }
 
-/// The thread that answers touches. Dropped, it ends.
+/// The thread that answers touches. It ends when what is watched is closed, as it is when this is dropped.
 struct Service {
-    /// Dropping it ends the thread.
-    stop: Option<PipeWriter>,
+    watched: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Service {
     fn start(watched: Arc<Watched>, door: Arc<LinuxMinorFaults>) -> io::Result<Service> {
         let (stopped, stop) = io::pipe()?;
-        let closes = CloseAtTheEnd(watched);
+        watched.windows().service = Some(stop);
+        let closes = CloseAtTheEnd(watched.clone());
         let thread = std::thread::Builder::new().name("minor-faults".into()).spawn(move || {
             // Of this thread, so that it is dropped, and the descriptor closed, however the thread ends.
             let (closes, door) = (closes, door);
@@ -310,13 +319,13 @@ impl Service {
                 tracing::error!("accesses are no longer sampled: {error}");
             }
         })?;
-        Ok(Service { stop: Some(stop), thread: Some(thread) })
+        Ok(Service { watched, thread: Some(thread) })
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        self.watched.close();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             tracing::error!("the thread that answers minor faults panicked; its userfaultfd is closed");
         }
@@ -343,9 +352,6 @@ fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -
             return Ok(());
         }
         watched.serve().map_err(io::Error::other)?;
-        if watched.windows().door.is_none() {
-            return Err(io::Error::other("the userfaultfd had to be closed"));
-        }
     }
 }
 
@@ -353,6 +359,7 @@ fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -
 mod tests {
     use super::fake::FakeMinorFaults;
     use super::*;
+    use crate::backing::{BackingConfig, BackingKind};
     use crate::host::fake::FakeHost;
     use wideleaf_policies::units::{kib, mib};
     use wideleaf_policies::{Gpa, GpaRange};
@@ -489,6 +496,26 @@ mod tests {
             bed.door.touch(WINDOWS[2]);
             assert_eq!(bed.finish()[2], Seen::Touched, "call {call}");
         }
+    }
+
+    #[test]
+    fn whoever_closes_it_ends_the_thread_that_has_the_descriptor() {
+        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).expect("memfd has base pages");
+        let ram = GuestRam::map(&[range], backing).expect("memory");
+        let sensor = match MinorFaultSensor::start(ram, AccessConfig::default()) {
+            Ok(sensor) => sensor,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        sensor.watched.close();
+        let service = sensor._service.as_ref().expect("it has one of its own");
+        let thread = service.thread.as_ref().expect("it is joined at the end");
+        /// A minute: a thread that sleeps longer sleeps for ever.
+        const LOOKS_MAX: usize = 60_000;
+        assert!((0..LOOKS_MAX).any(|_| thread.is_finished() || {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            false
+        }));
     }
 
     #[test]
