@@ -1,16 +1,34 @@
-//! The memory a kernel works on: a block of 64-bit words that nobody else touches.
-#![expect(unsafe_code, reason = "turns an address range, which is all a guest has, into words with a lifetime")]
+//! The memory a kernel works on: a block of 64-bit words that nobody else touches, lent out in one of two ways.
+//!
+//! ```text
+//!                 ┌─ words(): all of it as atomic words, to any number of vCPUs at once (gups, pattern, phases)
+//!   Arena, unused ┤
+//!                 └─ typed(): exclusive slices of f64, u32, …, once (npb.*)
+//!
+//!   arena  │ big array          │ gap │ big array    │ small │ small │ … free
+//!          ▲ 2 MiB border             ▲ 2 MiB border
+//! ```
+//!
+//! Relaxed moves of atomic words do not vectorise, and a stencil of floating-point numbers should. Which of the two ways it
+//! is is settled by the first call, and stays so: a word and a number at one address would be a data race.
+#![expect(unsafe_code, reason = "turns an address range, which is all a guest has, into slices with a lifetime")]
 
-use core::sync::atomic::AtomicU64;
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Exclusive memory, seen as atomic words so that several vCPUs may read and write them at once without undefined
-/// behaviour. It is not `Clone`: whoever has the arena has the memory.
+/// Exclusive memory. It is not `Clone`: whoever has the arena has the memory.
 ///
 /// What is in it at first is not specified; kernels write before they read.
 #[derive(Debug)]
 pub struct Arena<'m> {
-    words: &'m [AtomicU64],
+    memory: &'m [AtomicU64],
+    /// One of the three below.
+    lent_as: AtomicU8,
 }
+
+const UNUSED: u8 = 0;
+const WORDS: u8 = 1;
+const TYPED: u8 = 2;
 
 impl<'m> Arena<'m> {
     /// The arena of `bytes / 8` words that begins at `start`.
@@ -25,7 +43,7 @@ impl<'m> Arena<'m> {
         assert!(start.is_aligned() && !start.is_null(), "an arena begins at an aligned address that is not 0");
         // SAFETY: the caller vouches for mapping, lifetime, exclusivity and length; AtomicU64 has the size, alignment
         // and bit validity of u64; any contents are valid words.
-        Self { words: unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), bytes / 8) } }
+        Self::from_shared_words(unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), bytes / 8) })
     }
 
     /// The arena made of these words.
@@ -35,23 +53,214 @@ impl<'m> Arena<'m> {
         unsafe { Self::from_raw(words.as_mut_ptr(), bytes) }
     }
 
-    /// The arena made of words somebody else owns, and leaves alone for `'m`.
+    /// The arena made of words somebody else owns, and leaves alone for `'m`: [`typed`](Self::typed) relies on that, and this
+    /// signature cannot check it.
     pub const fn from_shared_words(words: &'m [AtomicU64]) -> Self {
-        Self { words }
+        Self { memory: words, lent_as: AtomicU8::new(UNUSED) }
     }
 
-    /// All words.
-    pub const fn words(&self) -> &'m [AtomicU64] {
-        self.words
+    /// All of it as words, which several vCPUs may read and write at once without undefined behaviour.
+    ///
+    /// # Panics
+    /// When the arena has been lent as typed memory.
+    pub fn words(&self) -> &'m [AtomicU64] {
+        let before = self.lend_as(WORDS);
+        assert!(before != TYPED, "the arena has been lent as typed memory, it has no words any more");
+        self.memory
+    }
+
+    /// All of it as exclusive memory for the slices of a [`Layout`]; `None` when they do not fit. Nothing is written yet.
+    ///
+    /// # Panics
+    /// When the arena has been lent before, in either way.
+    pub fn typed(&self, layout: &Layout) -> Option<Typed<'m>> {
+        assert!(layout.start == self.address(), "the layout was made for another arena");
+        if layout.needed() > self.bytes() {
+            return None;
+        }
+        let before = self.lend_as(TYPED);
+        assert!(before == UNUSED, "typed memory is lent once, and not beside words");
+        Some(Typed {
+            start: self.memory.as_ptr().cast_mut().cast(),
+            bytes: self.bytes(),
+            taken: 0,
+            memory: PhantomData,
+        })
+    }
+
+    /// Settles how the arena is lent if nothing has settled it yet. Returns what it was lent as before.
+    fn lend_as(&self, way: u8) -> u8 {
+        match self.lent_as.compare_exchange(UNUSED, way, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(before) | Err(before) => before,
+        }
     }
 
     /// Address of the first word: the GPA in a guest image, which maps memory one to one.
     pub fn address(&self) -> u64 {
-        self.words.as_ptr().addr() as u64
+        self.memory.as_ptr().addr() as u64
     }
 
     /// Length in bytes.
     pub const fn bytes(&self) -> u64 {
-        self.words.len() as u64 * 8
+        self.memory.len() as u64 * 8
+    }
+}
+
+/// Numbers that may stand in typed memory.
+///
+/// # Safety
+/// Every bit pattern is a value, zero bytes are the number 0, there is no padding, and the alignment is at most
+/// [`LINE_BYTES`].
+pub unsafe trait Number: Copy + Send + Sync + 'static {}
+// SAFETY: IEEE 754 numbers have no invalid bits, and zero bytes are +0.0.
+unsafe impl Number for f64 {}
+// SAFETY: every integer is valid.
+unsafe impl Number for u32 {}
+// SAFETY: every integer is valid.
+unsafe impl Number for u64 {}
+
+/// A cache line: small slices begin at one, so that two of them share none.
+const LINE_BYTES: u64 = 64;
+/// A 2 MiB window: a slice of at least one begins at a border, so that what backs it is its own.
+const WINDOW_BYTES: u64 = 2 << 20;
+/// x86-64 programs address 47 bits; below it no sum of a layout's few slices overflows.
+const SLICE_BYTES_LIMIT: u64 = 1 << 47;
+const _: () = assert!(LINE_BYTES >= align_of::<f64>() as u64 && LINE_BYTES >= align_of::<u64>() as u64);
+
+/// Which slices a kernel wants of an arena, in this order. Made before anything is touched, so that too little memory is found
+/// first.
+#[derive(Debug)]
+pub struct Layout {
+    start: u64,
+    end: u64,
+}
+
+impl Layout {
+    /// No slices yet, in an arena that begins at `start`.
+    pub const fn at(start: u64) -> Self {
+        Self { start, end: start }
+    }
+
+    /// Adds a slice of `count` numbers behind those before.
+    ///
+    /// # Panics
+    /// When the slice is longer than any address space.
+    pub fn place<T: Number>(&mut self, count: u64) -> Place<T> {
+        let bytes = count.checked_mul(size_of::<T>() as u64).filter(|bytes| *bytes < SLICE_BYTES_LIMIT);
+        let bytes = bytes.expect("a slice is shorter than the address space");
+        let border = if bytes >= WINDOW_BYTES { WINDOW_BYTES } else { LINE_BYTES };
+        let address = self.end.next_multiple_of(border);
+        self.end = address + bytes;
+        Place { offset: address - self.start, count, number: PhantomData }
+    }
+
+    /// Bytes from the arena's beginning to the end of the last slice.
+    pub const fn needed(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// Where a slice will be.
+#[derive(Debug)]
+pub struct Place<T> {
+    offset: u64,
+    count: u64,
+    number: PhantomData<T>,
+}
+
+/// Exclusive memory, of which slices are taken from the front to the back.
+#[derive(Debug)]
+pub struct Typed<'m> {
+    start: *mut u8,
+    bytes: u64,
+    /// Everything below has been given away.
+    taken: u64,
+    memory: PhantomData<&'m mut [u64]>,
+}
+
+impl<'m> Typed<'m> {
+    /// The slice at `place`, all zero.
+    ///
+    /// # Panics
+    /// When a slice behind it has been taken before, or when `place` comes from the layout of a larger arena.
+    pub fn take<T: Number>(&mut self, place: Place<T>) -> &'m mut [T] {
+        let end = place.offset + place.count * size_of::<T>() as u64;
+        assert!(self.taken <= place.offset && end <= self.bytes, "slices are taken in the order of the layout");
+        self.taken = end;
+        let start = self.start.wrapping_add(place.offset as usize).cast::<T>();
+        assert!(start.is_aligned(), "the layout was made for another arena");
+        // SAFETY: `[offset, end)` is inside the arena, which is mapped and exclusive (`lent_as` lets neither words nor a second
+        // `Typed` exist beside this one), and aligned; zero bytes are a number.
+        unsafe { start.write_bytes(0, place.count as usize) };
+        // SAFETY: as above and initialised; `taken` only grows, so no other slice overlaps this one; the arena came from atomics,
+        // which may be written through a shared reference.
+        unsafe { core::slice::from_raw_parts_mut(start, place.count as usize) }
+    }
+}
+
+/// An exclusive slice as atomics, for vCPUs that write into it at places only they know to be disjoint.
+pub fn as_atomics(numbers: &mut [u32]) -> &[AtomicU32] {
+    let (start, count) = (numbers.as_mut_ptr().cast::<AtomicU32>(), numbers.len());
+    // SAFETY: AtomicU32 has the size, alignment and bit validity of u32, and the slice is exclusive for the borrow.
+    unsafe { core::slice::from_raw_parts(start, count) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::*;
+
+    #[test]
+    fn slices_are_zero_disjoint_and_large_ones_begin_at_a_window() {
+        let mut words = vec![u64::MAX; 1 << 20];
+        let arena = Arena::from_words(&mut words);
+        let mut layout = Layout::at(arena.address());
+        let (small, large) = (layout.place::<u32>(3), layout.place::<f64>(1 << 18));
+        let mut typed = arena.typed(&layout).expect("8 MiB hold 2 MiB, 12 bytes and a gap");
+        let (small, large) = (typed.take(small), typed.take(large));
+        assert!(small.iter().all(|number| *number == 0) && large.iter().all(|number| *number == 0.0));
+        assert_eq!(large.as_ptr().addr() as u64 % WINDOW_BYTES, 0);
+        assert!(small.as_ptr_range().end.addr() <= large.as_ptr().addr());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_known_before_anything_is_written() {
+        let mut words = vec![7; 8];
+        let arena = Arena::from_words(&mut words);
+        let mut layout = Layout::at(arena.address());
+        layout.place::<u64>(100);
+        assert!(arena.typed(&layout).is_none());
+        assert!(arena.words().iter().all(|word| word.load(Ordering::Relaxed) == 7));
+    }
+
+    #[test]
+    #[should_panic(expected = "lent once")]
+    fn typed_memory_is_not_lent_beside_words() {
+        let mut words = [0; 8];
+        let arena = Arena::from_words(&mut words);
+        let _words = arena.words();
+        arena.typed(&Layout::at(arena.address()));
+    }
+
+    #[test]
+    #[should_panic(expected = "no words any more")]
+    fn words_are_not_lent_beside_typed_memory() {
+        let mut words = [0; 8];
+        let arena = Arena::from_words(&mut words);
+        let _typed = arena.typed(&Layout::at(arena.address()));
+        arena.words();
+    }
+
+    #[test]
+    #[should_panic(expected = "in the order of the layout")]
+    fn no_place_is_taken_twice_by_a_second_layout() {
+        let mut words = [0; 64];
+        let arena = Arena::from_words(&mut words);
+        let (mut one, mut other) = (Layout::at(arena.address()), Layout::at(arena.address()));
+        let (first, again) = (one.place::<u64>(8), other.place::<u64>(8));
+        let mut typed = arena.typed(&one).expect("the arena has 64 words");
+        typed.take(first);
+        typed.take(again);
     }
 }

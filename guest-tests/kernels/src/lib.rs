@@ -5,7 +5,8 @@
 //!                                           ├─▶ registry::run("gups log2_words=25") ──▶ gups::run ──▶ Messages
 //!   native: arena = mapped memory, threads ─┘          │
 //!                                                      ├─ pattern::run
-//!                                                      └─ phases::run
+//!                                                      ├─ phases::run
+//!                                                      └─ npb::{ep, is, cg}::run
 //! ```
 //!
 //! | module | what it is |
@@ -14,9 +15,10 @@
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
 //! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
+//! | [`npb`] | the NAS Parallel Benchmarks EP, IS and CG, which verify themselves against published values |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
-//! | [`arena`] | the memory a kernel works on, as words |
-//! | [`team`] | several vCPUs or threads doing one job |
+//! | [`arena`] | the memory a kernel works on, as words or as typed slices |
+//! | [`team`], [`parts`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
 //! | [`words`] | predictable words, and the record of those that were found wrong |
@@ -24,7 +26,7 @@
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering, which
 //! compiles to the plain moves that are to be measured. Two vCPUs that update one word at once may lose an update; they
-//! may not do anything else.
+//! may not do anything else. The NPB kernels see typed slices instead, of which each vCPU gets its own part.
 #![no_std]
 
 #[cfg(any(test, feature = "std"))]
@@ -35,7 +37,9 @@ pub mod gaps;
 pub mod gups;
 #[cfg(any(test, feature = "std"))]
 pub mod native;
+pub mod npb;
 pub mod parameters;
+pub mod parts;
 pub mod pattern;
 pub mod phases;
 pub mod platform;

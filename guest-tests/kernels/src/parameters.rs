@@ -45,6 +45,19 @@ impl<'a> Parameters<'a> {
         self.read(name, least, most, "a size in bytes (K, M, G, T)", parse_size)
     }
 
+    /// One of these words, as its index among them; `None` when it is not given.
+    pub fn choice(
+        &self,
+        name: &'static str,
+        choices: &'static [&'static str],
+    ) -> Result<Option<usize>, KernelError<'a>> {
+        let Some(value) = self.line.value(name) else { return Ok(None) };
+        match choices.iter().position(|choice| *choice == value) {
+            Some(index) => Ok(Some(index)),
+            None => Err(KernelError::BadChoice { name, value, choices }),
+        }
+    }
+
     fn read(
         &self,
         name: &'static str,

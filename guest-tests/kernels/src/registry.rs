@@ -7,10 +7,11 @@ use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, 
 
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
-use crate::{Arena, Platform, gups, pattern, phases};
+use crate::{Arena, Platform, gups, npb, pattern, phases};
 
 /// Every kernel there is.
-pub const KERNELS: &[Kernel] = &[gups::KERNEL, pattern::KERNEL, phases::KERNEL];
+pub const KERNELS: &[Kernel] =
+    &[gups::KERNEL, pattern::KERNEL, phases::KERNEL, npb::ep::KERNEL, npb::is::KERNEL, npb::cg::KERNEL];
 
 /// A kernel: what the help says about it, and its entry.
 #[derive(Clone, Copy)]
@@ -110,6 +111,15 @@ pub enum KernelError<'a> {
         /// Greatest value.
         most: u64,
     },
+    /// A value is none of the words that the parameter takes.
+    BadChoice {
+        /// Name of the parameter.
+        name: &'static str,
+        /// The value given.
+        value: &'a str,
+        /// What it may be.
+        choices: &'static [&'static str],
+    },
     /// Two parameters exclude each other.
     Conflict {
         /// One.
@@ -131,9 +141,9 @@ pub enum KernelError<'a> {
     },
     /// The kernel's verification failed.
     VerificationFailed {
-        /// Words that are wrong.
+        /// Words, or results, that are wrong.
         errors: u64,
-        /// Words that were looked at.
+        /// How many were looked at.
         checked: u64,
     },
 }
@@ -149,6 +159,7 @@ impl KernelError<'_> {
             | Self::UnknownKernel { .. }
             | Self::UnknownParameter { .. }
             | Self::BadValue { .. }
+            | Self::BadChoice { .. }
             | Self::Conflict { .. } => ExitCode::BadArguments,
         }
     }
@@ -167,6 +178,10 @@ impl fmt::Display for KernelError<'_> {
             Self::BadValue { name, value, what, least, most } => {
                 write!(f, "{name}={value}: expected {what} from {least} to {most}")
             }
+            Self::BadChoice { name, value, choices } => {
+                write!(f, "{name}={value}: expected one of ")?;
+                write_list(f, choices.iter().copied())
+            }
             Self::Conflict { one, other } => write!(f, "{one}= and {other}= exclude each other"),
             Self::ArenaTooSmall { needed, bytes } => {
                 let (needed, there) = (Size(*needed), Size(*bytes));
@@ -176,7 +191,7 @@ impl fmt::Display for KernelError<'_> {
                 write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")
             }
             Self::VerificationFailed { errors, checked } => {
-                write!(f, "{errors} of {checked} words are not what was written")
+                write!(f, "{errors} of {checked} words or results are wrong")
             }
         }
     }

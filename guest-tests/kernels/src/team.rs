@@ -17,7 +17,7 @@
 
 use core::cell::UnsafeCell;
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Ticks of this CPU's time stamp counter (SDM volume 3, 17.17: invariant on every CPU KVM runs on since 2008).
 ///
@@ -161,6 +161,56 @@ impl Drop for Part<'_> {
             self.team.broken.store(true, Ordering::Relaxed);
         }
         self.team.done.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Holds one value on its way from the leader to a member, or back. Safe whoever calls: a value is only moved by the one who won
+/// the change of `state`.
+pub struct Slot<T> {
+    state: AtomicU8,
+    value: UnsafeCell<Option<T>>,
+}
+
+const EMPTY: u8 = 0;
+const BUSY: u8 = 1;
+const FULL: u8 = 2;
+
+// SAFETY: `value` is only touched by whoever changed `state` to BUSY, one at a time; the release/acquire pair of FULL carries the
+// value, which may change threads because it is Send. No reference to it is ever shared.
+unsafe impl<T: Send> Sync for Slot<T> {}
+
+impl<T> Slot<T> {
+    /// A slot that holds nothing, or that.
+    pub const fn new(value: Option<T>) -> Self {
+        let state = if value.is_some() { FULL } else { EMPTY };
+        Self { state: AtomicU8::new(state), value: UnsafeCell::new(value) }
+    }
+
+    /// Puts a value into an empty slot.
+    ///
+    /// # Panics
+    /// When it is not empty.
+    pub fn put(&self, value: T) {
+        assert!(self.change(EMPTY), "the slot is not empty");
+        // SAFETY: this call made the state BUSY, so nobody else touches the value until it is FULL.
+        unsafe { *self.value.get() = Some(value) };
+        self.state.store(FULL, Ordering::Release);
+    }
+
+    /// Takes the value out; `None` when there is none.
+    pub fn take(&self) -> Option<T> {
+        if !self.change(FULL) {
+            return None;
+        }
+        // SAFETY: this call made the state BUSY, so nobody else touches the value until it is EMPTY.
+        let value = unsafe { (*self.value.get()).take() };
+        self.state.store(EMPTY, Ordering::Release);
+        value
+    }
+
+    /// Makes the slot busy if it is in that state.
+    fn change(&self, from: u8) -> bool {
+        self.state.compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 }
 

@@ -203,12 +203,13 @@ fn pattern_finds_a_torn_page_whose_second_half_is_stale() {
 #[test]
 fn wrong_arguments_end_with_one_clear_line() {
     let cases = [
-        ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases"),
-        ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases"),
+        ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases, npb.ep, npb.is, npb.cg"),
+        ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg"),
         ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),
         ("gups rounds=1 seconds=1", "rounds= and seconds= exclude each other"),
+        ("npb.cg class=D", "class=D: expected one of S, W, A, B, C"),
         ("gups fast", "command line: \"fast\" is not key=value (only the first word may be a kernel's name)"),
         ("pattern passes=0", "passes=0: expected a count from 1 to 16777214"),
     ];

@@ -97,13 +97,21 @@ fn options_of_guests_are_refused_for_native_kernels() {
 #[test]
 fn what_runs_must_be_said_and_exist() {
     let scratch = Scratch::new();
-    scratch.refuses(&["run", "--policy", "greedy"], 2, &["say what to run", "gups, pattern, phases", "--help"]);
+    scratch.refuses(
+        &["run", "--policy", "greedy"],
+        2,
+        &["say what to run", "gups, pattern, phases, npb.ep, npb.is, npb.cg", "--help"],
+    );
     scratch.refuses(
         &["run", "--native", "gusp"],
         2,
-        &["--native runs a built-in kernel (gups, pattern, phases)", "gusp"],
+        &["--native runs a built-in kernel (gups, pattern, phases, npb.ep, npb.is, npb.cg)", "gusp"],
     );
-    scratch.refuses(&["run", "gusp"], 3, &["\"gusp\" is neither a built-in kernel (gups, pattern, phases) nor a file"]);
+    scratch.refuses(
+        &["run", "gusp"],
+        3,
+        &["\"gusp\" is neither a built-in kernel (gups, pattern, phases, npb.ep, npb.is, npb.cg) nor a file"],
+    );
     scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
 }
 

@@ -1,0 +1,24 @@
+//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS and CG in the classes S, W, A, B and C.
+//!
+//! ```text
+//!   class=A ─▶ problem ─▶ Layout ─ too little RAM? ─▶ init ─▶ compute (timed) ─▶ verify ─▶ results
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`classes`] | the sizes of a problem |
+//! | [`random`] | the generator that all of them share |
+//! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
+//! | [`is`] | ranking integers: random increments of a table |
+//! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
+//! | [`report`] | the phases and the result block as messages |
+//!
+//! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
+//! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
+
+pub mod cg;
+pub mod classes;
+pub mod ep;
+pub mod is;
+pub mod random;
+pub mod report;

@@ -1,0 +1,34 @@
+//! The classes: sizes that everybody who runs the NPB means by the same letter.
+
+use crate::KernelError;
+use crate::parameters::{Parameter, Parameters};
+
+/// A problem size. S is for tests, W for a workstation of 1994; A, B and C are about four times as large each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Sample: a fraction of a second.
+    S,
+    /// Workstation.
+    W,
+    /// The smallest of the standard ones.
+    A,
+    /// About four times A.
+    B,
+    /// About four times B.
+    C,
+}
+
+impl Class {
+    /// All of them, the smallest first.
+    pub const ALL: [Self; 5] = [Self::S, Self::W, Self::A, Self::B, Self::C];
+    const LETTERS: &'static [&'static str] = &["S", "W", "A", "B", "C"];
+
+    /// The parameter, for a kernel's table.
+    pub const PARAMETER: Parameter =
+        Parameter { name: "class", default: "S", unit: "letter", meaning: "size of the problem: S, W, A, B or C" };
+
+    /// The class that the command line names, or S.
+    pub fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        Ok(Self::ALL[parameters.choice(Self::PARAMETER.name, Self::LETTERS)?.unwrap_or(0)])
+    }
+}

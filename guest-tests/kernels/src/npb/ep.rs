@@ -1,0 +1,166 @@
+//! EP: pairs of Gaussian deviates by the polar method, counted by square annuli. Nothing but arithmetic: the control beside kernels
+//! that depend on memory.
+//!
+//! ```text
+//!   batch k: 2¹⁷ numbers from seed·a^(k·2¹⁷) ─▶ 2¹⁶ points of (−1, 1)² ─▶ those in the circle ─▶ X, Y ─▶ Σ X, Σ Y, counts
+//! ```
+
+use wideleaf_protocol::Name;
+
+use super::classes::Class;
+use super::random::Random;
+use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
+use crate::arena::Layout;
+use crate::parameters::{Parameter, Parameters};
+use crate::parts::{deal, ranges, split};
+use crate::registry::Kernel;
+use crate::{Arena, KernelError, Platform};
+
+/// EP in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("npb.ep"),
+    summary: "NPB EP: Gaussian deviates, arithmetic with hardly any memory",
+    parameters: PARAMETERS,
+    run,
+};
+
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+
+/// EP has a seed of its own.
+const SEED: u64 = 271_828_183;
+/// Pairs of a batch: the NPB's 2^16. Its numbers fill 1 MiB.
+const LOG2_BATCH: u32 = 16;
+const BATCH_NUMBERS: usize = 2 << LOG2_BATCH;
+/// Largest relative error of a sum that the NPB passes.
+const TOLERANCE: f64 = 1e-8;
+/// Annuli that are counted: a deviate is less than 12, since the square of one is at most −2·ln 2⁻⁹⁰. A power of two, so that the
+/// bound of the table costs nothing.
+const ANNULI: usize = 16;
+
+/// What a class asks for, and what must come out.
+#[derive(Clone, Copy)]
+struct Problem {
+    log2_pairs: u32,
+    sum_x: f64,
+    sum_y: f64,
+    accepted: u64,
+}
+
+const fn problem(class: Class) -> Problem {
+    let (log2_pairs, sum_x, sum_y, accepted) = match class {
+        Class::S => (24, -3.24783465203474e+3, -6.958407078382297e+3, 13_176_389),
+        Class::W => (25, -2.863319731645753e+3, -6.320053679109499e+3, 26_354_769),
+        Class::A => (28, -4.295875165629892e+3, -1.580732573678431e+4, 210_832_767),
+        Class::B => (30, 4.033815542441498e+4, -2.660669192809235e+4, 843_345_606),
+        Class::C => (32, 4.764367927995374e+4, -8.084072988043731e+4, 3_373_275_903),
+    };
+    Problem { log2_pairs, sum_x, sum_y, accepted }
+}
+
+/// What a vCPU found in its batches.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    sum_x: f64,
+    sum_y: f64,
+    annuli: [u64; ANNULI],
+}
+
+impl Found {
+    fn plus(mut self, other: &Self) -> Self {
+        self.sum_x += other.sum_x;
+        self.sum_y += other.sum_y;
+        self.annuli.iter_mut().zip(other.annuli).for_each(|(count, more)| *count += more);
+        self
+    }
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    solve(platform, arena, problem(Class::from_parameters(parameters)?))
+}
+
+fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {
+    let members = platform.vcpus();
+    let mut layout = Layout::at(arena.address());
+    let numbers = layout.place::<f64>((members * BATCH_NUMBERS) as u64);
+    let mut typed = report::claim(platform, arena, &layout, Name::literal("numbers"))?;
+    // Taking them writes them: what the NPB calls touching the arrays before the clock runs.
+    let (numbers, _) = report::phase(platform, INIT, || typed.take(numbers));
+
+    let batches = 1 << (problem.log2_pairs - LOG2_BATCH);
+    let (found, ticks) = report::phase(platform, COMPUTE, || {
+        let parts = split(numbers, members).zip(ranges(batches, members));
+        let results = deal(platform, parts, |_, (numbers, batches)| {
+            batches.fold(Found::default(), |found, batch| found.plus(&run_batch(batch as u64, numbers)))
+        });
+        results.iter().flatten().fold(Found::default(), Found::plus)
+    });
+    report::rate(platform, (2_u64 << problem.log2_pairs) as f64, ticks);
+    verify(platform, &problem, &found)
+}
+
+/// One batch of pairs. `numbers` has room for all of its numbers.
+fn run_batch(batch: u64, numbers: &mut [f64]) -> Found {
+    let mut random = Random::new(SEED).skip(batch * BATCH_NUMBERS as u64);
+    random.fill(numbers);
+    let squares = keep_inside(numbers);
+    let mut found = Found::default();
+    for [x, y, square] in squares {
+        let factor = libm::sqrt(-2.0 * libm::log(square) / square);
+        let (x, y) = (x * factor, y * factor);
+        found.annuli[x.abs().max(y.abs()) as usize % ANNULI] += 1;
+        found.sum_x += x;
+        found.sum_y += y;
+    }
+    found
+}
+
+/// The points of (−1, 1)² inside the unit circle, with the square of their distance from its centre.
+fn keep_inside(numbers: &[f64]) -> impl Iterator<Item = [f64; 3]> {
+    let points = numbers.as_chunks::<2>().0.iter();
+    let points = points.map(|[first, second]| [2.0 * first - 1.0, 2.0 * second - 1.0]);
+    points.map(|[x, y]| [x, y, x * x + y * y]).filter(|[_, _, square]| *square <= 1.0)
+}
+
+fn verify<'a>(platform: &dyn Platform, problem: &Problem, found: &Found) -> Result<(), KernelError<'a>> {
+    let name = Name::literal;
+    let compared = |name, reference_name, value, reference| Compared {
+        name,
+        reference_name,
+        value,
+        reference,
+        tolerance: TOLERANCE,
+    };
+    let accepted: u64 = found.annuli.iter().sum();
+    let checks = [
+        compared(name("sum_x"), name("sum_x_reference"), found.sum_x, problem.sum_x),
+        compared(name("sum_y"), name("sum_y_reference"), found.sum_y, problem.sum_y),
+        // A count is right or wrong; the NPB checks it since 3.4.2.
+        Compared {
+            tolerance: 0.0,
+            ..compared(name("accepted"), name("accepted_reference"), accepted as f64, problem.accepted as f64)
+        },
+    ];
+    let (errors, _) = report::phase(platform, VERIFY, || {
+        checks.iter().for_each(|check| check.emit(platform));
+        checks.iter().filter(|check| !check.is_right()).count() as u64
+    });
+    report::verdict(platform, errors, checks.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::vec;
+
+    use super::*;
+    use crate::native;
+
+    #[test]
+    fn a_wrong_sum_is_found() {
+        let mut words = vec![0; 1 << 19];
+        let arena = Arena::from_words(&mut words);
+        let wrong = Problem { sum_x: -3.247_834_7e3, ..problem(Class::S) };
+        let end = native::run(2, 0, Box::new(|_| ()), |platform| solve(platform, &arena, wrong));
+        assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 3 })), "{end:?}");
+    }
+}

@@ -1,0 +1,103 @@
+//! What a run of an NPB kernel prints: phases, the result block, the verification.
+
+use wideleaf_protocol::{Message, Name, Status};
+
+use crate::arena::{Layout, Typed};
+use crate::platform::ticks_to_seconds;
+use crate::{Arena, KernelError, Platform};
+
+/// The untimed preparation.
+pub const INIT: Name<'static> = Name::literal("init");
+/// What is timed.
+pub const COMPUTE: Name<'static> = Name::literal("compute");
+/// The untimed check.
+pub const VERIFY: Name<'static> = Name::literal("verify");
+
+/// Runs `body` between `begin` and `end`. Returns what it returns, and the ticks it took.
+pub fn phase<R>(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce() -> R) -> (R, u64) {
+    platform.emit(&Message::Begin { phase, tsc: platform.now() });
+    let start = platform.now();
+    let result = body();
+    let end = platform.now();
+    platform.emit(&Message::End { phase, tsc: platform.now() });
+    (result, end.saturating_sub(start))
+}
+
+/// The memory that `layout` asks for, announced as a region of that name. The slices are not touched before they are taken.
+pub fn claim<'m, 'a>(
+    platform: &dyn Platform,
+    arena: &Arena<'m>,
+    layout: &Layout,
+    name: Name<'static>,
+) -> Result<Typed<'m>, KernelError<'a>> {
+    let (needed, bytes) = (layout.needed(), arena.bytes());
+    let typed = arena.typed(layout).ok_or(KernelError::ArenaTooSmall { needed, bytes })?;
+    platform.emit(&Message::Region { name, address: arena.address(), bytes: needed });
+    Ok(typed)
+}
+
+/// The part of the result block that all kernels have: seconds and Mop/s, or ticks where nobody knows the counter's frequency.
+pub fn rate(platform: &dyn Platform, operations: f64, ticks: u64) {
+    let hz = platform.tsc_hz();
+    if hz == 0 {
+        result(platform, Name::literal("ticks"), ticks as f64, Name::literal("ticks"));
+        return;
+    }
+    let seconds = ticks_to_seconds(ticks, hz);
+    result(platform, Name::literal("seconds"), seconds, Name::literal("s"));
+    result(platform, Name::literal("mops"), operations / seconds / 1e6, Name::literal("Mop/s"));
+}
+
+/// A value without a unit, which is compared with a published one.
+#[derive(Clone, Copy, Debug)]
+pub struct Compared {
+    /// What it is called.
+    pub name: Name<'static>,
+    /// What the published one is called.
+    pub reference_name: Name<'static>,
+    /// As computed.
+    pub value: f64,
+    /// As published.
+    pub reference: f64,
+    /// Largest relative difference that passes.
+    pub tolerance: f64,
+}
+
+impl Compared {
+    /// Whether it passes. A value that is not a number does not.
+    pub fn is_right(&self) -> bool {
+        ((self.value - self.reference) / self.reference).abs() <= self.tolerance
+    }
+
+    /// Prints both values.
+    pub fn emit(&self, platform: &dyn Platform) {
+        result(platform, self.name, self.value, Name::literal("1"));
+        result(platform, self.reference_name, self.reference, Name::literal("1"));
+    }
+}
+
+/// Prints the verification and turns it into the kernel's end.
+pub fn verdict<'a>(platform: &dyn Platform, errors: u64, checked: u64) -> Result<(), KernelError<'a>> {
+    let status = if errors == 0 { Status::Pass } else { Status::Fail };
+    platform.emit(&Message::Verify { status, errors, checked });
+    if errors == 0 { Ok(()) } else { Err(KernelError::VerificationFailed { errors, checked }) }
+}
+
+/// Prints one result.
+pub fn result(platform: &dyn Platform, name: Name<'static>, value: f64, unit: Name<'static>) {
+    platform.emit(&Message::Result { name, value, unit });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_right_within_its_tolerance_and_never_when_it_is_no_number() {
+        let name = Name::literal("x");
+        let compared = |value| Compared { name, reference_name: name, value, reference: -2.0, tolerance: 1e-8 };
+        assert!(compared(-2.0).is_right() && compared(-2.0 - 1e-8).is_right());
+        assert!(!compared(-2.0 - 3e-8).is_right() && !compared(2.0).is_right());
+        assert!(!compared(f64::NAN).is_right() && !compared(f64::INFINITY).is_right());
+    }
+}
