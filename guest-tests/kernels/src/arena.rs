@@ -110,7 +110,7 @@ impl<'m> Arena<'m> {
 ///
 /// # Safety
 /// Every bit pattern is a value, zero bytes are the number 0, there is no padding, and the alignment is at most
-/// [`LINE_BYTES`].
+/// a cache line, 64 bytes.
 pub unsafe trait Number: Copy + Send + Sync + 'static {}
 // SAFETY: IEEE 754 numbers have no invalid bits, and zero bytes are +0.0.
 unsafe impl Number for f64 {}
