@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`classes`] | the sizes of a problem |
 //! | [`random`] | the generator that all of them share |
+//! | [`logarithm`] | the natural logarithm, in lanes |
 //! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
@@ -20,5 +21,6 @@ pub mod cg;
 pub mod classes;
 pub mod ep;
 pub mod is;
+pub mod logarithm;
 pub mod random;
 pub mod report;

@@ -8,6 +8,7 @@
 use wideleaf_protocol::Name;
 
 use super::classes::Class;
+use super::logarithm::ln;
 use super::random::Random;
 use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::Layout;
@@ -31,6 +32,9 @@ const SEED: u64 = 271_828_183;
 /// Pairs of a batch: the NPB's 2^16. Its numbers fill 1 MiB.
 const LOG2_BATCH: u32 = 16;
 const BATCH_NUMBERS: usize = 2 << LOG2_BATCH;
+/// Points of a block: the columns of one stay in the first cache.
+const BLOCK: usize = 128;
+const _: () = assert!((1_usize << LOG2_BATCH).is_multiple_of(BLOCK), "a batch is whole blocks");
 /// Largest relative error of a sum that the NPB passes.
 const TOLERANCE: f64 = 1e-8;
 /// Annuli that are counted: a deviate is less than 12, since the square of one is at most −2·ln 2⁻⁹⁰. A power of two, so that the
@@ -102,23 +106,50 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
 fn run_batch(batch: u64, numbers: &mut [f64]) -> Found {
     let mut random = Random::new(SEED).skip(batch * BATCH_NUMBERS as u64);
     random.fill(numbers);
-    let squares = keep_inside(numbers);
     let mut found = Found::default();
-    for [x, y, square] in squares {
-        let factor = libm::sqrt(-2.0 * libm::log(square) / square);
-        let (x, y) = (x * factor, y * factor);
-        found.annuli[x.abs().max(y.abs()) as usize % ANNULI] += 1;
-        found.sum_x += x;
-        found.sum_y += y;
+    let mut block = Block { x: [0.0; BLOCK], y: [0.0; BLOCK], square: [1.0; BLOCK] };
+    let points = numbers.as_chunks::<2>().0;
+    for points in points.as_chunks::<BLOCK>().0 {
+        let count = block.keep_inside(points);
+        block.count_deviates(count, &mut found);
     }
     found
 }
 
-/// The points of (−1, 1)² inside the unit circle, with the square of their distance from its centre.
-fn keep_inside(numbers: &[f64]) -> impl Iterator<Item = [f64; 3]> {
-    let points = numbers.as_chunks::<2>().0.iter();
-    let points = points.map(|[first, second]| [2.0 * first - 1.0, 2.0 * second - 1.0]);
-    points.map(|[x, y]| [x, y, x * x + y * y]).filter(|[_, _, square]| *square <= 1.0)
+/// Points that are worked on together, in columns, so that the logarithms are computed in lanes.
+struct Block {
+    x: [f64; BLOCK],
+    y: [f64; BLOCK],
+    square: [f64; BLOCK],
+}
+
+impl Block {
+    /// Makes points of (−1, 1)² of the numbers and keeps those inside the unit circle; how many. No branch: nobody can predict it.
+    fn keep_inside(&mut self, points: &[[f64; 2]; BLOCK]) -> usize {
+        let mut count = 0;
+        for [first, second] in points {
+            let (x, y) = (2.0 * first - 1.0, 2.0 * second - 1.0);
+            let square = x * x + y * y;
+            let place = count % BLOCK;
+            (self.x[place], self.y[place], self.square[place]) = (x, y, square);
+            count += usize::from(square <= 1.0);
+        }
+        count
+    }
+
+    /// Turns the first `count` points into deviates and counts them.
+    fn count_deviates(&mut self, count: usize, found: &mut Found) {
+        // All lanes, also those behind `count`, which hold leftovers that nobody reads: a fixed length vectorises.
+        let ratios = &mut self.square;
+        ratios.iter_mut().for_each(|square| *square = -2.0 * ln(*square) / *square);
+        for ((x, y), ratio) in self.x.iter().zip(&self.y).zip(ratios).take(count) {
+            let factor = libm::sqrt(*ratio);
+            let (x, y) = (x * factor, y * factor);
+            found.annuli[x.abs().max(y.abs()) as usize % ANNULI] += 1;
+            found.sum_x += x;
+            found.sum_y += y;
+        }
+    }
 }
 
 fn verify<'a>(platform: &dyn Platform, problem: &Problem, found: &Found) -> Result<(), KernelError<'a>> {
