@@ -536,12 +536,16 @@ impl ManagerLoop {
     /// Does what was planned: begins what is about giants, does what copies nothing, then copies windows, by several threads
     /// where there are enough of them. Booked in the order of the plan. Returns how many actions were done, or begun.
     fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
-        let (mut giants_begun, mut copies, mut others) = (0, Vec::new(), Vec::new());
+        let (mut giants_begun, mut windows) = (0, Vec::new());
+        // Giants first, wherever they stand: a giant's first window holds its state, which nobody else may end.
         for (position, planned) in planned.iter().enumerate() {
-            if let Some(request) = self.giant_request(planned, snapshot) {
-                giants_begun += u64::from(self.begin_giant(request));
-                continue;
+            match self.giant_request(planned, snapshot) {
+                Some(request) => giants_begun += u64::from(self.begin_giant(request)),
+                None => windows.push((position, planned)),
             }
+        }
+        let (mut copies, mut others) = (Vec::new(), Vec::new());
+        for (position, planned) in windows {
             let begun = self.begin(position, planned, snapshot);
             if begun.is_copy() { &mut copies } else { &mut others }.push(begun);
         }

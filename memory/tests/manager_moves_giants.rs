@@ -260,6 +260,19 @@ fn while_a_giant_is_under_way_nobody_else_gets_at_it() {
 }
 
 #[test]
+fn a_window_that_is_named_before_its_giant_in_the_same_plan_is_let_alone_as_one_named_behind_it() {
+    let script = Script::default();
+    let mut bed = Bed::new(Box::new(script.clone()), false);
+    let window = Action::Promote { vm: VM, window: PROMOTE.window(), to: PageSize::Huge2M };
+    script.then(&[window, PROMOTE]);
+    bed.work.tick();
+    assert_eq!(count(bed.work.report(), "collapse", "done"), 0, "{:?}", bed.work.report().outcomes);
+    bed.second_level.open();
+    bed.tick_until("giant_promote", "done");
+    bed.assert_words();
+}
+
+#[test]
 fn giants_are_moved_one_at_a_time_and_other_windows_meanwhile() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), false);
