@@ -411,6 +411,16 @@ fn hugetlb_ram_is_never_collapsed() {
 }
 
 #[test]
+fn reserved_frames_are_never_collapsed() {
+    let host = host();
+    let reservable = ManagedVm { backing: BackingConfig::reservable(), ..vm(None) };
+    let script = Script(vec![vec![promote(0, PageSize::Huge2M)]]);
+    let mut work = ManagerLoop::new(host.clone(), vec![reservable], Box::new(script), plenty());
+    work.tick();
+    assert_eq!((count(work.report(), "none", "skipped_no_mechanism"), host.huge_windows()), (1, 0));
+}
+
+#[test]
 fn two_vms_share_one_budget_window_by_window() {
     let host = host();
     let other = RamRange { gpa: ram().gpa, hva: RAM_AT + mib(64) };

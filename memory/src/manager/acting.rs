@@ -182,6 +182,8 @@ fn perform(
         (Action::Promote { window, to: PageSize::Huge2M, .. }, Some(kvm)) if is_held => {
             switch_hold(host, kvm, window, Hold::Recover)
         }
+        // What nobody touched of reserved frames may be given back: nothing else may map it, as a collapse would.
+        (Action::Promote { .. }, _) if vm.backing.is_reservable() => no_mechanism(),
         (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
             promote(host, range, hand, window)
         }
