@@ -70,7 +70,8 @@ fn gups_touches_one_page_of_each_sparse_window_and_checks_it() {
             assert_eq!(pages.filter(is_touched).count(), 2);
         }
     };
-    let (code, lines) = run_with(2, 0, 3 << 9, "gups log2_words=17 sparse=5M", touched);
+    // One thread: of two, one may lose an update of the table.
+    let (code, lines) = run_with(1, 0, 3 << 9, "gups log2_words=17 sparse=5M", touched);
     assert_eq!(code, ExitCode::Success, "{lines:#?}");
     assert!(has(&lines, "region name=sparse"), "{lines:#?}");
     assert!(has(&lines, &format!("verify status=pass errors=0 checked={}", (1 << 17) + 2 * 512)), "{lines:#?}");
