@@ -160,17 +160,21 @@ impl Bed {
         Bed { host, second_level, ram, pool, work }
     }
 
-    /// Ticks until there is a result of this mechanism that is not `skipped`.
+    /// Ticks until there is such a result of this mechanism.
     fn tick_until(&mut self, mechanism: &str, result: &str) {
+        self.tick_until_report(|report| count(report, mechanism, result) > 0);
+    }
+
+    fn tick_until_report(&mut self, is_there: impl Fn(&ManagerReport) -> bool) {
         for _ in 0..TICKS_MAX {
-            if count(self.work.report(), mechanism, result) > 0 {
+            if is_there(self.work.report()) {
                 return;
             }
             self.work.tick();
             self.host.sleep(Duration::from_millis(10));
             std::thread::yield_now();
         }
-        panic!("no {mechanism}.{result} in {:?}", self.work.report().outcomes);
+        panic!("not in {TICKS_MAX} ticks: {:?}", self.work.report().outcomes);
     }
 
     fn assert_words(&self) {
@@ -341,7 +345,6 @@ fn a_giant_that_is_refused_backs_off_as_its_first_window() {
 }
 
 #[test]
-#[ignore = "does not come to an end in some runs: after some failed call the giant is not tried again (open)"]
 fn whichever_call_fails_the_giant_gets_there_in_the_end() {
     /// More calls than the host or the second level gets until a giant is where it belongs.
     const CALLS: u64 = 16;
@@ -352,10 +355,13 @@ fn whichever_call_fails_the_giant_gets_there_in_the_end() {
             true => bed.host.fail_call(call, libc::EAGAIN),
             false => bed.second_level.inner.fail_call(call, libc::EAGAIN),
         }
-        bed.tick_until("giant_promote", "done");
+        // Not until it is `done`: where only the last look fails, it is there and said to be refused, since nobody saw it.
+        let is_there =
+            |report: &ManagerReport| report.samples[0].1.last().is_some_and(|sample| sample.host.giant_1g == gib(1));
+        bed.tick_until_report(is_there);
         bed.assert_words();
         let report = bed.work.finish();
-        assert_eq!(report.samples[0].1.last().unwrap().host.giant_1g, gib(1), "call {call}: {:?}", report.outcomes);
+        assert!(is_there(&report), "call {call}: {:?}", report.outcomes);
     }
 }
 
