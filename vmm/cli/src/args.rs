@@ -98,7 +98,7 @@ fn after_run_help() -> String {
 #[derive(Args, Debug)]
 #[command(after_long_help = after_run_help())]
 pub struct RunArgs {
-    /// A built-in kernel (gups, pattern, phases), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
+    /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
     // Optional only for `--policy help`.
     #[arg(value_name = "KERNEL|IMAGE", required_unless_present = "policy")]
     pub workload: Option<String>,
