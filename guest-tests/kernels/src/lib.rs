@@ -18,7 +18,7 @@
 //! | [`npb`] | the NAS Parallel Benchmarks EP, IS and CG, which verify themselves against published values |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
-//! | [`team`], [`parts`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
+//! | [`team`], [`parts`], [`planes`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
 //! | [`words`] | predictable words, and the record of those that were found wrong |
@@ -42,6 +42,7 @@ pub mod parameters;
 pub mod parts;
 pub mod pattern;
 pub mod phases;
+pub mod planes;
 pub mod platform;
 pub mod registry;
 pub mod rounds;
