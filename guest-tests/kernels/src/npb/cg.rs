@@ -9,7 +9,7 @@
 
 use core::ops::Range;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
@@ -17,14 +17,19 @@ use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// CG in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.cg"),
     summary: "NPB CG: conjugate gradients on a random sparse matrix, gathers from a vector",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -80,6 +85,11 @@ impl Problem {
         let per_row = 3.0 + entries + f64::from(STEPS) * (5.0 + entries) + 3.0;
         2.0 * f64::from(self.iterations) * self.rows as f64 * per_row
     }
+}
+
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let problem = problem(Class::from_parameters(parameters)?);
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem)))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
