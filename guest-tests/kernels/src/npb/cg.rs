@@ -108,8 +108,9 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
         iteration.restart();
         iteration
     });
-    let (found, ticks) =
-        report::phase(platform, COMPUTE, || (0..problem.iterations).fold(Estimate::default(), |_, _| iteration.step()));
+    let (found, ticks) = report::phase(platform, COMPUTE, || {
+        report::steps(platform, problem.iterations).fold(Estimate::default(), |_, _| iteration.step())
+    });
     report::rate(platform, problem.operations(), ticks);
     let nonzeros = iteration.matrix.values.len();
     report::result(platform, Name::literal("nonzeros"), nonzeros as f64, Name::literal("entries"));

@@ -109,8 +109,15 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     let batches = 1 << (problem.log2_pairs - LOG2_BATCH);
     let (found, ticks) = report::phase(platform, COMPUTE, || {
         let parts = split(numbers, members).zip(ranges(batches, members));
-        let results = deal(platform, parts, |_, (numbers, batches)| {
-            batches.fold(Found::default(), |found, batch| found.plus(&run_batch(batch as u64, numbers)))
+        let progress = report::progress(platform, batches as u64);
+        let results = deal(platform, parts, |member, (numbers, batches)| {
+            batches.enumerate().fold(Found::default(), |found, (done, batch)| {
+                if member == 0 {
+                    // The others have as many, and as long for each.
+                    progress.note((done * members) as u64);
+                }
+                found.plus(&run_batch(batch as u64, numbers))
+            })
         });
         results.iter().flatten().fold(Found::default(), Found::plus)
     });

@@ -195,7 +195,8 @@ fn solve<'a>(
         sort.rank(1);
         sort
     });
-    let (wrong_ranks, ticks) = report::phase(platform, COMPUTE, || (1..=ITERATIONS).map(|n| sort.rank(n)).sum::<u64>());
+    let (wrong_ranks, ticks) =
+        report::phase(platform, COMPUTE, || report::steps(platform, ITERATIONS).map(|n| sort.rank(n)).sum::<u64>());
     report::rate(platform, (OPERATIONS_PER_KEY << problem.log2_keys) as f64, ticks);
     let (is_sorted, _) = report::phase(platform, VERIFY, || sort.is_sorted_by_rank());
     report::verdict(platform, wrong_ranks + u64::from(!is_sorted), CHECKS)

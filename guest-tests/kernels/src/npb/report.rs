@@ -5,6 +5,7 @@ use wideleaf_protocol::{Message, Name, Status};
 use crate::arena::{Layout, Typed};
 use crate::platform::ticks_to_seconds;
 use crate::registry::Figure;
+use crate::rounds::Progress;
 use crate::{Arena, KernelError, Platform};
 
 /// The untimed preparation.
@@ -25,6 +26,21 @@ pub fn phase<R>(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce
     let end = platform.now();
     platform.emit(&Message::End { phase, tsc: platform.now() });
     (result, end.saturating_sub(start))
+}
+
+/// Least time between two progress lines: four a second move a bar, and their exits take less than a thousandth of the run.
+const PROGRESS_MS: u64 = 250;
+
+/// Progress of the timed part in `total` units: for a bar on a terminal, for the rates before and after a promotion, and for a
+/// policy that may act only some time after the begin. Made inside the phase, and used by vCPU 0 alone.
+pub fn progress(platform: &dyn Platform, total: u64) -> Progress<'_> {
+    Progress::new(platform, COMPUTE, total, PROGRESS_MS)
+}
+
+/// The steps 1 to `total` of the timed part, with progress lines between them: what the leader's loop goes over.
+pub fn steps(platform: &dyn Platform, total: u32) -> impl Iterator<Item = u32> {
+    let progress = progress(platform, u64::from(total));
+    (1..=total).inspect(move |step| progress.note(u64::from(step - 1)))
 }
 
 /// The memory that `layout` asks for, announced as a region of that name. The slices are not touched before they are taken.
