@@ -637,7 +637,8 @@ impl ManagerLoop {
 
 /// Puts before a VM's second level one that knows which dirty logs the manager switched on.
 fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
-    let own = Arc::new(OwnLogs::new(vm.second_level.take()?));
+    let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
+    let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
     vm.second_level = Some(own.clone());
     Some(own)
 }

@@ -1,5 +1,6 @@
-//! The second level as a manager has it: it remembers which dirty logs the manager switched on, and keeps its hands off those of
-//! others. Whoever migrates a VM, or holds its memslots by other means, needs what is in the log, and that it stays on.
+//! The second level as a manager has it: it remembers which dirty logs a manager switched on, and keeps its hands off those of
+//! others. Whoever migrates a VM, or holds its memslots by other means, needs what is in the log, and that it stays on. What
+//! is a manager's own is written down with the claims on guest RAM, so that the next manager knows it too.
 //!
 //! ```text
 //!   off ── on, by us ─────▶ ours    ── off ──▶ off       a hold, a sample of writes, the copy of a giant
@@ -7,28 +8,32 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use wideleaf_policies::MappingStats;
 
 use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::claims::Claims;
 
 /// A [`SecondLevel`] that touches no dirty log but those that were switched on through it.
 pub struct OwnLogs {
     inner: Arc<dyn SecondLevel>,
-    ours: Mutex<BTreeSet<SlotId>>,
+    claims: Arc<Claims>,
 }
 
 impl OwnLogs {
-    /// No log is ours yet.
-    pub fn new(inner: Arc<dyn SecondLevel>) -> OwnLogs {
-        OwnLogs { inner, ours: Mutex::default() }
+    /// The second level of the RAM that has these claims.
+    pub fn new(inner: Arc<dyn SecondLevel>, claims: Arc<Claims>) -> OwnLogs {
+        OwnLogs { inner, claims }
     }
 
-    /// The memslots whose dirty log is on and not by us, ascending by address.
+    /// The memslots whose dirty log is on and not by us, ascending by address. What is off is nobody's: whoever switches it on
+    /// next has it.
     pub fn of_others(&self) -> Vec<Slot> {
-        let ours = self.ours();
-        self.inner.slots().into_iter().filter(|slot| is_of_others(&ours, slot)).collect()
+        let mut ours = self.claims.own_logs();
+        let slots = self.inner.slots();
+        ours.retain(|own| slots.iter().any(|slot| slot.id == *own && slot.is_dirty_logged));
+        slots.into_iter().filter(|slot| is_of_others(&ours, slot)).collect()
     }
 
     /// # Errors
@@ -39,11 +44,6 @@ impl OwnLogs {
             Some(slot) if is_of_others(ours, slot) => Err(SecondLevelError::OfOthers(id)),
             _ => Ok(()),
         }
-    }
-
-    fn ours(&self) -> MutexGuard<'_, BTreeSet<SlotId>> {
-        // A panic elsewhere leaves the set true.
-        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,7 +65,7 @@ impl SecondLevel for OwnLogs {
     }
 
     fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
-        let mut ours = self.ours();
+        let mut ours = self.claims.own_logs();
         self.check(&ours, slot)?;
         self.inner.set_dirty_log(slot, is_on)?;
         if is_on {
@@ -77,7 +77,7 @@ impl SecondLevel for OwnLogs {
     }
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
-        let ours = self.ours();
+        let ours = self.claims.own_logs();
         self.check(&ours, slot)?;
         self.inner.take_dirty_log(slot)
     }
@@ -106,7 +106,8 @@ mod tests {
     fn a_log_that_somebody_else_switched_on_is_neither_switched_nor_fetched() {
         let [first, second] = [0, 1].map(|slot| GpaRange::new(Gpa::new(0) + mib(2) * slot, mib(2)).expect("fits"));
         let guest = Arc::new(FakeSecondLevel::new(&[first, second]));
-        let own = OwnLogs::new(guest.clone());
+        let claims = Arc::<Claims>::default();
+        let own = OwnLogs::new(guest.clone(), claims.clone());
         let (held, migrated) = (SlotId(0), SlotId(1));
         own.set_dirty_log(held, true).expect("it is off");
         guest.set_dirty_log(migrated, true).expect("by somebody else");
@@ -121,7 +122,10 @@ mod tests {
         assert_eq!(guest.take_dirty_log(migrated).expect("it is on")[0], 1, "what was written is there for its owner");
 
         own.take_dirty_log(held).expect("it is ours");
-        own.set_dirty_log(held, false).expect("it is ours");
+        let next = OwnLogs::new(guest.clone(), claims);
+        next.take_dirty_log(held).expect("it is the next manager's as well");
+        guest.set_dirty_log(held, false).expect("whoever that was");
+        assert_eq!(own.of_others().len(), 1);
         guest.set_dirty_log(held, true).expect("by somebody else");
         assert_eq!(own.of_others().len(), 2, "what was ours once is not for ever");
         assert!(matches!(own.set_dirty_log(SlotId(7), true), Err(SecondLevelError::NoSuchSlot(_))));
