@@ -14,6 +14,7 @@
 
 pub mod image;
 pub mod load;
+pub mod room;
 
 use std::borrow::Cow;
 use std::io;

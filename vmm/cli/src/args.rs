@@ -1,15 +1,14 @@
 //! What a person types, as types. Nothing here touches the machine, so `--help` and every message about a wrong
 //! argument work anywhere.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use wideleaf_kernels::parameters::Parameter;
-use wideleaf_kernels::registry::KERNELS;
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
+
+use crate::kernels;
 
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
@@ -25,6 +24,7 @@ First steps:
   wideleaf doctor       what this host can do
   wideleaf demo         what live promotion is worth here
   wideleaf run --help   all about one run, with examples
+  wideleaf kernels      the built-in kernels, their classes and the memory they need
 
 Exit codes:
     0  done, and the guest verified its memory
@@ -47,6 +47,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
+    /// Show the built-in kernels: classes, memory, parameters, the figure that stands for a run
+    Kernels(KernelsArgs),
     /// Show what a policy would have done in a recorded run, and its cost
     Simulate(SimulateArgs),
     /// Show what this host can do for guests and their pages, and why not
@@ -79,19 +81,16 @@ Examples:
   Two vCPUs that check every word of their RAM for 30 seconds, on the hugetlb pool, as JSON:
     wideleaf run pattern --vcpus 2 --cmdline 'seconds=30' --backing hugetlb --host-page 2m --format json
 
+  NPB CG of class B on two vCPUs, in as much RAM as it needs:
+    wideleaf run npb.cg --class B --vcpus 2
+
   A Linux kernel with an initrd:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m";
 
 /// What `wideleaf run --help` ends with: the built-in kernels, from the table that runs them, and examples.
 fn after_run_help() -> String {
-    let mut help = String::from("Built-in kernels and their parameters in --cmdline:\n");
-    for kernel in KERNELS {
-        let _ = writeln!(help, "  {}: {}", kernel.name, kernel.summary);
-        for Parameter { name, default, unit, meaning } in kernel.parameters {
-            let _ = writeln!(help, "    {name}=  {meaning} [unit: {unit}; default: {default}]");
-        }
-    }
-    help + "\n" + RUN_EXAMPLES
+    let title = "Built-in kernels, with the memory they need by class; `wideleaf kernels NAME` has their parameters:";
+    format!("{title}\n{}\n{RUN_EXAMPLES}", kernels::one_line_each())
 }
 
 /// `wideleaf run`.
@@ -111,13 +110,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub cmdline: String,
 
+    /// Size of the problem, for kernels that have classes; the same as class= in --cmdline
+    #[arg(long, value_name = "LETTER")]
+    pub class: Option<String>,
+
     /// Initial RAM disk for a Linux kernel
     #[arg(long, value_name = "FILE", conflicts_with = "native")]
     pub initrd: Option<PathBuf>,
 
-    /// Guest RAM, whole pages: a number with K, M, G or T behind it (powers of 1024), or bytes
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = Bytes::parse)]
-    pub memory: Bytes,
+    /// Guest RAM, whole pages: a number with K, M, G or T behind it (powers of 1024), or bytes [default: 1G, or what the
+    /// built-in kernel needs where that is more]
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
+    pub memory: Option<Bytes>,
 
     /// Virtual CPUs; native: threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -173,6 +177,30 @@ pub struct RunArgs {
     /// End the guest after this time, with exit code 6: a number with ms, s, m or h behind it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
+}
+
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  All of them:
+    wideleaf kernels
+
+  One, with its parameters:
+    wideleaf kernels npb.is
+
+  All about all of them, for programs:
+    wideleaf kernels --format json";
+
+/// `wideleaf kernels`.
+#[derive(Args, Debug)]
+#[command(after_long_help = KERNELS_EXAMPLES)]
+pub struct KernelsArgs {
+    /// Only this one, with its parameters
+    #[arg(value_name = "KERNEL")]
+    pub kernel: Option<String>,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
 }
 
 const DEMO_EXAMPLES: &str = "\

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
+//!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
@@ -15,6 +16,7 @@ pub mod environment;
 pub mod failure;
 pub mod held_pool;
 pub mod interrupts;
+pub mod kernels;
 pub mod mappings;
 pub mod output;
 pub mod report;

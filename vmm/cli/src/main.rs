@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
-use wideleaf::{demo, doctor, held_pool, run, simulate};
+use wideleaf::{demo, doctor, held_pool, kernels, run, simulate};
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::main(args, process_start),
         Command::Demo(args) => demo::main(&args),
+        Command::Kernels(args) => kernels::main(&args),
         Command::Simulate(args) => simulate::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::HoldPool(args) => held_pool::main(&args),

@@ -1,8 +1,8 @@
-//! Where a result goes. Opened before anything runs, so that a result is never lost to a typo; put in place whole at
-//! the end, so that a failure leaves nothing behind.
+//! Where a result goes. Tried before anything runs, so that a result is never lost to a typo; put in place whole at
+//! the end, so that a failure leaves nothing behind, nor does a run that is killed outright.
 //!
 //! ```text
-//!   nothing there, or a file   a new file beside it ──▶ renamed over it, complete
+//!   nothing there, or a file   at the end a new file beside it ──▶ renamed over it, complete
 //!   a device, a FIFO           written to as it is: a rename would put a file where /dev/null was
 //! ```
 //!
@@ -41,14 +41,14 @@ pub struct NamedPlace {
 }
 
 enum PlaceFile {
-    /// Becomes the file of that name.
-    Beside(NamedTempFile),
+    /// A new file in this folder becomes the file of that name.
+    In(PathBuf),
     /// A device or a FIFO.
     AsItIs(File),
 }
 
 impl Output {
-    /// Opens the place, or a file beside it, or takes standard output.
+    /// Opens the place, or tries it, or takes standard output.
     ///
     /// # Errors
     /// [`Failure::Output`] where it can not be written to.
@@ -84,7 +84,8 @@ impl Place {
                 let cannot = |error: io::Error| cannot_write(option, &path, error);
                 match file {
                     PlaceFile::AsItIs(mut file) => file.write_all(text.as_bytes()).map_err(cannot),
-                    PlaceFile::Beside(mut file) => {
+                    PlaceFile::In(folder) => {
+                        let mut file = new_file_in(&folder).map_err(cannot)?;
                         file.write_all(text.as_bytes()).map_err(cannot)?;
                         file.persist(&path).map_err(|error| cannot(error.error))?;
                         Ok(())
@@ -96,7 +97,7 @@ impl Place {
 }
 
 impl NamedPlace {
-    /// Opens what `option` names, or a new file beside it.
+    /// Opens what `option` names, or tries whether there can be a new file beside it.
     ///
     /// # Errors
     /// [`Failure::Output`] where it can not be written to.
@@ -116,12 +117,9 @@ impl NamedPlace {
         if !folder.is_dir() {
             return Err(cannot(&format_args!("there is no folder {}", folder.display())));
         }
-        let file = tempfile::Builder::new()
-            .prefix(".wideleaf-")
-            .permissions(Permissions::from_mode(FILE_MODE))
-            .tempfile_in(folder)
-            .map_err(|error| cannot(&without_temporary_name(&error)))?;
-        Ok(NamedPlace { option, path, file: PlaceFile::Beside(file) })
+        let folder = folder.to_owned();
+        new_file_in(&folder).map_err(|error| cannot(&error))?;
+        Ok(NamedPlace { option, path, file: PlaceFile::In(folder) })
     }
 
     /// Puts the file in place, still empty, for what is written bit by bit.
@@ -131,11 +129,22 @@ impl NamedPlace {
     pub fn begin(self) -> Result<File, Failure> {
         match self.file {
             PlaceFile::AsItIs(file) => Ok(file),
-            PlaceFile::Beside(file) => {
-                file.persist(&self.path).map_err(|error| cannot_write(self.option, &self.path, error.error))
+            PlaceFile::In(folder) => {
+                let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
+                let file = new_file_in(&folder).map_err(cannot)?;
+                file.persist(&self.path).map_err(|error| cannot(error.error))
             }
         }
     }
+}
+
+/// A file that is removed unless it gets its name.
+fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
+    tempfile::Builder::new()
+        .prefix(".wideleaf-")
+        .permissions(Permissions::from_mode(FILE_MODE))
+        .tempfile_in(folder)
+        .map_err(|error| io::Error::new(error.kind(), without_temporary_name(&error)))
 }
 
 /// Writes to standard output. A reader that has gone away has seen enough.

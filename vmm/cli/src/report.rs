@@ -17,6 +17,8 @@ pub struct RunReport {
     pub setup: Setup,
     /// How it ended: `success`, or what the guest said.
     pub outcome: String,
+    /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
+    pub figure: Option<Figure>,
     /// The guest's own verification, if it has one.
     pub verification: Option<Verification>,
     /// The guest's own measurements, by name.
@@ -42,6 +44,8 @@ pub struct Setup {
     pub workload: String,
     /// Its parameters.
     pub cmdline: String,
+    /// Size of the problem, for a built-in kernel that has classes.
+    pub class: Option<String>,
     /// `guest` or `native`.
     pub mode: String,
     /// `ept`, `npt`, `shadow`, or `none` for a native run.
@@ -50,6 +54,8 @@ pub struct Setup {
     pub evidence: String,
     /// Guest RAM.
     pub memory_bytes: u64,
+    /// What a built-in kernel needs of it, where it does not take all of it.
+    pub memory_needed_bytes: Option<u64>,
     /// vCPUs or threads.
     pub vcpus: u32,
     /// `anon`, `memfd` or `hugetlb`.
@@ -67,6 +73,17 @@ pub struct Setup {
 /// A number with its unit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Measurement {
+    /// The number.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+}
+
+/// The measurement that stands for a run.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Figure {
+    /// Its name among the results.
+    pub name: String,
     /// The number.
     pub value: f64,
     /// Its unit.
@@ -301,6 +318,19 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
+/// A number of a kernel's, which may be of any size: six decimals where they show some of its digits.
+fn decimal(value: f64) -> String {
+    match value.abs() {
+        0.0 | 1e-3..1e15 => format!("{value:.6}"),
+        _ => format!("{value:.6e}"),
+    }
+}
+
+/// Bytes that need not be a round number, for people: whole mebibytes that hold them.
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
 /// A table in the house's look, numbers to the right.
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -321,8 +351,9 @@ impl RunReport {
         let _ = writeln!(out, "{workload} {cmdline}\n  {mode}, paging: {paging} ({evidence})");
         let _ = writeln!(
             out,
-            "  {} RAM, {} vCPU, {} backing, {} host pages at the start, {} guest pages, policy {}",
+            "  {} RAM{}, {} vCPU, {} backing, {} host pages at the start, {} guest pages, policy {}",
             Bytes::new(self.setup.memory_bytes),
+            self.setup.memory_needed_bytes.map_or(String::new(), |needed| format!(" (needs {})", mebibytes(needed))),
             self.setup.vcpus,
             self.setup.backing,
             self.setup.host_page,
@@ -369,7 +400,7 @@ impl RunReport {
             );
         }
         for (name, Measurement { value, unit }) in &self.results {
-            let _ = writeln!(out, "  {name}: {value:.6} {unit}");
+            let _ = writeln!(out, "  {name}: {} {unit}", decimal(*value));
         }
         for gap in &self.gaps {
             let us = |ns: u64| ns as f64 / 1e3;
@@ -390,15 +421,35 @@ impl RunReport {
         if let Some(ms) = self.vmm.first_byte_ms {
             let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
         }
+        self.write_figure(&mut out);
         if let Some(Verification { passed, errors, checked, first_mismatch }) = &self.verification {
             let word = if *passed { "passed" } else { "FAILED" };
-            let _ = writeln!(out, "  verification {word}: {errors} errors in {checked} words");
+            let _ = writeln!(out, "  verification {word}: {errors} of {checked} words or results are wrong");
             if let Some(mismatch) = first_mismatch {
                 let _ = writeln!(out, "  first wrong word: {mismatch}");
             }
         }
         let _ = writeln!(out, "  outcome: {}", self.outcome);
         out
+    }
+
+    /// What stands for the run, in the order of the block that every benchmark of the NPB ends with.
+    fn write_figure(&self, out: &mut String) {
+        let Some(Figure { name, value, unit }) = &self.figure else { return };
+        let Setup { workload, class, vcpus, .. } = &self.setup;
+        let _ = writeln!(out, "  {workload}");
+        let mut line = |what: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(out, "    {what:<14} {value}");
+        };
+        if let Some(class) = class {
+            line("class", class);
+        }
+        line("vCPUs", vcpus);
+        if let Some(Measurement { value, unit }) = self.results.get("seconds") {
+            line("time", &format_args!("{value:.3} {unit}"));
+        }
+        line(name, &format_args!("{value:.3} {unit}"));
+        line("per vCPU", &format_args!("{:.3} {unit}", value / f64::from(*vcpus)));
     }
 
     fn write_manager(&self, out: &mut String) {

@@ -13,6 +13,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use wideleaf_kernels::npb::classes::Class;
+use wideleaf_kernels::registry::MemoryNeed;
 use wideleaf_kernels::{Arena, Kernel, native};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
@@ -115,7 +117,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     match report.verification {
         Some(verification) if !verification.passed => {
             let (errors, checked) = (verification.errors, verification.checked);
-            Err(Failure::GuestFailed(format!("verification failed: {errors} of {checked} words are wrong")))
+            Err(Failure::GuestFailed(format!("verification failed: {errors} of {checked} words or results are wrong")))
         }
         _ => Ok(()),
     }
@@ -155,37 +157,37 @@ pub(crate) fn list_policies() -> Result<(), Failure> {
     print(&format!("{policies}\n\n{how}\n{parameters}\n"))
 }
 
-pub(crate) fn kernel_names() -> String {
-    let names: Vec<_> = wideleaf_kernels::KERNELS.iter().map(|kernel| kernel.name.as_str()).collect();
-    names.join(", ")
-}
-
-fn kernel_named(name: &str) -> Option<&'static Kernel> {
-    wideleaf_kernels::KERNELS.iter().find(|kernel| kernel.name == *name)
-}
-
 impl RunSpec {
     fn new(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Failure> {
         let Some(name) = args.workload.as_deref() else {
-            let what = format!("a built-in kernel ({}) or an image file", kernel_names());
+            let what = format!("a built-in kernel ({}) or an image file", kernel::names());
             return Err(Failure::Usage(format!("say what to run: {what}; `wideleaf run --help` has examples")));
         };
-        let workload = match kernel_named(name) {
-            Some(kernel) => Workload::Kernel(kernel.name.as_str()),
-            None if args.native => {
-                let names = kernel_names();
-                return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
-            }
-            None => Workload::Image(PathBuf::from(name)),
-        };
+        let kernel = kernel::named(name);
+        if kernel.is_none() && args.native {
+            let names = kernel::names();
+            return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
+        }
         let ram_start = policy.make().ram_start();
         let backing = backing_of(args, ram_start)?;
+        let (workload, cmdline, memory) = match kernel {
+            Some(kernel) => {
+                let cmdline = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
+                let memory = kernel::ram_for(kernel, &cmdline, args, backing.granule())?;
+                (Workload::Kernel(kernel.name.as_str()), cmdline, memory)
+            }
+            None if args.class.is_some() => return Err(kernel::no_classes(name)),
+            None => {
+                let memory = args.memory.unwrap_or(kernel::MEMORY_DEFAULT);
+                (Workload::Image(PathBuf::from(name)), args.cmdline.clone(), memory)
+            }
+        };
         Ok(RunSpec {
             workload,
             is_native: args.native,
-            cmdline: args.cmdline.clone(),
+            cmdline,
             initrd: args.initrd.clone(),
-            memory: args.memory,
+            memory,
             vcpus: args.vcpus,
             backing,
             guest_page: args.guest_page,
@@ -202,8 +204,27 @@ impl RunSpec {
     /// The guest's whole command line: what the image needs to know, then what the user said.
     fn guest_cmdline(&self) -> String {
         match self.workload {
-            Workload::Kernel(name) => format!("kernel={name} {}", self.cmdline).trim_end().to_owned(),
+            Workload::Kernel(name) => kernel::line(name, &self.cmdline),
             Workload::Image(_) => self.cmdline.clone(),
+        }
+    }
+
+    fn kernel(&self) -> Option<&'static Kernel> {
+        match self.workload {
+            Workload::Kernel(name) => kernel::named(name),
+            Workload::Image(_) => None,
+        }
+    }
+
+    fn class(&self) -> Option<Class> {
+        kernel::class_of(self.kernel()?, &self.cmdline)
+    }
+
+    /// What the kernel takes of the RAM; `None` where it takes all, and for an image.
+    fn memory_needed_bytes(&self) -> Option<u64> {
+        match kernel::memory_needed(self.kernel()?, &self.cmdline, self.vcpus) {
+            Ok(MemoryNeed::Bytes(bytes)) => Some(bytes),
+            Ok(MemoryNeed::AllThereIs) | Err(_) => None,
         }
     }
 
@@ -302,10 +323,11 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
-    let Observed { phases, regions, results, gaps, verification, vmm, .. } = observed;
+    let Observed { phases, regions, figure, results, gaps, verification, vmm, .. } = observed;
     Ok(RunReport {
         setup: setup(spec, backing, paging, fallback, &environment),
         outcome,
+        figure,
         verification,
         results,
         phases,
@@ -370,10 +392,12 @@ fn setup(
     Setup {
         workload: spec.workload_name(),
         cmdline: spec.cmdline.clone(),
+        class: spec.class().map(|class| class.to_string()),
         mode: if spec.is_native { "native" } else { "guest" }.into(),
         paging: paging.into(),
         evidence: evidence(paging, environment.is_virtual).into(),
         memory_bytes: spec.memory.get(),
+        memory_needed_bytes: spec.memory_needed_bytes(),
         vcpus: u32::from(spec.vcpus),
         backing: backing.kind().name().into(),
         host_page: backing.start_page().name().into(),
@@ -523,6 +547,7 @@ fn run_native(
 }
 
 pub mod guest;
+pub(crate) mod kernel;
 
 /// RAM of a native kernel: one piece.
 pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use wideleaf_kernels::Kernel;
 use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
@@ -25,9 +26,10 @@ use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
-    Counters, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary, Region, SampleAt,
-    SensorSummary, Verification, VmmCost,
+    Counters, Figure, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary, Region,
+    SampleAt, SensorSummary, Verification, VmmCost,
 };
+use crate::run::kernel;
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
 pub struct Session {
@@ -77,6 +79,7 @@ struct Mark {
 #[derive(Default)]
 struct Log {
     is_native: bool,
+    kernel: Option<&'static Kernel>,
     tsc_hz: u64,
     phases: Vec<PhaseLog>,
     regions: Vec<(String, GpaRange)>,
@@ -92,12 +95,22 @@ struct Log {
     first_line_at: Option<Instant>,
 }
 
+impl Log {
+    fn figure(&self) -> Option<Figure> {
+        let name = self.kernel?.figure.name.to_string();
+        let Measurement { value, unit } = self.results.get(&name)?.clone();
+        Some(Figure { name, value, unit })
+    }
+}
+
 /// What the lines said, once the guest is gone.
 pub struct Observed {
     /// Timed parts.
     pub phases: Vec<Phase>,
     /// The guest's data.
     pub regions: Vec<Region>,
+    /// The one of its measurements that stands for the run, where it is a kernel of ours.
+    pub figure: Option<Figure>,
     /// Its measurements.
     pub results: BTreeMap<String, Measurement>,
     /// Its gaps.
@@ -158,7 +171,8 @@ impl Session {
         let mut log = self.log();
         log.first_line_at.get_or_insert_with(Instant::now);
         match *message {
-            Message::Hello { tsc_hz, entry, .. } => {
+            Message::Hello { tsc_hz, entry, kernel, .. } => {
+                log.kernel = kernel::named(kernel.as_str());
                 log.tsc_hz = tsc_hz;
                 log.is_native = entry == Entry::Native;
             }
@@ -246,6 +260,7 @@ impl Session {
         Observed {
             phases,
             regions: std::mem::take(&mut log.regions_seen),
+            figure: log.figure(),
             results: std::mem::take(&mut log.results),
             gaps: std::mem::take(&mut log.gaps),
             verification,

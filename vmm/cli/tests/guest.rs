@@ -13,6 +13,7 @@ use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_protocol::elf_note::PVH_NOTE_TYPE;
 use wideleaf_protocol::elf_note::{DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, PVH_NOTE_OWNER};
+use wideleaf_protocol::{ExitCode, Message, Status};
 
 /// Where the images of these tests are loaded and start.
 const LOADED_AT: u64 = 0x20_0000;
@@ -224,6 +225,37 @@ fn a_code_of_the_guests_own_is_reported() {
     }
 }
 
+/// Code that writes `lines` on the serial port and ends with `code`: `mov esi, LINES; mov dx, 0x3f8`, then `lodsb; test al, al;
+/// jz +3; out dx, al; jmp -8`, then `mov al, CODE; out 0xf4, al; jmp` to itself, and the lines.
+fn says(lines: &str, code: ExitCode) -> Vec<u8> {
+    const CODE_BYTES: u32 = 23;
+    let lines_at = (LOADED_AT as u32 + CODE_BYTES).to_le_bytes();
+    let load = [&[0xbe], &lines_at[..], &[0x66, 0xba, 0xf8, 0x03]].concat();
+    let print = [0xac, 0x84, 0xc0, 0x74, 0x03, 0xee, 0xeb, 0xf8];
+    let end = [0xb0, code.port_value(), 0xe6, 0xf4, 0xeb, 0xfe];
+    [&load[..], &print, &end, lines.as_bytes(), b"\0"].concat()
+}
+
+#[test]
+fn a_failed_verification_is_exit_code_1_and_a_whole_report() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let lines = [
+        Message::Verify { status: Status::Fail, errors: 3, checked: 50 },
+        Message::Exit { code: ExitCode::VerificationFailed },
+    ];
+    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let file = scratch.file("image", &image(&pvh(), &says(&lines, ExitCode::VerificationFailed)));
+    let arguments = ["run", &file, "--memory=64M", "--timeout=1m", "--format=json"];
+    let run = scratch.wideleaf(&arguments).assert().code(1);
+    let run = run.stderr("wideleaf: verification failed: 3 of 50 words or results are wrong\n");
+    let report: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!(report["verification"]["passed"], false);
+    assert_eq!(report["figure"], Value::Null, "the table knows no such kernel");
+}
+
 #[test]
 fn what_a_kernel_refuses_is_the_one_line() {
     if !has_kvm() {
@@ -235,7 +267,6 @@ fn what_a_kernel_refuses_is_the_one_line() {
     };
     with("nonsense=1", 2, &["--cmdline: unknown parameter nonsense="]);
     with("log2_words=99", 2, &["--cmdline: log2_words=99: expected a count from 10 to 40"]);
-    with("log2_words=25", 3, &["gups refuses: needs 256 MiB of memory", "more RAM"]);
 }
 
 #[test]
@@ -243,7 +274,7 @@ fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
     if !has_kvm() {
         return;
     }
-    Scratch::new().refuses(&["run", "gups", "--memory=2M"], 3, &["guest RAM ends at 0x200000: use at least 4 MiB"]);
+    Scratch::new().refuses(&["run", "pattern", "--memory=2M"], 3, &["guest RAM ends at 0x200000: use at least 4 MiB"]);
 }
 
 #[test]
@@ -312,6 +343,26 @@ fn phases_runs_on_one_and_two_vcpus() {
             "two passes in each of two phases over 2^18 words"
         );
     }
+}
+
+#[test]
+fn huge_pages_from_the_start_are_there_from_the_start_on_both_levels() {
+    if !has_kvm() {
+        return;
+    }
+    let huge = ["--backing=anon", "--host-page=2m", "--guest-page=2m", "--policy=never"];
+    // A table of four windows.
+    let report = succeeds(&[&["gups", "--cmdline=log2_words=20"], &huge[..]].concat());
+    for phase in report["phases"].as_array().unwrap() {
+        assert_eq!(
+            (&phase["at_begin"]["host_4k_bytes"], &phase["at_end"]["host_4k_bytes"]),
+            (&0.into(), &0.into()),
+            "{report}"
+        );
+        assert!(phase["at_end"]["kvm"]["pages_2m"].as_u64().is_some_and(|pages| pages >= 4), "{report}");
+    }
+    let table = &report["regions"][0];
+    assert_eq!((&table["windows"], &table["windows_host_large"]), (&4.into(), &4.into()), "{report}");
 }
 
 #[test]

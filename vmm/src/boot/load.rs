@@ -111,15 +111,18 @@ fn place_tables(image_end: Gpa, ram: &[GpaRange], page: PageSize) -> Result<(Gpa
         .iter()
         .find(|range| range.start() <= image_end && image_end <= range.end())
         .map_or(Gpa::default(), |range| range.end());
-    let placed = image_end.checked_align_up(PageSize::Base4K).and_then(|root| {
-        let end = root.checked_add(page_tables::bytes_needed(ram, page))?;
-        Some((root, end.checked_align_up(PageSize::Huge2M)?))
-    });
-    match placed {
+    match tables_behind(image_end, ram, page) {
         Some((root, free_start)) if free_start <= ram_end => Ok((root, free_start)),
         Some((_, end)) => Err(BootError::NoRoomForTables { page, end, ram_end }),
         None => Err(BootError::NoRoomForTables { page, end: Gpa::new(u64::MAX), ram_end }),
     }
+}
+
+/// Where the page tables behind an image begin, and where what is free behind them begins.
+pub(super) fn tables_behind(image_end: Gpa, ram: &[GpaRange], page: PageSize) -> Option<(Gpa, Gpa)> {
+    let root = image_end.checked_align_up(PageSize::Base4K)?;
+    let end = root.checked_add(page_tables::bytes_needed(ram, page))?;
+    Some((root, end.checked_align_up(PageSize::Huge2M)?))
 }
 
 fn load_pvh(

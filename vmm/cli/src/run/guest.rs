@@ -14,7 +14,7 @@ use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel_names};
+use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::say;
@@ -105,7 +105,7 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
         // A device may never end, and a FIFO may never begin.
         Workload::Image(path) if !path.is_file() => {
-            let names = kernel_names();
+            let names = kernel::names();
             return Err(Failure::Input(format!("{path:?} is neither a built-in kernel ({names}) nor a file")));
         }
         Workload::Image(path) => ImageSource::File(path.clone()),

@@ -1,0 +1,172 @@
+//! `wideleaf kernels`: the table of built-in kernels, for people and for programs. Memory is asked of the kernels themselves.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Cell, ContentArrangement};
+use serde::Serialize;
+use wideleaf_kernels::parameters::Parameter;
+use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_kernels::{KERNELS, Kernel};
+
+use crate::args::KernelsArgs;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::report::{number, table};
+use crate::run::kernel;
+
+/// What the table says of some kernels.
+#[derive(Debug, Serialize)]
+pub struct KernelList {
+    /// Each of them.
+    pub kernels: Vec<KernelInfo>,
+}
+
+/// A built-in kernel.
+#[derive(Debug, Serialize)]
+pub struct KernelInfo {
+    /// Its name for `wideleaf run`.
+    pub name: &'static str,
+    /// What it does.
+    pub summary: &'static str,
+    /// Name of the result that stands for a run.
+    pub figure: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Most vCPUs that can share its work.
+    pub vcpus_max: usize,
+    /// Memory by class; one entry without a class for a kernel that has none.
+    pub memory: Vec<MemoryInfo>,
+    /// Its parameters in `--cmdline`.
+    pub parameters: Vec<ParameterInfo>,
+    /// Parameters of a run that is over in a moment.
+    pub quick: &'static str,
+}
+
+/// What a run on one vCPU needs, all other parameters being as they are by default.
+#[derive(Debug, Serialize)]
+pub struct MemoryInfo {
+    /// Size of the problem.
+    pub class: Option<&'static str>,
+    /// Bytes; none where the kernel takes as much as there is.
+    pub bytes: Option<u64>,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Serialize)]
+pub struct ParameterInfo {
+    /// Its key.
+    pub name: &'static str,
+    /// What holds where it is not given.
+    pub default: &'static str,
+    /// Unit of its value.
+    pub unit: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`] where there is no such kernel, or the result could not be written.
+pub fn main(args: &KernelsArgs) -> Result<(), Failure> {
+    let output = Output::open(args.format, None)?;
+    match args.kernel.as_deref() {
+        None => output.write(&KernelList::new(KERNELS), KernelList::to_table),
+        Some(name) => {
+            let unknown = || Failure::Usage(format!("there is no kernel {name:?}; there is {}", kernel::names()));
+            let kernel = kernel::named(name).ok_or_else(unknown)?;
+            output.write(&KernelInfo::new(kernel), KernelInfo::to_details)
+        }
+    }
+}
+
+/// A line for each kernel, for the help.
+pub fn one_line_each() -> String {
+    let line = |info: KernelInfo| format!("  {}: {} ({})\n", info.name, info.summary, info.memory_text());
+    KERNELS.iter().map(KernelInfo::new).map(line).collect()
+}
+
+impl KernelList {
+    fn new(kernels: &[Kernel]) -> KernelList {
+        KernelList { kernels: kernels.iter().map(KernelInfo::new).collect() }
+    }
+
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let mut rows = table(&["kernel", "what it does", "figure", "memory of one vCPU, by class", "vCPUs"]);
+        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        for info in &self.kernels {
+            rows.add_row([
+                Cell::new(info.name),
+                Cell::new(info.summary),
+                Cell::new(info.unit),
+                Cell::new(info.memory_text()),
+                number(format!("1 - {}", info.vcpus_max)),
+            ]);
+        }
+        format!("{rows}\n`wideleaf kernels NAME` has the parameters of one.\n")
+    }
+}
+
+impl KernelInfo {
+    fn new(kernel: &Kernel) -> KernelInfo {
+        let memory_of = |class: Option<&'static str>| MemoryInfo { class, bytes: bytes_needed(kernel, class) };
+        let memory = match kernel.classes {
+            [] => vec![memory_of(None)],
+            classes => classes.iter().map(|class| memory_of(Some(class.letter()))).collect(),
+        };
+        KernelInfo {
+            name: kernel.name.as_str(),
+            summary: kernel.summary,
+            figure: kernel.figure.name.as_str(),
+            unit: kernel.figure.unit.as_str(),
+            vcpus_max: kernel.vcpus_max,
+            memory,
+            parameters: kernel.parameters.iter().map(ParameterInfo::new).collect(),
+            quick: kernel.quick,
+        }
+    }
+
+    /// `S 2, W 11, A 29 MiB`, `256 MiB` or `all there is`.
+    fn memory_text(&self) -> String {
+        let each = self.memory.iter().map(|MemoryInfo { class, bytes }| {
+            let mebibytes = bytes.map(|bytes| bytes.div_ceil(1 << 20).to_string());
+            class.map(str::to_owned).into_iter().chain(mebibytes).collect::<Vec<_>>().join(" ")
+        });
+        match each.collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => "all there is".to_owned(),
+            each => each + " MiB",
+        }
+    }
+
+    /// For people.
+    pub fn to_details(&self) -> String {
+        let mut out = format!("{}: {}\n", self.name, self.summary);
+        let _ = writeln!(out, "  figure: {} in {}", self.figure, self.unit);
+        let _ = writeln!(out, "  memory of one vCPU: {}", self.memory_text());
+        let _ = writeln!(out, "  vCPUs: 1 to {}", self.vcpus_max);
+        let _ = writeln!(out, "  a quick run: wideleaf run {} --cmdline '{}'", self.name, self.quick);
+        let mut rows = table(&["parameter", "default", "unit", "meaning"]);
+        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        for ParameterInfo { name, default, unit, meaning } in &self.parameters {
+            rows.add_row([format!("{name}="), (*default).to_owned(), (*unit).to_owned(), (*meaning).to_owned()]);
+        }
+        let _ = writeln!(out, "{rows}");
+        out
+    }
+}
+
+impl ParameterInfo {
+    const fn new(parameter: &Parameter) -> ParameterInfo {
+        let Parameter { name, default, unit, meaning } = *parameter;
+        ParameterInfo { name, default, unit, meaning }
+    }
+}
+
+fn bytes_needed(kernel: &Kernel, class: Option<&str>) -> Option<u64> {
+    let cmdline = kernel::with_class(kernel, class, "").expect("the class is the kernel's own");
+    match kernel.memory_for(&cmdline, 1).expect("every kernel runs with its defaults on one vCPU") {
+        MemoryNeed::Bytes(bytes) => Some(bytes),
+        MemoryNeed::AllThereIs => None,
+    }
+}

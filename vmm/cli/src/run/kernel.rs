@@ -1,0 +1,204 @@
+//! The built-in kernel of a run, by the table of kernels: whether there is such a kernel and class, and how much RAM it needs. What
+//! cannot run is refused here, before anything of it exists.
+//!
+//! ```text
+//!   KERNEL ─▶ named ─▶ with_class ─▶ memory_needed ─▶ ram_for ─▶ guest RAM: as asked, or enough
+//! ```
+
+use wideleaf_guest_image::IMAGE;
+use wideleaf_kernels::npb::classes::Class;
+use wideleaf_kernels::parameters::Parameters;
+use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_kernels::{KERNELS, Kernel, KernelError};
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_protocol::CommandLine;
+use wideleaf_protocol::arguments::KEY_KERNEL;
+use wideleaf_vmm::HostLimits;
+use wideleaf_vmm::boot::room::ram_with_free;
+use wideleaf_vmm::config;
+
+use crate::args::RunArgs;
+use crate::failure::Failure;
+
+/// RAM of a run that needs no more, or as much as there is.
+pub const MEMORY_DEFAULT: Bytes = gib(1);
+
+/// RAM that is chosen is a multiple of this: a memslot, and a size that a person can read.
+const MEMORY_STEP: Bytes = mib(64);
+
+/// The kernel of this name.
+pub fn named(name: &str) -> Option<&'static Kernel> {
+    KERNELS.iter().find(|kernel| kernel.name == *name)
+}
+
+/// The names of all kernels.
+pub fn names() -> String {
+    names_of(|_| true)
+}
+
+fn names_of(is_meant: impl Fn(&Kernel) -> bool) -> String {
+    let names: Vec<_> = KERNELS.iter().filter(|kernel| is_meant(kernel)).map(|kernel| kernel.name.as_str()).collect();
+    names.join(", ")
+}
+
+/// The letters of a kernel's classes.
+pub fn letters(kernel: &Kernel) -> String {
+    let letters: Vec<_> = kernel.classes.iter().map(|class| class.letter()).collect();
+    letters.join(", ")
+}
+
+/// The refusal of `--class` for what has none.
+pub fn no_classes(name: &str) -> Failure {
+    let those = names_of(|kernel| !kernel.classes.is_empty());
+    Failure::Usage(format!("{name} has no classes: leave --class out; those with classes are {those}"))
+}
+
+/// The kernel's command line with the class that `--class` names.
+///
+/// # Errors
+/// [`Failure::Usage`] where the kernel has no such class, or the command line names one too.
+pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result<String, Failure> {
+    let Some(letter) = class else { return Ok(cmdline.to_owned()) };
+    if kernel.classes.is_empty() {
+        return Err(no_classes(kernel.name.as_str()));
+    }
+    let is_it = |class: &&Class| class.letter().eq_ignore_ascii_case(letter);
+    let class = kernel.classes.iter().find(is_it).ok_or_else(|| {
+        let there = letters(kernel);
+        Failure::Usage(format!("{} has no class {letter:?}; it has {there}", kernel.name))
+    })?;
+    let key = Class::PARAMETER.name;
+    if cmdline.split_ascii_whitespace().any(|word| word.split('=').next() == Some(key)) {
+        return Err(Failure::Usage(format!("--class and {key}= in --cmdline: leave one of them out")));
+    }
+    Ok(format!("{key}={class} {cmdline}").trim_end().to_owned())
+}
+
+/// The whole line that starts a kernel with these parameters.
+pub fn line(name: &str, cmdline: &str) -> String {
+    format!("{KEY_KERNEL}={name} {cmdline}").trim_end().to_owned()
+}
+
+/// The class of a run with this command line, given or not; `None` where the kernel has none.
+pub fn class_of(kernel: &Kernel, cmdline: &str) -> Option<Class> {
+    let line = line(kernel.name.as_str(), cmdline);
+    let parameters = Parameters::new(CommandLine::new(&line).ok()?, kernel.parameters).ok()?;
+    (!kernel.classes.is_empty()).then(|| Class::from_parameters(&parameters).ok())?
+}
+
+/// What a run with this command line needs.
+///
+/// # Errors
+/// [`Failure::Usage`] where its parameters, or so many vCPUs, cannot be.
+pub fn memory_needed(kernel: &Kernel, cmdline: &str, vcpus: u8) -> Result<MemoryNeed, Failure> {
+    let line = line(kernel.name.as_str(), cmdline);
+    kernel.memory_for(&line, usize::from(vcpus)).map_err(|error| {
+        Failure::Usage(match error {
+            KernelError::TooManyVcpus { most, .. } => {
+                format!("--vcpus {vcpus}: {} can use {most} at most", kernel.name)
+            }
+            error => format!("--cmdline: {error}"),
+        })
+    })
+}
+
+/// RAM for a run: as asked, where that is enough; else what is enough, and at least [`MEMORY_DEFAULT`].
+///
+/// # Errors
+/// [`Failure::Usage`] where what is asked cannot be, or is too little.
+pub fn ram_for(kernel: &Kernel, cmdline: &str, args: &RunArgs, host_page: PageSize) -> Result<Bytes, Failure> {
+    let guest_page = (!args.native).then_some(args.guest_page);
+    if let Some(memory) = args.memory {
+        let pages = [Some((host_page, "host")), guest_page.map(|page| (page, "guest"))];
+        let pages: Vec<_> = pages.into_iter().flatten().collect();
+        config::check_memory(memory, &pages, &HostLimits::none()).map_err(super::from_config_error)?;
+    }
+    let needed = match memory_needed(kernel, cmdline, args.vcpus)? {
+        MemoryNeed::Bytes(needed) => Bytes::new(needed),
+        MemoryNeed::AllThereIs => return Ok(args.memory.unwrap_or(MEMORY_DEFAULT)),
+    };
+    let ram = least_ram(needed, guest_page)?;
+    let largest_page = guest_page.map_or(host_page, |page| page.max(host_page));
+    match args.memory {
+        None => round_up(ram.max(MEMORY_DEFAULT), MEMORY_STEP.max(largest_page.bytes())),
+        Some(memory) if memory >= ram => Ok(memory),
+        Some(memory) => {
+            let enough = round_up(ram, largest_page.bytes())?.get() >> 20;
+            let name = kernel.name;
+            let whose = if args.native { "" } else { ", and the guest some for itself" };
+            Err(Failure::Usage(format!(
+                "--memory {memory}: {name} needs {needed}{whose}; use at least --memory {enough}M, or leave it out"
+            )))
+        }
+    }
+}
+
+/// The least RAM, in whole windows, that leaves the kernel so much.
+fn least_ram(needed: Bytes, guest_page: Option<PageSize>) -> Result<Bytes, Failure> {
+    let ram = match guest_page {
+        None => needed.checked_round_up(PageSize::Huge2M),
+        Some(page) => ram_with_free(IMAGE, page, needed).map_err(|error| Failure::Input(error.to_string()))?,
+    };
+    ram.ok_or_else(|| Failure::Usage(format!("{needed} of memory are more than any machine has")))
+}
+
+fn round_up(bytes: Bytes, step: Bytes) -> Result<Bytes, Failure> {
+    let rounded = bytes.get().checked_next_multiple_of(step.get()).map(Bytes::new);
+    rounded.ok_or_else(|| Failure::Usage(format!("{bytes} of memory are more than any machine has")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    /// RAM of a run with these arguments, which name a kernel first.
+    fn ram(arguments: &[&str]) -> Result<Bytes, String> {
+        let Command::Run(args) = Cli::parse_from([&["wideleaf", "run"], arguments].concat()).command else {
+            panic!("it is `run`")
+        };
+        let kernel = named(arguments[0]).expect("a kernel is named first");
+        let cmdline = with_class(kernel, args.class.as_deref(), &args.cmdline).map_err(|error| error.to_string())?;
+        let host_page = args.host_page.unwrap_or(PageSize::Base4K);
+        ram_for(kernel, &cmdline, &args, host_page).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn ram_is_enough_for_the_kernel_where_none_is_given_and_never_less_than_the_default() {
+        let cases: [(&[&str], Bytes); 6] = [
+            (&["gups", "--native"], gib(1)),
+            (&["pattern"], gib(1)),
+            (&["gups", "--native", "--cmdline=log2_words=27"], gib(1)),
+            // The image and its page tables on top.
+            (&["gups", "--cmdline=log2_words=27"], gib(1) + MEMORY_STEP),
+            (&["gups", "--native", "--cmdline=log2_words=27 sparse=2M"], gib(1) + MEMORY_STEP),
+            (&["gups", "--cmdline=log2_words=27", "--guest-page=1g"], gib(2)),
+        ];
+        for (arguments, expected) in cases {
+            assert_eq!(ram(arguments), Ok(expected), "{arguments:?}");
+        }
+        let npb_is = ram(&["npb.is", "--class=C", "--native"]).expect("it has a class C");
+        assert!(npb_is > gib(1) && npb_is < gib(2), "1056 MiB are needed: {npb_is}");
+    }
+
+    #[test]
+    fn ram_that_is_given_is_taken_where_it_is_enough_to_the_byte() {
+        assert_eq!(ram(&["gups", "--native", "--memory=256M"]), Ok(mib(256)));
+        let short = ram(&["gups", "--native", "--memory=254M"]).expect_err("the table alone has 256 MiB");
+        assert_eq!(short, "--memory 254 MiB: gups needs 256 MiB; use at least --memory 256M, or leave it out");
+        let short = ram(&["gups", "--memory=256M"]).expect_err("the guest needs some for itself");
+        let (_, remedy) = short.split_once("use at least --memory ").expect("it has a remedy");
+        let enough = remedy.split_once(',').map_or(remedy, |(size, _)| size);
+        assert!(ram(&["gups", &format!("--memory={enough}")]).is_ok(), "{short}");
+    }
+
+    #[test]
+    fn ram_that_cannot_be_is_refused_for_that_first() {
+        let cut = ram(&["gups", "--native", "--memory=65M", "--host-page=2m"]).expect_err("half a page is left");
+        assert!(cut.starts_with("65 MiB of RAM is not a whole number of 2m host pages"), "{cut}");
+        let none = ram(&["gups", "--native", "--cmdline=log2_words=40 sparse=1024G"]);
+        assert_eq!(none, Ok(Bytes::new((8 + 1) << 40)), "whether the host has it is another question");
+    }
+}
