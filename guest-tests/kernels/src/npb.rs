@@ -1,4 +1,4 @@
-//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS and CG in the classes S, W, A, B and C.
+//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS, CG and MG in the classes S, W, A, B and C.
 //!
 //! ```text
 //!   class=A ─▶ problem ─▶ Layout ─ too little RAM? ─▶ init ─▶ compute (timed) ─▶ verify ─▶ results
@@ -12,6 +12,7 @@
 //! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
+//! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
 //! | [`report`] | the phases and the result block as messages |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
@@ -22,5 +23,6 @@ pub mod classes;
 pub mod ep;
 pub mod is;
 pub mod logarithm;
+pub mod mg;
 pub mod random;
 pub mod report;
