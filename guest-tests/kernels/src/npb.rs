@@ -12,6 +12,7 @@
 //! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
+//! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
 //! | [`report`] | the phases and the result block as messages |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
@@ -20,6 +21,7 @@
 pub mod cg;
 pub mod classes;
 pub mod ep;
+pub mod flow;
 pub mod is;
 pub mod logarithm;
 pub mod random;
