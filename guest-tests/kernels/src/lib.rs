@@ -18,7 +18,7 @@
 //! | [`npb`] | the NAS Parallel Benchmarks EP, IS, CG and MG, which verify themselves against published values |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
-//! | [`team`], [`parts`], [`planes`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
+//! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
 //! | [`words`] | predictable words, and the record of those that were found wrong |
@@ -48,6 +48,7 @@ pub mod registry;
 pub mod rounds;
 pub mod team;
 pub mod text;
+pub mod wavefront;
 pub mod words;
 
 pub use arena::Arena;

@@ -13,6 +13,7 @@
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
 //! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
+//! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
 //! | [`report`] | the phases and the result block as messages |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
@@ -21,8 +22,10 @@
 pub mod cg;
 pub mod classes;
 pub mod ep;
+pub mod flow;
 pub mod is;
 pub mod logarithm;
+pub mod lu;
 pub mod mg;
 pub mod random;
 pub mod report;

@@ -27,6 +27,7 @@ pub const KERNELS: &[Kernel] = &[
     npb::is::KERNEL,
     npb::cg::KERNEL,
     npb::mg::KERNEL,
+    npb::lu::KERNEL,
 ];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.

@@ -15,7 +15,7 @@
 use core::array;
 use core::ops::Range;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
@@ -23,14 +23,19 @@ use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// MG in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.mg"),
     summary: "NPB MG: multigrid, stencils of 27 points on grids of many sizes",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -105,6 +110,11 @@ impl Problem {
 /// The coarsest level has 2³ points.
 const COARSEST: u32 = 1;
 
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let problem = problem(Class::from_parameters(parameters)?);
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem)))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     solve(platform, arena, problem(Class::from_parameters(parameters)?))
 }
@@ -125,7 +135,7 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     let (norm, ticks) = report::phase(platform, COMPUTE, || {
         grids.subtract_from_right_side();
         grids.norm();
-        for _ in 0..problem.cycles {
+        for _ in report::steps(platform, problem.cycles) {
             grids.cycle();
             grids.subtract_from_right_side();
         }
