@@ -326,11 +326,11 @@ fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
         let cases = [
             (
                 "kernel=linpack",
-                "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.mg",
+                "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.mg, npb.lu",
             ),
             (
                 "",
-                "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.mg",
+                "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.mg, npb.lu",
             ),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),

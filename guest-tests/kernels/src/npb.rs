@@ -1,4 +1,4 @@
-//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS, CG and MG in the classes S, W, A, B and C.
+//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS, CG, MG and LU in the classes S, W, A, B and C.
 //!
 //! ```text
 //!   class=A ─▶ problem ─▶ Layout ─ too little RAM? ─▶ init ─▶ compute (timed) ─▶ verify ─▶ results
@@ -13,6 +13,7 @@
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
 //! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
+//! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
 //! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
 //! | [`report`] | the phases and the result block as messages |
 //!

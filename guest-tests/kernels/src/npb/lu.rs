@@ -13,7 +13,6 @@
 //!
 //! A sweep needs three neighbours it has passed before. Several vCPUs go through it as a [`wavefront`](crate::wavefront).
 
-use core::array;
 use core::ops::Range;
 
 use wideleaf_protocol::{Name, VCPUS_MAX};
@@ -69,97 +68,102 @@ struct Problem {
 }
 
 const fn problem(class: Class) -> Problem {
-    let (edge, steps, dt, residual, error, integral) = match class {
-        Class::S => (
-            12,
-            50,
-            0.5,
-            [
-                1.619_634_321_097_670_2e-2,
-                2.197_674_516_482_131_8e-3,
-                1.517_992_765_339_918_5e-3,
-                1.502_958_443_599_432_3e-3,
-                3.426_407_315_589_646_1e-2,
+    match class {
+        Class::S => Problem {
+            grid: Grid { edge: 12 },
+            steps: 50,
+            dt: 0.5,
+            residual: [
+                0.016_196_343_210_976_703,
+                0.002_197_674_516_482_132,
+                0.001_517_992_765_339_918_5,
+                0.001_502_958_443_599_432_3,
+                0.034_264_073_155_896_46,
             ],
-            [
-                6.422_331_995_796_092_4e-4,
-                8.414_434_204_734_792_6e-5,
-                5.858_826_961_648_518_6e-5,
-                5.847_422_259_515_735_0e-5,
-                1.310_334_791_411_129_4e-3,
+            error: [
+                0.000_642_233_199_579_609_2,
+                8.414_434_204_734_792e-5,
+                5.858_826_961_648_518_7e-5,
+                5.847_422_259_515_735e-5,
+                0.001_310_334_791_411_129_4,
             ],
-            7.841_892_886_593_708_3,
-        ),
-        Class::W => (
-            33,
-            300,
-            1.5e-3,
-            [12.365_116_381_92, 1.317_228_477_799, 2.550_120_713_095, 2.326_187_750_252, 28.267_994_441_89],
-            [0.486_787_714_421_6, 5.064_652_880_982e-2, 9.281_818_101_960e-2, 8.570_126_542_733e-2, 1.084_277_417_792],
-            11.613_993_110_23,
-        ),
-        Class::A => (
-            64,
-            250,
-            2.0,
-            [
-                779.021_076_066_893_67,
-                63.402_765_259_692_870,
-                194.992_497_272_924_79,
-                178.453_011_604_185_37,
-                1_838.476_034_946_424_7,
+            integral: 7.841_892_886_593_708,
+        },
+        Class::W => Problem {
+            grid: Grid { edge: 33 },
+            steps: 300,
+            dt: 0.0015,
+            residual: [12.365_116_381_92, 1.317_228_477_799, 2.550_120_713_095, 2.326_187_750_252, 28.267_994_441_89],
+            error: [
+                0.486_787_714_421_6,
+                0.050_646_528_809_82,
+                0.092_818_181_019_6,
+                0.085_701_265_427_33,
+                1.084_277_417_792,
             ],
-            [
+            integral: 11.613_993_110_23,
+        },
+        Class::A => Problem {
+            grid: Grid { edge: 64 },
+            steps: 250,
+            dt: 2.0,
+            residual: [
+                779.021_076_066_893_7,
+                63.402_765_259_692_87,
+                194.992_497_272_924_8,
+                178.453_011_604_185_38,
+                1_838.476_034_946_424_8,
+            ],
+            error: [
                 29.964_085_685_471_943,
-                2.819_457_636_500_334_9,
-                7.347_341_269_877_474_2,
-                6.713_922_568_777_705_1,
-                70.715_315_688_392_578,
+                2.819_457_636_500_335,
+                7.347_341_269_877_474,
+                6.713_922_568_777_705,
+                70.715_315_688_392_58,
             ],
-            26.030_925_604_886_277,
-        ),
-        Class::B => (
-            102,
-            250,
-            2.0,
-            [
-                3_553.267_296_998_273_6,
-                262.147_507_953_106_92,
-                883.337_218_509_521_90,
-                778.127_747_394_252_65,
-                7_308.796_959_254_531_4,
+            integral: 26.030_925_604_886_278,
+        },
+        Class::B => Problem {
+            grid: Grid { edge: 102 },
+            steps: 250,
+            dt: 2.0,
+            residual: [
+                3_553.267_296_998_273_7,
+                262.147_507_953_106_9,
+                883.337_218_509_521_9,
+                778.127_747_394_252_7,
+                7_308.796_959_254_531,
             ],
-            [
+            error: [
                 114.011_763_802_127_09,
-                8.109_896_365_542_157_4,
+                8.109_896_365_542_157,
                 28.480_597_317_698_308,
-                25.905_394_567_832_939,
-                260.549_075_048_574_13,
+                25.905_394_567_832_94,
+                260.549_075_048_574_14,
             ],
-            47.887_162_703_308_227,
-        ),
-        Class::C => (
-            162,
-            250,
-            2.0,
-            [
-                10_376.698_032_353_784_6,
-                892.212_458_801_008_552,
-                2_562.388_145_826_608_71,
-                2_191.943_438_578_314_27,
-                17_807.805_726_106_118_5,
+            integral: 47.887_162_703_308_23,
+        },
+        Class::C => Problem {
+            grid: Grid { edge: 162 },
+            steps: 250,
+            dt: 2.0,
+            residual: [
+                10_376.698_032_353_785,
+                892.212_458_801_008_6,
+                2_562.388_145_826_608_7,
+                2_191.943_438_578_314_3,
+                17_807.805_726_106_12,
             ],
-            [
-                215.986_399_716_949_279,
-                15.578_955_923_986_360_0,
-                54.131_886_307_720_776_6,
-                48.226_264_315_404_542_1,
-                455.902_910_043_250_358,
+            error: [
+                215.986_399_716_949_28,
+                15.578_955_923_986_36,
+                54.131_886_307_720_78,
+                48.226_264_315_404_54,
+                455.902_910_043_250_36,
             ],
-            66.640_455_357_218_130,
-        ),
-    };
-    Problem { grid: Grid { edge }, steps, dt, residual, error, integral }
+            integral: 66.640_455_357_218_13,
+        },
+    }
 }
 
 impl Problem {
@@ -338,8 +342,7 @@ impl Fields<'_, '_> {
                 for y in grid.interior() {
                     let row = &mut plane[y * grid.row() + 1..][..grid.edge - 2];
                     let start = grid.place([1, y, z]);
-                    row.copy_from_slice(&forcing[start..start + row.len()]);
-                    flow.set_residual_row(&factors, y, z, row);
+                    flow.set_residual_row(&factors, y, z, &forcing[start..start + row.len()], row);
                 }
             }
         });
@@ -426,13 +429,13 @@ impl<'a> Flow<'a> {
         Line { u: &self.u[range.clone()], kinetic: &self.kinetic[range.clone()], rho_i: &self.rho_i[range] }
     }
 
-    /// Turns the interior of a row from the forcing into L(u) − forcing.
-    fn set_residual_row(&self, factors: &Factors, y: usize, z: usize, row: &mut [Point]) {
+    /// Sets the interior of a row to L(u) − forcing.
+    fn set_residual_row(&self, factors: &Factors, y: usize, z: usize, forcing: &[Point], row: &mut [Point]) {
         let edge = self.grid.edge;
         // Next to a face the weights along x are others.
         for run in [1..2, 2..3, 3..edge - 3, edge - 3..edge - 2, edge - 2..edge - 1] {
-            let part = &mut row[run.start - 1..run.end - 1];
-            self.set_linear(factors, [run.start, y, z], part);
+            let part = run.start - 1..run.end - 1;
+            self.set_linear(factors, [run.start, y, z], &forcing[part.clone()], &mut row[part]);
         }
         let start = self.grid.place([1, y, z]);
         self.add_flux::<0>(factors, start, row);
@@ -440,59 +443,68 @@ impl<'a> Flow<'a> {
         self.add_flux::<2>(factors, start, row);
     }
 
-    /// Diffusion and damping less what is there, for points with equal weights: a run of them is just numbers.
-    fn set_linear(&self, factors: &Factors, point: [usize; 3], part: &mut [Point]) {
+    /// Sets points with equal weights to diffusion and damping less the forcing. What is linear is the same for all components: the
+    /// points are just numbers.
+    fn set_linear(&self, factors: &Factors, point: [usize; 3], forcing: &[Point], part: &mut [Point]) {
         let start = self.grid.place(point);
-        let weights: [[f64; 5]; 3] = array::from_fn(|axis| {
-            let damping = damping_weights(point[axis], self.grid.edge);
-            let diffusion = factors.second * DIFFUSION[axis];
-            let second_difference = [0.0, 1.0, -2.0, 1.0, 0.0];
-            array::from_fn(|n| diffusion * second_difference[n] - DAMPING * damping[n])
-        });
-        let centre = weights[0][2] + weights[1][2] + weights[2][2];
-        let numbers = part.as_flattened_mut();
+        let (forcing, numbers) = (forcing.as_flattened(), part.as_flattened_mut());
         let count = numbers.len();
-        // Where there is no such neighbour its weight is 0, and the point itself stands for it.
-        let around: [[&[f64]; 5]; 3] = array::from_fn(|axis| {
-            array::from_fn(|n| {
-                let n = if weights[axis][n] == 0.0 { 2 } else { n };
-                &self.u[start + n * self.grid.stride(axis) - 2 * self.grid.stride(axis)..].as_flattened()[..count]
-            })
-        });
-        for (n, number) in numbers.iter_mut().enumerate() {
-            let mut sum = centre * around[0][2][n] - *number;
-            for (weights, around) in weights.iter().zip(&around) {
-                sum += weights[0] * around[0][n] + weights[1] * around[1][n];
-                sum += weights[3] * around[3][n] + weights[4] * around[4][n];
+        let (mut centre, mut weights, mut around) = (0.0, [[0.0; 4]; 3], [[&[][..]; 4]; 3]);
+        for axis in 0..3 {
+            let stride = self.grid.stride(axis);
+            let [two_before, before, here, behind, two_behind] = linear_weights(factors, &self.grid, axis, point[axis]);
+            centre += here;
+            weights[axis] = [two_before, before, behind, two_behind];
+            for (n, strides) in [0, 1, 3, 4].into_iter().enumerate() {
+                // Where there is no such neighbour its weight is 0, and the point itself stands for it.
+                let strides = if weights[axis][n] == 0.0 { 2 } else { strides };
+                around[axis][n] = &self.u[start + strides * stride - 2 * stride..].as_flattened()[..count];
             }
-            *number = sum;
+        }
+        let (here, forcing) = (&self.u[start..].as_flattened()[..count], &forcing[..count]);
+        for n in 0..count {
+            let mut sum = centre * here[n] - forcing[n];
+            for axis in 0..3 {
+                let (weights, around) = (&weights[axis], &around[axis]);
+                sum += weights[0] * around[0][n] + weights[1] * around[1][n];
+                sum += weights[2] * around[2][n] + weights[3] * around[3][n];
+            }
+            numbers[n] = sum;
         }
     }
 
     /// Adds the differences along an axis of what is not linear to the points from `start` on.
     fn add_flux<const AXIS: usize>(&self, factors: &Factors, start: usize, row: &mut [Point]) {
         let (stride, count) = (self.grid.stride(AXIS), row.len());
-        let lines = [start - stride, start, start + stride].map(|start| self.line(start, count));
+        let [before, here, behind] = [start - stride, start, start + stride].map(|start| self.line(start, count));
+        let mut viscosity = [factors.velocity; 3];
+        viscosity[AXIS] *= OWN_AXIS;
         for (x, sum) in row.iter_mut().enumerate() {
-            let [before, here, behind] = [0, 1, 2].map(|side: usize| lines[side].state(x));
-            let [flux_before, flux_behind] =
-                [(0, &before), (2, &behind)].map(|(side, state)| flux::<AXIS>(&lines[side], x, state));
-            let viscous = [0, 1, 2].map(|axis| {
-                let own_axis = if axis == AXIS { OWN_AXIS } else { 1.0 };
-                let velocities = [&before, &here, &behind].map(|state| state.velocity[axis]);
-                factors.velocity * own_axis * second_difference(velocities)
-            });
-            let heating = factors.kinetic * second_difference([before.kinetic, here.kinetic, behind.kinetic])
-                + factors.squared
-                    * second_difference([&before, &here, &behind].map(|s| s.velocity[AXIS] * s.velocity[AXIS]))
-                + factors.energy * second_difference([before.energy, here.energy, behind.energy]);
-            sum[0] -= factors.first * (flux_behind[0] - flux_before[0]);
-            for m in 1..4 {
-                sum[m] += viscous[m - 1] - factors.first * (flux_behind[m] - flux_before[m]);
+            let (a, b, c) = (before.state(x), here.state(x), behind.state(x));
+            let (inflow, outflow) = (flux::<AXIS>(&before, x, &a), flux::<AXIS>(&behind, x, &c));
+            for m in 0..COMPONENTS {
+                sum[m] -= factors.first * (outflow[m] - inflow[m]);
             }
-            sum[4] += heating - factors.first * (flux_behind[4] - flux_before[4]);
+            for axis in 0..3 {
+                sum[axis + 1] +=
+                    viscosity[axis] * second_difference(a.velocity[axis], b.velocity[axis], c.velocity[axis]);
+            }
+            let squared = |state: &State| state.velocity[AXIS] * state.velocity[AXIS];
+            sum[4] += factors.kinetic * second_difference(a.kinetic, b.kinetic, c.kinetic)
+                + factors.squared * second_difference(squared(&a), squared(&b), squared(&c))
+                + factors.energy * second_difference(a.energy, b.energy, c.energy);
         }
     }
+}
+
+/// Weights along an axis of diffusion and damping, for the points two and one before, here, one and two behind.
+fn linear_weights(factors: &Factors, grid: &Grid, axis: usize, index: usize) -> [f64; 5] {
+    let mut weights = damping_weights(index, grid.edge).map(|weight| -DAMPING * weight);
+    let diffusion = factors.second * DIFFUSION[axis];
+    weights[1] += diffusion;
+    weights[2] -= 2.0 * diffusion;
+    weights[3] += diffusion;
+    weights
 }
 
 /// What flows along an axis.
@@ -506,8 +518,14 @@ fn flux<const AXIS: usize>(line: &Line<'_>, x: usize, state: &State) -> Point {
 }
 
 #[inline(always)]
-fn second_difference([before, here, behind]: [f64; 3]) -> f64 {
+fn second_difference(before: f64, here: f64, behind: f64) -> f64 {
     behind - 2.0 * here + before
+}
+
+/// A point from its components. Unlike `array::from_fn` it is inlined where it is used.
+#[inline(always)]
+fn point(component: impl Fn(usize) -> f64) -> Point {
+    [component(0), component(1), component(2), component(3), component(4)]
 }
 
 /// What the sweeps have in common, with ω and dt multiplied in.
@@ -566,7 +584,7 @@ impl Relaxation {
             let from_y = self.product::<1>(&flow.beside.state(x), &beside[x]);
             let from_z = self.product::<2>(&flow.behind.state(x), &behind[x]);
             let state = flow.own.state(x);
-            let right: Point = array::from_fn(|m| self.dt * row[x][m] + (from_y[m] + from_z[m]) + from_x[m]);
+            let right = point(|m| self.dt * row[x][m] + (from_y[m] + from_z[m]) + from_x[m]);
             row[x] = self.solve(&state, &right);
             from_x = self.product::<0>(&state, &row[x]);
         }
@@ -581,8 +599,8 @@ impl Relaxation {
             let from_y = self.product::<1>(&flow.beside.state(x), &beside[x]);
             let from_z = self.product::<2>(&flow.behind.state(x), &behind[x]);
             let state = flow.own.state(x);
-            let change = self.solve(&state, &array::from_fn(|m| (from_y[m] + from_z[m]) + from_x[m]));
-            row[x] = array::from_fn(|m| row[x][m] - change[m]);
+            let change = self.solve(&state, &point(|m| (from_y[m] + from_z[m]) + from_x[m]));
+            row[x] = point(|m| row[x][m] - change[m]);
             from_x = self.product::<0>(&state, &row[x]);
         }
     }
@@ -592,7 +610,7 @@ impl Relaxation {
     #[inline(always)]
     fn product<const AXIS: usize>(&self, state: &State, v: &Point) -> Point {
         let State { rho_i, velocity, kinetic, energy } = *state;
-        let change: [f64; 3] = array::from_fn(|axis| v[axis + 1] - velocity[axis] * v[0]);
+        let change = [v[1] - velocity[0] * v[0], v[2] - velocity[1] * v[0], v[3] - velocity[2] * v[0]];
         let energy_change = v[4] - energy * v[0];
         let work = velocity[0] * change[0] + velocity[1] * change[1] + velocity[2] * change[2];
         let pressure = C2 * (v[4] - kinetic * v[0] - work);
@@ -627,7 +645,8 @@ impl Relaxation {
 
         let v0 = right[0] * (1.0 / density);
         let momentum_inverse = 1.0 / (density + momentum);
-        let [v1, v2, v3] = array::from_fn(|axis| (right[axis + 1] + momentum * velocity[axis] * v0) * momentum_inverse);
+        let momentum_at = |axis: usize| (right[axis + 1] + momentum * velocity[axis] * v0) * momentum_inverse;
+        let (v1, v2, v3) = (momentum_at(0), momentum_at(1), momentum_at(2));
         let work = velocity[0] * (v1 - velocity[0] * v0)
             + velocity[1] * (v2 - velocity[1] * v0)
             + velocity[2] * (v3 - velocity[2] * v0);
@@ -670,6 +689,73 @@ mod tests {
         let surface = 2.0 * (0.8 * 0.7 + 0.8 * 0.7 + 0.7 * 0.7);
         let integral = surface_integral(&grid, &u);
         assert!((integral - surface).abs() < 1e-12, "{integral}");
+    }
+
+    /// Different at every point, and like a flow.
+    fn some_flow(place: usize) -> Point {
+        let wave = |m: usize| libm::sin((place * (2 * m + 3)) as f64);
+        [2.0 + 0.1 * wave(0), wave(1), wave(2), wave(3), 5.0 + wave(4)]
+    }
+
+    #[test]
+    fn the_residual_is_the_operator_less_the_forcing_everywhere_inside() {
+        let grid = Grid { edge: 9 };
+        let u: vec::Vec<_> = (0..grid.places()).map(some_flow).collect();
+        let (mut kinetic, mut rho_i) = (vec![0.0; u.len()], vec![0.0; u.len()]);
+        derive_row(&u, &mut kinetic, &mut rho_i);
+        let flow = Flow { grid, u: &u, kinetic: &kinetic, rho_i: &rho_i };
+        let forcing: Point = [1.0, 2.0, 3.0, 4.0, 5.0];
+        for (y, z) in grid.interior().flat_map(|y| grid.interior().map(move |z| (y, z))) {
+            let mut row = [[0.0; COMPONENTS]; 7];
+            flow.set_residual_row(&grid.factors(), y, z, &[forcing; 7], &mut row);
+            for (found, x) in row.iter().zip(grid.interior()) {
+                let expected = flow::operator(&grid, [x, y, z], |offsets| {
+                    // What is outside has no weight.
+                    let index = |point: usize, offset: f64| (point as f64 + offset).clamp(0.0, 8.0) as usize;
+                    u[grid.place([index(x, offsets[0]), index(y, offsets[1]), index(z, offsets[2])])]
+                });
+                for m in 0..COMPONENTS {
+                    let difference = found[m] + forcing[m] - expected[m];
+                    assert!(difference.abs() < 1e-10 * (1.0 + expected[m].abs()), "{m} at {x} {y} {z}: {difference}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn solving_undoes_the_viscous_products_along_all_axes() {
+        let u = [some_flow(7)];
+        let (mut kinetic, mut rho_i) = ([0.0], [0.0]);
+        derive_row(&u, &mut kinetic, &mut rho_i);
+        let state = Line { u: &u, kinetic: &kinetic, rho_i: &rho_i }.state(0);
+        let relaxation = Relaxation { dt: 1.0, first: 0.0, second: 0.7, diagonal: 0.7 };
+        let v = some_flow(11);
+        let along = [
+            relaxation.product::<0>(&state, &v),
+            relaxation.product::<1>(&state, &v),
+            relaxation.product::<2>(&state, &v),
+        ];
+        let found = relaxation.solve(&state, &point(|m| v[m] + along[0][m] + along[1][m] + along[2][m]));
+        assert!(found.iter().zip(v).all(|(found, v)| (found - v).abs() < 1e-12), "{found:?} is not {v:?}");
+    }
+
+    #[test]
+    fn products_are_derivatives_of_what_flows() {
+        let relaxation = Relaxation { dt: 1.0, first: 1.0, second: 0.0, diagonal: 0.0 };
+        let (u, v) = (some_flow(7), some_flow(11));
+        let along_y = |u: Point| {
+            let (mut kinetic, mut rho_i) = ([0.0], [0.0]);
+            derive_row(&[u], &mut kinetic, &mut rho_i);
+            let line = Line { u: &[u], kinetic: &kinetic, rho_i: &rho_i };
+            (flux::<1>(&line, 0, &line.state(0)), line.state(0))
+        };
+        const STEP: f64 = 1e-5;
+        let (before, behind) = (along_y(point(|m| u[m] - STEP * v[m])).0, along_y(point(|m| u[m] + STEP * v[m])).0);
+        let product = relaxation.product::<1>(&along_y(u).1, &v);
+        for m in 0..COMPONENTS {
+            let slope = (behind[m] - before[m]) / (2.0 * STEP);
+            assert!((product[m] - slope).abs() < 1e-7, "component {m}: {} is not {slope}", product[m]);
+        }
     }
 
     #[test]
