@@ -578,69 +578,28 @@ impl Extremes {
 #[cfg(test)]
 mod tests {
     use std::boxed::Box;
-    use std::vec;
+    use std::string::String;
+    use std::{format, vec};
 
     use super::*;
     use crate::native;
 
-    fn positions(members: usize, edge: usize) -> [[[usize; 3]; CHARGES]; 2] {
+    /// The places of the largest and of the smallest numbers, as text.
+    fn positions(members: usize, edge: usize) -> [String; 2] {
         let extremes = native::run(members, 0, Box::new(|_| ()), |platform| Extremes::of_field(platform, edge));
-        [extremes.largest, extremes.smallest].map(|extreme| extreme.positions(edge))
+        [extremes.largest, extremes.smallest]
+            .map(|extreme| extreme.positions(edge).map(|[i, j, k]| format!("{i},{j},{k}")).join(" "))
     }
 
     #[test]
     fn the_charges_are_where_the_npb_has_them() {
         let class_s = [
-            [
-                [7, 1, 20],
-                [19, 29, 31],
-                [2, 0, 3],
-                [4, 22, 3],
-                [1, 16, 21],
-                [21, 31, 6],
-                [12, 15, 12],
-                [30, 4, 25],
-                [28, 0, 28],
-                [17, 26, 17],
-            ],
-            [
-                [0, 11, 2],
-                [13, 8, 17],
-                [5, 14, 0],
-                [4, 28, 15],
-                [12, 2, 1],
-                [5, 17, 8],
-                [20, 19, 11],
-                [26, 15, 31],
-                [8, 25, 22],
-                [7, 14, 26],
-            ],
+            "7,1,20 19,29,31 2,0,3 4,22,3 1,16,21 21,31,6 12,15,12 30,4,25 28,0,28 17,26,17",
+            "0,11,2 13,8,17 5,14,0 4,28,15 12,2,1 5,17,8 20,19,11 26,15,31 8,25,22 7,14,26",
         ];
         let class_w = [
-            [
-                [113, 85, 50],
-                [127, 45, 32],
-                [14, 110, 118],
-                [34, 21, 100],
-                [29, 17, 109],
-                [27, 48, 11],
-                [80, 90, 20],
-                [26, 84, 73],
-                [39, 32, 1],
-                [115, 86, 20],
-            ],
-            [
-                [15, 22, 123],
-                [102, 117, 59],
-                [14, 121, 75],
-                [109, 87, 121],
-                [9, 1, 21],
-                [95, 34, 54],
-                [38, 126, 12],
-                [92, 83, 35],
-                [70, 2, 64],
-                [114, 103, 5],
-            ],
+            "113,85,50 127,45,32 14,110,118 34,21,100 29,17,109 27,48,11 80,90,20 26,84,73 39,32,1 115,86,20",
+            "15,22,123 102,117,59 14,121,75 109,87,121 9,1,21 95,34,54 38,126,12 92,83,35 70,2,64 114,103,5",
         ];
         for members in [1, 3] {
             assert_eq!(positions(members, 32), class_s);
