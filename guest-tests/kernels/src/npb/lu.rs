@@ -1,4 +1,4 @@
-//! LU: the flow of [`flow`](super::flow) by symmetric successive over-relaxation, two sweeps through all points a step.
+//! LU: the flow of [`flow`] by symmetric successive over-relaxation, two sweeps through all points a step.
 //!
 //! ```text
 //!   rsd = L(u) − forcing
