@@ -6,7 +6,7 @@
 //!   native: arena = mapped memory, threads ─┘          │
 //!                                                      ├─ pattern::run
 //!                                                      ├─ phases::run
-//!                                                      └─ npb::{ep, is, cg}::run
+//!                                                      └─ npb::{ep, is, cg, mg, lu}::run
 //! ```
 //!
 //! | module | what it is |
@@ -15,10 +15,10 @@
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
 //! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
-//! | [`npb`] | the NAS Parallel Benchmarks EP, IS and CG, which verify themselves against published values |
+//! | [`npb`] | the NAS Parallel Benchmarks EP, IS, CG, MG and LU, which verify themselves against published values |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
-//! | [`team`], [`parts`], [`planes`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
+//! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
 //! | [`words`] | predictable words, and the record of those that were found wrong |
@@ -48,6 +48,7 @@ pub mod registry;
 pub mod rounds;
 pub mod team;
 pub mod text;
+pub mod wavefront;
 pub mod words;
 
 pub use arena::Arena;

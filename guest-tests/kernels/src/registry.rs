@@ -19,8 +19,16 @@ use crate::text::{FixedText, Size};
 use crate::{Arena, Platform, gups, npb, pattern, phases};
 
 /// Every kernel there is.
-pub const KERNELS: &[Kernel] =
-    &[gups::KERNEL, pattern::KERNEL, phases::KERNEL, npb::ep::KERNEL, npb::is::KERNEL, npb::cg::KERNEL];
+pub const KERNELS: &[Kernel] = &[
+    gups::KERNEL,
+    pattern::KERNEL,
+    phases::KERNEL,
+    npb::ep::KERNEL,
+    npb::is::KERNEL,
+    npb::cg::KERNEL,
+    npb::mg::KERNEL,
+    npb::lu::KERNEL,
+];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.
 #[derive(Clone, Copy)]

@@ -6,16 +6,21 @@ use std::sync::{Mutex, PoisonError};
 use runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
-/// 4 KiB pages that hold class W of every kernel with two threads: CG's matrix takes 8 MiB.
-const PAGES: usize = 16 << 8;
+/// 4 KiB pages that hold class W of every kernel with two threads: MG's grids take 56 MiB.
+const PAGES: usize = 64 << 8;
 
 /// One test at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs classes S and W on one and on two threads.
 fn passes(kernel: &str, verified: &str) {
+    passes_with(kernel, verified, &[("S", 1), ("S", 2), ("W", 1), ("W", 2)]);
+}
+
+/// Runs these classes on so many threads.
+fn passes_with(kernel: &str, verified: &str, runs: &[(&str, usize)]) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for (class, threads) in [("S", 1), ("S", 2), ("W", 1), ("W", 2)] {
+    for &(class, threads) in runs {
         let (code, lines) = run(threads, PAGES, &format!("{kernel} class={class}"));
         assert_eq!(code, ExitCode::Success, "class {class}, {threads} threads: {lines:#?}");
         assert!(has(&lines, &format!("verify status=pass {verified}")), "{lines:#?}");
@@ -40,6 +45,17 @@ fn cg_gives_the_published_eigenvalue() {
 }
 
 #[test]
+fn mg_gives_the_published_norm() {
+    passes("npb.mg", "errors=0 checked=1");
+}
+
+#[test]
+fn lu_gives_the_published_norms_and_integral() {
+    // In class W the threads meet twenty thousand times: where other work shares their CPUs, that takes minutes.
+    passes_with("npb.lu", "errors=0 checked=11", &[("S", 1), ("S", 2), ("W", 1)]);
+}
+
+#[test]
 fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
     for (class, nonzeros) in [("S", 78148), ("W", 508_402)] {
         let (_, lines) = run(1, PAGES, &format!("npb.cg class={class}"));
@@ -50,7 +66,7 @@ fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
 #[test]
 fn a_number_of_threads_that_divides_nothing_passes_too() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1"] {
+    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.mg"] {
         let (code, lines) = run(3, PAGES, kernel);
         assert_eq!(code, ExitCode::Success, "{kernel}: {lines:#?}");
     }
@@ -58,7 +74,7 @@ fn a_number_of_threads_that_divides_nothing_passes_too() {
 
 #[test]
 fn a_small_arena_is_refused_before_anything_is_touched() {
-    for kernel in ["npb.ep", "npb.is", "npb.cg"] {
+    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.mg", "npb.lu"] {
         let (code, lines) = run(1, 16, &format!("{kernel} class=C"));
         assert_eq!(code, ExitCode::Unsupported, "{kernel}: {lines:#?}");
         let verbs: Vec<_> = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();

@@ -1,0 +1,669 @@
+//! MG: a periodic Poisson equation on n³ points by multigrid, four or twenty V-cycles.
+//!
+//! ```text
+//!   level   256³  v − A·u = r ─┐                                              ┌─▶ u += Q·u, r = v − A·u, u += S·r
+//!           128³               └─▶ r = P·r ─┐                    ┌─▶ u = Q·u, r −= A·u, u += S·r
+//!            ⋮                              └─▶ …             … ─┘
+//!             2³                                └─▶ u = S·r ─┘
+//!
+//!   memory  u │ 258³ │ 130³ │ … │ 4³ │   v │ 258³ │   r │ 258³ │ 130³ │ … │ 4³ │     a layer of ghosts around each grid
+//! ```
+//!
+//! A, S, P and Q are stencils of 27 points: nine rows stream past for every row that is written. Each vCPU has whole planes of every
+//! grid. The ghosts repeat the points of the other side; every operator renews them.
+
+use core::array;
+use core::ops::Range;
+
+use wideleaf_protocol::{Name, VCPUS_MAX};
+
+use super::classes::Class;
+use super::random::{Random, SEED};
+use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
+use crate::arena::{Layout, Place, Typed};
+use crate::parameters::{Parameter, Parameters};
+use crate::parts::{cut, deal, ranges, sum};
+use crate::registry::{Kernel, MemoryNeed};
+use crate::{Arena, KernelError, Platform};
+
+/// MG in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("npb.mg"),
+    summary: "NPB MG: multigrid, stencils of 27 points on grids of many sizes",
+    classes: &Class::ALL,
+    parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
+    run,
+};
+
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+
+/// Points with +1 on the right side, and as many with −1.
+const CHARGES: usize = 10;
+/// Operations per point and cycle in the NPB's rate.
+const OPERATIONS_PER_POINT: f64 = 58.0;
+/// Largest relative error of the norm that the NPB passes.
+const TOLERANCE: f64 = 1e-8;
+/// Rows of the largest grid, class C's 512³, with their ghosts: what the sums of one row need.
+const ROW_LEN_MAX: usize = 512 + 2;
+/// Sums that are added up side by side: an addition waits for the one before for four cycles.
+const LANES: usize = 4;
+
+/// Weights of a stencil's points: the centre, its 6 neighbours at faces, 12 at edges and 8 at corners.
+type Weights = [f64; 4];
+
+/// −A, the negative Laplacian: the residual is v + (−A)·u.
+const MINUS_A: Weights = [8.0 / 3.0, 0.0, -1.0 / 6.0, -1.0 / 12.0];
+/// S for the classes S, W and A.
+const SMOOTHER_A: Weights = [-3.0 / 8.0, 1.0 / 32.0, -1.0 / 64.0, 0.0];
+/// S for the classes from B on.
+const SMOOTHER_B: Weights = [-3.0 / 17.0, 1.0 / 33.0, -1.0 / 61.0, 0.0];
+
+/// What a class asks for, and what must come out.
+#[derive(Clone, Copy)]
+struct Problem {
+    /// log₂ of the points along an edge of the finest grid.
+    log2_edge: u32,
+    cycles: u32,
+    smoother: Weights,
+    /// Norm of the last residual.
+    norm: f64,
+}
+
+const fn problem(class: Class) -> Problem {
+    let (log2_edge, cycles, smoother, norm) = match class {
+        Class::S => (5, 4, SMOOTHER_A, 0.530_770_700_573_4e-4),
+        Class::W => (7, 4, SMOOTHER_A, 0.646_732_937_533_9e-5),
+        Class::A => (8, 4, SMOOTHER_A, 0.243_336_530_906_9e-5),
+        Class::B => (8, 20, SMOOTHER_B, 0.180_056_440_135_5e-5),
+        Class::C => (9, 20, SMOOTHER_B, 0.570_673_228_574_0e-6),
+    };
+    Problem { log2_edge, cycles, smoother, norm }
+}
+
+impl Problem {
+    /// Points of the finest grid, without ghosts.
+    const fn points(&self) -> usize {
+        1 << (3 * self.log2_edge)
+    }
+
+    /// Operations of a run, by the NPB's formula.
+    fn operations(&self) -> f64 {
+        OPERATIONS_PER_POINT * f64::from(self.cycles) * self.points() as f64
+    }
+
+    /// The grid of 2^`log2_edge` points along an edge, among those of all levels.
+    fn level(&self, log2_edge: u32) -> Level {
+        let start = (log2_edge + 1..=self.log2_edge).map(|finer| Shape::new(finer).len()).sum();
+        Level { shape: Shape::new(log2_edge), start }
+    }
+
+    /// Numbers in the grids of all levels.
+    fn len_of_all(&self) -> usize {
+        self.level(COARSEST).range().end
+    }
+}
+
+/// The coarsest level has 2³ points.
+const COARSEST: u32 = 1;
+
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let problem = problem(Class::from_parameters(parameters)?);
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem)))
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    solve(platform, arena, problem(Class::from_parameters(parameters)?))
+}
+
+fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {
+    let mut layout = Layout::at(arena.address());
+    let places = Places::new(&mut layout, &problem);
+    let mut typed = report::claim(platform, arena, &layout, Name::literal("grids"))?;
+    let (mut grids, _) = report::phase(platform, INIT, || {
+        let mut grids = places.take(&mut typed, platform, problem);
+        grids.set_charges();
+        grids.subtract_from_right_side();
+        grids.cycle();
+        grids.subtract_from_right_side();
+        grids.u.fill(0.0);
+        grids
+    });
+    let (norm, ticks) = report::phase(platform, COMPUTE, || {
+        grids.subtract_from_right_side();
+        grids.norm();
+        for _ in report::steps(platform, problem.cycles) {
+            grids.cycle();
+            grids.subtract_from_right_side();
+        }
+        grids.norm()
+    });
+    report::rate(platform, problem.operations(), ticks);
+    verify(platform, &problem, norm)
+}
+
+fn verify<'a>(platform: &dyn Platform, problem: &Problem, norm: f64) -> Result<(), KernelError<'a>> {
+    let check = Compared {
+        name: Name::literal("norm"),
+        reference_name: Name::literal("norm_reference"),
+        value: norm,
+        reference: problem.norm,
+        tolerance: TOLERANCE,
+    };
+    let (is_right, _) = report::phase(platform, VERIFY, || {
+        check.emit(platform);
+        check.is_right()
+    });
+    report::verdict(platform, u64::from(!is_right), 1)
+}
+
+/// The form of a cubic grid with its ghosts: rows behind each other make a plane, planes behind each other the grid.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Points along an edge, with the two ghosts: of a row, and rows of a plane, and planes.
+    edge: usize,
+}
+
+impl Shape {
+    const fn new(log2_edge: u32) -> Self {
+        Self { edge: (1 << log2_edge) + 2 }
+    }
+
+    const fn inner(self) -> usize {
+        self.edge - 2
+    }
+
+    const fn plane_len(self) -> usize {
+        self.edge * self.edge
+    }
+
+    const fn len(self) -> usize {
+        self.edge * self.edge * self.edge
+    }
+
+    fn row(self, grid: &[f64], plane: usize, row: usize) -> &[f64] {
+        &grid[(plane * self.edge + row) * self.edge..][..self.edge]
+    }
+
+    /// The rows `row − 1`, `row` and `row + 1` of the planes `plane − 1`, `plane` and `plane + 1`.
+    fn rows_around(self, grid: &[f64], plane: usize, row: usize) -> [[&[f64]; 3]; 3] {
+        array::from_fn(|p| array::from_fn(|r| self.row(grid, plane + p - 1, row + r - 1)))
+    }
+
+    /// Sets the ghosts of one row: each is the last point but one of the other side.
+    fn close_row(self, row: &mut [f64]) {
+        row[0] = row[self.inner()];
+        row[self.inner() + 1] = row[1];
+    }
+
+    /// Sets the two rows of ghosts of a plane whose other rows are closed.
+    fn close_plane(self, plane: &mut [f64]) {
+        self.close_ends(plane, self.edge);
+    }
+
+    /// Sets the two planes of ghosts of a grid whose other planes are closed.
+    fn close_grid(self, grid: &mut [f64]) {
+        self.close_ends(grid, self.plane_len());
+    }
+
+    /// Sets the first and the last of a series of `edge` parts.
+    fn close_ends(self, parts: &mut [f64], part_len: usize) {
+        let part = |index| index * part_len..(index + 1) * part_len;
+        parts.copy_within(part(self.inner()), 0);
+        parts.copy_within(part(1), part(self.inner() + 1).start);
+    }
+}
+
+/// Where the grid of one level is.
+#[derive(Clone, Copy)]
+struct Level {
+    shape: Shape,
+    /// In the slice of all levels; the finest begins at 0.
+    start: usize,
+}
+
+impl Level {
+    const fn range(self) -> Range<usize> {
+        self.start..self.start + self.shape.len()
+    }
+}
+
+/// Where everything will be.
+struct Places {
+    u: Place<f64>,
+    v: Place<f64>,
+    r: Place<f64>,
+}
+
+impl Places {
+    fn new(layout: &mut Layout, problem: &Problem) -> Self {
+        let (all, finest) = (problem.len_of_all() as u64, Shape::new(problem.log2_edge).len() as u64);
+        Self { u: layout.place(all), v: layout.place(finest), r: layout.place(all) }
+    }
+
+    fn take<'p, 'm>(self, typed: &mut Typed<'m>, platform: &'p dyn Platform, problem: Problem) -> Grids<'p, 'm> {
+        let (u, v, r) = (typed.take(self.u), typed.take(self.v), typed.take(self.r));
+        Grids { platform, problem, u, v, r }
+    }
+}
+
+/// The grids, named as in the method's usual description.
+struct Grids<'p, 'm> {
+    platform: &'p dyn Platform,
+    problem: Problem,
+    /// The solution, and the corrections of the coarser levels.
+    u: &'m mut [f64],
+    /// The right side.
+    v: &'m mut [f64],
+    /// The residuals.
+    r: &'m mut [f64],
+}
+
+impl Grids<'_, '_> {
+    fn finest(&self) -> Level {
+        self.problem.level(self.problem.log2_edge)
+    }
+
+    /// Sets the charges, for which the NPB takes the places of the extremes of a random field.
+    fn set_charges(&mut self) {
+        let shape = self.finest().shape;
+        let extremes = Extremes::of_field(self.platform, shape.inner());
+        for (extreme, charge) in [(extremes.largest, 1.0), (extremes.smallest, -1.0)] {
+            for [i, j, k] in extreme.positions(shape.inner()) {
+                self.v[((k + 1) * shape.edge + j + 1) * shape.edge + i + 1] = charge;
+            }
+        }
+        for plane in self.v.chunks_exact_mut(shape.plane_len()) {
+            plane.chunks_exact_mut(shape.edge).for_each(|row| shape.close_row(row));
+            shape.close_plane(plane);
+        }
+        shape.close_grid(self.v);
+    }
+
+    /// One V-cycle: down with the residuals, up with the corrections.
+    fn cycle(&mut self) {
+        let finest = self.problem.log2_edge;
+        for coarse in (COARSEST..finest).rev() {
+            self.restrict(coarse);
+        }
+        self.u[self.problem.level(COARSEST).range()].fill(0.0);
+        self.smooth(COARSEST);
+        for fine in COARSEST + 1..finest {
+            self.u[self.problem.level(fine).range()].fill(0.0);
+            self.interpolate(fine);
+            self.subtract(fine);
+            self.smooth(fine);
+        }
+        self.interpolate(finest);
+        self.subtract_from_right_side();
+        self.smooth(finest);
+    }
+
+    /// r = v − A·u on the finest level.
+    fn subtract_from_right_side(&mut self) {
+        let Level { shape, .. } = self.finest();
+        let range = self.finest().range();
+        let (u, v) = (&self.u[range.clone()], &*self.v);
+        for_planes(self.platform, shape, &mut self.r[range], |k, plane| {
+            plane.copy_from_slice(&v[k * shape.plane_len()..][..shape.plane_len()]);
+            add_stencil(shape, plane, u, k, &MINUS_A);
+        });
+    }
+
+    /// r −= A·u.
+    fn subtract(&mut self, log2_edge: u32) {
+        let level = self.problem.level(log2_edge);
+        let u = &self.u[level.range()];
+        for_planes(self.platform, level.shape, &mut self.r[level.range()], |k, plane| {
+            add_stencil(level.shape, plane, u, k, &MINUS_A);
+        });
+    }
+
+    /// u += S·r.
+    fn smooth(&mut self, log2_edge: u32) {
+        let level = self.problem.level(log2_edge);
+        let (r, smoother) = (&self.r[level.range()], &self.problem.smoother);
+        for_planes(self.platform, level.shape, &mut self.u[level.range()], |k, plane| {
+            add_stencil(level.shape, plane, r, k, smoother);
+        });
+    }
+
+    /// r = P·r, from the next finer level to this one.
+    fn restrict(&mut self, log2_edge: u32) {
+        let (coarse, fine) = (self.problem.level(log2_edge), self.problem.level(log2_edge + 1));
+        let (finer, coarser) = self.r.split_at_mut(coarse.start);
+        let fine_r = &finer[fine.range()];
+        for_planes(self.platform, coarse.shape, &mut coarser[..coarse.shape.len()], |k, plane| {
+            restrict_plane(coarse.shape, plane, fine.shape, fine_r, k);
+        });
+    }
+
+    /// u += Q·u, from the next coarser level to this one. The ghosts are points like all others here.
+    fn interpolate(&mut self, log2_edge: u32) {
+        let (fine, coarse) = (self.problem.level(log2_edge), self.problem.level(log2_edge - 1));
+        let (finer, coarser) = self.u.split_at_mut(coarse.start);
+        let coarse_u = &coarser[..coarse.shape.len()];
+        let (pair_len, members) = (2 * fine.shape.plane_len(), self.platform.vcpus());
+        let pairs = || ranges(fine.shape.edge / 2, members);
+        let parts = cut(&mut finer[fine.range()], pairs().map(|range| range.len() * pair_len)).zip(pairs());
+        deal(self.platform, parts, |_, (planes, range)| {
+            for (k, pair) in range.zip(planes.chunks_exact_mut(pair_len)) {
+                interpolate_planes(fine.shape, pair, coarse.shape, coarse_u, k);
+            }
+        });
+    }
+
+    /// √(Σ r² / n³) on the finest level.
+    fn norm(&self) -> f64 {
+        let shape = self.finest().shape;
+        let r = &self.r[self.finest().range()];
+        let squares = deal(self.platform, ranges(shape.inner(), self.platform.vcpus()), |_, planes| {
+            let rows = planes.flat_map(|k| (1..=shape.inner()).map(move |j| shape.row(r, k + 1, j)));
+            rows.map(|row| sum_of_squares(&row[1..=shape.inner()])).sum()
+        });
+        libm::sqrt(sum(squares) / self.problem.points() as f64)
+    }
+}
+
+/// Runs `work(k, plane)` on every plane k between the two of ghosts, each on the vCPU it is dealt to, and sets the ghosts of the
+/// grid. `work` closes the rows.
+fn for_planes(platform: &dyn Platform, shape: Shape, grid: &mut [f64], work: impl Fn(usize, &mut [f64]) + Sync) {
+    let plane_len = shape.plane_len();
+    let planes = || ranges(shape.inner(), platform.vcpus());
+    let parts = cut(&mut grid[plane_len..], planes().map(|range| range.len() * plane_len)).zip(planes());
+    deal(platform, parts, |_, (part, range)| {
+        for (k, plane) in range.zip(part.chunks_exact_mut(plane_len)) {
+            work(k + 1, plane);
+            shape.close_plane(plane);
+        }
+    });
+    shape.close_grid(grid);
+}
+
+/// Adds the stencil of `grid` around plane k to `plane`, and closes its rows.
+fn add_stencil(shape: Shape, plane: &mut [f64], grid: &[f64], k: usize, weights: &Weights) {
+    let (mut middle, mut sides) = ([0.0; ROW_LEN_MAX], [0.0; ROW_LEN_MAX]);
+    let (middle, sides) = (&mut middle[..shape.edge], &mut sides[..shape.edge]);
+    for (j, row) in inner_rows(shape, plane) {
+        weigh_cross_sections(shape.rows_around(grid, k, j), weights, middle, sides);
+        add_sums(row, middle, sides);
+        shape.close_row(row);
+    }
+}
+
+/// The rows of a plane but the two of ghosts, with their numbers.
+fn inner_rows(shape: Shape, plane: &mut [f64]) -> impl Iterator<Item = (usize, &mut [f64])> {
+    plane.chunks_exact_mut(shape.edge).enumerate().skip(1).take(shape.inner())
+}
+
+/// What the nine points of a cross section give to the point in their middle, and to the points on either side of it.
+///
+/// ```text
+///   edge   face   edge        seen from the middle;
+///   face  centre  face        one step aside a centre is a face, a face an edge, an edge a corner
+///   edge   face   edge
+/// ```
+#[inline]
+fn weigh_cross_sections(rows: [[&[f64]; 3]; 3], weights: &Weights, middle: &mut [f64], sides: &mut [f64]) {
+    let len = middle.len();
+    let [[e0, f0, e1], [f1, c, f2], [e2, f3, e3]] = rows.map(|plane| plane.map(|row| &row[..len]));
+    let sides = &mut sides[..len];
+    let [centre, face, edge, corner] = *weights;
+    for i in 0..len {
+        let faces = (f0[i] + f3[i]) + (f1[i] + f2[i]);
+        let edges = (e0[i] + e1[i]) + (e2[i] + e3[i]);
+        middle[i] = centre * c[i] + face * faces + edge * edges;
+        sides[i] = face * c[i] + edge * faces + corner * edges;
+    }
+}
+
+/// Adds to each point of a row, but the ghosts, its middle and what comes from both sides.
+#[inline]
+fn add_sums(row: &mut [f64], middle: &[f64], sides: &[f64]) {
+    let len = row.len() - 2;
+    let (row, middle) = (&mut row[1..=len], &middle[1..=len]);
+    let (before, behind) = (&sides[..len], &sides[2..2 + len]);
+    for i in 0..len {
+        row[i] += middle[i] + (before[i] + behind[i]);
+    }
+}
+
+/// Full weighting: every second point of every second row of every second plane, with half of each neighbour in each of the three
+/// directions. Closes the rows.
+fn restrict_plane(shape: Shape, plane: &mut [f64], fine: Shape, grid: &[f64], k: usize) {
+    let (mut middle, mut sides) = ([0.0; ROW_LEN_MAX], [0.0; ROW_LEN_MAX]);
+    let (middle, sides) = (&mut middle[..fine.edge], &mut sides[..fine.edge]);
+    for (j, row) in inner_rows(shape, plane) {
+        weigh_cross_sections(fine.rows_around(grid, 2 * k, 2 * j), &RESTRICTION, middle, sides);
+        let ((middle, _), (sides, _)) = (middle.as_chunks::<2>(), sides.as_chunks::<2>());
+        let points = row[1..=shape.inner()].iter_mut().zip(&middle[1..]).zip(sides.windows(2));
+        points.for_each(|((point, middle), sides)| *point = middle[0] + (sides[0][1] + sides[1][1]));
+        shape.close_row(row);
+    }
+}
+
+/// P.
+const RESTRICTION: Weights = [1.0 / 2.0, 1.0 / 4.0, 1.0 / 8.0, 1.0 / 16.0];
+
+/// Adds to the planes 2k and 2k + 1 what the coarse planes k and k + 1 give by trilinear interpolation: a point on a coarse one
+/// takes that, one between two of them half of each.
+fn interpolate_planes(shape: Shape, planes: &mut [f64], coarse: Shape, grid: &[f64], k: usize) {
+    let mut sums = [0.0; ROW_LEN_MAX];
+    let sums = &mut sums[..coarse.edge];
+    let (even, odd) = planes.split_at_mut(shape.plane_len());
+    let row_pairs = even.chunks_exact_mut(2 * shape.edge).zip(odd.chunks_exact_mut(2 * shape.edge));
+    for (j, (even, odd)) in row_pairs.enumerate() {
+        let [below, above] = [k, k + 1].map(|k| [j, j + 1].map(|j| coarse.row(grid, k, j)));
+        let (even_even, even_odd) = even.split_at_mut(shape.edge);
+        let (odd_even, odd_odd) = odd.split_at_mut(shape.edge);
+        stretch(even_even, below[0], 1.0);
+        add_rows(sums, below[0], below[1]);
+        stretch(even_odd, sums, 1.0 / 2.0);
+        add_rows(sums, below[0], above[0]);
+        stretch(odd_even, sums, 1.0 / 2.0);
+        add_four_rows(sums, below, above);
+        stretch(odd_odd, sums, 1.0 / 4.0);
+    }
+}
+
+#[inline]
+fn add_rows(sums: &mut [f64], one: &[f64], other: &[f64]) {
+    sums.iter_mut().zip(one).zip(other).for_each(|((sum, one), other)| *sum = one + other);
+}
+
+#[inline]
+fn add_four_rows(sums: &mut [f64], below: [&[f64]; 2], above: [&[f64]; 2]) {
+    let len = sums.len();
+    let ([a, b], [c, d]) = (below.map(|row| &row[..len]), above.map(|row| &row[..len]));
+    for i in 0..len {
+        sums[i] = (a[i] + b[i]) + (c[i] + d[i]);
+    }
+}
+
+/// Adds to a fine row the points of a coarse one, and between them their means, all times `weight`.
+#[inline]
+fn stretch(row: &mut [f64], coarse: &[f64], weight: f64) {
+    let (pairs, _) = row.as_chunks_mut::<2>();
+    let len = pairs.len();
+    let (here, next) = (&coarse[..len], &coarse[1..=len]);
+    for i in 0..len {
+        pairs[i][0] += weight * here[i];
+        pairs[i][1] += weight / 2.0 * (here[i] + next[i]);
+    }
+}
+
+fn sum_of_squares(numbers: &[f64]) -> f64 {
+    let (lanes, rest) = numbers.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for numbers in lanes {
+        for lane in 0..LANES {
+            sums[lane] += numbers[lane] * numbers[lane];
+        }
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|number| number * number).sum::<f64>()
+}
+
+/// The largest of the numbers that were offered, and where they were.
+#[derive(Clone, Copy)]
+struct Largest {
+    /// The largest first.
+    found: [(f64, usize); CHARGES],
+}
+
+impl Largest {
+    const fn new() -> Self {
+        Self { found: [(f64::NEG_INFINITY, 0); CHARGES] }
+    }
+
+    #[inline]
+    fn offer(&mut self, number: f64, place: usize) {
+        if number > self.found[CHARGES - 1].0 {
+            self.insert(number, place);
+        }
+    }
+
+    #[cold]
+    fn insert(&mut self, number: f64, place: usize) {
+        let rank = self.found.partition_point(|(found, _)| *found >= number);
+        self.found[rank..].rotate_right(1);
+        self.found[rank] = (number, place);
+    }
+
+    /// The places as coordinates in a cube of `edge` points along an edge: of the point in its row, the row, the plane.
+    fn positions(self, edge: usize) -> [[usize; 3]; CHARGES] {
+        self.found.map(|(_, place)| [place % edge, place / edge % edge, place / edge / edge])
+    }
+}
+
+/// Where the extremes of a random field are.
+#[derive(Clone, Copy)]
+struct Extremes {
+    largest: Largest,
+    /// Of the numbers with the opposite sign: the smallest first.
+    smallest: Largest,
+}
+
+impl Extremes {
+    /// The extremes of the NPB's random field of `edge`³ points, drawn row by row.
+    fn of_field(platform: &dyn Platform, edge: usize) -> Self {
+        let rows = ranges(edge * edge, platform.vcpus());
+        let found = deal(platform, rows, |_, rows| Self::of_rows(edge, rows));
+        let mut extremes = Self { largest: Largest::new(), smallest: Largest::new() };
+        for part in found.into_iter().flatten() {
+            part.largest.found.into_iter().for_each(|(number, place)| extremes.largest.offer(number, place));
+            part.smallest.found.into_iter().for_each(|(number, place)| extremes.smallest.offer(number, place));
+        }
+        extremes
+    }
+
+    fn of_rows(edge: usize, rows: Range<usize>) -> Self {
+        let mut extremes = Self { largest: Largest::new(), smallest: Largest::new() };
+        let mut random = Random::new(SEED).skip((rows.start * edge) as u64);
+        let mut numbers = [0.0; ROW_LEN_MAX];
+        let numbers = &mut numbers[..edge];
+        for row in rows {
+            random.fill(numbers);
+            for (i, number) in numbers.iter().enumerate() {
+                extremes.largest.offer(*number, row * edge + i);
+                extremes.smallest.offer(-number, row * edge + i);
+            }
+        }
+        extremes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::string::String;
+    use std::{format, vec};
+
+    use super::*;
+    use crate::native;
+
+    /// The places of the largest and of the smallest numbers, as text.
+    fn positions(members: usize, edge: usize) -> [String; 2] {
+        let extremes = native::run(members, 0, Box::new(|_| ()), |platform| Extremes::of_field(platform, edge));
+        [extremes.largest, extremes.smallest]
+            .map(|extreme| extreme.positions(edge).map(|[i, j, k]| format!("{i},{j},{k}")).join(" "))
+    }
+
+    #[test]
+    fn the_charges_are_where_the_npb_has_them() {
+        let class_s = [
+            "7,1,20 19,29,31 2,0,3 4,22,3 1,16,21 21,31,6 12,15,12 30,4,25 28,0,28 17,26,17",
+            "0,11,2 13,8,17 5,14,0 4,28,15 12,2,1 5,17,8 20,19,11 26,15,31 8,25,22 7,14,26",
+        ];
+        let class_w = [
+            "113,85,50 127,45,32 14,110,118 34,21,100 29,17,109 27,48,11 80,90,20 26,84,73 39,32,1 115,86,20",
+            "15,22,123 102,117,59 14,121,75 109,87,121 9,1,21 95,34,54 38,126,12 92,83,35 70,2,64 114,103,5",
+        ];
+        for members in [1, 3] {
+            assert_eq!(positions(members, 32), class_s);
+            assert_eq!(positions(members, 128), class_w);
+        }
+    }
+
+    #[test]
+    fn a_stencil_gives_each_neighbour_its_weight() {
+        let shape = Shape::new(2);
+        let mut grid = vec![0.0; shape.len()];
+        grid[(2 * shape.edge + 2) * shape.edge + 2] = 1.0;
+        let mut plane = vec![0.0; shape.plane_len()];
+        for (k, expected) in [(2, [[2.0, 1.0, 2.0], [1.0, 0.0, 1.0]]), (3, [[3.0, 2.0, 3.0], [2.0, 1.0, 2.0]])] {
+            plane.fill(0.0);
+            add_stencil(shape, &mut plane, &grid, k, &[0.0, 1.0, 2.0, 3.0]);
+            let row = |j| [1, 2, 3].map(|i| plane[j * shape.edge + i]);
+            assert_eq!([row(1), row(2)], expected, "plane {k}");
+        }
+    }
+
+    #[test]
+    fn interpolation_is_exact_for_what_is_linear() {
+        let (fine, coarse) = (Shape::new(2), Shape::new(1));
+        let at = |shape: Shape, scale: f64| {
+            move |place: usize| {
+                let (i, j, k) = (place % shape.edge, place / shape.edge % shape.edge, place / shape.edge / shape.edge);
+                scale * (1.0 + i as f64 + 10.0 * j as f64 + 100.0 * k as f64) - scale
+            }
+        };
+        let grid: vec::Vec<_> = (0..coarse.len()).map(at(coarse, 2.0)).collect();
+        let mut planes = vec![0.0; 2 * fine.plane_len()];
+        interpolate_planes(fine, &mut planes, coarse, &grid, 0);
+        let expected: vec::Vec<_> = (0..planes.len()).map(at(fine, 1.0)).collect();
+        assert_eq!(planes, expected);
+    }
+
+    #[test]
+    fn restriction_keeps_a_constant_times_four() {
+        let (fine, coarse) = (Shape::new(2), Shape::new(1));
+        let grid = vec![1.0; fine.len()];
+        let mut plane = vec![0.0; coarse.plane_len()];
+        restrict_plane(coarse, &mut plane, fine, &grid, 1);
+        coarse.close_plane(&mut plane);
+        assert_eq!(plane, [4.0; 16]);
+    }
+
+    #[test]
+    fn ghosts_repeat_the_other_side() {
+        let shape = Shape::new(1);
+        let mut row = [0.0, 1.0, 2.0, 0.0];
+        shape.close_row(&mut row);
+        assert_eq!(row, [2.0, 1.0, 2.0, 1.0]);
+        let mut plane: [f64; 16] = array::from_fn(|place| (place / 4) as f64);
+        shape.close_plane(&mut plane);
+        assert_eq!([plane[0], plane[15]], [2.0, 1.0]);
+    }
+
+    #[test]
+    fn a_wrong_norm_is_found() {
+        let mut words = vec![0; 1 << 19];
+        let arena = Arena::from_words(&mut words);
+        let wrong = Problem { norm: 0.530_770_71e-4, ..problem(Class::S) };
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| solve(platform, &arena, wrong));
+        assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 1 })), "{end:?}");
+    }
+}
