@@ -305,6 +305,20 @@ fn a_huge_page_that_is_split_on_its_way_in_is_not_called_done() {
     bed.assert_at_rest();
 }
 
+#[test]
+fn a_kernel_that_keeps_page_tables_is_found_out_before_a_window_is_touched() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    bed.mover.keep_tables();
+    let mut swapper = bed.swapper();
+    for _ in 0..3 {
+        let result = swapper.swap(bed.host.as_ref(), W).result;
+        assert_eq!(result, OutcomeResult::Refused(Refusal::Other(libc::EOPNOTSUPP)));
+    }
+    assert_eq!((bed.aside.report().set_aside, bed.is_huge(W)), (0, false));
+    bed.assert_at_rest();
+}
+
 /// Runs `work` with each of its calls failing once with each error, and at each length of moves; afterwards everything has
 /// to be back, at the latest when the service ends.
 fn with_every_call_failing(work: impl Fn(&Bed, [WindowIndex; 3])) {

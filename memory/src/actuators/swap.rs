@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`): where one is, a huge page that is moved in is
-//! split. Where it stays the outcome is "not observed", and the contents are right all the same.
+//! split. A kernel that keeps them is found out with the first page that is made ready, and no window is touched. Where only one
+//! stays, the outcome is "not observed", and the contents are right all the same.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,6 +43,17 @@ pub struct Swapper {
     ready: Vec<u16>,
     /// Slots without.
     empty: Vec<u16>,
+    page_tables: PageTables,
+}
+
+/// What becomes of a page table whose last page is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PageTables {
+    /// Nothing was made ready yet.
+    Unknown,
+    GivenBack,
+    /// Nothing can be swapped, and no slot that has one gets a huge page again.
+    Kept,
 }
 
 impl Swapper {
@@ -58,7 +70,7 @@ impl Swapper {
     }
 
     fn with_slots(aside: Arc<Aside>, slots: Range<u16>) -> Swapper {
-        Swapper { aside, ready: Vec::new(), empty: slots.collect() }
+        Swapper { aside, ready: Vec::new(), empty: slots.collect(), page_tables: PageTables::Unknown }
     }
 
     /// Makes huge pages ready, so that [`Swapper::swap`] need not: 0.2 ms each, best while the budget is waited for.
@@ -125,6 +137,9 @@ impl Swapper {
     /// A slot with a huge page: one that was ready, or one made now. It counts as empty from now on, whatever becomes of its page:
     /// what is left in it goes before it is populated again.
     fn take_ready(&mut self) -> Result<u16, HostError> {
+        if self.page_tables == PageTables::Kept {
+            return Err(keeps_page_tables());
+        }
         if self.ready.is_empty() {
             self.make_ready()?;
         }
@@ -135,12 +150,25 @@ impl Swapper {
 
     fn make_ready(&mut self) -> Result<(), HostError> {
         let slot = *self.empty.last().expect("each slot is ready or empty");
-        let made = populate_huge(self.aside.mover(), slot);
+        let made = populate_huge(self.aside.mover(), slot).and_then(|()| self.find_out_page_tables(slot));
         match made {
             Ok(()) => self.ready.extend(self.empty.pop()),
             Err(_) => self.clear(slot),
         }
         made
+    }
+
+    /// Splits the huge page in a slot, gives it back, and sees whether there can be another: not where a page table stayed.
+    fn find_out_page_tables(&mut self, slot: u16) -> Result<(), HostError> {
+        if self.page_tables == PageTables::Unknown {
+            self.aside.mover().discard(Place::Ready(slot), 0..1)?;
+            let is_given_back = is_populated_huge(self.aside.mover(), slot)?;
+            self.page_tables = if is_given_back { PageTables::GivenBack } else { PageTables::Kept };
+        }
+        match self.page_tables {
+            PageTables::Kept => Err(keeps_page_tables()),
+            _ => Ok(()),
+        }
     }
 
     /// The part during which the guest waits.
@@ -169,12 +197,22 @@ struct Swapped {
     bloat: Bytes,
 }
 
-/// Populates a slot. What an earlier attempt left there goes first: the holes of the next window must be zero.
-fn populate_huge(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
+/// Populates a slot, and says whether with a huge page. What an earlier attempt left there goes first: the holes of the next
+/// window must be zero.
+fn is_populated_huge(mover: &dyn Mover, slot: u16) -> Result<bool, HostError> {
     let place = Place::Ready(slot);
     mover.discard(place, ALL_PAGES)?;
     mover.populate(slot)?;
-    if mover.look(place)?.is_huge {
+    Ok(mover.look(place)?.is_huge)
+}
+
+fn keeps_page_tables() -> HostError {
+    let source = std::io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+    HostError { what: "giving back a page table (Linux 6.14)", source }
+}
+
+fn populate_huge(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
+    if is_populated_huge(mover, slot)? {
         return Ok(());
     }
     Err(HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) })

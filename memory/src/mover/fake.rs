@@ -42,6 +42,7 @@ struct State {
     pinned: BTreeSet<Page>,
     pages_per_move: u16,
     has_huge_pages: bool,
+    keeps_tables: bool,
     calls: FakeCalls,
     has_failed_for_good: Option<i32>,
 }
@@ -71,6 +72,7 @@ impl Default for FakeMover {
                 pinned: BTreeSet::new(),
                 pages_per_move: BASE_PAGES_PER_WINDOW,
                 has_huge_pages: true,
+                keeps_tables: false,
                 calls: FakeCalls::default(),
                 has_failed_for_good: None,
             }),
@@ -125,6 +127,11 @@ impl FakeMover {
     /// Whether populating brings a huge page.
     pub fn offer_huge_pages(&self, has_huge_pages: bool) {
         self.state().has_huge_pages = has_huge_pages;
+    }
+
+    /// The kernel is one before Linux 6.14: a page table stays when its last page is given back.
+    pub fn keep_tables(&self) {
+        self.state().keeps_tables = true;
     }
 
     /// The `call`-th call from now on (the next is 0) fails with `errno`, once.
@@ -303,9 +310,15 @@ impl Mover for FakeMover {
             state.pages.remove(&(place, page));
             state.pinned.remove(&(place, page));
         }
-        if pages == ALL_PAGES {
-            state.tables.remove(&place);
+        if pages != ALL_PAGES {
+            if state.huge.remove(&place) {
+                state.tables.insert(place);
+            }
+        } else {
             state.huge.remove(&place);
+            if !state.keeps_tables {
+                state.tables.remove(&place);
+            }
         }
         Ok(())
     }
