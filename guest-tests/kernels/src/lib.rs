@@ -33,6 +33,7 @@
 extern crate std;
 
 pub mod arena;
+pub mod caches;
 pub mod gaps;
 pub mod gups;
 #[cfg(any(test, feature = "std"))]
@@ -45,7 +46,10 @@ pub mod phases;
 pub mod planes;
 pub mod platform;
 pub mod registry;
+pub mod report;
 pub mod rounds;
+pub mod stream;
+pub mod sweep3d;
 pub mod team;
 pub mod text;
 pub mod words;

@@ -12,10 +12,12 @@
 //! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
-//! | [`report`] | the phases and the result block as messages |
+//! | [`report`] | the phases and the result block as messages; other kernels use it too |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
+
+pub use crate::report;
 
 pub mod cg;
 pub mod classes;
@@ -23,4 +25,3 @@ pub mod ep;
 pub mod is;
 pub mod logarithm;
 pub mod random;
-pub mod report;

@@ -7,11 +7,19 @@ use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, 
 
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
-use crate::{Arena, Platform, gups, npb, pattern, phases};
+use crate::{Arena, Platform, gups, npb, pattern, phases, stream, sweep3d};
 
 /// Every kernel there is.
-pub const KERNELS: &[Kernel] =
-    &[gups::KERNEL, pattern::KERNEL, phases::KERNEL, npb::ep::KERNEL, npb::is::KERNEL, npb::cg::KERNEL];
+pub const KERNELS: &[Kernel] = &[
+    gups::KERNEL,
+    pattern::KERNEL,
+    phases::KERNEL,
+    npb::ep::KERNEL,
+    npb::is::KERNEL,
+    npb::cg::KERNEL,
+    stream::KERNEL,
+    sweep3d::KERNEL,
+];
 
 /// A kernel: what the help says about it, and its entry.
 #[derive(Clone, Copy)]
