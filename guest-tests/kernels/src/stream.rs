@@ -15,14 +15,14 @@ use core::cmp::Ordering::{Equal, Less};
 use core::hint::black_box;
 use core::ops::Range;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
-use crate::arena::Layout;
+use crate::arena::{Layout, Place};
 use crate::caches;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::platform::ticks_to_seconds;
-use crate::registry::Kernel;
+use crate::registry::{Figure, Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
@@ -30,14 +30,21 @@ use crate::{Arena, KernelError, Platform};
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("stream"),
     summary: "STREAM: bandwidth of copy, scale, add and triad over three arrays",
+    classes: &[],
     parameters: PARAMETERS,
+    quick: "words=100000",
+    figure: Figure { name: TRIAD.rate, unit: RATE },
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
+
+const RATE: Name<'static> = Name::literal("MB/s");
 
 const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "words",
-        default: "10000000, more for four caches, less where RAM ends",
+        default: "10000000, or what four caches hold",
         unit: "count",
         meaning: "elements of each of the three arrays, 8 bytes each",
     },
@@ -92,54 +99,80 @@ macro_rules! names {
     };
 }
 
+const TRIAD: Names = names!("triad");
+
 const LOOPS: [Loop; 4] = [
     Loop { bytes_per_word: 16, names: names!("copy"), run: copy },
     Loop { bytes_per_word: 16, names: names!("scale"), run: scale },
     Loop { bytes_per_word: 24, names: names!("add"), run: add },
-    Loop { bytes_per_word: 24, names: names!("triad"), run: triad },
+    Loop { bytes_per_word: 24, names: TRIAD, run: triad },
 ];
 
-fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let cache_bytes = caches::last_level_bytes();
-    let asked = parameters.count("words", WORDS.start, WORDS.end - 1)?;
-    let times = parameters.count("times", TIMES.start, TIMES.end - 1)?.unwrap_or(10);
-    let words = asked.unwrap_or_else(|| default_words(cache_bytes, arena.bytes()));
-
-    let mut layout = Layout::at(arena.address());
-    let place = layout.place::<f64>(3 * words);
-    let mut typed = report::claim(platform, arena, &layout, Name::literal("arrays"))?;
-    let (mut arrays, _) = report::phase(platform, INIT, || Arrays::new(platform, typed.take(place)));
-    let (times_of_loops, _) = report::phase(platform, COMPUTE, || repeat(platform, &mut arrays, times));
-
-    for (kind, spread) in LOOPS.iter().zip(&times_of_loops) {
-        spread.report(platform, kind, words, times - 1);
-    }
-    if let Some(cache_bytes) = cache_bytes {
-        report::result(platform, Name::literal("cache"), cache_bytes as f64, Name::literal("B"));
-        let ratio = (words * 8) as f64 / cache_bytes as f64;
-        report::result(platform, Name::literal("caches_per_array"), ratio, Name::literal("of_4_wanted"));
-    }
-    let (wrong, _) = report::phase(platform, VERIFY, || arrays.count_wrong(platform, expected(times)));
-    report::verdict(platform, wrong, 3)
+/// The sizes of a run.
+struct Plan {
+    words: u64,
+    times: u64,
+    /// The last cache, where the CPU tells.
+    cache_bytes: Option<u64>,
 }
 
-/// Elements by default: by the rule of sizes, or as many as there is room for.
-fn default_words(cache_bytes: Option<u64>, arena_bytes: u64) -> u64 {
-    let by_rule = cache_bytes.map_or(0, |bytes| CACHES_PER_ARRAY * bytes / 8).max(WORDS_DEFAULT);
-    // Up to a window may be lost before the first array.
-    let room = arena_bytes.saturating_sub(2 << 20) / 8 / 3;
-    by_rule.min(room).max(WORDS.start)
+impl Plan {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let cache_bytes = caches::last_level_bytes();
+        let words = parameters.count("words", WORDS.start, WORDS.end - 1)?;
+        let times = parameters.count("times", TIMES.start, TIMES.end - 1)?.unwrap_or(10);
+        Ok(Self { words: words.unwrap_or(default_words(cache_bytes)), times, cache_bytes })
+    }
+
+    /// All three arrays.
+    fn place(&self, layout: &mut Layout) -> Place<f64> {
+        layout.place(3 * self.words)
+    }
+
+    /// Prints how many of the last cache an array is as large as: less than the four that the rule wants means that a part of what is
+    /// measured is the cache.
+    fn report_cache(&self, platform: &dyn Platform) {
+        let Some(cache_bytes) = self.cache_bytes else { return };
+        report::result(platform, Name::literal("cache"), cache_bytes as f64, Name::literal("B"));
+        let caches = (self.words * 8) as f64 / cache_bytes as f64;
+        report::result(platform, Name::literal("caches_per_array"), caches, Name::literal("of_4_wanted"));
+    }
+}
+
+/// Elements by default: by the rule of sizes, but no fewer than STREAM has.
+fn default_words(cache_bytes: Option<u64>) -> u64 {
+    cache_bytes.map_or(0, |bytes| CACHES_PER_ARRAY * bytes / 8).max(WORDS_DEFAULT)
+}
+
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let plan = Plan::read(parameters)?;
+    Ok(MemoryNeed::of_layout(|layout| plan.place(layout)))
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    let plan = Plan::read(parameters)?;
+    let mut layout = Layout::at(arena.address());
+    let place = plan.place(&mut layout);
+    let mut typed = report::claim(platform, arena, &layout, Name::literal("arrays"))?;
+    let (mut arrays, _) = report::phase(platform, INIT, || Arrays::new(platform, typed.take(place)));
+    let (spreads, _) = report::phase(platform, COMPUTE, || repeat(platform, &mut arrays, plan.times));
+    for (kind, spread) in LOOPS.iter().zip(&spreads) {
+        spread.report(platform, kind, plan.words, plan.times - 1);
+    }
+    plan.report_cache(platform);
+    let (wrong, _) = report::phase(platform, VERIFY, || arrays.count_wrong(platform, expected(plan.times)));
+    report::verdict(platform, wrong, 3)
 }
 
 /// Runs the four loops so often. Returns the times of each, the first excluded.
 fn repeat(platform: &dyn Platform, arrays: &mut Arrays<'_>, times: u64) -> [Spread; LOOPS.len()] {
     let mut spreads = [Spread::default(); LOOPS.len()];
-    for repetition in 0..times {
+    for repetition in report::steps(platform, times as u32) {
         for (kind, spread) in LOOPS.iter().zip(&mut spreads) {
             let start = platform.now();
             (kind.run)(platform, arrays);
             let ticks = platform.now().saturating_sub(start);
-            if repetition > 0 {
+            if repetition > 1 {
                 spread.add(ticks);
             }
         }
@@ -187,7 +220,7 @@ impl Spread {
         let unit = Name::new(unit).expect("both are names");
         if hz > 0 {
             let rate = (kind.bytes_per_word * words) as f64 / (self.least as f64 * scale) / 1e6;
-            report::result(platform, kind.names.rate, rate, Name::literal("MB/s"));
+            report::result(platform, kind.names.rate, rate, RATE);
         }
         let average = self.sum as f64 / times as f64;
         for (name, ticks) in
@@ -330,10 +363,9 @@ mod tests {
     }
 
     #[test]
-    fn arrays_are_four_caches_unless_ram_or_the_default_says_otherwise() {
-        assert_eq!(default_words(Some(32 << 20), 4 << 30), 4 * (32 << 20) / 8);
-        assert_eq!(default_words(Some(1 << 20), 4 << 30), WORDS_DEFAULT);
-        assert_eq!(default_words(None, 4 << 30), WORDS_DEFAULT);
-        assert_eq!(default_words(Some(32 << 20), 26 << 20), (24 << 20) / 24);
+    fn arrays_are_four_caches_and_no_fewer_elements_than_streams_own() {
+        assert_eq!(default_words(Some(32 << 20)), 4 * (32 << 20) / 8);
+        assert_eq!(default_words(Some(1 << 20)), WORDS_DEFAULT);
+        assert_eq!(default_words(None), WORDS_DEFAULT);
     }
 }

@@ -34,7 +34,7 @@ use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{Results, cut, deal, ranges, split, sum};
 use crate::planes::{OwnRows, deal_rows};
-use crate::registry::Kernel;
+use crate::registry::{Figure, Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
@@ -42,9 +42,17 @@ use crate::{Arena, KernelError, Platform};
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("sweep3d"),
     summary: "Sweep3D: neutron transport through a cube by wavefronts",
+    classes: &[],
     parameters: PARAMETERS,
+    quick: "n=16",
+    figure: FIGURE,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
+
+/// Cells times angles that are computed in a second: the reciprocal of the reference's grind time.
+const FIGURE: Figure = Figure::literal("cell_angles", "M/s");
 
 const PARAMETERS: &[Parameter] = &[
     Parameter {
@@ -189,6 +197,11 @@ impl Problem {
     }
 }
 
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let problem = Problem::from_parameters(parameters)?;
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem, vcpus)))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let problem = Problem::from_parameters(parameters)?;
     let mut layout = Layout::at(arena.address());
@@ -198,8 +211,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     let (found, ticks) = report::phase(platform, COMPUTE, || cube.iterate());
     if let Some(seconds) = report::time(platform, ticks) {
         report::result(platform, Name::literal("grind"), seconds / problem.cell_angles() * 1e9, Name::literal("ns"));
-        let rate = problem.cell_angles() / seconds / 1e6;
-        report::result(platform, Name::literal("rate"), rate, Name::literal("Mcell-angles/s"));
+        FIGURE.emit(platform, problem.cell_angles() / seconds / 1e6);
     }
     let (balance, _) = report::phase(platform, VERIFY, || cube.balance());
     found.report(platform);
@@ -366,7 +378,8 @@ impl<'p, 'm> Cube<'p, 'm> {
     /// The timed part.
     fn iterate(&mut self) -> Found {
         let mut found = Found { errors: [0.0; ITERATIONS], fixups: [0; ITERATIONS] };
-        for iteration in 0..ITERATIONS {
+        for step in report::steps(self.platform, ITERATIONS as u32) {
+            let iteration = step as usize - 1;
             self.make_source();
             found.fixups[iteration] = self.sweep_all(iteration >= ITERATIONS_WITHOUT_FIXUP);
             found.errors[iteration] = self.largest_change();
