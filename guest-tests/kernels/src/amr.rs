@@ -73,7 +73,7 @@ const PASSES: Range<u64> = 1..1001;
 /// Bits of a value.
 const VALUE_BITS: u32 = 20;
 const _: () = assert!(
-    (BLOCKS.end - 1) * (CELLS.end - 1).pow(3) << VALUE_BITS <= 1 << f64::MANTISSA_DIGITS,
+    ((BLOCKS.end - 1) * (CELLS.end - 1).pow(3)) << VALUE_BITS <= 1 << f64::MANTISSA_DIGITS,
     "sums of a variable must be exact"
 );
 /// Cells of the longest row, guard cells included.

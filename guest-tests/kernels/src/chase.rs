@@ -145,7 +145,7 @@ fn random_below(state: &mut u64, limit: u64) -> u64 {
     *state = state.wrapping_add(FACTOR);
     let mixed = (*state ^ *state >> 32).wrapping_mul(FACTOR);
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(FACTOR);
-    (u128::from(mixed) * u128::from(limit) >> 64) as u64
+    ((u128::from(mixed) * u128::from(limit)) >> 64) as u64
 }
 
 /// Points of a curve in each doubling of the spots: close enough that 64 and 72 entries are told apart.
