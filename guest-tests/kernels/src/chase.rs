@@ -189,7 +189,7 @@ impl Curve {
     }
 
     /// Measures every point once more and keeps what is less. Returns how many chains were not whole.
-    pub fn improve(&mut self, platform: &dyn Platform, words: &[AtomicU64], spacing: Spacing, run_ticks: u64) -> u64 {
+    fn improve(&mut self, platform: &dyn Platform, words: &[AtomicU64], spacing: Spacing, run_ticks: u64) -> u64 {
         let mut broken = 0;
         for (point, ticks) in self.ticks[..self.points].iter_mut().enumerate() {
             let chain = Chain::link(words, spots_at(point), spacing);
@@ -201,7 +201,7 @@ impl Curve {
     }
 
     /// This curve less another of as many points: what pages cost beyond the lines.
-    pub fn less(&self, other: &Self) -> Self {
+    fn less(&self, other: &Self) -> Self {
         Self::from_ticks(self.ticks().iter().zip(other.ticks()).map(|(one, other)| one - other))
     }
 }
@@ -283,6 +283,95 @@ impl Levels {
             (more - less) * POINTS_PER_DOUBLING <= more && (one.miss_ticks - other.miss_ticks).abs() <= FLAT_TICKS
         };
         self.iter().count() == other.iter().count() && self.iter().zip(other.iter()).all(is_near)
+    }
+}
+
+/// Rounds whose levels must be those of the round before, as libhugetlbfs asks of Calibrator.
+const MATCHES: u64 = 3;
+
+/// A measurement of the TLB, round after round until it agrees with itself.
+///
+/// ```text
+///   round:  every footprint, spots one a page and packed ─▶ keep the least of all rounds ─▶ levels ─▶ those of the round before?
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Survey {
+    spacing: Spacing,
+    run_ticks: u64,
+    pages: Curve,
+    dense: Curve,
+    levels: Levels,
+    rounds: u64,
+    matches: u64,
+    chains: u64,
+    broken: u64,
+}
+
+impl Survey {
+    /// A survey of up to that many spots, each run at least so long; without any round yet.
+    pub fn new(spacing: Spacing, spots: u64, run_ticks: u64) -> Self {
+        let curve = Curve::up_to(spots);
+        let levels = Levels::default();
+        Self { spacing, run_ticks, pages: curve, dense: curve, levels, rounds: 0, matches: 0, chains: 0, broken: 0 }
+    }
+
+    /// Measures everything once more, in these words.
+    ///
+    /// # Panics
+    /// When the spots do not fit into them.
+    pub fn add_round(&mut self, platform: &dyn Platform, words: &[AtomicU64]) {
+        self.broken += self.pages.improve(platform, words, self.spacing, self.run_ticks);
+        self.broken += self.dense.improve(platform, words, Spacing::Dense, self.run_ticks);
+        self.chains += (self.pages.points + self.dense.points) as u64;
+        self.take_levels(Levels::of(&self.pages.less(&self.dense)));
+    }
+
+    /// The levels after another round.
+    fn take_levels(&mut self, levels: Levels) {
+        let is_match = self.rounds > 0 && levels.agrees_with(&self.levels);
+        self.matches = if is_match { self.matches + 1 } else { 0 };
+        self.rounds += 1;
+        self.levels = levels;
+    }
+
+    /// Whether the last three rounds found what the round before each had found.
+    pub const fn is_settled(&self) -> bool {
+        self.matches >= MATCHES
+    }
+
+    /// Loads of spots that are one a page.
+    pub const fn pages(&self) -> &Curve {
+        &self.pages
+    }
+
+    /// Loads of as many lines, packed.
+    pub const fn dense(&self) -> &Curve {
+        &self.dense
+    }
+
+    /// The levels of the least curves so far.
+    pub const fn levels(&self) -> &Levels {
+        &self.levels
+    }
+
+    /// Rounds so far.
+    pub const fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// How many rounds in a row, up to the last, agreed with the one before.
+    pub const fn matches(&self) -> u64 {
+        self.matches
+    }
+
+    /// Chains that were followed.
+    pub const fn chains(&self) -> u64 {
+        self.chains
+    }
+
+    /// Chains that did not visit every spot: then the memory is at fault.
+    pub const fn broken(&self) -> u64 {
+        self.broken
     }
 }
 
@@ -429,6 +518,18 @@ mod tests {
         assert_eq!(levels(|_| 4.0), []);
         assert_eq!(levels(|spots| 2.9 * f64::from(u8::from(spots > 100))), []);
         assert_eq!(Levels::of(&Curve::up_to(7)).iter().count(), 0);
+    }
+
+    #[test]
+    fn a_survey_is_settled_when_three_rounds_in_a_row_agree_with_the_one_before() {
+        let of = |entries: u64| Levels::of(&curve(|spots| if spots > entries { 9.0 } else { 0.0 }));
+        let mut survey = Survey::new(FOUR_KIB, 64, 0);
+        let settled = [64, 64, 64, 512, 512, 512, 512].map(|entries| {
+            survey.take_levels(of(entries));
+            survey.is_settled()
+        });
+        assert_eq!(settled, [false, false, false, false, false, false, true]);
+        assert_eq!((survey.rounds(), survey.matches()), (7, 3));
     }
 
     #[test]

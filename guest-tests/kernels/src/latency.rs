@@ -1,17 +1,13 @@
 //! What a load costs over growing footprints, and from it the levels of the TLB: how many entries, and the price of a miss.
 //!
-//! ```text
-//!   round 1, 2, …    measure every footprint, spots one a page and packed ─▶ keep the least of all rounds ─▶ levels
-//!                    until the levels were the same three times in a row, or the rounds are up
-//! ```
-//!
-//! How the levels are found is in [`chase`](crate::chase).
+//! The chains, what is made of a curve of them, and when that is settled are in [`chase`](crate::chase); here are the parameters and the lines.
 
 use core::ops::Range;
+use core::sync::atomic::AtomicU64;
 
 use wideleaf_protocol::{Message, Name};
 
-use crate::chase::{Curve, Level, Levels, POINTS_MAX, Spacing, spots_at};
+use crate::chase::{Level, POINTS_MAX, Spacing, Survey, spots_at};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, MemoryNeed};
@@ -64,8 +60,6 @@ const PAGES: Range<u64> = 4 << 10..(1 << 30) + 1;
 const SPOTS_MIN: u64 = spots_at(0);
 /// Longest footprint that can be asked for: spots at the last point, of the smallest pages.
 const BYTES_MAX: u64 = PAGES.start * spots_at(POINTS_MAX - 1);
-/// Rounds whose levels must be those of the round before, as libhugetlbfs asks of Calibrator.
-const MATCHES: u64 = 3;
 /// A run is so long: many laps of a footprint that the TLB holds, and shorter than the time slice of a busy host.
 const RUN_US: u64 = 500;
 
@@ -102,65 +96,39 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         return Err(KernelError::ArenaTooSmall { needed: plan.bytes, bytes: arena.bytes() });
     }
     platform.emit(&Message::Region { name: Name::literal("chain"), address: arena.address(), bytes: plan.bytes });
-    let (found, _) = report::phase(platform, COMPUTE, || measure(platform, arena, plan));
-    found.report(platform);
-    report::verdict(platform, found.broken, found.chains)
-}
-
-/// What the rounds found.
-struct Found {
-    pages: Curve,
-    dense: Curve,
-    levels: Levels,
-    rounds: u64,
-    /// Rounds in a row, up to the last, whose levels were those of the round before.
-    matches: u64,
-    chains: u64,
-    broken: u64,
+    let (survey, _) = report::phase(platform, COMPUTE, || measure(platform, arena.words(), plan));
+    report_survey(platform, &survey);
+    report::verdict(platform, survey.broken(), survey.chains())
 }
 
 /// Round after round, until they agree.
-fn measure(platform: &dyn Platform, arena: &Arena<'_>, plan: Plan) -> Found {
+fn measure(platform: &dyn Platform, words: &[AtomicU64], plan: Plan) -> Survey {
     let hz = if platform.tsc_hz() == 0 { ASSUMED_TSC_HZ } else { platform.tsc_hz() };
-    let run_ticks = hz / 1_000_000 * RUN_US;
-    let (words, curve) = (arena.words(), Curve::up_to(plan.spots));
-    let mut found =
-        Found { pages: curve, dense: curve, levels: Levels::default(), rounds: 0, matches: 0, chains: 0, broken: 0 };
-    while found.rounds < plan.rounds && found.matches < MATCHES {
-        found.broken += found.pages.improve(platform, words, plan.spacing, run_ticks);
-        found.broken += found.dense.improve(platform, words, Spacing::Dense, run_ticks);
-        found.chains += 2 * curve.ticks().len() as u64;
-        let levels = Levels::of(&found.pages.less(&found.dense));
-        let is_match = found.rounds > 0 && levels.agrees_with(&found.levels);
-        found.matches = if is_match { found.matches + 1 } else { 0 };
-        found.rounds += 1;
-        found.levels = levels;
+    let mut survey = Survey::new(plan.spacing, plan.spots, hz / 1_000_000 * RUN_US);
+    for _ in report::steps(platform, plan.rounds as u32) {
+        survey.add_round(platform, words);
+        if survey.is_settled() {
+            break;
+        }
     }
-    found
+    survey
 }
 
-impl Found {
-    fn report(&self, platform: &dyn Platform) {
-        self.report_curves(platform);
-        if let (Some(ticks), 1..) = (self.pages.ticks().last(), platform.tsc_hz()) {
-            FIGURE.emit(platform, ticks * Scale::of(platform).per_tick);
-        }
-        for (index, level) in self.levels.iter().enumerate() {
-            report_level(platform, index as u64 + 1, level);
-        }
-        report::result(platform, Name::literal("rounds"), self.rounds as f64, Name::literal("rounds"));
-        report::result(platform, Name::literal("matches"), self.matches as f64, Name::literal("of_3_wanted"));
-    }
-
-    /// Every footprint, in nanoseconds a load.
-    fn report_curves(&self, platform: &dyn Platform) {
-        let scale = Scale::of(platform);
-        for (prefix, curve) in [("pages", &self.pages), ("dense", &self.dense)] {
-            for (point, ticks) in curve.ticks().iter().enumerate() {
-                report::numbered_result(platform, prefix, spots_at(point), ticks * scale.per_tick, scale.unit);
-            }
+fn report_survey(platform: &dyn Platform, survey: &Survey) {
+    let scale = Scale::of(platform);
+    for (prefix, curve) in [("pages", survey.pages()), ("dense", survey.dense())] {
+        for (point, ticks) in curve.ticks().iter().enumerate() {
+            report::numbered_result(platform, prefix, spots_at(point), ticks * scale.per_tick, scale.unit);
         }
     }
+    if let (Some(ticks), 1..) = (survey.pages().ticks().last(), platform.tsc_hz()) {
+        FIGURE.emit(platform, ticks * scale.per_tick);
+    }
+    for (index, level) in survey.levels().iter().enumerate() {
+        report_level(platform, index as u64 + 1, level);
+    }
+    report::result(platform, Name::literal("rounds"), survey.rounds() as f64, Name::literal("rounds"));
+    report::result(platform, Name::literal("matches"), survey.matches() as f64, Name::literal("of_3_wanted"));
 }
 
 fn report_level(platform: &dyn Platform, number: u64, level: Level) {
