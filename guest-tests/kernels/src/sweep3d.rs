@@ -812,14 +812,18 @@ impl Angle {
 }
 
 /// Element by element.
+#[inline(always)]
 fn times<const M: usize>(one: [f64; M], other: [f64; M]) -> [f64; M] {
     array::from_fn(|m| one[m] * other[m])
 }
 
-/// The sum of the products.
+/// The sum of the products, by pairs, since two numbers fill a register.
 #[inline(always)]
 fn dot<const M: usize>(one: &[f64; M], other: &[f64; M]) -> f64 {
-    (0..M).map(|m| one[m] * other[m]).sum()
+    let products = times(*one, *other);
+    let (pairs, rest) = products.as_chunks::<2>();
+    let sums = pairs.iter().copied().reduce(|sums, pair| [sums[0] + pair[0], sums[1] + pair[1]]).unwrap_or_default();
+    rest.iter().fold(sums[0] + sums[1], |sum, last| sum + last)
 }
 
 #[cfg(test)]
