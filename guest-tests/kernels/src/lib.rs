@@ -32,7 +32,7 @@
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering, which
 //! compiles to the plain moves that are to be measured. Two vCPUs that update one word at once may lose an update; they
-//! may not do anything else. The NPB kernels see typed slices instead, of which each vCPU gets its own part.
+//! may not do anything else. The NPB kernels, STREAM, Sweep3D and the mesh see typed slices instead, of which each vCPU gets its own part.
 #![no_std]
 
 #[cfg(any(test, feature = "std"))]
