@@ -1,6 +1,7 @@
 //! What a load costs over growing footprints, and from it the levels of the TLB: how many entries, and the price of a miss.
 //!
-//! The chains, what is made of a curve of them, and when that is settled are in [`chase`](crate::chase); here are the parameters and the lines.
+//! The chains, what is made of a curve of them, and when that is settled are in [`chase`](crate::chase); here are the parameters and
+//! the lines.
 
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
