@@ -61,10 +61,17 @@ const PARAMETERS: &[Parameter] = &[
         unit: "count",
         meaning: "cells along an edge, 16 to 400; 50 and 150 are compared with the reference",
     },
-    Parameter { name: "mk", default: "10", unit: "count", meaning: "planes of a block, 1 to n" },
+    Parameter {
+        name: "mk",
+        default: "n for one vCPU, 10 for more",
+        unit: "count",
+        meaning: "planes of a block, 1 to n",
+    },
     Parameter { name: "mmi", default: "6", unit: "1, 2, 3 or 6", meaning: "angles of a block" },
 ];
 
+/// Planes of a block that several vCPUs share by default, as in the reference's input for 50 cells.
+const MK_SHARED: u64 = 10;
 /// At least one row for each of 16 vCPUs; at most 8 GB.
 const EDGES: Range<u64> = VCPUS_MAX as u64..401;
 /// Source iterations, as the reference's input says (epsi = −12).
@@ -170,10 +177,11 @@ struct Problem {
 }
 
 impl Problem {
-    fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+    fn from_parameters<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<Self, KernelError<'a>> {
         const BLOCKS: [usize; 4] = [1, 2, 3, ANGLES];
         let n = parameters.count("n", EDGES.start, EDGES.end - 1)?.unwrap_or(50);
-        let mk = parameters.count("mk", 1, n)?.unwrap_or(10);
+        // The reference has one block on one processor. More of them wait for the first block of each beam.
+        let mk = parameters.count("mk", 1, n)?.unwrap_or(if vcpus == 1 { n } else { MK_SHARED });
         let mmi = parameters.choice("mmi", &["1", "2", "3", "6"])?.map_or(ANGLES, |index| BLOCKS[index]);
         Ok(Self { n: n as usize, mk: mk as usize, mmi })
     }
@@ -198,12 +206,12 @@ impl Problem {
 }
 
 fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    let problem = Problem::from_parameters(parameters)?;
+    let problem = Problem::from_parameters(parameters, vcpus)?;
     Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem, vcpus)))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let problem = Problem::from_parameters(parameters)?;
+    let problem = Problem::from_parameters(parameters, platform.vcpus())?;
     let mut layout = Layout::at(arena.address());
     let places = Places::new(&mut layout, &problem, platform.vcpus());
     let mut typed = report::claim(platform, arena, &layout, Name::literal("cells"))?;
