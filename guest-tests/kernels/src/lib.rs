@@ -6,7 +6,8 @@
 //!   native: arena = mapped memory, threads ─┘          │
 //!                                                      ├─ pattern::run
 //!                                                      ├─ phases::run
-//!                                                      └─ npb::{ep, is, cg, mg, lu}::run
+//!                                                      ├─ npb::{ep, is, cg, mg, lu}::run
+//!                                                      └─ {stream, sweep3d, amr, latency}::run
 //! ```
 //!
 //! | module | what it is |
@@ -16,25 +17,34 @@
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
 //! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
 //! | [`npb`] | the NAS Parallel Benchmarks EP, IS, CG, MG and LU, which verify themselves against published values |
+//! | [`stream`] | STREAM: bandwidth of four loops over three arrays |
+//! | [`sweep3d`] | Sweep3D: neutron transport through a cube by wavefronts |
+//! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as FLASH has them |
+//! | [`latency`], [`chase`] | pointer chases over growing footprints, and the TLB levels they show |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
 //! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
+//! | [`report`] | what a kernel on typed memory prints |
 //! | [`words`] | predictable words, and the record of those that were found wrong |
-//! | [`parameters`], [`gaps`], [`text`] | reading parameters, that histogram, formatting without allocation |
+//! | [`parameters`], [`gaps`], [`text`], [`caches`] | reading parameters, that histogram, formatting without allocation, the size of the last cache |
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering, which
 //! compiles to the plain moves that are to be measured. Two vCPUs that update one word at once may lose an update; they
-//! may not do anything else. The NPB kernels see typed slices instead, of which each vCPU gets its own part.
+//! may not do anything else. The NPB kernels, STREAM, Sweep3D and the mesh see typed slices instead, of which each vCPU gets its own part.
 #![no_std]
 
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
+pub mod amr;
 pub mod arena;
+pub mod caches;
+pub mod chase;
 pub mod gaps;
 pub mod gups;
+pub mod latency;
 #[cfg(any(test, feature = "std"))]
 pub mod native;
 pub mod npb;
@@ -45,7 +55,10 @@ pub mod phases;
 pub mod planes;
 pub mod platform;
 pub mod registry;
+pub mod report;
 pub mod rounds;
+pub mod stream;
+pub mod sweep3d;
 pub mod team;
 pub mod text;
 pub mod wavefront;

@@ -16,7 +16,7 @@ use crate::arena::Layout;
 use crate::npb::classes::Class;
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
-use crate::{Arena, Platform, gups, npb, pattern, phases};
+use crate::{Arena, Platform, amr, gups, latency, npb, pattern, phases, stream, sweep3d};
 
 /// Every kernel there is.
 pub const KERNELS: &[Kernel] = &[
@@ -28,6 +28,10 @@ pub const KERNELS: &[Kernel] = &[
     npb::cg::KERNEL,
     npb::mg::KERNEL,
     npb::lu::KERNEL,
+    stream::KERNEL,
+    sweep3d::KERNEL,
+    amr::KERNEL,
+    latency::KERNEL,
 ];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.

@@ -123,8 +123,8 @@ impl Tally {
     }
 }
 
-/// For how long an unknown counter is taken to tick when lines are spaced: 2.5 GHz. Only the spacing depends on it.
-const ASSUMED_TSC_HZ: u64 = 2_500_000_000;
+/// For how long an unknown counter is taken to tick when lines are spaced or runs made long enough: 2.5 GHz. No result depends on it.
+pub const ASSUMED_TSC_HZ: u64 = 2_500_000_000;
 
 /// Spaces the progress lines of one phase and adds up what they cost. Only vCPU 0 uses it.
 pub struct Progress<'p> {

@@ -1,4 +1,4 @@
-//! What a run of an NPB kernel prints: phases, the result block, the verification.
+//! What a kernel that works on typed memory prints: its region, phases, results and verification.
 
 use wideleaf_protocol::{Message, Name, Status};
 
@@ -6,6 +6,7 @@ use crate::arena::{Layout, Typed};
 use crate::platform::ticks_to_seconds;
 use crate::registry::Figure;
 use crate::rounds::Progress;
+use crate::text::FixedText;
 use crate::{Arena, KernelError, Platform};
 
 /// The untimed preparation.
@@ -56,16 +57,24 @@ pub fn claim<'m, 'a>(
     Ok(typed)
 }
 
-/// The part of the result block that all kernels have: seconds and Mop/s, or ticks where nobody knows the counter's frequency.
+/// The part of an NPB result block that all of them have: seconds and Mop/s, or ticks where nobody knows the counter's frequency.
 pub fn rate(platform: &dyn Platform, operations: f64, ticks: u64) {
+    if let Some(seconds) = time(platform, ticks) {
+        MOPS.emit(platform, operations / seconds / 1e6);
+    }
+}
+
+/// Prints the time that is measured and returns it in seconds; prints ticks where nobody knows the counter's frequency, and returns
+/// nothing that a rate could be made of.
+pub fn time(platform: &dyn Platform, ticks: u64) -> Option<f64> {
     let hz = platform.tsc_hz();
     if hz == 0 {
         result(platform, Name::literal("ticks"), ticks as f64, Name::literal("ticks"));
-        return;
+        return None;
     }
     let seconds = ticks_to_seconds(ticks, hz);
     result(platform, Name::literal("seconds"), seconds, Name::literal("s"));
-    MOPS.emit(platform, operations / seconds / 1e6);
+    Some(seconds)
 }
 
 /// A value without a unit, which is compared with a published one.
@@ -105,6 +114,16 @@ pub fn verdict<'a>(platform: &dyn Platform, errors: u64, checked: u64) -> Result
 
 /// Prints one result.
 pub fn result(platform: &dyn Platform, name: Name<'static>, value: f64, unit: Name<'static>) {
+    platform.emit(&Message::Result { name, value, unit });
+}
+
+/// Prints one of several results that are told apart by a number behind their name.
+///
+/// # Panics
+/// When `prefix` is not a name.
+pub fn numbered_result(platform: &dyn Platform, prefix: &str, number: u64, value: f64, unit: Name<'static>) {
+    let text = FixedText::new(format_args!("{prefix}{number}"));
+    let name = Name::new(text.as_str()).expect("a name and a number are a name");
     platform.emit(&Message::Result { name, value, unit });
 }
 
