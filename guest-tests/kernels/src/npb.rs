@@ -13,16 +13,24 @@
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
 //! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
+//! | [`rhs`] | fields and right-hand side of BT and SP |
+//! | [`steps`] | a run of BT or SP |
+//! | [`lines`] | neighbouring lines of points, solved side by side |
+//! | [`bt`] | the flow by block-tridiagonal solves along x, y and z |
 //! | [`report`] | the phases and the result block as messages |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
 
+pub mod bt;
 pub mod cg;
 pub mod classes;
 pub mod ep;
 pub mod flow;
 pub mod is;
+pub mod lines;
 pub mod logarithm;
 pub mod random;
 pub mod report;
+pub mod rhs;
+pub mod steps;

@@ -66,6 +66,11 @@ impl Grid {
         self.row() * self.row()
     }
 
+    /// From one point to the next along an axis.
+    pub const fn stride(&self, axis: usize) -> usize {
+        [1, self.row(), self.plane()][axis]
+    }
+
     /// Places in a field, with those between the rows that are never used.
     pub const fn places(&self) -> usize {
         self.plane() * self.edge
@@ -107,14 +112,13 @@ impl Grid {
         ranges(self.edge - 2, members).map(|range| range.start + 1..range.end + 1)
     }
 
-    /// The interior planes of a field with `numbers` numbers at a place, dealt to the members.
+    /// The interior planes of a field, dealt to the members.
     pub fn deal_planes<'s, T>(
         &self,
         field: &'s mut [T],
-        numbers: usize,
         members: usize,
     ) -> impl Iterator<Item = &'s mut [T]> + use<'s, T> {
-        let plane = self.plane() * numbers;
+        let plane = self.plane();
         cut(&mut field[plane..], self.dealt(members).map(move |planes| planes.len() * plane))
     }
 
@@ -215,7 +219,7 @@ pub fn operator_on_solution(grid: &Grid, point: [usize; 3]) -> Point {
 }
 
 /// L at an interior point of the field whose value is `at(offsets)` so many points further along x, y and z.
-fn operator(grid: &Grid, point: [usize; 3], at: impl Fn([f64; 3]) -> Point) -> Point {
+pub fn operator(grid: &Grid, point: [usize; 3], at: impl Fn([f64; 3]) -> Point) -> Point {
     let factors = grid.factors();
     let mut sum = [0.0; COMPONENTS];
     for axis in 0..3 {

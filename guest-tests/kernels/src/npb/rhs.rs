@@ -1,0 +1,316 @@
+//! The fields of BT and SP, and the right-hand side of their steps: dt · (forcing + L(u)).
+//!
+//! ```text
+//!   u ──derive──▶ us vs ws qs rho_i square (speed)        one number a point each
+//!   forcing, u at 13 points, those at 7 ──right_hand_side──▶ rhs ──▶ x, y, z solves (bt, sp) ──▶ u += rhs
+//! ```
+//!
+//! One pass over the interior makes the right-hand side, row by row. First what is linear in u with the same weights for every
+//! component: then a row is just numbers, five a point. Then for each axis what goes through velocity and pressure.
+
+use core::array;
+use core::ops::Range;
+
+use super::flow::{self, C1, C2, COMPONENTS, DAMPING, DIFFUSION, Factors, Grid, OWN_AXIS, Point, damping_weights};
+use crate::Platform;
+use crate::arena::{Layout, Place, Typed};
+use crate::parts::{cut, deal, ranges};
+
+/// Index of the velocity along x; those along y and z follow.
+pub const VELOCITY: usize = 0;
+/// Index of the kinetic energy per mass, the NPB's qs.
+pub const QS: usize = 3;
+/// Index of 1/ρ.
+pub const RHO_I: usize = 4;
+/// Index of the kinetic energy, the NPB's square.
+pub const SQUARE: usize = 5;
+/// Index of the speed of sound, which SP alone has.
+pub const SPEED: usize = 6;
+
+/// Where the fields will be.
+pub struct FieldPlaces<const SCALARS: usize> {
+    points: [Place<f64>; 3],
+    scalars: [Place<f64>; SCALARS],
+}
+
+impl<const SCALARS: usize> FieldPlaces<SCALARS> {
+    /// Behind what the layout has.
+    pub fn new(layout: &mut Layout, grid: &Grid) -> Self {
+        Self {
+            points: [(); 3].map(|()| layout.place(grid.numbers())),
+            scalars: [(); SCALARS].map(|()| layout.place(grid.places() as u64)),
+        }
+    }
+
+    /// Takes the fields, all zero.
+    pub fn take<'m>(self, typed: &mut Typed<'m>, grid: Grid) -> Fields<'m, SCALARS> {
+        let [u, rhs, forcing] = self.points.map(|place| typed.take(place).as_chunks_mut().0);
+        Fields { grid, u, rhs, forcing, scalars: self.scalars.map(|place| typed.take(place)) }
+    }
+}
+
+/// The fields.
+pub struct Fields<'m, const SCALARS: usize> {
+    /// Their points.
+    pub grid: Grid,
+    /// The flow.
+    pub u: &'m mut [Point],
+    /// The right-hand side, and in the end what a step adds to `u`. 0 on the faces.
+    pub rhs: &'m mut [Point],
+    /// −L of the known solution. 0 on the faces.
+    pub forcing: &'m mut [Point],
+    /// What follows from `u` at each point.
+    pub scalars: [&'m mut [f64]; SCALARS],
+}
+
+impl<const SCALARS: usize> Fields<'_, SCALARS> {
+    /// The forcing, and the field before the first step.
+    pub fn start(&mut self, platform: &dyn Platform) {
+        let grid = self.grid;
+        flow::fill(platform, &grid, self.forcing, |point| {
+            let operator =
+                if grid.is_interior(point) { flow::operator_on_solution(&grid, point) } else { [0.0; COMPONENTS] };
+            operator.map(|component| -component)
+        });
+        self.restart(platform);
+    }
+
+    /// The field before the first step.
+    pub fn restart(&mut self, platform: &dyn Platform) {
+        let grid = self.grid;
+        flow::fill(platform, &grid, self.u, |point| flow::first_guess(&grid, point));
+    }
+
+    /// The scalars of all points from `u`.
+    pub fn derive(&mut self, platform: &dyn Platform) {
+        let (grid, members, u) = (self.grid, platform.vcpus(), &*self.u);
+        let planes = || ranges(grid.edge, members);
+        let mut cuts =
+            self.scalars.each_mut().map(|scalar| cut(scalar, planes().map(|planes| planes.len() * grid.plane())));
+        let parts = planes().map(|planes| {
+            (planes, cuts.each_mut().map(|cut| cut.next().expect("there is a part for every range of planes")))
+        });
+        deal(platform, parts, |_, (planes, mut scalars)| {
+            for (z, part_z) in planes.zip(0..) {
+                for y in 0..grid.edge {
+                    let (from, to) = (grid.place([0, y, z]), grid.place([0, y, part_z]));
+                    let row = scalars.each_mut().map(|scalar| &mut scalar[to..to + grid.edge]);
+                    derive_row(&u[from..from + grid.edge], row);
+                }
+            }
+        });
+    }
+
+    /// The right-hand side of a step of `dt` in the interior. Needs the scalars.
+    pub fn right_hand_side(&mut self, platform: &dyn Platform, dt: f64) {
+        let (grid, members) = (self.grid, platform.vcpus());
+        let sources = Sources {
+            grid,
+            u: self.u,
+            forcing: self.forcing,
+            scalars: self.scalars.each_ref().map(|scalar| &**scalar),
+            factors: scaled(grid.factors(), dt),
+            dt,
+        };
+        let parts = grid.deal_planes(self.rhs, members).zip(grid.dealt(members));
+        deal(platform, parts, |_, (part, planes)| {
+            for (plane, z) in part.chunks_exact_mut(grid.plane()).zip(planes) {
+                for y in grid.interior() {
+                    let row = &mut plane[y * grid.row() + 1..][..grid.edge - 2];
+                    sources.row(y, z, row);
+                }
+            }
+        });
+    }
+
+    /// Adds to `u` what the solves have left in `rhs`.
+    pub fn advance(&mut self, platform: &dyn Platform) {
+        let (grid, members, rhs) = (self.grid, platform.vcpus(), &*self.rhs);
+        let parts = grid.deal_planes(self.u, members).zip(grid.dealt(members));
+        deal(platform, parts, |_, (part, planes)| {
+            let change = &rhs[planes.start * grid.plane()..planes.end * grid.plane()];
+            let numbers = part.as_flattened_mut().iter_mut().zip(change.as_flattened());
+            numbers.for_each(|(u, change)| *u += change);
+        });
+    }
+
+    /// Norms of what the equations leave over, and of the difference to the known solution: the NPB's xcr and xce.
+    pub fn norms(&mut self, platform: &dyn Platform, dt: f64) -> [Point; 2] {
+        let error = flow::error_norm(platform, &self.grid, self.u, 0..self.grid.edge);
+        self.derive(platform);
+        self.right_hand_side(platform, dt);
+        let residual = flow::interior_norm(platform, &self.grid, self.rhs).map(|norm| norm / dt);
+        [residual, error]
+    }
+}
+
+fn derive_row<const SCALARS: usize>(u: &[Point], scalars: [&mut [f64]; SCALARS]) {
+    for (x, u) in u.iter().enumerate() {
+        let rho_i = 1.0 / u[0];
+        let velocity = [u[1] * rho_i, u[2] * rho_i, u[3] * rho_i];
+        let square = 0.5 * (u[1] * velocity[0] + u[2] * velocity[1] + u[3] * velocity[2]);
+        for (axis, velocity) in velocity.into_iter().enumerate() {
+            scalars[VELOCITY + axis][x] = velocity;
+        }
+        scalars[QS][x] = square * rho_i;
+        scalars[RHO_I][x] = rho_i;
+        scalars[SQUARE][x] = square;
+        if SCALARS > SPEED {
+            scalars[SPEED][x] = libm::sqrt(C1 * C2 * rho_i * (u[4] - square));
+        }
+    }
+}
+
+fn scaled(factors: Factors, dt: f64) -> Factors {
+    let Factors { first, second, velocity, kinetic, squared, energy } = factors;
+    Factors {
+        first: dt * first,
+        second: dt * second,
+        velocity: dt * velocity,
+        kinetic: dt * kinetic,
+        squared: dt * squared,
+        energy: dt * energy,
+    }
+}
+
+/// What a right-hand side is made from.
+struct Sources<'a, const SCALARS: usize> {
+    grid: Grid,
+    u: &'a [Point],
+    forcing: &'a [Point],
+    scalars: [&'a [f64]; SCALARS],
+    /// Times dt.
+    factors: Factors,
+    dt: f64,
+}
+
+impl<const SCALARS: usize> Sources<'_, SCALARS> {
+    /// The interior of one row.
+    fn row(&self, y: usize, z: usize, row: &mut [Point]) {
+        let edge = self.grid.edge;
+        // Next to a face the weights along x are others.
+        for run in [1..2, 2..3, 3..edge - 3, edge - 3..edge - 2, edge - 2..edge - 1] {
+            let part = &mut row[run.start - 1..run.end - 1];
+            self.linear(run, y, z, part);
+        }
+        let start = self.grid.place([1, y, z]);
+        self.add_flux::<0>(start, row);
+        self.add_flux::<1>(start, row);
+        self.add_flux::<2>(start, row);
+    }
+
+    /// Forcing, diffusion and damping of a run of points with equal weights.
+    fn linear(&self, run: Range<usize>, y: usize, z: usize, part: &mut [Point]) {
+        let start = self.grid.place([run.start, y, z]);
+        let weights: [[f64; 5]; 3] = array::from_fn(|axis| self.weights(axis, [run.start, y, z][axis]));
+        let centre: f64 = weights.iter().map(|weights| weights[2]).sum();
+        let numbers = part.len() * COMPONENTS;
+        // Where there is no such neighbour its weight is 0, and the point itself stands for it.
+        let around: [[&[f64]; 5]; 3] = array::from_fn(|axis| {
+            array::from_fn(|neighbour| {
+                let neighbour = if weights[axis][neighbour] == 0.0 { 2 } else { neighbour };
+                let from = start + neighbour * self.grid.stride(axis) - 2 * self.grid.stride(axis);
+                &self.u[from..].as_flattened()[..numbers]
+            })
+        });
+        let forcing = &self.forcing[start..].as_flattened()[..numbers];
+        for (n, number) in part.as_flattened_mut()[..numbers].iter_mut().enumerate() {
+            let mut sum = self.dt * forcing[n] + centre * around[0][2][n];
+            for (weights, around) in weights.iter().zip(&around) {
+                sum += weights[0] * around[0][n] + weights[1] * around[1][n];
+                sum += weights[3] * around[3][n] + weights[4] * around[4][n];
+            }
+            *number = sum;
+        }
+    }
+
+    /// Weights along an axis of what is linear in `u`.
+    fn weights(&self, axis: usize, index: usize) -> [f64; 5] {
+        let diffusion = self.factors.second * DIFFUSION[axis];
+        let damping = damping_weights(index, self.grid.edge);
+        let second_difference = [0.0, 1.0, -2.0, 1.0, 0.0];
+        array::from_fn(|point| diffusion * second_difference[point] - self.dt * DAMPING * damping[point])
+    }
+
+    /// Adds the differences along an axis of what is not linear to the points from `start` on.
+    fn add_flux<const AXIS: usize>(&self, start: usize, row: &mut [Point]) {
+        let (stride, count) = (self.grid.stride(AXIS), row.len());
+        let scalar = |index: usize| beside(self.scalars[index], start, stride, count);
+        let velocity = [scalar(VELOCITY), scalar(VELOCITY + 1), scalar(VELOCITY + 2)];
+        let (qs, rho_i, square) = (scalar(QS), scalar(RHO_I), scalar(SQUARE));
+        let u = beside(self.u, start, stride, count);
+        let factors = self.factors;
+        for (x, sum) in row.iter_mut().enumerate() {
+            let [before, behind] = [0, 2].map(|side| {
+                let (u, own, square) = (&u[side][x], velocity[AXIS][side][x], square[side][x]);
+                let mut flux = u.map(|component| component * own);
+                flux[0] = u[AXIS + 1];
+                flux[AXIS + 1] += C2 * (u[4] - square);
+                flux[4] = (C1 * u[4] - C2 * square) * own;
+                flux
+            });
+            let own = velocity[AXIS].map(|line| line[x]);
+            let energy: [f64; 3] = array::from_fn(|side| u[side][x][4] * rho_i[side][x]);
+            let mut viscous = [0.0; COMPONENTS];
+            for axis in 0..3 {
+                let own_axis = if axis == AXIS { OWN_AXIS } else { 1.0 };
+                viscous[axis + 1] = factors.velocity * own_axis * second_difference(velocity[axis].map(|line| line[x]));
+            }
+            viscous[4] = factors.kinetic * second_difference(qs.map(|line| line[x]))
+                + factors.squared * second_difference(own.map(|own| own * own))
+                + factors.energy * second_difference(energy);
+            for m in 0..COMPONENTS {
+                sum[m] += viscous[m] - factors.first * (behind[m] - before[m]);
+            }
+        }
+    }
+}
+
+fn second_difference([before, here, behind]: [f64; 3]) -> f64 {
+    behind - 2.0 * here + before
+}
+
+/// The `count` elements from `start` on, with those one stride before and behind.
+fn beside<T>(field: &[T], start: usize, stride: usize, count: usize) -> [&[T]; 3] {
+    [start - stride, start, start + stride].map(|from| &field[from..from + count])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::vec;
+
+    use super::*;
+    use crate::{Arena, native};
+
+    #[test]
+    fn the_right_hand_side_is_the_operator_whoever_computes_it() {
+        let (grid, dt) = (Grid { edge: 12 }, 0.5);
+        for members in [1, 3] {
+            let mut words = vec![0; 1 << 16];
+            let arena = Arena::from_words(&mut words);
+            let mut layout = Layout::at(arena.address());
+            let places = FieldPlaces::<6>::new(&mut layout, &grid);
+            let mut typed = arena.typed(&layout).expect("512 KiB hold 21 numbers for each of 2028 places");
+            let mut fields = places.take(&mut typed, grid);
+            native::run(members, 0, Box::new(|_| ()), |platform| {
+                fields.start(platform);
+                fields.derive(platform);
+                fields.right_hand_side(platform, dt);
+            });
+            for point in [[1, 1, 1], [2, 10, 9], [5, 6, 7], [10, 2, 1], [9, 9, 10]] {
+                let operator = flow::operator(&grid, point, |offsets| {
+                    let moved = array::from_fn(|axis| (point[axis] as f64 + offsets[axis]).clamp(0.0, 11.0) as usize);
+                    fields.u[grid.place(moved)]
+                });
+                let place = grid.place(point);
+                for m in 0..COMPONENTS {
+                    let expected = dt * (fields.forcing[place][m] + operator[m]);
+                    let found = fields.rhs[place][m];
+                    assert!((found - expected).abs() < 1e-10, "{point:?} {m}: {found} is not {expected}");
+                }
+            }
+            assert_eq!(fields.rhs[grid.place([0, 5, 5])], [0.0; COMPONENTS], "nothing is written on the faces");
+        }
+    }
+}

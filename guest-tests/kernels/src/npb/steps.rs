@@ -1,0 +1,80 @@
+//! A run of BT or SP: steps from the first guess towards the known solution, timed, and the norms in the end.
+//!
+//! ```text
+//!   init: forcing, first guess, one step, first guess again ─▶ compute: the steps ─▶ verify: five residuals, five errors
+//! ```
+
+use wideleaf_protocol::Name;
+
+use super::flow::{self, COMPONENTS, ERROR_NAMES, Grid, Point, RESIDUAL_NAMES};
+use super::report::{self, COMPUTE, INIT, VERIFY};
+use super::rhs::{FieldPlaces, Fields};
+use crate::arena::{Layout, Place};
+use crate::{Arena, KernelError, Platform};
+
+/// Norms that are compared.
+const CHECKS: u64 = 2 * COMPONENTS as u64;
+
+/// What a class asks for, and what must come out.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Points along each edge of the cube.
+    pub edge: usize,
+    /// Steps that are timed.
+    pub steps: u32,
+    /// Length of a step.
+    pub dt: f64,
+    /// The NPB's xcr.
+    pub residual: Point,
+    /// The NPB's xce.
+    pub error: Point,
+}
+
+/// How a kernel goes on from step to step.
+pub struct Method<const SCALARS: usize> {
+    /// Operations of a step by the NPB's formula: the factors of edge³, edge², edge and 1.
+    pub operations: [f64; 4],
+    /// Numbers of work space that each member needs for each point of a line.
+    pub work_per_point: usize,
+    /// One step of `dt`, with the work space of all members.
+    pub step: fn(&dyn Platform, &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]),
+}
+
+impl<const SCALARS: usize> Method<SCALARS> {
+    /// A whole run in this arena.
+    pub fn run<'a>(
+        &self,
+        platform: &dyn Platform,
+        arena: &Arena<'_>,
+        problem: &Problem,
+    ) -> Result<(), KernelError<'a>> {
+        let grid = Grid { edge: problem.edge };
+        let mut layout = Layout::at(arena.address());
+        let fields = FieldPlaces::<SCALARS>::new(&mut layout, &grid);
+        let work: Place<f64> = layout.place((platform.vcpus() * grid.edge * self.work_per_point) as u64);
+        let mut typed = report::claim(platform, arena, &layout, Name::literal("fields"))?;
+        let ((mut fields, work), _) = report::phase(platform, INIT, || {
+            let (mut fields, work) = (fields.take(&mut typed, grid), typed.take(work));
+            fields.start(platform);
+            (self.step)(platform, &mut fields, problem.dt, work);
+            fields.restart(platform);
+            (fields, work)
+        });
+        let ((), ticks) = report::phase(platform, COMPUTE, || {
+            (0..problem.steps).for_each(|_| (self.step)(platform, &mut fields, problem.dt, work));
+        });
+        report::rate(platform, self.operations(problem), ticks);
+        let (errors, _) = report::phase(platform, VERIFY, || {
+            let [residual, error] = fields.norms(platform, problem.dt);
+            flow::compare(platform, &RESIDUAL_NAMES, residual, problem.residual)
+                + flow::compare(platform, &ERROR_NAMES, error, problem.error)
+        });
+        report::verdict(platform, errors, CHECKS)
+    }
+
+    fn operations(&self, problem: &Problem) -> f64 {
+        let edge = problem.edge as f64;
+        let per_step = self.operations.iter().fold(0.0, |sum, factor| sum * edge + factor);
+        f64::from(problem.steps) * per_step
+    }
+}
