@@ -17,6 +17,7 @@
 //! | [`steps`] | a run of BT or SP |
 //! | [`lines`] | neighbouring lines of points, solved side by side |
 //! | [`bt`] | the flow by block-tridiagonal solves along x, y and z |
+//! | [`sp`] | the flow by scalar pentadiagonal solves along x, y and z |
 //! | [`report`] | the phases and the result block as messages |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
@@ -33,4 +34,5 @@ pub mod logarithm;
 pub mod random;
 pub mod report;
 pub mod rhs;
+pub mod sp;
 pub mod steps;

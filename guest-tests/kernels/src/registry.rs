@@ -18,6 +18,7 @@ pub const KERNELS: &[Kernel] = &[
     npb::is::KERNEL,
     npb::cg::KERNEL,
     npb::bt::KERNEL,
+    npb::sp::KERNEL,
 ];
 
 /// A kernel: what the help says about it, and its entry.

@@ -9,18 +9,18 @@
 //! Most of the time is in the blocks, which stay in the first-level cache. The sweeps along y and z reach the fields with strides of
 //! a row and of a plane.
 
-use core::{array, slice};
+use core::slice;
 
 use wideleaf_protocol::Name;
 
 use super::classes::Class;
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, Grid, OWN_AXIS, Point};
-use super::lines::{self, Lines};
+use super::lines::{
+    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, solve_across_planes, solve_in_planes,
+};
 use super::rhs::{Fields, QS, RHO_I, VELOCITY};
 use super::steps::{Method, Problem};
 use crate::parameters::{Parameter, Parameters};
-use crate::parts::deal;
-use crate::planes::deal_rows;
 use crate::registry::Kernel;
 use crate::{Arena, KernelError, Platform};
 
@@ -36,13 +36,9 @@ const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
 
 /// Scalars of each point: all but the speed of sound.
 const SCALARS: usize = 6;
-/// Lines that are solved side by side: two numbers fill a vector register of the baseline instruction set. The number of lines in
-/// a plane's interior is even in every class.
-const WIDTH: usize = 2;
 /// Numbers that the way down leaves for the way up at each point of the lines: C and the right-hand side.
 const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
 
-type Lanes = lines::Lanes<WIDTH>;
 type Block = [[Lanes; COMPONENTS]; COMPONENTS];
 /// A block and a vector, row by row.
 type Row = [Lanes; COMPONENTS + 1];
@@ -143,55 +139,14 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
 }
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
-    let left = work.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
     fields.derive(platform);
     fields.right_hand_side(platform, dt);
-    solve_in_planes::<0>(platform, fields, dt, left);
-    solve_in_planes::<1>(platform, fields, dt, left);
-    solve_across_planes(platform, fields, dt, left);
+    let Fields { grid, u, rhs, scalars, .. } = &mut *fields;
+    let scalars = scalars.each_ref().map(|scalar| &**scalar);
+    solve_in_planes::<0>(platform, grid, &System::<0>::new(grid, dt, u, scalars), rhs, work);
+    solve_in_planes::<1>(platform, grid, &System::<1>::new(grid, dt, u, scalars), rhs, work);
+    solve_across_planes(platform, grid, &System::<2>::new(grid, dt, u, scalars), rhs, work);
     fields.advance(platform);
-}
-
-/// Solves all lines along x or y, each of which lies in one plane.
-fn solve_in_planes<const AXIS: usize>(
-    platform: &dyn Platform,
-    fields: &mut Fields<'_, SCALARS>,
-    dt: f64,
-    left: &mut [Left],
-) {
-    let Fields { grid, u, rhs, scalars, .. } = fields;
-    let (grid, members) = (*grid, platform.vcpus());
-    let system = System::<AXIS>::new(grid, dt, u, scalars);
-    let parts = grid.deal_planes(rhs, members).zip(grid.dealt(members)).zip(left.chunks_exact_mut(grid.edge));
-    deal(platform, parts, |_, ((part, planes), left)| {
-        for (plane, z) in part.chunks_exact_mut(grid.plane()).zip(planes) {
-            for first in grid.interior().step_by(WIDTH) {
-                let lines = Lines::along(&grid, AXIS, first);
-                system.down(lines.moved_by(z * grid.plane()), left, |index| {
-                    lines::gather_points(plane, lines.places(index))
-                });
-                system.up(left, |index, value| lines::scatter_points(plane, lines.places(index), value));
-            }
-        }
-    });
-}
-
-/// Solves all lines along z.
-fn solve_across_planes(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, left: &mut [Left]) {
-    let Fields { grid, u, rhs, scalars, .. } = fields;
-    let (grid, members) = (*grid, platform.vcpus());
-    let system = System::<2>::new(grid, dt, u, scalars);
-    let parts = deal_rows(rhs, grid.row(), grid.row(), grid.dealt(members)).zip(left.chunks_exact_mut(grid.edge));
-    deal(platform, parts, |_, (mut own, left)| {
-        for y in own.rows() {
-            for x in grid.interior().step_by(WIDTH) {
-                let lines = Lines::along(&grid, 2, x).moved_by(y * grid.row());
-                let columns = array::from_fn(|line| x + line);
-                system.down(lines, left, |z| lines::gather_points(own.row(z, y), columns));
-                system.up(left, |z, value| lines::scatter_points(own.row_mut(z, y), columns, value));
-            }
-        }
-    });
 }
 
 /// The systems of the lines along an axis.
@@ -218,49 +173,16 @@ struct Blocks {
 }
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
-    fn new(grid: Grid, dt: f64, u: &'a [Point], scalars: &'a [&mut [f64]; SCALARS]) -> Self {
+    fn new(grid: &Grid, dt: f64, u: &'a [Point], scalars: [&'a [f64]; SCALARS]) -> Self {
         let factors = grid.factors();
         Self {
             edge: grid.edge,
             u,
-            velocity: [&*scalars[VELOCITY], &*scalars[VELOCITY + 1], &*scalars[VELOCITY + 2]],
-            qs: &*scalars[QS],
-            rho_i: &*scalars[RHO_I],
+            velocity: [scalars[VELOCITY], scalars[VELOCITY + 1], scalars[VELOCITY + 2]],
+            qs: scalars[QS],
+            rho_i: scalars[RHO_I],
             first: dt * factors.first,
             second: dt * factors.second,
-        }
-    }
-
-    /// The way down: leaves B⁻¹·C and B⁻¹·rhs of each interior point. On the faces v = 0, so it does not matter what stands for
-    /// the row of the first face, as long as nothing of it comes into the next row, nor what C the last row has.
-    fn down(&self, field: Lines, left: &mut [Left], rhs: impl Fn(usize) -> [Lanes; COMPONENTS]) {
-        let (mut a, mut b) = (ZERO, IDENTITY);
-        for index in 1..self.edge - 1 {
-            let [.., last, here] = &mut left[..=index] else { unreachable!("there are at least two") };
-            let blocks = self.blocks(field.places(index));
-            set_block(last, &blocks.c);
-            eliminate(&mut b, last);
-            *here = beside_zero(&rhs(index));
-            b = blocks.b;
-            subtract_product(&mut b, here, &a, last);
-            a = blocks.a;
-        }
-        eliminate(&mut b, &mut left[self.edge - 2]);
-    }
-
-    /// The way up: gives v of each interior point to `store`.
-    fn up(&self, left: &[Left], mut store: impl FnMut(usize, &[Lanes; COMPONENTS])) {
-        let mut v = [[0.0; WIDTH]; COMPONENTS];
-        for index in (1..self.edge - 1).rev() {
-            v = left[index].each_ref().map(|row| {
-                let [c @ .., rhs] = row;
-                let mut rest = *rhs;
-                c.iter()
-                    .zip(&v)
-                    .for_each(|(c, v)| subtract_multiple(slice::from_mut(&mut rest), c, slice::from_ref(v)));
-                rest
-            });
-            store(index, &v);
         }
     }
 
@@ -337,6 +259,42 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 }
 
+impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
+    /// Leaves B⁻¹·C and B⁻¹·rhs of each interior point. On the faces v = 0, so it does not matter what stands for the row of the
+    /// first face, as long as nothing of it comes into the next row, nor what C the last row has.
+    fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
+        let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
+        let (mut a, mut b) = (ZERO, IDENTITY);
+        for index in 1..self.edge - 1 {
+            let [.., last, here] = &mut left[..=index] else { unreachable!("there are at least two") };
+            let blocks = self.blocks(lines.places(index));
+            set_block(last, &blocks.c);
+            eliminate(&mut b, last);
+            *here = beside_zero(&by_component(rhs(index)));
+            b = blocks.b;
+            subtract_product(&mut b, here, &a, last);
+            a = blocks.a;
+        }
+        eliminate(&mut b, &mut left[self.edge - 2]);
+    }
+
+    fn up(&self, _: Lines, work: &[f64], mut store: impl FnMut(usize, [Point; WIDTH])) {
+        let left: &[Left] = work.as_chunks().0.as_chunks().0.as_chunks().0;
+        let mut v = [[0.0; WIDTH]; COMPONENTS];
+        for index in (1..self.edge - 1).rev() {
+            v = left[index].each_ref().map(|row| {
+                let [c @ .., rhs] = row;
+                let mut rest = *rhs;
+                c.iter()
+                    .zip(&v)
+                    .for_each(|(c, v)| subtract_multiple(slice::from_mut(&mut rest), c, slice::from_ref(v)));
+                rest
+            });
+            store(index, by_line(&v));
+        }
+    }
+}
+
 /// What the Jacobians at a point are made of.
 struct State {
     velocity: [f64; 3],
@@ -358,7 +316,7 @@ const IDENTITY: Block = {
 };
 
 /// This vector, beside a block of zeros.
-fn beside_zero(vector: &[Lanes; COMPONENTS]) -> Left {
+fn beside_zero(vector: &Lined) -> Left {
     vector.map(|last| {
         let mut row = [[0.0; WIDTH]; COMPONENTS + 1];
         row[COMPONENTS] = last;

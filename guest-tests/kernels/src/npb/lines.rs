@@ -1,4 +1,5 @@
-//! Lines of points that lie side by side, solved at once: each step of one waits for the step before, those of two do not.
+//! Lines of points that lie side by side, solved at once: a step along a line waits for the step before, two lines do not wait for
+//! each other, and the same arithmetic on both becomes vector instructions.
 //!
 //! ```text
 //!   along x: rows y and y+1        along y and z: columns x and x+1
@@ -7,67 +8,120 @@
 //!   line 0  ▪ │ ▪ │ ▪ │                ▪        ▪      point 0
 //!   line 1  ▪ │ ▪ │ ▪ │                ▪        ▪      point 1
 //! ```
-//!
-//! What a solve computes with is a [`Lanes`]: the same number of every line. Arithmetic on it becomes vector instructions.
 
 use core::array;
 
 use super::flow::{COMPONENTS, Grid, Point};
+use crate::Platform;
+use crate::parts::deal;
+use crate::planes::deal_rows;
 
-/// The same number of `WIDTH` lines.
-pub type Lanes<const WIDTH: usize> = [f64; WIDTH];
-/// A point of each of `WIDTH` lines, component by component.
-pub type Points<const WIDTH: usize> = [Lanes<WIDTH>; COMPONENTS];
+/// Lines that are solved side by side: two numbers fill a vector register of the baseline instruction set. An even edge has an even
+/// number of interior lines, so none is left over.
+pub const WIDTH: usize = 2;
+
+/// The same number of each line.
+pub type Lanes = [f64; WIDTH];
+/// A point of each line, by component.
+pub type Lined = [Lanes; COMPONENTS];
+
+/// By line to by component.
+#[inline]
+pub fn by_component(points: [Point; WIDTH]) -> Lined {
+    array::from_fn(|m| points.map(|point| point[m]))
+}
+
+/// By component to by line.
+#[inline]
+pub fn by_line(points: &Lined) -> [Point; WIDTH] {
+    array::from_fn(|line| points.map(|lanes| lanes[line]))
+}
 
 /// Neighbouring lines in a field.
 #[derive(Clone, Copy, Debug)]
 pub struct Lines {
     /// Place of point 0 of line 0.
-    pub start: usize,
+    start: usize,
     /// From a point to the next.
-    pub stride: usize,
+    stride: usize,
     /// From a line to the next.
-    pub gap: usize,
+    gap: usize,
 }
 
 impl Lines {
-    /// The lines along an axis that begin at the face across it, in the plane across z that contains place 0: along x and y `first`
-    /// is the first of them, along z it is the first column.
-    pub const fn along(grid: &Grid, axis: usize, first: usize) -> Self {
-        // Lines along x lie side by side along y, all others along x.
+    /// Lines along an axis, those along x from row `first` of plane 0 on, the others from column `first` on.
+    const fn along(grid: &Grid, axis: usize, first: usize) -> Self {
         let gap = grid.stride(if axis == 0 { 1 } else { 0 });
         Self { start: first * gap, stride: grid.stride(axis), gap }
     }
 
     /// The same lines, so many places further.
-    pub const fn moved_by(self, places: usize) -> Self {
+    const fn moved_by(self, places: usize) -> Self {
         Self { start: self.start + places, ..self }
     }
 
     /// The places of a point, one for each line.
     #[inline]
-    pub fn places<const WIDTH: usize>(&self, index: usize) -> [usize; WIDTH] {
+    pub fn places(&self, index: usize) -> [usize; WIDTH] {
         array::from_fn(|line| self.start + index * self.stride + line * self.gap)
     }
 }
 
-/// One number of each place.
-#[inline]
-pub fn gather<const WIDTH: usize>(field: &[f64], places: [usize; WIDTH]) -> Lanes<WIDTH> {
-    places.map(|place| field[place])
+/// Solves the systems of lines along one axis.
+pub trait LineSolver: Sync {
+    /// The way down the lines: what `rhs` has at each interior index goes in, and `work` is what the way up needs.
+    fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]);
+
+    /// The way up: the solution goes to `store`.
+    fn up(&self, lines: Lines, work: &[f64], store: impl FnMut(usize, [Point; WIDTH]));
 }
 
-/// The points of each place.
-#[inline]
-pub fn gather_points<const WIDTH: usize>(field: &[Point], places: [usize; WIDTH]) -> Points<WIDTH> {
-    let points = places.map(|place| &field[place]);
-    array::from_fn(|m| points.map(|point| point[m]))
+/// Solves all lines along x or y, each of which lies in one plane. Overwrites `rhs`; every member has its part of `work`.
+pub fn solve_in_planes<const AXIS: usize>(
+    platform: &dyn Platform,
+    grid: &Grid,
+    solver: &impl LineSolver,
+    rhs: &mut [Point],
+    work: &mut [f64],
+) {
+    let members = platform.vcpus();
+    let works = work.chunks_exact_mut(work.len() / members);
+    let parts = grid.deal_planes(rhs, members).zip(grid.dealt(members)).zip(works);
+    deal(platform, parts, |_, ((part, planes), work)| {
+        for (plane, z) in part.chunks_exact_mut(grid.plane()).zip(planes) {
+            for first in grid.interior().step_by(WIDTH) {
+                let here = Lines::along(grid, AXIS, first);
+                let lines = here.moved_by(z * grid.plane());
+                solver.down(lines, work, |index| here.places(index).map(|place| plane[place]));
+                solver.up(lines, work, |index, points| {
+                    here.places(index).into_iter().zip(points).for_each(|(place, point)| plane[place] = point);
+                });
+            }
+        }
+    });
 }
 
-/// Writes the points of each place.
-#[inline]
-pub fn scatter_points<const WIDTH: usize>(field: &mut [Point], places: [usize; WIDTH], points: &Points<WIDTH>) {
-    for (line, place) in places.into_iter().enumerate() {
-        field[place] = array::from_fn(|m| points[m][line]);
-    }
+/// Solves all lines along z, as [`solve_in_planes`] the others.
+pub fn solve_across_planes(
+    platform: &dyn Platform,
+    grid: &Grid,
+    solver: &impl LineSolver,
+    rhs: &mut [Point],
+    work: &mut [f64],
+) {
+    let members = platform.vcpus();
+    let works = work.chunks_exact_mut(work.len() / members);
+    let parts = deal_rows(rhs, grid.row(), grid.row(), grid.dealt(members)).zip(works);
+    deal(platform, parts, |_, (mut own, work)| {
+        for y in own.rows() {
+            for x in grid.interior().step_by(WIDTH) {
+                let lines = Lines::along(grid, 2, x).moved_by(y * grid.row());
+                solver.down(lines, work, |z| {
+                    let row = own.row(z, y);
+                    array::from_fn(|line| row[x + line])
+                });
+                solver.up(lines, work, |z, points| own.row_mut(z, y)[x..x + WIDTH].copy_from_slice(&points));
+            }
+        }
+    });
 }
