@@ -28,13 +28,13 @@ pub type Lined = [Lanes; COMPONENTS];
 /// By line to by component.
 #[inline]
 pub fn by_component(points: [Point; WIDTH]) -> Lined {
-    array::from_fn(|m| points.map(|point| point[m]))
+    array::from_fn(|m| array::from_fn(|line| points[line][m]))
 }
 
 /// By component to by line.
 #[inline]
 pub fn by_line(points: &Lined) -> [Point; WIDTH] {
-    array::from_fn(|line| points.map(|lanes| lanes[line]))
+    array::from_fn(|line| array::from_fn(|m| points[m][line]))
 }
 
 /// Neighbouring lines in a field.
@@ -67,6 +67,16 @@ impl Lines {
     }
 }
 
+/// The points at these places.
+#[inline]
+fn gather(field: &[Point], places: [usize; WIDTH]) -> [Point; WIDTH] {
+    let mut points = [[0.0; COMPONENTS]; WIDTH];
+    for (point, place) in points.iter_mut().zip(places) {
+        *point = field[place];
+    }
+    points
+}
+
 /// Solves the systems of lines along one axis.
 pub trait LineSolver: Sync {
     /// The way down the lines: what `rhs` has at each interior index goes in, and `work` is what the way up needs.
@@ -92,7 +102,7 @@ pub fn solve_in_planes<const AXIS: usize>(
             for first in grid.interior().step_by(WIDTH) {
                 let here = Lines::along(grid, AXIS, first);
                 let lines = here.moved_by(z * grid.plane());
-                solver.down(lines, work, |index| here.places(index).map(|place| plane[place]));
+                solver.down(lines, work, |index| gather(plane, here.places(index)));
                 solver.up(lines, work, |index, points| {
                     here.places(index).into_iter().zip(points).for_each(|(place, point)| plane[place] = point);
                 });

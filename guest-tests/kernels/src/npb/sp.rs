@@ -204,16 +204,17 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     fn waves(&self, places: [usize; WIDTH]) -> Waves {
-        let velocity = places.map(|place| self.first * self.velocity[AXIS][place]);
-        let sound = places.map(|place| self.first * self.speed[place]);
-        // The largest diffusion of any component: with the flow's constants always that of the energy.
-        let diffusion = places.map(|place| self.second * (DIFFUSION[AXIS] + C1C5 * C3C4 * self.rho_i[place]));
-        let mut speeds = [velocity; SYSTEMS];
-        for line in 0..WIDTH {
-            speeds[1][line] += sound[line];
-            speeds[2][line] -= sound[line];
+        let mut waves = NO_WAVES;
+        for (line, place) in places.into_iter().enumerate() {
+            let velocity = self.first * self.velocity[AXIS][place];
+            let sound = self.first * self.speed[place];
+            waves.speeds[0][line] = velocity;
+            waves.speeds[1][line] = velocity + sound;
+            waves.speeds[2][line] = velocity - sound;
+            // The largest diffusion of any component: with the flow's constants always that of the energy.
+            waves.diffusion[line] = self.second * (DIFFUSION[AXIS] + C1C5 * C3C4 * self.rho_i[place]);
         }
-        Waves { speeds, diffusion }
+        waves
     }
 
     /// The row of a point, after eliminating the one and the two before it. `waves` are those of the point before, here and behind.
@@ -268,7 +269,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 
     /// The NPB's txinvr.
     fn waves_along_x(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
-        let [u, v, w] = self.velocity.map(|velocity| velocity[place]);
+        let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
         let t1 = C2 / (speed * speed) * (self.qs[place] * r1 - u * r2 - v * r3 - w * r4 + r5);
         let t2 = FRAC_1_SQRT_2 * rho_i * (u * r1 - r2);
@@ -278,12 +279,12 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 
     /// The NPB's tzetar.
     fn change_from_z(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
-        let [u, v, w] = self.velocity.map(|velocity| velocity[place]);
+        let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho, speed) = (self.u[place][0], self.speed[place]);
         let t1 = FRAC_1_SQRT_2 * rho / speed * (r4 + r5);
         let t2 = r3 + t1;
         let t3 = FRAC_1_SQRT_2 * rho * (r4 - r5);
-        let energy = rho * (v * r1 - u * r2) + self.qs[place] * t2 + speed * speed / C2 * t1 + w * t3;
+        let energy = rho * (v * r1 - u * r2) + self.qs[place] * t2 + (1.0 / C2) * speed * speed * t1 + w * t3;
         [t2, u * t2 - rho * r2, v * t2 + rho * r1, w * t2 + t3, energy]
     }
 }
