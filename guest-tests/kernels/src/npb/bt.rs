@@ -14,11 +14,11 @@ use core::slice;
 use wideleaf_protocol::Name;
 
 use super::classes::Class;
-use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, Grid, OWN_AXIS, Point};
+use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
 use super::lines::{
-    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, solve_across_planes, solve_in_planes,
+    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, in_planes, solve_across_planes, solve_plane,
 };
-use super::rhs::{Fields, QS, RHO_I, VELOCITY};
+use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
 use super::steps::{Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::Kernel;
@@ -140,12 +140,16 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
     fields.derive(platform);
-    fields.right_hand_side(platform, dt);
-    let Fields { grid, u, rhs, scalars, .. } = &mut *fields;
-    let scalars = scalars.each_ref().map(|scalar| &**scalar);
-    solve_in_planes::<0>(platform, grid, &System::<0>::new(grid, dt, u, scalars), rhs, work);
-    solve_in_planes::<1>(platform, grid, &System::<1>::new(grid, dt, u, scalars), rhs, work);
-    solve_across_planes(platform, grid, &System::<2>::new(grid, dt, u, scalars), rhs, work);
+    let (sources, rhs) = fields.for_step(dt);
+    let (along_x, along_y, along_z) =
+        (System::<0>::new(&sources), System::<1>::new(&sources), System::<2>::new(&sources));
+    // One plane after the other: it is still in the cache when the next sweep needs it.
+    in_planes(platform, &sources.grid, rhs, work, |z, plane, work| {
+        sources.right_hand_side(z, plane);
+        solve_plane::<0>(&sources.grid, &along_x, z, plane, work);
+        solve_plane::<1>(&sources.grid, &along_y, z, plane, work);
+    });
+    solve_across_planes(platform, &sources.grid, &along_z, rhs, work);
     fields.advance(platform);
 }
 
@@ -173,16 +177,16 @@ struct Blocks {
 }
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
-    fn new(grid: &Grid, dt: f64, u: &'a [Point], scalars: [&'a [f64]; SCALARS]) -> Self {
-        let factors = grid.factors();
+    fn new(sources: &Sources<'a, SCALARS>) -> Self {
+        let Sources { grid, u, scalars, factors, .. } = sources;
         Self {
             edge: grid.edge,
             u,
             velocity: [scalars[VELOCITY], scalars[VELOCITY + 1], scalars[VELOCITY + 2]],
             qs: scalars[QS],
             rho_i: scalars[RHO_I],
-            first: dt * factors.first,
-            second: dt * factors.second,
+            first: factors.first,
+            second: factors.second,
         }
     }
 
@@ -204,9 +208,11 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         blocks
     }
 
+    #[inline]
     fn state(&self, place: usize) -> State {
+        let [u, v, w] = &self.velocity;
         State {
-            velocity: self.velocity.map(|velocity| velocity[place]),
+            velocity: [u[place], v[place], w[place]],
             qs: self.qs[place],
             rho_i: self.rho_i[place],
             energy: self.u[place][4] * self.rho_i[place],

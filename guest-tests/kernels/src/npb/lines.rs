@@ -86,32 +86,43 @@ pub trait LineSolver: Sync {
     fn up(&self, lines: Lines, work: &[f64], store: impl FnMut(usize, [Point; WIDTH]));
 }
 
-/// Solves all lines along x or y, each of which lies in one plane. Overwrites `rhs`; every member has its part of `work`.
-pub fn solve_in_planes<const AXIS: usize>(
+/// Runs `body(z, plane, work)` on every interior plane of `rhs`. Every member has its planes and its part of `work`.
+pub fn in_planes(
     platform: &dyn Platform,
     grid: &Grid,
-    solver: &impl LineSolver,
     rhs: &mut [Point],
     work: &mut [f64],
+    body: impl Fn(usize, &mut [Point], &mut [f64]) + Sync,
 ) {
     let members = platform.vcpus();
     let works = work.chunks_exact_mut(work.len() / members);
     let parts = grid.deal_planes(rhs, members).zip(grid.dealt(members)).zip(works);
     deal(platform, parts, |_, ((part, planes), work)| {
         for (plane, z) in part.chunks_exact_mut(grid.plane()).zip(planes) {
-            for first in grid.interior().step_by(WIDTH) {
-                let here = Lines::along(grid, AXIS, first);
-                let lines = here.moved_by(z * grid.plane());
-                solver.down(lines, work, |index| gather(plane, here.places(index)));
-                solver.up(lines, work, |index, points| {
-                    here.places(index).into_iter().zip(points).for_each(|(place, point)| plane[place] = point);
-                });
-            }
+            body(z, plane, work);
         }
     });
 }
 
-/// Solves all lines along z, as [`solve_in_planes`] the others.
+/// Solves all lines of a plane of `rhs` along x or y.
+pub fn solve_plane<const AXIS: usize>(
+    grid: &Grid,
+    solver: &impl LineSolver,
+    z: usize,
+    plane: &mut [Point],
+    work: &mut [f64],
+) {
+    for first in grid.interior().step_by(WIDTH) {
+        let here = Lines::along(grid, AXIS, first);
+        let lines = here.moved_by(z * grid.plane());
+        solver.down(lines, work, |index| gather(plane, here.places(index)));
+        solver.up(lines, work, |index, points| {
+            here.places(index).into_iter().zip(points).for_each(|(place, point)| plane[place] = point);
+        });
+    }
+}
+
+/// Solves all lines of `rhs` along z. Every member has its rows of every plane and its part of `work`.
 pub fn solve_across_planes(
     platform: &dyn Platform,
     grid: &Grid,

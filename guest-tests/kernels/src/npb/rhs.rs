@@ -101,24 +101,26 @@ impl<const SCALARS: usize> Fields<'_, SCALARS> {
         });
     }
 
-    /// The right-hand side of a step of `dt` in the interior. Needs the scalars.
-    pub fn right_hand_side(&mut self, platform: &dyn Platform, dt: f64) {
-        let (grid, members) = (self.grid, platform.vcpus());
+    /// What a step of `dt` reads, and `rhs`, which it writes. Needs the scalars.
+    pub fn for_step(&mut self, dt: f64) -> (Sources<'_, SCALARS>, &mut [Point]) {
         let sources = Sources {
-            grid,
+            grid: self.grid,
             u: self.u,
             forcing: self.forcing,
             scalars: self.scalars.each_ref().map(|scalar| &**scalar),
-            factors: scaled(grid.factors(), dt),
+            factors: scaled(self.grid.factors(), dt),
             dt,
         };
-        let parts = grid.deal_planes(self.rhs, members).zip(grid.dealt(members));
-        deal(platform, parts, |_, (part, planes)| {
+        (sources, self.rhs)
+    }
+
+    /// The right-hand side of a step of `dt` in the interior. Needs the scalars.
+    fn right_hand_side(&mut self, platform: &dyn Platform, dt: f64) {
+        let (grid, members) = (self.grid, platform.vcpus());
+        let (sources, rhs) = self.for_step(dt);
+        deal(platform, grid.deal_planes(rhs, members).zip(grid.dealt(members)), |_, (part, planes)| {
             for (plane, z) in part.chunks_exact_mut(grid.plane()).zip(planes) {
-                for y in grid.interior() {
-                    let row = &mut plane[y * grid.row() + 1..][..grid.edge - 2];
-                    sources.row(y, z, row);
-                }
+                sources.right_hand_side(z, plane);
             }
         });
     }
@@ -173,18 +175,29 @@ fn scaled(factors: Factors, dt: f64) -> Factors {
     }
 }
 
-/// What a right-hand side is made from.
-struct Sources<'a, const SCALARS: usize> {
-    grid: Grid,
-    u: &'a [Point],
+/// What a step reads.
+pub struct Sources<'a, const SCALARS: usize> {
+    /// The points of the fields.
+    pub grid: Grid,
+    /// The flow.
+    pub u: &'a [Point],
     forcing: &'a [Point],
-    scalars: [&'a [f64]; SCALARS],
+    /// What follows from `u` at each point.
+    pub scalars: [&'a [f64]; SCALARS],
     /// Times dt.
-    factors: Factors,
-    dt: f64,
+    pub factors: Factors,
+    /// Length of the step.
+    pub dt: f64,
 }
 
 impl<const SCALARS: usize> Sources<'_, SCALARS> {
+    /// The right-hand side in a plane across z.
+    pub fn right_hand_side(&self, z: usize, plane: &mut [Point]) {
+        for y in self.grid.interior() {
+            self.row(y, z, &mut plane[y * self.grid.row() + 1..][..self.grid.edge - 2]);
+        }
+    }
+
     /// The interior of one row.
     fn row(&self, y: usize, z: usize, row: &mut [Point]) {
         let edge = self.grid.edge;

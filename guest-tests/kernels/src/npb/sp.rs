@@ -17,11 +17,11 @@ use core::f64::consts::FRAC_1_SQRT_2;
 use wideleaf_protocol::Name;
 
 use super::classes::Class;
-use super::flow::{C1C5, C2, C3C4, COMPONENTS, DAMPING, DIFFUSION, Grid, Point, damping_weights};
+use super::flow::{C1C5, C2, C3C4, COMPONENTS, DAMPING, DIFFUSION, Point, damping_weights};
 use super::lines::{
-    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, solve_across_planes, solve_in_planes,
+    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, in_planes, solve_across_planes, solve_plane,
 };
-use super::rhs::{Fields, QS, RHO_I, SPEED, VELOCITY};
+use super::rhs::{Fields, QS, RHO_I, SPEED, Sources, VELOCITY};
 use super::steps::{Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::Kernel;
@@ -141,19 +141,22 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
     fields.derive(platform);
-    fields.right_hand_side(platform, dt);
-    let Fields { grid, u, rhs, scalars, .. } = &mut *fields;
-    let scalars = scalars.each_ref().map(|scalar| &**scalar);
-    solve_in_planes::<0>(platform, grid, &System::<0>::new(grid, dt, u, scalars), rhs, work);
-    solve_in_planes::<1>(platform, grid, &System::<1>::new(grid, dt, u, scalars), rhs, work);
-    solve_across_planes(platform, grid, &System::<2>::new(grid, dt, u, scalars), rhs, work);
+    let (sources, rhs) = fields.for_step(dt);
+    let (along_x, along_y, along_z) =
+        (System::<0>::new(&sources), System::<1>::new(&sources), System::<2>::new(&sources));
+    // One plane after the other: it is still in the cache when the next sweep needs it.
+    in_planes(platform, &sources.grid, rhs, work, |z, plane, work| {
+        sources.right_hand_side(z, plane);
+        solve_plane::<0>(&sources.grid, &along_x, z, plane, work);
+        solve_plane::<1>(&sources.grid, &along_y, z, plane, work);
+    });
+    solve_across_planes(platform, &sources.grid, &along_z, rhs, work);
     fields.advance(platform);
 }
 
 /// The systems of the lines along an axis.
 struct System<'a, const AXIS: usize> {
     edge: usize,
-    u: &'a [Point],
     velocity: [&'a [f64]; 3],
     qs: &'a [f64],
     rho_i: &'a [f64],
@@ -188,21 +191,21 @@ const LEFT: usize = RHS + COMPONENTS;
 const NO_ROW: Left = [[0.0; WIDTH]; LEFT];
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
-    fn new(grid: &Grid, dt: f64, u: &'a [Point], scalars: [&'a [f64]; SCALARS]) -> Self {
-        let factors = grid.factors();
+    fn new(sources: &Sources<'a, SCALARS>) -> Self {
+        let Sources { grid, scalars, factors, .. } = sources;
         Self {
             edge: grid.edge,
-            u,
             velocity: [scalars[VELOCITY], scalars[VELOCITY + 1], scalars[VELOCITY + 2]],
             qs: scalars[QS],
             rho_i: scalars[RHO_I],
             speed: scalars[SPEED],
-            first: dt * factors.first,
-            second: dt * factors.second,
-            damping: dt * DAMPING,
+            first: factors.first,
+            second: factors.second,
+            damping: sources.dt * DAMPING,
         }
     }
 
+    #[inline]
     fn waves(&self, places: [usize; WIDTH]) -> Waves {
         let mut waves = NO_WAVES;
         for (line, place) in places.into_iter().enumerate() {
@@ -280,8 +283,10 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     /// The NPB's tzetar.
     fn change_from_z(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
         let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
-        let (rho, speed) = (self.u[place][0], self.speed[place]);
-        let t1 = FRAC_1_SQRT_2 * rho / speed * (r4 + r5);
+        let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
+        let rho_per_speed = 1.0 / (rho_i * speed);
+        let rho = rho_per_speed * speed;
+        let t1 = FRAC_1_SQRT_2 * rho_per_speed * (r4 + r5);
         let t2 = r3 + t1;
         let t3 = FRAC_1_SQRT_2 * rho * (r4 - r5);
         let energy = rho * (v * r1 - u * r2) + self.qs[place] * t2 + (1.0 / C2) * speed * speed * t1 + w * t3;
