@@ -45,6 +45,11 @@ fn bt_gives_the_published_norms() {
 }
 
 #[test]
+fn sp_gives_the_published_norms() {
+    passes("npb.sp", "errors=0 checked=10");
+}
+
+#[test]
 fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
     for (class, nonzeros) in [("S", 78148), ("W", 508_402)] {
         let (_, lines) = run(1, PAGES, &format!("npb.cg class={class}"));
@@ -55,7 +60,7 @@ fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
 #[test]
 fn a_number_of_threads_that_divides_nothing_passes_too() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.bt"] {
+    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.bt", "npb.sp"] {
         let (code, lines) = run(3, PAGES, kernel);
         assert_eq!(code, ExitCode::Success, "{kernel}: {lines:#?}");
     }
@@ -63,7 +68,7 @@ fn a_number_of_threads_that_divides_nothing_passes_too() {
 
 #[test]
 fn a_small_arena_is_refused_before_anything_is_touched() {
-    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.bt"] {
+    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.bt", "npb.sp"] {
         let (code, lines) = run(1, 16, &format!("{kernel} class=C"));
         assert_eq!(code, ExitCode::Unsupported, "{kernel}: {lines:#?}");
         let verbs: Vec<_> = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();

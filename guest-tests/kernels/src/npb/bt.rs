@@ -192,7 +192,8 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 
     /// The blocks that come from the points at these places: the Jacobians of the flux along the axis and of the viscous terms.
     fn blocks(&self, places: [usize; WIDTH]) -> Blocks {
-        let states = places.map(|place| self.state(place));
+        let mut states = [State::default(); WIDTH];
+        states.iter_mut().zip(places).for_each(|(state, place)| *state = self.state(place));
         let (flux, viscous) = (self.flux(&states), self.viscous(&states));
         let mut blocks = Blocks { a: ZERO, b: IDENTITY, c: ZERO };
         for row in 0..COMPONENTS {
@@ -302,6 +303,7 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
 }
 
 /// What the Jacobians at a point are made of.
+#[derive(Clone, Copy, Default)]
 struct State {
     velocity: [f64; 3],
     qs: f64,

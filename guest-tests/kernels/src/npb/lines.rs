@@ -138,8 +138,9 @@ pub fn solve_across_planes(
             for x in grid.interior().step_by(WIDTH) {
                 let lines = Lines::along(grid, 2, x).moved_by(y * grid.row());
                 solver.down(lines, work, |z| {
-                    let row = own.row(z, y);
-                    array::from_fn(|line| row[x + line])
+                    let mut points = [[0.0; COMPONENTS]; WIDTH];
+                    points.copy_from_slice(&own.row(z, y)[x..x + WIDTH]);
+                    points
                 });
                 solver.up(lines, work, |z, points| own.row_mut(z, y)[x..x + WIDTH].copy_from_slice(&points));
             }

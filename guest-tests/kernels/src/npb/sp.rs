@@ -19,7 +19,7 @@ use wideleaf_protocol::Name;
 use super::classes::Class;
 use super::flow::{C1C5, C2, C3C4, COMPONENTS, DAMPING, DIFFUSION, Point, damping_weights};
 use super::lines::{
-    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, in_planes, solve_across_planes, solve_plane,
+    Lanes, LineSolver, Lines, WIDTH, by_component, by_line, in_planes, solve_across_planes, solve_plane,
 };
 use super::rhs::{Fields, QS, RHO_I, SPEED, Sources, VELOCITY};
 use super::steps::{Method, Problem};
@@ -220,11 +220,11 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         waves
     }
 
-    /// The row of a point, after eliminating the one and the two before it. `waves` are those of the point before, here and behind.
+    /// Eliminates the point before and the one before that from a row, which has only right-hand sides yet. `waves` are those of
+    /// the point before, here and behind.
     #[inline]
-    fn row(&self, index: usize, rhs: &Lined, waves: &[Waves; 3], two_before: &Left, before: &Left) -> Left {
+    fn eliminate(&self, index: usize, row: &mut Left, waves: &[Waves; 3], two_before: &Left, before: &Left) {
         let weights = damping_weights(index, self.edge).map(|weight| self.damping * weight);
-        let mut row = NO_ROW;
         let mut scales = [[0.0; WIDTH]; SYSTEMS];
         let mut bs = scales;
         for system in 0..SYSTEMS {
@@ -248,12 +248,10 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         }
         for (m, system) in SYSTEM_OF.into_iter().enumerate() {
             for line in 0..WIDTH {
-                let rest =
-                    rhs[m][line] - weights[0] * two_before[RHS + m][line] - bs[system][line] * before[RHS + m][line];
-                row[RHS + m][line] = rest * scales[system][line];
+                let known = weights[0] * two_before[RHS + m][line] + bs[system][line] * before[RHS + m][line];
+                row[RHS + m][line] = (row[RHS + m][line] - known) * scales[system][line];
             }
         }
-        row
     }
 
     /// What goes into the lines: along x the waves are made here, along y and z by the lines before.
@@ -297,17 +295,23 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
     fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
         let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0;
+        let left = &mut left[..self.edge - 1];
+        // All that the lines have at first: loads that miss the cache then wait beside each other, not for the elimination.
+        for (index, row) in left.iter_mut().enumerate().skip(1) {
+            let mut points = rhs(index);
+            for (point, place) in points.iter_mut().zip(lines.places(index)) {
+                *point = self.enter(place, *point);
+            }
+            row[RHS..].copy_from_slice(&by_component(points));
+        }
         let waves = |index| self.waves(lines.places(index));
         let mut three = [NO_WAVES, waves(0), waves(1)];
         // On the faces v = 0: nothing of them comes into the rows behind, or of the last one into the row before.
         let (mut two_before, mut before) = (NO_ROW, NO_ROW);
-        for (index, left) in left.iter_mut().enumerate().take(self.edge - 1).skip(1) {
-            let places = lines.places(index);
+        for (index, row) in left.iter_mut().enumerate().skip(1) {
             three = [three[1], three[2], waves(index + 1)];
-            let mut points = rhs(index);
-            points.iter_mut().zip(places).for_each(|(point, place)| *point = self.enter(place, *point));
-            *left = self.row(index, &by_component(points), &three, &two_before, &before);
-            (two_before, before) = (before, *left);
+            self.eliminate(index, row, &three, &two_before, &before);
+            (two_before, before) = (before, *row);
         }
     }
 
