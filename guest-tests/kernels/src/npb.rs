@@ -1,4 +1,4 @@
-//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS and CG in the classes S, W, A, B and C.
+//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS, CG, BT and SP in the classes S, W, A, B and C.
 //!
 //! ```text
 //!   class=A ─▶ problem ─▶ Layout ─ too little RAM? ─▶ init ─▶ compute (timed) ─▶ verify ─▶ results

@@ -15,11 +15,9 @@ use wideleaf_protocol::Name;
 
 use super::classes::Class;
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
-use super::lines::{
-    Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line, in_planes, solve_across_planes, solve_plane,
-};
+use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
-use super::steps::{Method, Problem};
+use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::Kernel;
 use crate::{Arena, KernelError, Platform};
@@ -141,15 +139,10 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
     fields.derive(platform);
     let (sources, rhs) = fields.for_step(dt);
-    let (along_x, along_y, along_z) =
-        (System::<0>::new(&sources), System::<1>::new(&sources), System::<2>::new(&sources));
-    // One plane after the other: it is still in the cache when the next sweep needs it.
-    in_planes(platform, &sources.grid, rhs, work, |z, plane, work| {
-        sources.right_hand_side(z, plane);
-        solve_plane::<0>(&sources.grid, &along_x, z, plane, work);
-        solve_plane::<1>(&sources.grid, &along_y, z, plane, work);
-    });
-    solve_across_planes(platform, &sources.grid, &along_z, rhs, work);
+    let along_x = System::<0>::new(&sources);
+    let along_y = System::<1>::new(&sources);
+    let along_z = System::<2>::new(&sources);
+    steps::sweep(platform, &sources, rhs, work, (&along_x, &along_y, &along_z));
     fields.advance(platform);
 }
 
@@ -380,11 +373,27 @@ fn subtract_multiple(row: &mut [Lanes], factor: &Lanes, from: &[Lanes]) {
 
 #[cfg(test)]
 mod tests {
+    use core::array;
     use std::boxed::Box;
     use std::vec;
 
     use super::*;
     use crate::native;
+
+    #[test]
+    fn what_elimination_leaves_solves_the_block() {
+        let number =
+            |row: usize, column: usize| ((3 * row + 7 * column) % 5) as f64 + if row == column { 9.0 } else { 0.0 };
+        let block: Block = array::from_fn(|row| array::from_fn(|column| [number(row, column), number(column, row)]));
+        let right: Left = array::from_fn(|row| array::from_fn(|column| [row as f64, column as f64 - 2.0]));
+        let mut left = right;
+        eliminate(&mut block.clone(), &mut left);
+        for (row, right) in block.iter().zip(right) {
+            let mut rest = right;
+            row.iter().zip(left).for_each(|(factor, from)| subtract_multiple(&mut rest, factor, &from));
+            assert!(rest.as_flattened().iter().all(|number| number.abs() < 1e-14), "{rest:?}");
+        }
+    }
 
     #[test]
     fn a_wrong_norm_is_found() {

@@ -7,8 +7,9 @@
 use wideleaf_protocol::Name;
 
 use super::flow::{self, COMPONENTS, ERROR_NAMES, Grid, Point, RESIDUAL_NAMES};
+use super::lines::{LineSolver, in_planes, solve_across_planes, solve_plane};
 use super::report::{self, COMPUTE, INIT, VERIFY};
-use super::rhs::{FieldPlaces, Fields};
+use super::rhs::{FieldPlaces, Fields, Sources};
 use crate::arena::{Layout, Place};
 use crate::{Arena, KernelError, Platform};
 
@@ -77,4 +78,22 @@ impl<const SCALARS: usize> Method<SCALARS> {
         let per_step = self.operations.iter().fold(0.0, |sum, factor| sum * edge + factor);
         f64::from(problem.steps) * per_step
     }
+}
+
+/// The right-hand side of a step, and the solves along x, y and z, which leave in `rhs` what the step adds to u. The planes are taken
+/// one after the other: one is still in the cache when the next sweep needs it. Along z there is no such order.
+pub fn sweep<const SCALARS: usize>(
+    platform: &dyn Platform,
+    sources: &Sources<'_, SCALARS>,
+    rhs: &mut [Point],
+    work: &mut [f64],
+    (along_x, along_y, along_z): (&impl LineSolver, &impl LineSolver, &impl LineSolver),
+) {
+    let grid = &sources.grid;
+    in_planes(platform, grid, rhs, work, |z, plane, work| {
+        sources.right_hand_side(z, plane);
+        solve_plane::<0>(grid, along_x, z, plane, work);
+        solve_plane::<1>(grid, along_y, z, plane, work);
+    });
+    solve_across_planes(platform, grid, along_z, rhs, work);
 }
