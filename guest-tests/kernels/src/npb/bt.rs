@@ -11,22 +11,28 @@
 
 use core::slice;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
 use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
+use super::report;
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// BT in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.bt"),
     summary: "NPB BT: a flow by block-tridiagonal solves along x, y and z",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -131,6 +137,10 @@ const fn problem(class: Class) -> Problem {
 }
 
 const METHOD: Method<SCALARS> = Method { operations: [3478.8, -17655.7, 28023.7, 0.0], work_per_point: LEFT, step };
+
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(METHOD.memory(&problem(Class::from_parameters(parameters)?), vcpus))
+}
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     METHOD.run(platform, arena, &problem(Class::from_parameters(parameters)?))

@@ -14,22 +14,28 @@
 
 use core::f64::consts::FRAC_1_SQRT_2;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::flow::{C1C5, C2, C3C4, COMPONENTS, DAMPING, DIFFUSION, OWN_AXIS, Point, damping_weights};
 use super::lines::{Lanes, LineSolver, Lines, WIDTH, by_component, by_line};
+use super::report;
 use super::rhs::{Fields, QS, RHO_I, SPEED, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// SP in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.sp"),
     summary: "NPB SP: a flow by scalar pentadiagonal solves along x, y and z",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -132,6 +138,10 @@ const fn problem(class: Class) -> Problem {
 
 const METHOD: Method<SCALARS> =
     Method { operations: [881.174, -4683.91, 11484.5, -19272.4], work_per_point: LEFT * WIDTH, step };
+
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(METHOD.memory(&problem(Class::from_parameters(parameters)?), vcpus))
+}
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     METHOD.run(platform, arena, &problem(Class::from_parameters(parameters)?))

@@ -11,6 +11,7 @@ use super::lines::{LineSolver, in_planes, solve_across_planes, solve_plane};
 use super::report::{self, COMPUTE, INIT, VERIFY};
 use super::rhs::{FieldPlaces, Fields, Sources};
 use crate::arena::{Layout, Place};
+use crate::registry::MemoryNeed;
 use crate::{Arena, KernelError, Platform};
 
 /// Norms that are compared.
@@ -31,6 +32,12 @@ pub struct Problem {
     pub error: Point,
 }
 
+impl Problem {
+    const fn grid(&self) -> Grid {
+        Grid { edge: self.edge }
+    }
+}
+
 /// How a kernel goes on from step to step.
 pub struct Method<const SCALARS: usize> {
     /// Operations of a step by the NPB's formula: the factors of edge³, edge², edge and 1.
@@ -42,6 +49,17 @@ pub struct Method<const SCALARS: usize> {
 }
 
 impl<const SCALARS: usize> Method<SCALARS> {
+    /// What a run takes.
+    pub fn memory(&self, problem: &Problem, vcpus: usize) -> MemoryNeed {
+        MemoryNeed::of_layout(|layout| self.place(layout, problem, vcpus))
+    }
+
+    /// Puts fields and work space into the layout.
+    fn place(&self, layout: &mut Layout, problem: &Problem, vcpus: usize) -> (FieldPlaces<SCALARS>, Place<f64>) {
+        let fields = FieldPlaces::new(layout, &problem.grid());
+        (fields, layout.place((vcpus * problem.edge * self.work_per_point) as u64))
+    }
+
     /// A whole run in this arena.
     pub fn run<'a>(
         &self,
@@ -49,20 +67,18 @@ impl<const SCALARS: usize> Method<SCALARS> {
         arena: &Arena<'_>,
         problem: &Problem,
     ) -> Result<(), KernelError<'a>> {
-        let grid = Grid { edge: problem.edge };
         let mut layout = Layout::at(arena.address());
-        let fields = FieldPlaces::<SCALARS>::new(&mut layout, &grid);
-        let work: Place<f64> = layout.place((platform.vcpus() * grid.edge * self.work_per_point) as u64);
+        let (fields, work) = self.place(&mut layout, problem, platform.vcpus());
         let mut typed = report::claim(platform, arena, &layout, Name::literal("fields"))?;
         let ((mut fields, work), _) = report::phase(platform, INIT, || {
-            let (mut fields, work) = (fields.take(&mut typed, grid), typed.take(work));
+            let (mut fields, work) = (fields.take(&mut typed, problem.grid()), typed.take(work));
             fields.start(platform);
             (self.step)(platform, &mut fields, problem.dt, work);
             fields.restart(platform);
             (fields, work)
         });
         let ((), ticks) = report::phase(platform, COMPUTE, || {
-            (0..problem.steps).for_each(|_| (self.step)(platform, &mut fields, problem.dt, work));
+            report::steps(platform, problem.steps).for_each(|_| (self.step)(platform, &mut fields, problem.dt, work));
         });
         report::rate(platform, self.operations(problem), ticks);
         let (errors, _) = report::phase(platform, VERIFY, || {
