@@ -252,6 +252,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
 
     /// Adds to `change` what flux and viscosity have along an axis, for the points from `start` on. As u = ρ·(1, v, …), the flux of
     /// a momentum is its velocity times the flux of mass.
+    // As an argument, which inlining would undo, `change` is known not to be what is read, and the loop is vectorised.
     #[inline(never)]
     fn add_flux<const AXIS: usize>(&self, start: usize, count: usize, change: &mut Columns) {
         let (stride, factors) = (self.grid.stride(AXIS), self.factors);
@@ -288,7 +289,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
 /// The interior of a row component by component: numbers of neighbouring points lie side by side, as vectors need them.
 type Columns = [[f64; INTERIOR_MAX]; COMPONENTS];
 
-/// Interior of the largest class's edge, which has 162 points.
+/// Interior of the largest class's edge, which has 162 points. A longer row would be refused by the slicing, not cut off.
 const INTERIOR_MAX: usize = 160;
 
 /// `count` elements of a field, with those one stride before and behind.
