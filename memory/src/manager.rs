@@ -15,6 +15,7 @@
 //! later.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -27,7 +28,7 @@ use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, GpaRange, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
-    PageSize, PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
+    PageSize, PerTenThousand, Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
 use crate::backing::BackingConfig;
@@ -46,7 +47,7 @@ mod giants;
 mod pacing;
 mod sampling;
 
-use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
+use acting::{Mechanism, Panicked, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
 use pacing::{PULSE, Pacing};
 use sampling::{Sampling, SharedAccess};
@@ -175,6 +176,8 @@ pub struct ManagerReport {
     pub unanswered: Vec<String>,
     /// Memslots whose dirty log somebody else had switched on at some tick: such a hold is not lifted.
     pub logs_of_others: BTreeSet<(VmId, SlotId)>,
+    /// What panicked while it acted, and what is left alone since. None is the rule: each is a mistake of ours.
+    pub panics: Vec<String>,
     /// Memory the host got back.
     pub released: Bytes,
     /// What the policy counted of its own decisions.
@@ -211,6 +214,7 @@ impl ManagerReport {
             sensor_costs: SensorCosts::new(),
             unanswered: Vec::new(),
             logs_of_others: BTreeSet::new(),
+            panics: Vec::new(),
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
         }
@@ -281,11 +285,22 @@ struct Means<'a> {
     host: &'a dyn Host,
     vms: &'a [ManagedVm],
     should_stop: &'a AtomicBool,
+    panics: &'a Mutex<Vec<(VmId, Panicked)>>,
 }
 
 impl Means<'_> {
-    /// Acts, unless the loop is to end. `hands`: by VM.
+    /// Acts, and refuses where that panics: whoever has a window in hand lets go of it first, and claims end with their guards.
     fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
+        // What a panic may leave half-way is of this VM, and nobody acts on that again (`ManagerLoop::is_left_alone`).
+        catch_unwind(AssertUnwindSafe(|| self.act_on(begun, hands))).unwrap_or_else(|payload| {
+            let panicked = (begun.planned.action.vm(), Panicked::new(payload.as_ref()));
+            self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
+            Performed::not_tried(OutcomeResult::Refused(Refusal::Other(0)), self.host.now())
+        })
+    }
+
+    /// Acts, unless the loop is to end. `hands`: by VM.
+    fn act_on(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
         match begun.window {
             Err(skip) => Performed::skipped(skip, self.host.now()),
             Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
@@ -333,6 +348,10 @@ pub struct ManagerLoop {
     /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
     own_logs: Vec<Option<Arc<OwnLogs>>>,
     should_stop: Arc<AtomicBool>,
+    /// Of the actions of this tick.
+    panics: Mutex<Vec<(VmId, Panicked)>>,
+    /// By VM in the order given: an action of it has panicked.
+    is_left_alone: Vec<bool>,
 }
 
 impl ManagerLoop {
@@ -371,6 +390,8 @@ impl ManagerLoop {
             plan: Plan::default(),
             recorder: None,
             should_stop: Arc::default(),
+            panics: Mutex::default(),
+            is_left_alone: vec![false; vms.len()],
             host,
             vms,
             policy: Arc::new(Mutex::new(policy)),
@@ -556,12 +577,16 @@ impl ManagerLoop {
         let mut performed: Vec<_> = others.iter().map(|begun| (*begun, means.attempt(begun, &mut []))).collect();
         performed.extend(self.copy(&copies));
         performed.sort_unstable_by_key(|(begun, _)| begun.position);
+        self.leave_alone_what_panicked();
         giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
     }
 
     /// Takes a window into the state of being acted on, if it is there and may be.
     fn begin<'a>(&self, position: usize, planned: &'a PlannedAction, snapshot: &Snapshot) -> Begun<'a> {
         let begin = |(index, row): (usize, usize)| {
+            if self.is_left_alone[index] {
+                return Err(Skip::NoMechanism);
+            }
             let state = self.states[index][row].begin(self.host.now()).map_err(|_| Skip::BackingOff)?;
             Ok(ActingOn { index, row, state, is_held: snapshot.vms[index].is_held[row] })
         };
@@ -574,13 +599,23 @@ impl ManagerLoop {
     }
 
     fn means(&self) -> Means<'_> {
-        Means { host: self.host.as_ref(), vms: &self.vms, should_stop: &self.should_stop }
+        let ManagerLoop { host, vms, should_stop, panics, .. } = self;
+        Means { host: host.as_ref(), vms, should_stop, panics }
+    }
+
+    fn leave_alone_what_panicked(&mut self) {
+        let panics = self.panics.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (vm, panicked) in panics.drain(..) {
+            tracing::error!("{vm} is left alone from now on: an action {panicked}");
+            self.report.panics.push(format!("{vm} is left alone from now on: an action {panicked}"));
+            self.vms.iter().zip(&mut self.is_left_alone).for_each(|(of, is)| *is |= of.id == vm);
+        }
     }
 
     /// Copies windows, each thread the next that is left.
     fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, swaps, should_stop, config, .. } = self;
-        let means = Means { host: host.as_ref(), vms, should_stop };
+        let ManagerLoop { host, vms, swaps, should_stop, config, panics, .. } = self;
+        let means = Means { host: host.as_ref(), vms, should_stop, panics };
         let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
@@ -594,7 +629,7 @@ impl ManagerLoop {
             let others: Vec<_> = others.into_iter().map(|hands| scope.spawn(|| work(hands))).collect();
             let mut performed = work(of_thread());
             for other in others {
-                performed.extend(other.join().expect("a thread that copies does not panic"));
+                performed.extend(other.join().expect("what panics in an attempt is caught there"));
             }
             performed
         })

@@ -44,6 +44,7 @@ struct State {
     texts: BTreeMap<String, String>,
     meanwhile: Option<Meanwhile>,
     mappings_are_in_pieces: bool,
+    panics_at: Option<Hva>,
 }
 
 /// Something else that happens.
@@ -124,6 +125,11 @@ impl FakeHost {
     /// From now on no range of more than one window is one mapping.
     pub fn cut_mappings(&self) {
         self.state().mappings_are_in_pieces = true;
+    }
+
+    /// From now on whoever gives advice about a range that starts there panics, as by a mistake of ours.
+    pub fn panic_at(&self, start: Hva) {
+        self.state().panics_at = Some(start);
     }
 
     /// How many calls there were.
@@ -212,6 +218,8 @@ impl Host for FakeHost {
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
         const WHAT: &str = "fake madvise";
         let fail = |errno| Err(HostError { what: WHAT, source: io::Error::from_raw_os_error(errno) });
+        let is_mistake = self.state().panics_at == Some(start);
+        assert!(!is_mistake, "as by a mistake of ours");
         let mut state = self.enter(WHAT)?;
         if let Some((_, errno, times)) = state.fail_advice.iter_mut().find(|(of, _, times)| *of == advice && *times > 0)
         {

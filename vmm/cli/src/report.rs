@@ -204,6 +204,8 @@ pub struct ManagerSummary {
     pub sensors: BTreeMap<String, SensorSummary>,
     /// Questions of the policy that nothing here can answer, each with the reason.
     pub unanswered: Vec<String>,
+    /// What panicked while it acted, and what is left alone since.
+    pub panics: Vec<String>,
     /// Memory the host got back.
     pub released_bytes: u64,
     /// What became of the recording, if there is one.
@@ -415,6 +417,9 @@ impl RunReport {
         }
         for question in &manager.unanswered {
             let _ = writeln!(out, "  manager: cannot tell {question}");
+        }
+        for panic in &manager.panics {
+            let _ = writeln!(out, "  manager: {panic}");
         }
         if manager.released_bytes > 0 {
             let _ = writeln!(out, "  manager: released {}", Bytes::new(manager.released_bytes));

@@ -444,6 +444,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             })
             .collect(),
         unanswered: report.unanswered.clone(),
+        panics: report.panics.clone(),
         released_bytes: report.released.get(),
         recording: report.recording.as_ref().map(|recording| RecordingSummary {
             frames: recording.frames,
