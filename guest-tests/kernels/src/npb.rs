@@ -1,4 +1,4 @@
-//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS, CG, MG and LU in the classes S, W, A, B and C.
+//! The NAS Parallel Benchmarks (NPB 3.x): BT, CG, EP, FT, IS, LU, MG and SP in the classes S, W, A, B and C.
 //!
 //! ```text
 //!   class=A ─▶ problem ─▶ Layout ─ too little RAM? ─▶ init ─▶ compute (timed) ─▶ verify ─▶ results
@@ -15,19 +15,30 @@
 //! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
 //! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
 //! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
+//! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
+//! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
+//! | [`bt`] | the flow by block-tridiagonal solves along x, y and z |
+//! | [`sp`] | the flow by scalar pentadiagonal solves along x, y and z |
+//! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
+//! | [`rhs`] | fields and right-hand side of BT and SP |
+//! | [`steps`] | a run of BT or SP |
+//! | [`lines`] | neighbouring lines of points, solved side by side |
 //! | [`report`] | the phases and the result block as messages; other kernels use it too |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
 
-pub use crate::report;
-
+pub mod bt;
 pub mod cg;
 pub mod classes;
 pub mod ep;
 pub mod flow;
 pub mod is;
+pub mod lines;
 pub mod logarithm;
 pub mod lu;
 pub mod mg;
 pub mod random;
+pub mod rhs;
+pub mod sp;
+pub mod steps;

@@ -32,6 +32,8 @@ pub const KERNELS: &[Kernel] = &[
     sweep3d::KERNEL,
     amr::KERNEL,
     latency::KERNEL,
+    npb::bt::KERNEL,
+    npb::sp::KERNEL,
 ];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.

@@ -56,6 +56,16 @@ fn lu_gives_the_published_norms_and_integral() {
 }
 
 #[test]
+fn bt_gives_the_published_norms() {
+    passes("npb.bt", "errors=0 checked=10");
+}
+
+#[test]
+fn sp_gives_the_published_norms() {
+    passes("npb.sp", "errors=0 checked=10");
+}
+
+#[test]
 fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
     for (class, nonzeros) in [("S", 78148), ("W", 508_402)] {
         let (_, lines) = run(1, PAGES, &format!("npb.cg class={class}"));
@@ -66,7 +76,7 @@ fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
 #[test]
 fn a_number_of_threads_that_divides_nothing_passes_too() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.mg"] {
+    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.mg", "npb.bt", "npb.sp"] {
         let (code, lines) = run(3, PAGES, kernel);
         assert_eq!(code, ExitCode::Success, "{kernel}: {lines:#?}");
     }
@@ -74,7 +84,7 @@ fn a_number_of_threads_that_divides_nothing_passes_too() {
 
 #[test]
 fn a_small_arena_is_refused_before_anything_is_touched() {
-    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.mg", "npb.lu"] {
+    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.mg", "npb.lu", "npb.bt", "npb.sp"] {
         let (code, lines) = run(1, 16, &format!("{kernel} class=C"));
         assert_eq!(code, ExitCode::Unsupported, "{kernel}: {lines:#?}");
         let verbs: Vec<_> = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();
@@ -94,7 +104,14 @@ fn the_lines_come_in_the_order_a_host_relies_on() {
 #[test]
 fn the_timed_part_says_between_its_steps_how_far_it_is() {
     // By a clock of 1000 ticks a second every step takes longer than the least time between two lines.
-    for (kernel, line) in [("npb.is", "done=9 total=10"), ("npb.cg", "done=14 total=15"), ("npb.ep", "total=256")] {
+    let ends = [
+        ("npb.is", "done=9 total=10"),
+        ("npb.cg", "done=14 total=15"),
+        ("npb.ep", "total=256"),
+        ("npb.bt", "done=59 total=60"),
+        ("npb.sp", "done=99 total=100"),
+    ];
+    for (kernel, line) in ends {
         let (code, lines) = run_with(1, 1000, PAGES, &format!("{kernel} class=S"), |_, _| ());
         assert_eq!(code, ExitCode::Success);
         let progress = lines.iter().rfind(|line| line.contains(" progress phase=compute "));

@@ -1,0 +1,417 @@
+//! BT: the flow by implicit steps, which solve a block-tridiagonal system of 5 × 5 blocks along every line of x, then y, then z.
+//!
+//! ```text
+//!   rhs = dt · (forcing + L(u))         for every line along x, then y, then z:
+//!   three sweeps, each overwrites rhs      Aᵢ·vᵢ₋₁ + Bᵢ·vᵢ + Cᵢ·vᵢ₊₁ = rhsᵢ      v = 0 on the faces
+//!   u += rhs                               down: Cᵢ ← Bᵢ⁻¹·Cᵢ, rhsᵢ ← Bᵢ⁻¹·rhsᵢ      up: vᵢ = rhsᵢ − Cᵢ·vᵢ₊₁
+//! ```
+//!
+//! Most of the time is in the blocks, which stay in the first-level cache. The sweeps along y and z reach the fields with strides of
+//! a row and of a plane.
+
+use core::slice;
+
+use wideleaf_protocol::{Name, VCPUS_MAX};
+
+use super::classes::Class;
+use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
+use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
+use super::report;
+use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
+use super::steps::{self, Method, Problem};
+use crate::parameters::{Parameter, Parameters};
+use crate::registry::{Kernel, MemoryNeed};
+use crate::{Arena, KernelError, Platform};
+
+/// BT in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("npb.bt"),
+    summary: "NPB BT: a flow by block-tridiagonal solves along x, y and z",
+    classes: &Class::ALL,
+    parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
+    run,
+};
+
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+
+/// Scalars of each point: all but the speed of sound.
+const SCALARS: usize = 6;
+/// Numbers that the way down leaves for the way up at each point of the lines: C and the right-hand side.
+const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
+
+type Block = [[Lanes; COMPONENTS]; COMPONENTS];
+/// A block and a vector, row by row.
+type Row = [Lanes; COMPONENTS + 1];
+type Left = [Row; COMPONENTS];
+
+const fn problem(class: Class) -> Problem {
+    match class {
+        Class::S => Problem {
+            edge: 12,
+            steps: 60,
+            dt: 0.01,
+            residual: [
+                0.170_342_837_095_413_12,
+                0.012_975_252_070_034_096,
+                0.032_527_926_989_486_054,
+                0.026_436_421_275_166_8,
+                0.192_117_841_317_444_3,
+            ],
+            error: [
+                0.000_499_769_133_458_115_8,
+                4.519_566_678_296_193e-05,
+                7.397_376_517_292_135e-05,
+                7.382_123_863_243_973e-05,
+                0.000_892_696_309_874_914_5,
+            ],
+        },
+        Class::W => Problem {
+            edge: 24,
+            steps: 200,
+            dt: 0.0008,
+            residual: [112.559_040_934_4, 11.800_075_957_31, 27.103_297_678_46, 24.691_749_376_69, 263.842_787_431_7],
+            error: [4.419_655_736_008, 0.463_853_126_000_2, 1.011_551_749_967, 0.923_587_872_994_4, 10.180_458_377_18],
+        },
+        Class::A => Problem {
+            edge: 64,
+            steps: 200,
+            dt: 0.0008,
+            residual: [
+                108.063_467_146_372_64,
+                11.319_730_901_220_813,
+                25.974_354_511_582_465,
+                23.665_622_544_678_91,
+                252.789_632_117_483_45,
+            ],
+            error: [
+                4.234_841_604_052_502_5,
+                0.443_902_824_969_957,
+                0.966_924_801_363_456_5,
+                0.883_020_630_397_654_8,
+                9.737_990_177_082_928,
+            ],
+        },
+        Class::B => Problem {
+            edge: 102,
+            steps: 200,
+            dt: 0.0003,
+            residual: [
+                1_423.359_722_928_725_4,
+                99.330_522_590_150_24,
+                356.460_256_445_352_85,
+                324.854_479_590_840_9,
+                3_270.754_125_465_936_3,
+            ],
+            error: [
+                52.969_847_140_936_86,
+                4.463_289_611_567_067,
+                13.122_573_342_210_174,
+                12.006_925_323_559_145,
+                124.595_761_510_359_86,
+            ],
+        },
+        Class::C => Problem {
+            edge: 162,
+            steps: 200,
+            dt: 0.0001,
+            residual: [
+                6_239.811_655_176_461_5,
+                507.932_391_904_239_64,
+                1_542.353_009_301_359_6,
+                1_330.238_792_929_119,
+                11_604.087_428_436_455,
+            ],
+            error: [
+                164.620_083_690_912_65,
+                11.497_107_903_824_313,
+                41.207_446_207_461_51,
+                37.087_651_059_694_17,
+                362.110_530_518_412_65,
+            ],
+        },
+    }
+}
+
+const METHOD: Method<SCALARS> = Method { operations: [3478.8, -17655.7, 28023.7, 0.0], work_per_point: LEFT, step };
+
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(METHOD.memory(&problem(Class::from_parameters(parameters)?), vcpus))
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    METHOD.run(platform, arena, &problem(Class::from_parameters(parameters)?))
+}
+
+fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
+    fields.derive(platform);
+    let (sources, rhs) = fields.for_step(dt);
+    let along_x = System::<0>::new(&sources);
+    let along_y = System::<1>::new(&sources);
+    let along_z = System::<2>::new(&sources);
+    steps::sweep(platform, &sources, rhs, work, (&along_x, &along_y, &along_z));
+    fields.advance(platform);
+}
+
+/// The systems of the lines along an axis.
+struct System<'a, const AXIS: usize> {
+    edge: usize,
+    u: &'a [Point],
+    velocity: [&'a [f64]; 3],
+    qs: &'a [f64],
+    rho_i: &'a [f64],
+    /// Factor of the flux: dt · t2.
+    first: f64,
+    /// Factor of diffusion: dt · t1.
+    second: f64,
+}
+
+/// What a point gives to its own row of the system and to its neighbours'.
+struct Blocks {
+    /// A of the row behind it.
+    a: Block,
+    /// B of its own row.
+    b: Block,
+    /// C of the row before it.
+    c: Block,
+}
+
+impl<'a, const AXIS: usize> System<'a, AXIS> {
+    fn new(sources: &Sources<'a, SCALARS>) -> Self {
+        let Sources { grid, u, scalars, factors, .. } = sources;
+        Self {
+            edge: grid.edge,
+            u,
+            velocity: [scalars[VELOCITY], scalars[VELOCITY + 1], scalars[VELOCITY + 2]],
+            qs: scalars[QS],
+            rho_i: scalars[RHO_I],
+            first: factors.first,
+            second: factors.second,
+        }
+    }
+
+    /// The blocks that come from the points at these places: the Jacobians of the flux along the axis and of the viscous terms.
+    fn blocks(&self, places: [usize; WIDTH]) -> Blocks {
+        let mut states = [State::default(); WIDTH];
+        states.iter_mut().zip(places).for_each(|(state, place)| *state = self.state(place));
+        let (flux, viscous) = (self.flux(&states), self.viscous(&states));
+        let mut blocks = Blocks { a: ZERO, b: IDENTITY, c: ZERO };
+        for row in 0..COMPONENTS {
+            for column in 0..COMPONENTS {
+                let both = flux[row][column].into_iter().zip(viscous[row][column]);
+                for (line, (flux, viscous)) in both.enumerate() {
+                    blocks.a[row][column][line] = -flux - viscous;
+                    blocks.b[row][column][line] += 2.0 * viscous;
+                    blocks.c[row][column][line] = flux - viscous;
+                }
+            }
+        }
+        blocks
+    }
+
+    #[inline]
+    fn state(&self, place: usize) -> State {
+        let [u, v, w] = &self.velocity;
+        State {
+            velocity: [u[place], v[place], w[place]],
+            qs: self.qs[place],
+            rho_i: self.rho_i[place],
+            energy: self.u[place][4] * self.rho_i[place],
+        }
+    }
+
+    /// dt · t2 times the Jacobian of the flux.
+    fn flux(&self, states: &[State; WIDTH]) -> Block {
+        let mut flux = ZERO;
+        for (line, state) in states.iter().enumerate() {
+            let velocity = state.velocity.map(|velocity| self.first * velocity);
+            let (own, plain_own) = (velocity[AXIS], state.velocity[AXIS]);
+            let (qs, enthalpy) = (C2 * state.qs, C1 * state.energy);
+            flux[0][AXIS + 1][line] = self.first;
+            for axis in 0..3 {
+                flux[axis + 1][0][line] = -plain_own * velocity[axis];
+                flux[axis + 1][AXIS + 1][line] += velocity[axis];
+                flux[axis + 1][axis + 1][line] += own;
+                flux[AXIS + 1][axis + 1][line] -= C2 * velocity[axis];
+                flux[4][axis + 1][line] = -C2 * plain_own * velocity[axis];
+            }
+            flux[AXIS + 1][0][line] += self.first * qs;
+            flux[AXIS + 1][4][line] = self.first * C2;
+            flux[4][0][line] = (2.0 * qs - enthalpy) * own;
+            flux[4][AXIS + 1][line] += self.first * (enthalpy - qs);
+            flux[4][4][line] = C1 * own;
+        }
+        flux
+    }
+
+    /// dt · t1 times the Jacobian of the viscous terms and the diffusion.
+    fn viscous(&self, states: &[State; WIDTH]) -> Block {
+        let mut viscous = ZERO;
+        let diffusion = self.second * DIFFUSION[AXIS];
+        for (line, state) in states.iter().enumerate() {
+            let rho_i = self.second * state.rho_i;
+            let mut heat = C1345 * state.energy;
+            viscous[0][0][line] = diffusion;
+            for (axis, velocity) in state.velocity.into_iter().enumerate() {
+                let viscosity = if axis == AXIS { OWN_AXIS * C3C4 } else { C3C4 };
+                viscous[axis + 1][0][line] = -viscosity * rho_i * velocity;
+                viscous[axis + 1][axis + 1][line] = viscosity * rho_i + diffusion;
+                viscous[4][axis + 1][line] = (viscosity - C1345) * rho_i * velocity;
+                heat += (viscosity - C1345) * velocity * velocity;
+            }
+            viscous[4][0][line] = -rho_i * heat;
+            viscous[4][4][line] = C1345 * rho_i + diffusion;
+        }
+        viscous
+    }
+}
+
+impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
+    /// Leaves B⁻¹·C and B⁻¹·rhs of each interior point. On the faces v = 0, so it does not matter what stands for the row of the
+    /// first face, as long as nothing of it comes into the next row, nor what C the last row has.
+    fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
+        let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
+        let (mut a, mut b) = (ZERO, IDENTITY);
+        for index in 1..self.edge - 1 {
+            let [.., last, here] = &mut left[..=index] else { unreachable!("there are at least two") };
+            let blocks = self.blocks(lines.places(index));
+            set_block(last, &blocks.c);
+            eliminate(&mut b, last);
+            *here = beside_zero(&by_component(rhs(index)));
+            b = blocks.b;
+            subtract_product(&mut b, here, &a, last);
+            a = blocks.a;
+        }
+        eliminate(&mut b, &mut left[self.edge - 2]);
+    }
+
+    fn up(&self, _: Lines, work: &[f64], mut store: impl FnMut(usize, [Point; WIDTH])) {
+        let left: &[Left] = work.as_chunks().0.as_chunks().0.as_chunks().0;
+        let mut v = [[0.0; WIDTH]; COMPONENTS];
+        for index in (1..self.edge - 1).rev() {
+            v = left[index].each_ref().map(|row| {
+                let [c @ .., rhs] = row;
+                let mut rest = *rhs;
+                c.iter()
+                    .zip(&v)
+                    .for_each(|(c, v)| subtract_multiple(slice::from_mut(&mut rest), c, slice::from_ref(v)));
+                rest
+            });
+            store(index, by_line(&v));
+        }
+    }
+}
+
+/// What the Jacobians at a point are made of.
+#[derive(Clone, Copy, Default)]
+struct State {
+    velocity: [f64; 3],
+    qs: f64,
+    rho_i: f64,
+    /// Per mass.
+    energy: f64,
+}
+
+const ZERO: Block = [[[0.0; WIDTH]; COMPONENTS]; COMPONENTS];
+const IDENTITY: Block = {
+    let mut block = ZERO;
+    let mut index = 0;
+    while index < COMPONENTS {
+        block[index][index] = [1.0; WIDTH];
+        index += 1;
+    }
+    block
+};
+
+/// This vector, beside a block of zeros.
+fn beside_zero(vector: &Lined) -> Left {
+    vector.map(|last| {
+        let mut row = [[0.0; WIDTH]; COMPONENTS + 1];
+        row[COMPONENTS] = last;
+        row
+    })
+}
+
+/// Sets the block and leaves the vector beside it.
+fn set_block(left: &mut Left, block: &Block) {
+    for (row, from) in left.iter_mut().zip(block) {
+        row[..COMPONENTS].copy_from_slice(from);
+    }
+}
+
+/// b ← b − a·(block), vector of `here` ← it − a·(vector), with block and vector of `last`.
+fn subtract_product(b: &mut Block, here: &mut Left, a: &Block, last: &Left) {
+    for ((a, b), here) in a.iter().zip(b).zip(here) {
+        for (factor, from) in a.iter().zip(last) {
+            subtract_multiple(b, factor, &from[..COMPONENTS]);
+            subtract_multiple(&mut here[COMPONENTS..], factor, &from[COMPONENTS..]);
+        }
+    }
+}
+
+/// left ← b⁻¹·left, by elimination without exchanges of rows. Uses up `b`.
+fn eliminate(b: &mut Block, left: &mut Left) {
+    for pivot in 0..COMPONENTS {
+        let scale = b[pivot][pivot].map(|number| 1.0 / number);
+        multiply(&mut b[pivot][pivot + 1..], &scale);
+        multiply(&mut left[pivot], &scale);
+        let (pivot_b, pivot_left) = (b[pivot], left[pivot]);
+        for row in (0..COMPONENTS).filter(|row| *row != pivot) {
+            let factor = b[row][pivot];
+            subtract_multiple(&mut b[row][pivot + 1..], &factor, &pivot_b[pivot + 1..]);
+            subtract_multiple(&mut left[row], &factor, &pivot_left);
+        }
+    }
+}
+
+#[inline]
+fn multiply(row: &mut [Lanes], factor: &Lanes) {
+    for number in row {
+        number.iter_mut().zip(factor).for_each(|(number, factor)| *number *= factor);
+    }
+}
+
+#[inline]
+fn subtract_multiple(row: &mut [Lanes], factor: &Lanes, from: &[Lanes]) {
+    for (number, from) in row.iter_mut().zip(from) {
+        number.iter_mut().zip(factor.iter().zip(from)).for_each(|(number, (factor, from))| *number -= factor * from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::array;
+    use std::boxed::Box;
+    use std::vec;
+
+    use super::*;
+    use crate::native;
+
+    #[test]
+    fn what_elimination_leaves_solves_the_block() {
+        let number =
+            |row: usize, column: usize| ((3 * row + 7 * column) % 5) as f64 + if row == column { 9.0 } else { 0.0 };
+        let block: Block = array::from_fn(|row| array::from_fn(|column| [number(row, column), number(column, row)]));
+        let right: Left = array::from_fn(|row| array::from_fn(|column| [row as f64, column as f64 - 2.0]));
+        let mut left = right;
+        eliminate(&mut block.clone(), &mut left);
+        for (row, right) in block.iter().zip(right) {
+            let mut rest = right;
+            row.iter().zip(left).for_each(|(factor, from)| subtract_multiple(&mut rest, factor, &from));
+            assert!(rest.as_flattened().iter().all(|number| number.abs() < 1e-14), "{rest:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_norm_is_found() {
+        let mut words = vec![0; 1 << 16];
+        let arena = Arena::from_words(&mut words);
+        let mut wrong = problem(Class::S);
+        wrong.error[2] *= 1.0 + 1e-7;
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| METHOD.run(platform, &arena, &wrong));
+        assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 10 })), "{end:?}");
+    }
+}

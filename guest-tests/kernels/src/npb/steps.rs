@@ -1,0 +1,115 @@
+//! A run of BT or SP: steps from the first guess towards the known solution, timed, and the norms in the end.
+//!
+//! ```text
+//!   init: forcing, first guess, one step, first guess again ─▶ compute: the steps ─▶ verify: five residuals, five errors
+//! ```
+
+use wideleaf_protocol::Name;
+
+use super::flow::{self, COMPONENTS, ERROR_NAMES, Grid, Point, RESIDUAL_NAMES};
+use super::lines::{LineSolver, in_planes, solve_across_planes, solve_plane};
+use super::report::{self, COMPUTE, INIT, VERIFY};
+use super::rhs::{FieldPlaces, Fields, Sources};
+use crate::arena::{Layout, Place};
+use crate::registry::MemoryNeed;
+use crate::{Arena, KernelError, Platform};
+
+/// Norms that are compared.
+const CHECKS: u64 = 2 * COMPONENTS as u64;
+
+/// What a class asks for, and what must come out.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Points along each edge of the cube.
+    pub edge: usize,
+    /// Steps that are timed.
+    pub steps: u32,
+    /// Length of a step.
+    pub dt: f64,
+    /// The NPB's xcr.
+    pub residual: Point,
+    /// The NPB's xce.
+    pub error: Point,
+}
+
+impl Problem {
+    const fn grid(&self) -> Grid {
+        Grid { edge: self.edge }
+    }
+}
+
+/// How a kernel goes on from step to step.
+pub struct Method<const SCALARS: usize> {
+    /// Operations of a step by the NPB's formula: the factors of edge³, edge², edge and 1.
+    pub operations: [f64; 4],
+    /// Numbers of work space that each member needs for each point of a line.
+    pub work_per_point: usize,
+    /// One step of `dt`, with the work space of all members.
+    pub step: fn(&dyn Platform, &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]),
+}
+
+impl<const SCALARS: usize> Method<SCALARS> {
+    /// What a run takes.
+    pub fn memory(&self, problem: &Problem, vcpus: usize) -> MemoryNeed {
+        MemoryNeed::of_layout(|layout| self.place(layout, problem, vcpus))
+    }
+
+    /// Puts fields and work space into the layout.
+    fn place(&self, layout: &mut Layout, problem: &Problem, vcpus: usize) -> (FieldPlaces<SCALARS>, Place<f64>) {
+        let fields = FieldPlaces::new(layout, &problem.grid());
+        (fields, layout.place((vcpus * problem.edge * self.work_per_point) as u64))
+    }
+
+    /// A whole run in this arena.
+    pub fn run<'a>(
+        &self,
+        platform: &dyn Platform,
+        arena: &Arena<'_>,
+        problem: &Problem,
+    ) -> Result<(), KernelError<'a>> {
+        let mut layout = Layout::at(arena.address());
+        let (fields, work) = self.place(&mut layout, problem, platform.vcpus());
+        let mut typed = report::claim(platform, arena, &layout, Name::literal("fields"))?;
+        let ((mut fields, work), _) = report::phase(platform, INIT, || {
+            let (mut fields, work) = (fields.take(&mut typed, problem.grid()), typed.take(work));
+            fields.start(platform);
+            (self.step)(platform, &mut fields, problem.dt, work);
+            fields.restart(platform);
+            (fields, work)
+        });
+        let ((), ticks) = report::phase(platform, COMPUTE, || {
+            report::steps(platform, problem.steps).for_each(|_| (self.step)(platform, &mut fields, problem.dt, work));
+        });
+        report::rate(platform, self.operations(problem), ticks);
+        let (errors, _) = report::phase(platform, VERIFY, || {
+            let [residual, error] = fields.norms(platform, problem.dt);
+            flow::compare(platform, &RESIDUAL_NAMES, residual, problem.residual)
+                + flow::compare(platform, &ERROR_NAMES, error, problem.error)
+        });
+        report::verdict(platform, errors, CHECKS)
+    }
+
+    fn operations(&self, problem: &Problem) -> f64 {
+        let edge = problem.edge as f64;
+        let per_step = self.operations.iter().fold(0.0, |sum, factor| sum * edge + factor);
+        f64::from(problem.steps) * per_step
+    }
+}
+
+/// The right-hand side of a step, and the solves along x, y and z, which leave in `rhs` what the step adds to u. The planes are taken
+/// one after the other: one is still in the cache when the next sweep needs it. Along z there is no such order.
+pub fn sweep<const SCALARS: usize>(
+    platform: &dyn Platform,
+    sources: &Sources<'_, SCALARS>,
+    rhs: &mut [Point],
+    work: &mut [f64],
+    (along_x, along_y, along_z): (&impl LineSolver, &impl LineSolver, &impl LineSolver),
+) {
+    let grid = &sources.grid;
+    in_planes(platform, grid, rhs, work, |z, plane, work| {
+        sources.right_hand_side(z, plane);
+        solve_plane::<0>(grid, along_x, z, plane, work);
+        solve_plane::<1>(grid, along_y, z, plane, work);
+    });
+    solve_across_planes(platform, grid, along_z, rhs, work);
+}
