@@ -118,6 +118,8 @@ unsafe impl Number for f64 {}
 unsafe impl Number for u32 {}
 // SAFETY: every integer is valid.
 unsafe impl Number for u64 {}
+// SAFETY: numbers one behind the other, without padding between them, and with the alignment of one.
+unsafe impl<T: Number, const N: usize> Number for [T; N] {}
 
 /// A cache line: small slices begin at one, so that two of them share none.
 const LINE_BYTES: u64 = 64;

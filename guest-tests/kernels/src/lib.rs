@@ -6,7 +6,7 @@
 //!   native: arena = mapped memory, threads ─┘          │
 //!                                                      ├─ pattern::run
 //!                                                      ├─ phases::run
-//!                                                      └─ npb::{ep, is, cg}::run
+//!                                                      └─ npb::{ep, is, cg, ft}::run
 //! ```
 //!
 //! | module | what it is |
@@ -15,7 +15,7 @@
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
 //! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
-//! | [`npb`] | the NAS Parallel Benchmarks EP, IS and CG, which verify themselves against published values |
+//! | [`npb`] | the NAS Parallel Benchmarks EP, IS, CG and FT, which verify themselves against published values |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
 //! | [`team`], [`parts`], [`planes`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |

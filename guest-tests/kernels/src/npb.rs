@@ -1,4 +1,4 @@
-//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS and CG in the classes S, W, A, B and C.
+//! The NAS Parallel Benchmarks (NPB 3.x): EP, IS, CG and FT in the classes S, W, A, B and C.
 //!
 //! ```text
 //!   class=A ─▶ problem ─▶ Layout ─ too little RAM? ─▶ init ─▶ compute (timed) ─▶ verify ─▶ results
@@ -12,6 +12,8 @@
 //! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
+//! | [`ft`] | a partial differential equation by Fourier transforms of a cube: strides of a row and of a plane |
+//! | [`fourier`] | the transforms of blocks of lines |
 //! | [`report`] | the phases and the result block as messages |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
@@ -20,6 +22,8 @@
 pub mod cg;
 pub mod classes;
 pub mod ep;
+pub mod fourier;
+pub mod ft;
 pub mod is;
 pub mod logarithm;
 pub mod random;

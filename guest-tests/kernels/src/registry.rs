@@ -10,8 +10,15 @@ use crate::text::{FixedText, Size};
 use crate::{Arena, Platform, gups, npb, pattern, phases};
 
 /// Every kernel there is.
-pub const KERNELS: &[Kernel] =
-    &[gups::KERNEL, pattern::KERNEL, phases::KERNEL, npb::ep::KERNEL, npb::is::KERNEL, npb::cg::KERNEL];
+pub const KERNELS: &[Kernel] = &[
+    gups::KERNEL,
+    pattern::KERNEL,
+    phases::KERNEL,
+    npb::ep::KERNEL,
+    npb::is::KERNEL,
+    npb::cg::KERNEL,
+    npb::ft::KERNEL,
+];
 
 /// A kernel: what the help says about it, and its entry.
 #[derive(Clone, Copy)]

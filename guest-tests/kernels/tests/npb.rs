@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
-/// 4 KiB pages that hold class W of every kernel with two threads: CG's matrix takes 8 MiB.
-const PAGES: usize = 16 << 8;
+/// 4 KiB pages that hold class W of every kernel with two threads: FT's cube takes 24 MiB and 2 MiB to its first border.
+const PAGES: usize = 28 << 8;
 
 /// One test at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -40,6 +40,23 @@ fn cg_gives_the_published_eigenvalue() {
 }
 
 #[test]
+fn ft_gives_the_published_checksums() {
+    passes("npb.ft", "errors=0 checked=6");
+}
+
+#[test]
+fn the_checksums_of_ft_do_not_depend_on_the_number_of_threads() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let checksums = |threads| {
+        let (_, mut lines) = run(threads, PAGES, "npb.ft");
+        lines.retain(|line| line.contains("name=checksum"));
+        lines
+    };
+    assert_eq!(checksums(1).len(), 4);
+    assert_eq!(checksums(1), checksums(3));
+}
+
+#[test]
 fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
     for (class, nonzeros) in [("S", 78148), ("W", 508_402)] {
         let (_, lines) = run(1, PAGES, &format!("npb.cg class={class}"));
@@ -58,7 +75,7 @@ fn a_number_of_threads_that_divides_nothing_passes_too() {
 
 #[test]
 fn a_small_arena_is_refused_before_anything_is_touched() {
-    for kernel in ["npb.ep", "npb.is", "npb.cg"] {
+    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.ft"] {
         let (code, lines) = run(1, 16, &format!("{kernel} class=C"));
         assert_eq!(code, ExitCode::Unsupported, "{kernel}: {lines:#?}");
         let verbs: Vec<_> = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();

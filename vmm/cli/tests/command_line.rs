@@ -100,17 +100,17 @@ fn what_runs_must_be_said_and_exist() {
     scratch.refuses(
         &["run", "--policy", "greedy"],
         2,
-        &["say what to run", "gups, pattern, phases, npb.ep, npb.is, npb.cg", "--help"],
+        &["say what to run", "gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft", "--help"],
     );
     scratch.refuses(
         &["run", "--native", "gusp"],
         2,
-        &["--native runs a built-in kernel (gups, pattern, phases, npb.ep, npb.is, npb.cg)", "gusp"],
+        &["--native runs a built-in kernel (gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft)", "gusp"],
     );
     scratch.refuses(
         &["run", "gusp"],
         3,
-        &["\"gusp\" is neither a built-in kernel (gups, pattern, phases, npb.ep, npb.is, npb.cg) nor a file"],
+        &["\"gusp\" is neither a built-in kernel (gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft) nor a file"],
     );
     scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
 }
