@@ -324,8 +324,8 @@ fn giant_guest_pages_are_refused_on_a_cpu_without_them() {
 fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
     if can_run_qemu() {
         let cases = [
-            ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg"),
-            ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases, npb.ep, npb.is, npb.cg"),
+            ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft"),
+            ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft"),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),
             ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
