@@ -11,7 +11,7 @@
 //! Along x memory is read as it lies; along y a block of lines takes a piece of every row of a plane, and along z a piece of every
 //! plane, 1 MiB apart in class A: for pages of 4 KiB each piece is a page of its own.
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::fourier::{Block, Column, Complex, Direction, LINES, fill_with_roots};
@@ -21,14 +21,19 @@ use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges};
 use crate::planes::deal_rows;
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// FT in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.ft"),
     summary: "NPB FT: Fourier transforms of a cube, strides of a row and of a plane",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -100,6 +105,11 @@ impl Size {
     }
 }
 
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let problem = problem(Class::from_parameters(parameters)?);
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, problem.size, vcpus)))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     solve(platform, arena, problem(Class::from_parameters(parameters)?))
 }
@@ -115,7 +125,8 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     });
     let (found, ticks) = report::phase(platform, COMPUTE, || {
         cube.start();
-        problem.checksums.iter().fold(Found::default(), |found, reference| found.with(cube.step(), *reference))
+        let steps = report::steps(platform, problem.checksums.len() as u32);
+        steps.zip(problem.checksums).fold(Found::default(), |found, (_, reference)| found.with(cube.step(), *reference))
     });
     report::rate(platform, problem.operations(), ticks);
     report::phase(platform, VERIFY, || found.emit(platform));
