@@ -205,7 +205,10 @@ fn pattern_finds_a_torn_page_whose_second_half_is_stale() {
 fn wrong_arguments_end_with_one_clear_line() {
     let cases = [
         ("", "no kernel named; say kernel=NAME, where NAME is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft"),
-        ("kernel=linpack", "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft"),
+        (
+            "kernel=linpack",
+            "unknown kernel \"linpack\"; there is gups, pattern, phases, npb.ep, npb.is, npb.cg, npb.ft",
+        ),
         ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),

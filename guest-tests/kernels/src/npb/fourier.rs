@@ -16,7 +16,7 @@ use core::f64::consts::TAU;
 pub type Complex = [f64; 2];
 
 /// Lines of a block. Two buffers of 256 columns stay in a second-level cache of 256 KiB, and what a block takes of a row along x,
-/// 256 bytes, is whole cache lines but for the ends.
+/// 256 bytes, is whole cache lines but for the ends. 8 lines are as fast, 32 a fifth slower (class A on an EPYC).
 pub const LINES: usize = 16;
 
 /// Numbers of two lines side by side: what a register of baseline x86-64 holds. Arithmetic on whole pairs is compiled to one
@@ -70,7 +70,7 @@ impl<'b> Block<'b> {
     /// Sets what the lines have at `place`.
     #[inline]
     pub fn put(&mut self, place: usize, numbers: &[Complex; LINES]) {
-        let [real, imaginary] = self.parts(place);
+        let [real, imaginary] = ordered(self.direction, self.columns[place].each_mut());
         for (two, (real, imaginary)) in numbers.as_chunks().0.iter().zip(real.iter_mut().zip(imaginary)) {
             [*real, *imaginary] = transposed(*two);
         }
@@ -78,8 +78,8 @@ impl<'b> Block<'b> {
 
     /// Reads what the lines have at `place`.
     #[inline]
-    pub fn get(&mut self, place: usize, numbers: &mut [Complex; LINES]) {
-        let [real, imaginary] = self.parts(place);
+    pub fn get(&self, place: usize, numbers: &mut [Complex; LINES]) {
+        let [real, imaginary] = ordered(self.direction, self.columns[place].each_ref());
         for (two, (real, imaginary)) in numbers.as_chunks_mut().0.iter_mut().zip(real.iter().zip(imaginary)) {
             *two = transposed([*real, *imaginary]);
         }
@@ -89,16 +89,16 @@ impl<'b> Block<'b> {
     #[inline]
     pub fn put_line(&mut self, line: usize, place: usize, numbers: &[Complex]) {
         for (index, number) in numbers.iter().enumerate() {
-            let [real, imaginary] = self.parts(place + index);
+            let [real, imaginary] = ordered(self.direction, self.columns[place + index].each_mut());
             [real[line / 2][line % 2], imaginary[line / 2][line % 2]] = *number;
         }
     }
 
     /// Reads what line `line` has from `place` on.
     #[inline]
-    pub fn get_line(&mut self, line: usize, place: usize, numbers: &mut [Complex]) {
+    pub fn get_line(&self, line: usize, place: usize, numbers: &mut [Complex]) {
         for (index, number) in numbers.iter_mut().enumerate() {
-            let [real, imaginary] = self.parts(place + index);
+            let [real, imaginary] = ordered(self.direction, self.columns[place + index].each_ref());
             *number = [real[line / 2][line % 2], imaginary[line / 2][line % 2]];
         }
     }
@@ -117,13 +117,12 @@ impl<'b> Block<'b> {
         last_pass(self.columns, self.spare);
         core::mem::swap(&mut self.columns, &mut self.spare);
     }
+}
 
-    /// Real and imaginary parts at `place`, exchanged for the backward transform.
-    #[inline(always)]
-    fn parts(&mut self, place: usize) -> [&mut [Pair; PAIRS]; 2] {
-        let [one, other] = &mut self.columns[place];
-        if self.direction == Direction::Forward { [one, other] } else { [other, one] }
-    }
+/// Real and imaginary parts, exchanged for the backward transform.
+#[inline(always)]
+fn ordered<T>(direction: Direction, [one, other]: [T; 2]) -> [T; 2] {
+    if direction == Direction::Forward { [one, other] } else { [other, one] }
 }
 
 /// A pass of radix 4 over transforms that are interleaved `width` columns wide: columns a quarter of the source apart meet, and come
@@ -134,10 +133,11 @@ fn pass(source: &[Column], target: &mut [Column], width: usize, roots: &[Complex
     for (place, target) in target.chunks_exact_mut(4 * width).enumerate() {
         let roots = [1, 2, 3].map(|power| roots[power * place * step]);
         for index in 0..width {
-            let from = place * width + index;
-            let source = [0, 1, 2, 3].map(|part| &source[part * quarter + from]);
+            let source = [0, 1, 2, 3].map(|part| &source[part * quarter + place * width + index]);
             let target = target.get_disjoint_mut([0, 1, 2, 3].map(|part| part * width + index));
-            butterfly(source, target.expect("four widths are one chunk"), &roots);
+            butterflies(source, target.expect("four widths are one chunk"), |[zero, one, two, three]| {
+                [zero, times(one, roots[0]), times(two, roots[1]), times(three, roots[2])]
+            });
         }
     }
 }
@@ -147,8 +147,8 @@ fn last_pass_of_4(source: &[Column], target: &mut [Column]) {
     let quarter = source.len() / 4;
     for index in 0..quarter {
         let places = [0, 1, 2, 3].map(|part| part * quarter + index);
-        let source = places.map(|place| &source[place]);
-        last_butterfly(source, target.get_disjoint_mut(places).expect("four quarters are all"));
+        let target = target.get_disjoint_mut(places).expect("four quarters are all");
+        butterflies(places.map(|place| &source[place]), target, |results| results);
     }
 }
 
@@ -165,29 +165,16 @@ fn last_pass_of_2(source: &[Column], target: &mut [Column]) {
     }
 }
 
-/// Transforms of four numbers, times the roots.
-#[inline]
-fn butterfly(source: [&Column; 4], target: [&mut Column; 4], roots: &[Complex; 3]) {
-    let [target_0, target_1, target_2, target_3] = target;
+/// Transforms of four numbers in all lines, and what `finish` makes of them.
+#[inline(always)]
+fn butterflies(source: [&Column; 4], target: [&mut Column; 4], finish: impl Fn([Numbers; 4]) -> [Numbers; 4]) {
+    let [zero, one, two, three] = target;
     for pair in 0..PAIRS {
-        let [zero, one, two, three] = transform_of_4(source.map(|column| numbers(column, pair)));
-        set(target_0, pair, zero);
-        set(target_1, pair, times(one, roots[0]));
-        set(target_2, pair, times(two, roots[1]));
-        set(target_3, pair, times(three, roots[2]));
-    }
-}
-
-/// Transforms of four numbers.
-#[inline]
-fn last_butterfly(source: [&Column; 4], target: [&mut Column; 4]) {
-    let [target_0, target_1, target_2, target_3] = target;
-    for pair in 0..PAIRS {
-        let [zero, one, two, three] = transform_of_4(source.map(|column| numbers(column, pair)));
-        set(target_0, pair, zero);
-        set(target_1, pair, one);
-        set(target_2, pair, two);
-        set(target_3, pair, three);
+        let results = finish(transform_of_4(source.map(|column| numbers(column, pair))));
+        set(zero, pair, results[0]);
+        set(one, pair, results[1]);
+        set(two, pair, results[2]);
+        set(three, pair, results[3]);
     }
 }
 

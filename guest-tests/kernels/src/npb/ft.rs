@@ -99,6 +99,11 @@ impl Size {
         self.row() * self.y
     }
 
+    /// The planes of each vCPU, to write to.
+    fn planes<T>(self, field: &mut [T], members: usize) -> impl Iterator<Item = &mut [T]> {
+        cut(field, ranges(self.z, members).map(move |range| range.len() * self.plane()))
+    }
+
     /// Most numbers of a line.
     fn longest(self) -> usize {
         self.x.max(self.y).max(self.z)
@@ -225,7 +230,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         let (platform, size) = (self.transform.platform, self.transform.size);
         fill_with_decay(self.decay);
         let decay = &*self.decay;
-        let parts = planes(self.twiddle, size.plane(), ranges(size.z, platform.vcpus()));
+        let parts = size.planes(self.twiddle, platform.vcpus());
         deal(platform, parts.zip(ranges(size.z, platform.vcpus())), |_, (twiddle, range)| {
             for (plane, z) in twiddle.chunks_exact_mut(size.plane()).zip(range) {
                 for (y, row) in plane.chunks_exact_mut(size.row()).enumerate() {
@@ -239,7 +244,7 @@ impl<'p, 'm> Cube<'p, 'm> {
     /// The numbers of the generator, row by row, one stream through all planes.
     fn draw(&mut self) {
         let (platform, size) = (self.transform.platform, self.transform.size);
-        let parts = planes(self.u0, size.plane(), ranges(size.z, platform.vcpus()));
+        let parts = size.planes(self.u0, platform.vcpus());
         deal(platform, parts.zip(ranges(size.z, platform.vcpus())), |_, (u0, range)| {
             let mut random = Random::new(SEED).skip((2 * size.x * size.y * range.start) as u64);
             for row in u0.chunks_exact_mut(size.row()) {
@@ -258,10 +263,10 @@ impl<'p, 'm> Cube<'p, 'm> {
     /// The coefficients decay; u1 gets a copy to be transformed back.
     fn evolve(&mut self) {
         let (platform, size) = (self.transform.platform, self.transform.size);
-        let ranges = || ranges(size.z, platform.vcpus());
-        let parts = planes(self.u0, size.plane(), ranges()).zip(planes(self.u1, size.plane(), ranges()));
+        let members = platform.vcpus();
+        let parts = size.planes(self.u0, members).zip(size.planes(self.u1, members)).zip(ranges(size.z, members));
         let twiddle = &*self.twiddle;
-        deal(platform, parts.zip(ranges()), |_, ((u0, u1), range)| {
+        deal(platform, parts, |_, ((u0, u1), range)| {
             let twiddle = &twiddle[range.start * size.plane()..range.end * size.plane()];
             for ((u0, u1), twiddle) in u0.iter_mut().zip(u1).zip(twiddle) {
                 *u0 = u0.map(|part| part * twiddle);
@@ -270,7 +275,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         });
     }
 
-    /// The mean of 1024 numbers of u1 from all over the cube, in terms of all its numbers.
+    /// The sum of 1024 numbers of u1 from all over the cube, divided by how many the cube has, which the transforms leave out.
     fn checksum(&self) -> Complex {
         let size = self.transform.size;
         let numbers = (1..=CHECKED).map(|index| {
@@ -292,15 +297,6 @@ fn exponent(index: usize, count: usize) -> f64 {
 fn fill_with_decay(decay: &mut [f64]) {
     let count = decay.len();
     decay.iter_mut().enumerate().for_each(|(index, decay)| *decay = libm::exp(exponent(index, count)));
-}
-
-/// The planes of each range, to write to.
-fn planes<T>(
-    field: &mut [T],
-    plane: usize,
-    ranges: impl Iterator<Item = core::ops::Range<usize>>,
-) -> impl Iterator<Item = &mut [T]> {
-    cut(field, ranges.map(move |range| range.len() * plane))
 }
 
 /// The transform of a cube where it is, block of lines by block of lines.
@@ -331,7 +327,7 @@ impl Transform<'_, '_> {
         /// column for each, stays in the first cache.
         const PIECE: usize = 8;
         let Self { platform, size, roots, buffers } = self;
-        let parts = planes(field, size.plane(), ranges(size.z, platform.vcpus()));
+        let parts = size.planes(field, platform.vcpus());
         deal(*platform, parts.zip(buffers.chunks_exact_mut(2 * size.longest())), |_, (field, buffer)| {
             let mut block = Block::new(direction, size.x, roots, buffer);
             for rows in field.chunks_exact_mut(LINES * size.row()) {
@@ -353,7 +349,7 @@ impl Transform<'_, '_> {
     /// Blocks are neighbouring columns of a plane.
     fn along_y(&mut self, field: &mut [Complex], direction: Direction) {
         let Self { platform, size, roots, buffers } = self;
-        let parts = planes(field, size.plane(), ranges(size.z, platform.vcpus()));
+        let parts = size.planes(field, platform.vcpus());
         deal(*platform, parts.zip(buffers.chunks_exact_mut(2 * size.longest())), |_, (field, buffer)| {
             let mut block = Block::new(direction, size.y, roots, buffer);
             for plane in field.chunks_exact_mut(size.plane()) {
