@@ -28,6 +28,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 use crate::backing::{BackingConfig, BackingKind};
 use crate::claims::Claims;
 use crate::host::HostError;
+pub use crate::sys::mapping::ExclusiveWords;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 
 /// One contiguous piece of guest RAM and where it is mapped.
@@ -157,10 +158,27 @@ impl GuestRam {
         self.reservation.base()
     }
 
-    /// The words of one range, for a kernel that runs in this process instead of in a guest.
+    /// The words of one range, for any number of threads of this process.
+    ///
+    /// # Panics
+    /// Where the RAM has an owner, or has no such range.
     pub fn words(&self, range: RamRange) -> &[AtomicU64] {
+        self.piece(range).words()
+    }
+
+    /// The words of one range for one owner, a kernel that runs in this process instead of in a guest. `None` where the owner is
+    /// not the first to ask for words of this RAM. What the manager does to pages goes through the kernel and keeps their
+    /// contents; that it reads words itself happens to guests alone, whose writes KVM logs.
+    ///
+    /// # Panics
+    /// Where the RAM has no such range.
+    pub fn exclusive_words(&self, range: RamRange) -> Option<ExclusiveWords<'_>> {
+        self.piece(range).exclusive_words()
+    }
+
+    fn piece(&self, range: RamRange) -> Piece<'_> {
         assert!(self.ranges.contains(&range), "{range:?} is not a range of this RAM");
-        self.reservation.piece(range.gpa.start() - Gpa::new(0), range.gpa.bytes()).words()
+        self.reservation.piece(range.gpa.start() - Gpa::new(0), range.gpa.bytes())
     }
 
     /// Gives back the memory of a window of anonymous RAM: it reads zero afterwards. Whoever calls this knows that the
@@ -289,6 +307,36 @@ fn check_layout(layout: &[GpaRange], backing: BackingConfig) -> Result<(), RamEr
 mod tests {
     use super::*;
     use wideleaf_policies::units::mib;
+
+    fn two_mib() -> Arc<GuestRam> {
+        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous memory has base pages");
+        GuestRam::map(&[range], backing).expect("2 MiB can be mapped")
+    }
+
+    #[test]
+    fn words_have_one_owner_and_nobody_beside_it() {
+        let ram = two_mib();
+        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        words.as_mut_slice()[7] = 8;
+        assert_eq!((words.as_mut_slice().len(), words.as_mut_slice()[7]), (1 << 18, 8));
+        assert!(ram.exclusive_words(ram.ranges()[0]).is_none(), "they are lent once");
+    }
+
+    #[test]
+    #[should_panic(expected = "belong to one owner")]
+    fn words_that_have_an_owner_are_not_shared() {
+        let ram = two_mib();
+        let _words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        ram.words(ram.ranges()[0]);
+    }
+
+    #[test]
+    fn words_that_are_shared_get_no_owner() {
+        let ram = two_mib();
+        ram.words(ram.ranges()[0])[7].store(8, Ordering::Relaxed);
+        assert!(ram.exclusive_words(ram.ranges()[0]).is_none());
+    }
 
     #[test]
     fn the_part_of_a_range_moves_both_addresses() {
