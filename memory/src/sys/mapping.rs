@@ -1,6 +1,7 @@
 //! `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an address
 //! reservation, the pieces mapped into it, and what moves and copies between two of them.
 
+use std::arch::asm;
 use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -119,8 +120,8 @@ impl AddressReservation {
 }
 
 /// Part of an address reservation: memory that is reached by guests, by the kernel, and by this program either as atomic words
-/// (`words`) or by one owner (`exclusive_words`). Whatever the kernel does to its pages keeps what the owner has there, or is to
-/// everybody else a store like any other.
+/// (`words`) or by one owner (`exclusive_words`), and that is looked at from outside (`peek`, `copy_to`) whoever writes to it.
+/// Whatever the kernel does to its pages keeps what the owner has there, or is to everybody else a store like any other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
     start: Hva,
@@ -147,13 +148,40 @@ impl<'a> Piece<'a> {
         let start = self.start.get() as *const AtomicU64;
         // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
         // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
-        unsafe { std::slice::from_raw_parts(start, self.bytes.as_usize() / size_of::<AtomicU64>()) }
+        unsafe { std::slice::from_raw_parts(start, self.count()) }
     }
 
     /// Its words for one owner; `None` where somebody has asked for words of this reservation before.
     pub(crate) fn exclusive_words(self) -> Option<ExclusiveWords<'a>> {
         self.of.lent.set(Lent::Exclusively).ok()?;
         Some(ExclusiveWords(self))
+    }
+
+    /// One of its words as it is at some instant. In assembly, as the guest's and the kernel's own accesses are no Rust: beside
+    /// an owner that writes plain words, a load of Rust's would be a data race.
+    ///
+    /// # Panics
+    /// Where there is no such word.
+    #[inline]
+    pub(crate) fn peek(self, index: usize) -> u64 {
+        assert!(index < self.count(), "word {index} of {}", self.count());
+        let at = self.start.get() as usize + index * size_of::<u64>();
+        let word: u64;
+        // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes a register only.
+        unsafe {
+            asm!("mov {word}, [{at}]", word = out(reg) word, at = in(reg) at, options(nostack, readonly, preserves_flags))
+        };
+        word
+    }
+
+    /// How many of its first words are zero, each when it was read.
+    pub(crate) fn leading_zeroes(self) -> usize {
+        (0..self.count()).take_while(|index| self.peek(*index) == 0).count()
+    }
+
+    /// How many words it has.
+    fn count(self) -> usize {
+        self.bytes.as_usize() / size_of::<u64>()
     }
 
     /// A part of the piece.
@@ -205,8 +233,8 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// Words that one owner has to itself: nothing else in this program reads or writes them. That the kernel moves the pages behind
-/// them elsewhere does not show.
+/// Words that one owner has to itself: no other Rust of this program reads or writes them. What is done to the pages behind them, by
+/// the kernel or in assembly, keeps their contents.
 #[derive(Debug)]
 pub struct ExclusiveWords<'a>(Piece<'a>);
 
@@ -216,7 +244,7 @@ impl ExclusiveWords<'_> {
         let start = self.0.start.get() as *mut u64;
         // SAFETY: mapped, alive and aligned as in `Piece::words`, which refuses since this exists, as does the making of a second
         // one; `self` is borrowed mutably; any bits are a word.
-        unsafe { std::slice::from_raw_parts_mut(start, self.0.bytes.as_usize() / size_of::<u64>()) }
+        unsafe { std::slice::from_raw_parts_mut(start, self.0.count()) }
     }
 }
 
