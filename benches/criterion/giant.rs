@@ -76,7 +76,7 @@ fn main() {
         let (ram, machine) = start(pattern);
         let second_level = machine.second_level();
         let site = SwapSite { host: &host, ram: &ram, second_level: second_level.as_ref() };
-        let mut giants = GiantPages::new(pools.clone(), false, SwapLimits::default());
+        let giants = GiantPages::new(pools.clone(), false, SwapLimits::default());
         let (mut there, mut back) = (Vec::new(), Vec::new());
         for _ in 0..SWAPS {
             there.push(giants.promote(site, GIANT));

@@ -7,6 +7,8 @@
 //!   window 2  swap …
 //! ```
 //!
+//! Then all windows of fresh RAM by one thread and by two, turn by turn, each with the huge pages it takes.
+//!
 //! Not a criterion bench: on a machine that changes its speed from one moment to the next, times of one turn are compared,
 //! not totals that were taken seconds apart.
 //!
@@ -14,6 +16,7 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::populated_ram;
@@ -32,6 +35,8 @@ const SETS: usize = 8;
 /// What each of the three copies in a set.
 const BYTES: Bytes = mib(64);
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
+/// Pairs of bursts by one thread and by two.
+const BURSTS: usize = 16;
 
 /// One turn.
 struct Turn {
@@ -78,6 +83,54 @@ fn run_set(host: &Arc<LinuxHost>) -> Vec<Turn> {
     turns
 }
 
+/// All windows of fresh RAM, swapped.
+#[derive(Clone, Copy)]
+struct Burst {
+    took: Duration,
+    /// Of all threads.
+    cpu: Duration,
+}
+
+/// Swaps all windows of fresh RAM by so many threads, each the next that is left. `None` where one could not be made huge.
+fn burst(host: &Arc<LinuxHost>, threads: u16) -> Option<Burst> {
+    warm_host_memory(BYTES * 2).expect("memory to warm");
+    let ram = populated_ram(BYTES);
+    let mover = WindowMover::start(host.clone(), ram.clone()).expect("it was probed");
+    let mut swappers = Swapper::several(mover.aside(), threads);
+    let windows: Vec<WindowIndex> = ram.ranges()[0].gpa.windows().collect();
+    let next = AtomicUsize::new(0);
+    let (took, swaps) = timed(|| {
+        std::thread::scope(|scope| {
+            let work = |swapper: &mut Swapper| {
+                let mine = std::iter::from_fn(|| windows.get(next.fetch_add(1, Ordering::Relaxed)));
+                mine.map(|window| swapper.swap(host.as_ref(), *window)).collect::<Vec<_>>()
+            };
+            let threads: Vec<_> = swappers.iter_mut().map(|swapper| scope.spawn(move || work(swapper))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("a swap does not panic")).collect::<Vec<_>>()
+        })
+    });
+    let are_done = swaps.iter().all(|swap| swap.result == OutcomeResult::Done);
+    are_done.then(|| Burst { took, cpu: swaps.iter().map(|swap| swap.cost.cpu).sum() })
+}
+
+/// What a second thread brings, and what it costs.
+fn compare_threads(host: &Arc<LinuxHost>) {
+    let bursts: Vec<Vec<[Burst; 2]>> =
+        (0..BURSTS).filter_map(|_| Some(vec![[burst(host, 1)?, burst(host, 2)?]])).collect();
+    let windows = BYTES.pages(PageSize::Huge2M) as f64;
+    let median = |of: &dyn Fn(&[Burst; 2]) -> f64| {
+        bootstrap_median(&bursts.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
+    };
+    for threads in [1, 2] {
+        let us =
+            |of: fn(&Burst) -> Duration| median(&|pair| of(&pair[threads - 1]).as_secs_f64() * 1e6 / windows).median;
+        let (took, cpu) = (us(|burst| burst.took), us(|burst| burst.cpu));
+        println!("swap: {threads} thread(s): {took:.0} us a window, {cpu:.0} us of CPU each");
+    }
+    let Interval { median, low, high } = median(&|[one, two]| one.took.as_secs_f64() / two.took.as_secs_f64());
+    println!("swap: speed of two threads : one {median:.2} ({low:.2} - {high:.2}), of {} pairs", bursts.len());
+}
+
 fn main() {
     // `cargo test --benches` runs this too; it measures only when asked to.
     if !std::env::args().any(|argument| argument == "--bench") {
@@ -117,4 +170,5 @@ fn main() {
         let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
         println!("swap: speed of swap : {name:<8} {median:.2} ({low:.2} - {high:.2}), promised: {bar}");
     }
+    compare_threads(&host);
 }

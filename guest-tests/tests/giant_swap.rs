@@ -26,7 +26,7 @@ fn done(swap: GiantSwap) {
 #[test]
 fn a_writing_guest_survives_giant_pages_and_the_way_back() {
     let Some(page) = GiantPage::of_this_machine().filter(|_| has_kvm()) else { return };
-    let mut giants = GiantPages::new(page.pools().clone(), false, PATIENT);
+    let giants = GiantPages::new(page.pools().clone(), false, PATIENT);
     let guest = PatternGuest::start(gib(1) + mib(64));
     let host = LinuxHost::open().unwrap();
     let second_level = guest.machine.second_level();

@@ -10,12 +10,13 @@
 //!        └─────────── retried ───────────┘          retried until it works    │
 //!        └────────────────────────────────────────────────────────────────────┘
 //!
-//!   hold ─▶ Held ── replace_with(huge page) ─▶ in place      a Held that is dropped moves its window back
+//!   hold ─▶ [InHand(slot)] ── replace_with(huge page) ─▶ in place      a Held that is dropped moves its window back
 //! ```
 //!
-//! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers all of it and
-//! is held while pages move (0.1 ms a window, 0.4 ms where it is also copied): whoever waits for a window waits for the
-//! mover anyway, and no step has to be looked at twice.
+//! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers where each window
+//! is. It is held while touched windows are moved back (0.1 ms each), so that no step of that has to be looked at twice; it is not
+//! held while a window is in somebody's hand. Until they let go of it, it and its slot are theirs alone, and several threads take
+//! aside, copy and replace windows at once. A touch of such a window is noted and answered by whoever has it.
 //!
 //! What cannot be moved back (a page that a forked child shares, or that is pinned) is copied back. Where that fails too,
 //! for want of memory, its waiters stay asleep and it is tried again. A guest that waits is better than one that reads zeroes.
@@ -23,7 +24,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ pub struct Aside {
     mover: Arc<dyn Mover>,
     claims: Arc<Claims>,
     rooms: Mutex<Rooms>,
+    /// Somebody let go of a window.
+    let_go: Condvar,
 }
 
 struct Rooms {
@@ -73,6 +76,12 @@ struct Rooms {
 /// Where a window is on its way. The drawing is above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stay {
+    /// Whoever holds it moves it, and nobody else.
+    InHand {
+        slot: u16,
+        /// Whether somebody was heard to wait for it.
+        is_touched: bool,
+    },
     Away(u16),
     Stuck {
         slot: u16,
@@ -141,7 +150,7 @@ impl Aside {
             is_closed: false,
             report: AsideReport::default(),
         };
-        Aside { host, mover, claims, rooms: Mutex::new(rooms) }
+        Aside { host, mover, claims, rooms: Mutex::new(rooms), let_go: Condvar::new() }
     }
 
     /// Takes a window aside until somebody touches it or it is brought back. What is missing of it stays missing.
@@ -161,17 +170,19 @@ impl Aside {
     pub fn bring_back(&self, window: WindowIndex) -> Result<Option<Moment>, AsideError> {
         let mut rooms = self.rooms();
         let answered = self.answer_all(&mut rooms);
-        let stay = rooms.stays.get(&window).copied().ok_or(AsideError::NotAside(window))?;
-        match stay.slot() {
-            Some(slot) => self.restore(&mut rooms, window, slot, false)?,
-            None => drop(rooms.stays.remove(&window)),
-        }
+        let touched = match rooms.stays.get(&window).copied() {
+            None | Some(Stay::InHand { .. }) => return Err(AsideError::NotAside(window)),
+            Some(Stay::Away(slot)) => self.restore(&mut rooms, window, slot, false).map(|()| None)?,
+            Some(Stay::Stuck { slot, .. }) => {
+                self.restore(&mut rooms, window, slot, false).map(|()| Some(self.host.now()))?
+            }
+            Some(Stay::Touched(at)) => {
+                rooms.stays.remove(&window);
+                Some(at)
+            }
+        };
         answered?; // who waits is not known, so nor is whether it was touched; but it is back
-        Ok(match stay {
-            Stay::Away(_) => None,
-            Stay::Touched(at) => Some(at),
-            Stay::Stuck { .. } => Some(self.host.now()),
-        })
+        Ok(touched)
     }
 
     /// Brings back what was touched, and wakes whoever touched it. Tries again what is stuck.
@@ -185,15 +196,22 @@ impl Aside {
         answered
     }
 
-    /// Ends it: everything is brought back, and nothing more is taken.
+    /// Ends it: everything is brought back, and nothing more is taken. Waits for what is in somebody's hand, which is a bounded
+    /// number of moves and a copy.
     pub fn close(&self) {
         let mut rooms = self.rooms();
         rooms.is_closed = true;
-        let away: Vec<_> = rooms.stays.iter().filter_map(|(window, stay)| Some((*window, stay.slot()?))).collect();
-        for (window, slot) in away {
-            let _ = self.restore(&mut rooms, window, slot, false); // is stuck then, and counted
+        // First, since some of them will be aside then, or stuck.
+        let let_go = self.let_go.wait_while(rooms, |rooms| rooms.has_in_hand());
+        rooms = let_go.unwrap_or_else(PoisonError::into_inner);
+        for (window, stay) in rooms.stays.clone() {
+            if let Stay::Away(slot) | Stay::Stuck { slot, .. } = stay {
+                let _ = self.restore(&mut rooms, window, slot, false); // is stuck then, and counted
+            }
         }
-        self.clean(&mut rooms);
+        drop(rooms);
+        self.clean();
+        let mut rooms = self.rooms();
         for _ in 0..CLOSE_ATTEMPTS {
             if !rooms.has_stuck() {
                 return;
@@ -206,7 +224,7 @@ impl Aside {
 
     /// Whether the window's pages are aside: to everybody else it looks like a hole.
     pub fn is_aside(&self, window: WindowIndex) -> bool {
-        self.rooms().stays.get(&window).is_some_and(|stay| stay.slot().is_some())
+        self.rooms().stays.get(&window).is_some_and(|stay| !matches!(stay, Stay::Touched(_)))
     }
 
     /// Claims a window, for what happens to it before and after it is aside.
@@ -224,8 +242,21 @@ impl Aside {
         self.mover.as_ref()
     }
 
-    /// Takes a window aside for as long as the answer lives. Nobody else is moved meanwhile.
+    /// Takes a window aside for as long as the answer lives. Others can be held at the same time.
     pub(crate) fn hold(&self, window: WindowIndex) -> Result<Held<'_>, AsideError> {
+        self.clean();
+        let slot = self.take_in_hand(window)?;
+        let mut held = Held { aside: self, window, slot, began: self.host.now(), state: Holding::NotBegun };
+        self.mover.watch(window)?;
+        held.state = Holding::Moved;
+        self.make_way(Place::Guest(window), held.place());
+        self.move_window(Place::Guest(window), held.place(), Refused::Stop)?;
+        self.rooms().report.set_aside += 1;
+        Ok(held)
+    }
+
+    /// Claims a window and gives it a slot. Nothing is moved yet.
+    fn take_in_hand(&self, window: WindowIndex) -> Result<u16, AsideError> {
         let mut rooms = self.rooms();
         if rooms.is_closed {
             return Err(AsideError::Closed);
@@ -234,19 +265,10 @@ impl Aside {
             return Err(AsideError::AlreadyAside(window));
         }
         let claim = self.claims.window(window).map_err(|claimed| AsideError::Claimed(window, claimed))?;
-        self.clean(&mut rooms);
         let slot = rooms.free.pop().ok_or(AsideError::Full)?;
-        let began = self.host.now();
-        if let Err(error) = self.mover.watch(window) {
-            rooms.free.push(slot);
-            return Err(error.into());
-        }
         rooms.claims.insert(window, claim);
-        let mut held = Held { aside: self, rooms, window, slot, began, is_settled: false };
-        self.make_way(Place::Guest(window), held.place());
-        self.move_window(Place::Guest(window), held.place(), Refused::Stop)?;
-        held.rooms.report.set_aside += 1;
-        Ok(held)
+        rooms.stays.insert(window, Stay::InHand { slot, is_touched: false });
+        Ok(slot)
     }
 
     /// A panic under the lock leaves the map as it was between two steps; the pages must come back all the same.
@@ -259,9 +281,9 @@ impl Aside {
         let mut answered = self.mover.read_touches(&mut touches);
         for window in touches {
             match rooms.stays.get(&window).copied() {
-                Some(Stay::Away(slot)) => {
-                    rooms.report.touched += 1;
-                    let _ = self.restore(rooms, window, slot, true); // is stuck then, and counted
+                Some(Stay::Away(slot)) => self.bring_back_touched(rooms, window, slot),
+                Some(Stay::InHand { slot, .. }) => {
+                    rooms.stays.insert(window, Stay::InHand { slot, is_touched: true });
                 }
                 // Who waits for a stuck window waits on.
                 Some(Stay::Stuck { .. }) => {}
@@ -270,6 +292,11 @@ impl Aside {
             }
         }
         answered
+    }
+
+    fn bring_back_touched(&self, rooms: &mut Rooms, window: WindowIndex, slot: u16) {
+        rooms.report.touched += 1;
+        let _ = self.restore(rooms, window, slot, true); // is stuck then, and counted
     }
 
     fn retry_stuck(&self, rooms: &mut Rooms) {
@@ -288,8 +315,7 @@ impl Aside {
         match back {
             Ok(()) => {
                 rooms.free.push(slot);
-                rooms.stays.remove(&window);
-                rooms.claims.remove(&window);
+                rooms.is_in_place(window);
                 if is_awaited {
                     rooms.stays.insert(window, Stay::Touched(self.host.now()));
                 }
@@ -347,9 +373,11 @@ impl Aside {
     }
 
     /// Gives back the old pages of windows that were replaced; only then can others move there.
-    fn clean(&self, rooms: &mut Rooms) {
-        for slot in std::mem::take(&mut rooms.unclean) {
+    fn clean(&self) {
+        let unclean = std::mem::take(&mut self.rooms().unclean);
+        for slot in unclean {
             let cleaned = self.mover.discard(Place::Aside(slot), ALL_PAGES);
+            let mut rooms = self.rooms();
             let slots = if cleaned.is_ok() { &mut rooms.free } else { &mut rooms.unclean };
             slots.push(slot);
         }
@@ -389,26 +417,35 @@ impl Rooms {
     fn has_stuck(&self) -> bool {
         self.stays.values().any(|stay| matches!(stay, Stay::Stuck { .. }))
     }
-}
 
-impl Stay {
-    fn slot(self) -> Option<u16> {
-        match self {
-            Stay::Away(slot) | Stay::Stuck { slot, .. } => Some(slot),
-            Stay::Touched(_) => None,
-        }
+    fn has_in_hand(&self) -> bool {
+        self.stays.values().any(|stay| matches!(stay, Stay::InHand { .. }))
+    }
+
+    fn is_in_place(&mut self, window: WindowIndex) {
+        self.stays.remove(&window);
+        self.claims.remove(&window);
     }
 }
 
 /// A window that is aside while this lives. Dropped, it is moved back.
 pub(crate) struct Held<'a> {
     aside: &'a Aside,
-    rooms: MutexGuard<'a, Rooms>,
     window: WindowIndex,
     slot: u16,
     began: Moment,
-    /// Whether it is somebody else's to move it back, or nothing is to be moved back.
-    is_settled: bool,
+    state: Holding,
+}
+
+/// How far it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holding {
+    /// It is not watched, and all pages are in place.
+    NotBegun,
+    /// Pages of it may be anywhere.
+    Moved,
+    /// It is nobody's any more, or waits in its slot.
+    LetGo,
 }
 
 impl Held<'_> {
@@ -420,31 +457,50 @@ impl Held<'_> {
     /// Puts the huge page of a ready slot in the window's place; the old pages are given back. Returns how long the window
     /// was out of the guest's reach.
     pub(crate) fn replace_with(mut self, ready: u16) -> Result<Duration, HostError> {
-        let mover = self.aside.mover();
-        self.aside.drop_page_table(Place::Guest(self.window))?;
-        self.aside.move_window(Place::Ready(ready), Place::Guest(self.window), Refused::Stop)?;
-        mover.unwatch(self.window)?;
-        let unavailable = self.aside.host.now().since(self.began);
-        self.is_settled = true;
-        self.rooms.claims.remove(&self.window);
-        self.rooms.report.replaced += 1;
-        self.rooms.unclean.push(self.slot);
-        self.aside.clean(&mut self.rooms);
+        let Held { aside, window, slot, .. } = self;
+        aside.drop_page_table(Place::Guest(window))?;
+        aside.move_window(Place::Ready(ready), Place::Guest(window), Refused::Stop)?;
+        aside.mover.unwatch(window)?;
+        let unavailable = aside.host.now().since(self.began);
+        self.let_go(|rooms| {
+            rooms.is_in_place(window);
+            rooms.unclean.push(slot);
+            rooms.report.replaced += 1;
+        });
+        aside.clean();
         Ok(unavailable)
     }
 
-    /// Leaves it aside.
+    /// Leaves it aside, or brings it back at once where somebody touched it while it went.
     fn leave(mut self) {
-        self.is_settled = true;
-        let (window, slot) = (self.window, self.slot);
-        self.rooms.stays.insert(window, Stay::Away(slot));
+        let Held { aside, window, slot, .. } = self;
+        self.let_go(|rooms| {
+            let was = rooms.stays.insert(window, Stay::Away(slot));
+            if matches!(was, Some(Stay::InHand { is_touched: true, .. })) {
+                aside.bring_back_touched(rooms, window, slot);
+            }
+        });
+    }
+
+    fn let_go(&mut self, settle: impl FnOnce(&mut Rooms)) {
+        self.state = Holding::LetGo;
+        let mut rooms = self.aside.rooms();
+        self.aside.let_go.notify_all(); // who waits goes on when the lock is free, also if this panics
+        settle(&mut rooms);
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if !self.is_settled {
-            let _ = self.aside.restore(&mut self.rooms, self.window, self.slot, false); // is stuck then, and counted
+        let Held { aside, window, slot, state, .. } = *self;
+        match state {
+            Holding::LetGo => {}
+            Holding::NotBegun => self.let_go(|rooms| {
+                rooms.is_in_place(window);
+                rooms.free.push(slot);
+            }),
+            // It is stuck if that fails, and counted.
+            Holding::Moved => self.let_go(|rooms| drop(aside.restore(rooms, window, slot, false))),
         }
     }
 }

@@ -13,14 +13,15 @@
 //! Nobody waits: who is refused comes back later. The claims belong to [`crate::GuestRam`], so that all who reach the memory
 //! reach the same ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
+use crate::second_level::SlotId;
 use crate::sensors::host_backing::WindowBacking;
-use crate::side_mapping::GIANT;
+use crate::side_mapping::{GIANT, GiantPage};
 
 /// How often somebody looks again because a giant was exchanged while they looked: an exchange takes 0.3 ms, and between two
 /// of them a gibibyte is copied.
@@ -33,14 +34,17 @@ pub struct Claims {
     /// Exchanges of a giant's mapping, begun and ended.
     exchanges_begun: AtomicU64,
     exchanges_ended: AtomicU64,
+    /// Memslots whose dirty log a manager has switched on. See [`crate::second_level::own_logs`].
+    own_logs: Mutex<BTreeSet<SlotId>>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Giant {
     /// Claims on a part of it.
     parts: u32,
     is_under_way: bool,
-    is_on_giant_page: bool,
+    /// The page it is on. It belongs to the RAM and not to who moved it there, so that whoever comes later knows of it.
+    page: Option<Arc<GiantPage>>,
 }
 
 /// A giant that is not there to be worked on window by window.
@@ -87,9 +91,9 @@ impl Claims {
     pub fn window(self: &Arc<Self>, window: WindowIndex) -> Result<PartClaim, Claimed> {
         let mut giants = self.giants();
         let giant = giants.entry(giant_of(window)).or_default();
-        match *giant {
+        match giant {
             Giant { is_under_way: true, .. } => Err(Claimed::UnderWay),
-            Giant { is_on_giant_page: true, .. } => Err(Claimed::OnGiantPage),
+            Giant { page: Some(_), .. } => Err(Claimed::OnGiantPage),
             _ => {
                 giant.parts += 1;
                 Ok(PartClaim { claims: Arc::clone(self), giants: vec![giant_of(window)] })
@@ -121,9 +125,9 @@ impl Claims {
     pub fn giant(self: &Arc<Self>, giant: Gpa) -> Result<GiantClaim, Claimed> {
         let mut giants = self.giants();
         let state = giants.entry(giant).or_default();
-        match *state {
+        match state {
             Giant { is_under_way: true, .. } => Err(Claimed::UnderWay),
-            Giant { parts: parts @ 1.., .. } => Err(Claimed::InParts(parts)),
+            Giant { parts: parts @ 1.., .. } => Err(Claimed::InParts(*parts)),
             _ => {
                 state.is_under_way = true;
                 Ok(GiantClaim { claims: Arc::clone(self), giant })
@@ -133,22 +137,22 @@ impl Claims {
 
     /// Whether a window is part of a giant that is being moved.
     pub fn is_under_way(&self, window: WindowIndex) -> bool {
-        self.state(window).is_under_way
+        self.giants().get(&giant_of(window)).is_some_and(|giant| giant.is_under_way)
     }
 
     /// Whether a window is part of a page that a giant was put on. While that is moved back, it still is.
     pub fn is_on_giant_page(&self, window: WindowIndex) -> bool {
-        self.state(window).is_on_giant_page
+        self.giants().get(&giant_of(window)).is_some_and(|giant| giant.page.is_some())
     }
 
     /// The giants that are being moved or on a giant page, ascending.
     pub fn giants_in_use(&self) -> Vec<GiantInUse> {
         let giants = self.giants();
-        let used = giants.iter().filter(|(_, giant)| giant.is_under_way || giant.is_on_giant_page);
+        let used = giants.iter().filter(|(_, giant)| giant.is_under_way || giant.page.is_some());
         let in_use = |(start, giant): (&Gpa, &Giant)| GiantInUse {
             start: *start,
             is_under_way: giant.is_under_way,
-            is_on_giant_page: giant.is_on_giant_page,
+            is_on_giant_page: giant.page.is_some(),
         };
         used.map(in_use).collect()
     }
@@ -171,8 +175,10 @@ impl Claims {
         look()
     }
 
-    fn state(&self, window: WindowIndex) -> Giant {
-        self.giants().get(&giant_of(window)).copied().unwrap_or_default()
+    /// The memslots whose dirty log is a manager's own, for whoever switches one.
+    pub(crate) fn own_logs(&self) -> MutexGuard<'_, BTreeSet<SlotId>> {
+        // A panic elsewhere leaves the set true.
+        self.own_logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn giants(&self) -> MutexGuard<'_, BTreeMap<Gpa, Giant>> {
@@ -229,9 +235,14 @@ impl GiantClaim {
         result
     }
 
-    /// Ends it, and says where the giant is now.
-    pub(crate) fn end(self, is_on_giant_page: bool) {
-        self.claims.giants().entry(self.giant).or_default().is_on_giant_page = is_on_giant_page;
+    /// The page it is on.
+    pub(crate) fn page(&self) -> Option<Arc<GiantPage>> {
+        self.claims.giants().get(&self.giant)?.page.clone()
+    }
+
+    /// It is on this page now, or on none.
+    pub(crate) fn moved_to(&self, page: Option<GiantPage>) {
+        self.claims.giants().entry(self.giant).or_default().page = page.map(Arc::new);
     }
 
     /// Nobody may touch this giant ever again: the guest stands still, and its memory stays as it is.
@@ -251,6 +262,7 @@ impl Drop for GiantClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::side_mapping::GiantFile;
     use std::cell::Cell;
     use wideleaf_policies::Bytes;
     use wideleaf_policies::units::{gib, mib};
@@ -294,14 +306,15 @@ mod tests {
     #[test]
     fn a_window_on_a_giant_page_is_left_alone_until_it_is_back() {
         let claims = claims();
-        claims.giant(FIRST).expect("free").end(true);
+        let page = GiantPage::new(GiantFile::of_ordinary_memory().expect("it takes no memory yet"), None);
+        claims.giant(FIRST).expect("free").moved_to(Some(page));
         assert_eq!(claims.window(IN_FIRST).expect_err("one page"), Claimed::OnGiantPage);
         assert!(claims.dirty_log(slot(Bytes::ZERO, gib(1))).is_ok(), "the second level may be held all the same");
         let seen = |window, backing| claims.known(WindowBacking { window, resident: 512, backing }).backing;
         assert_eq!(seen(IN_FIRST, Backing::Huge2M), Backing::Giant1G);
         assert_eq!(seen(IN_FIRST, Backing::Base4K), Backing::Base4K, "the page tables have the last word");
         assert_eq!(seen(IN_SECOND, Backing::Huge2M), Backing::Huge2M);
-        claims.giant(FIRST).expect("it may go back").end(false);
+        claims.giant(FIRST).expect("it may go back").moved_to(None);
         assert!(claims.window(IN_FIRST).is_ok());
     }
 

@@ -14,7 +14,8 @@
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
 //! later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -26,18 +27,19 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
-    PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, GpaRange, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
+    PageSize, PerTenThousand, Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
-use crate::host::Host;
+use crate::host::{Host, HostError};
 use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
-use crate::second_level::SecondLevel;
-use crate::sensors::host_backing::HostBackingSensor;
+use crate::second_level::own_logs::OwnLogs;
+use crate::second_level::{SecondLevel, SlotId};
+use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
 
 mod acting;
@@ -45,7 +47,7 @@ mod giants;
 mod pacing;
 mod sampling;
 
-use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
+use acting::{Mechanism, Panicked, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
 use pacing::{PULSE, Pacing};
 use sampling::{Sampling, SharedAccess};
@@ -172,6 +174,10 @@ pub struct ManagerReport {
     pub sensor_costs: SensorCosts,
     /// Questions of the policy that nothing here can answer, each with the reason.
     pub unanswered: Vec<String>,
+    /// Memslots whose dirty log somebody else had switched on at some tick: such a hold is not lifted.
+    pub logs_of_others: BTreeSet<(VmId, SlotId)>,
+    /// What panicked while it acted, and what is left alone since. None is the rule: each is a mistake of ours.
+    pub panics: Vec<String>,
     /// Memory the host got back.
     pub released: Bytes,
     /// What the policy counted of its own decisions.
@@ -207,6 +213,8 @@ impl ManagerReport {
             recording: None,
             sensor_costs: SensorCosts::new(),
             unanswered: Vec::new(),
+            logs_of_others: BTreeSet::new(),
+            panics: Vec::new(),
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
         }
@@ -277,11 +285,22 @@ struct Means<'a> {
     host: &'a dyn Host,
     vms: &'a [ManagedVm],
     should_stop: &'a AtomicBool,
+    panics: &'a Mutex<Vec<(VmId, Panicked)>>,
 }
 
 impl Means<'_> {
-    /// Acts, unless the loop is to end. `hands`: by VM.
+    /// Acts, and refuses where that panics: whoever has a window in hand lets go of it first, and claims end with their guards.
     fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
+        // What a panic may leave half-way is of this VM, and nobody acts on that again (`ManagerLoop::is_left_alone`).
+        catch_unwind(AssertUnwindSafe(|| self.act_on(begun, hands))).unwrap_or_else(|payload| {
+            let panicked = (begun.planned.action.vm(), Panicked::new(payload.as_ref()));
+            self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
+            Performed::not_tried(OutcomeResult::Refused(Refusal::Other(0)), self.host.now())
+        })
+    }
+
+    /// Acts, unless the loop is to end. `hands`: by VM.
+    fn act_on(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
         match begun.window {
             Err(skip) => Performed::skipped(skip, self.host.now()),
             Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
@@ -326,7 +345,13 @@ pub struct ManagerLoop {
     /// By VM in the order given, where windows can be swapped.
     swaps: Vec<Option<Swaps>>,
     giants: Giants,
+    /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
+    own_logs: Vec<Option<Arc<OwnLogs>>>,
     should_stop: Arc<AtomicBool>,
+    /// Of the actions of this tick.
+    panics: Mutex<Vec<(VmId, Panicked)>>,
+    /// By VM in the order given: an action of it has panicked.
+    is_left_alone: Vec<bool>,
 }
 
 impl ManagerLoop {
@@ -339,6 +364,7 @@ impl ManagerLoop {
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let own_logs = vms.iter_mut().map(own_logs).collect();
         let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
         if policy.largest_page() == PageSize::Giant1G {
             report.unanswered.extend(giants.why_no_page());
@@ -358,11 +384,14 @@ impl ManagerLoop {
             sampling,
             swaps,
             giants,
+            own_logs,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
             plan: Plan::default(),
             recorder: None,
             should_stop: Arc::default(),
+            panics: Mutex::default(),
+            is_left_alone: vec![false; vms.len()],
             host,
             vms,
             policy: Arc::new(Mutex::new(policy)),
@@ -474,32 +503,27 @@ impl ManagerLoop {
             let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
             let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
             let columns = self.sampling[index].columns();
-            for range in &vm.ranges {
-                match self.sensor.sample(self.host.as_ref(), *range, vm.backing.fixed_page()) {
-                    Err(error) => {
-                        tracing::warn!("{}: host backing of {}: {error}", vm.id, range.gpa.start());
-                        *self.report.sensor_failures.entry("host_backing").or_default() += 1;
-                        // Rows of one VM must cover all its windows or the row numbers would shift: what was not
-                        // seen is reported as unbacked, which no policy acts on.
-                        for window in range.gpa.windows() {
-                            let ready = states[rows.len()].ready_at();
-                            rows.push(WindowRow { ready_at: ready, ..WindowRow::new(window, 0, Backing::Unbacked) });
-                        }
-                    }
-                    Ok(seen) => {
-                        for row in seen {
-                            let ready = states[rows.len()].ready_at();
-                            let row = WindowRow {
-                                is_held: is_held(row.window.start()),
-                                ready_at: ready,
-                                ..WindowRow::new(row.window, row.resident, row.backing)
-                            };
-                            rows.push(columns.fill(rows.len(), row));
-                        }
-                    }
+            for range in host_backing(&mut self.sensor, self.host.as_ref(), vm) {
+                let seen = range.unwrap_or_else(|(gpa, error)| {
+                    tracing::warn!("{}: host backing of {}: {error}", vm.id, gpa.start());
+                    *self.report.sensor_failures.entry("host_backing").or_default() += 1;
+                    // Rows of one VM must cover all its windows or the row numbers would shift: what was not
+                    // seen is reported as unbacked, which no policy acts on.
+                    gpa.windows()
+                        .map(|window| WindowBacking { window, resident: 0, backing: Backing::Unbacked })
+                        .collect()
+                });
+                for row in seen {
+                    let row = WindowRow {
+                        is_held: is_held(row.window.start()),
+                        ready_at: states[rows.len()].ready_at(),
+                        ..WindowRow::new(row.window, row.resident, row.backing)
+                    };
+                    rows.push(columns.fill(rows.len(), row));
                 }
             }
             self.giants.mark(index, &mut rows);
+            leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
             rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
                 Ok(stats) => Some(stats),
                 Err(error) => {
@@ -553,12 +577,16 @@ impl ManagerLoop {
         let mut performed: Vec<_> = others.iter().map(|begun| (*begun, means.attempt(begun, &mut []))).collect();
         performed.extend(self.copy(&copies));
         performed.sort_unstable_by_key(|(begun, _)| begun.position);
+        self.leave_alone_what_panicked();
         giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
     }
 
     /// Takes a window into the state of being acted on, if it is there and may be.
     fn begin<'a>(&self, position: usize, planned: &'a PlannedAction, snapshot: &Snapshot) -> Begun<'a> {
         let begin = |(index, row): (usize, usize)| {
+            if self.is_left_alone[index] {
+                return Err(Skip::NoMechanism);
+            }
             let state = self.states[index][row].begin(self.host.now()).map_err(|_| Skip::BackingOff)?;
             Ok(ActingOn { index, row, state, is_held: snapshot.vms[index].is_held[row] })
         };
@@ -571,13 +599,23 @@ impl ManagerLoop {
     }
 
     fn means(&self) -> Means<'_> {
-        Means { host: self.host.as_ref(), vms: &self.vms, should_stop: &self.should_stop }
+        let ManagerLoop { host, vms, should_stop, panics, .. } = self;
+        Means { host: host.as_ref(), vms, should_stop, panics }
+    }
+
+    fn leave_alone_what_panicked(&mut self) {
+        let panics = self.panics.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (vm, panicked) in panics.drain(..) {
+            tracing::error!("{vm} is left alone from now on: an action {panicked}");
+            self.report.panics.push(format!("{vm} is left alone from now on: an action {panicked}"));
+            self.vms.iter().zip(&mut self.is_left_alone).for_each(|(of, is)| *is |= of.id == vm);
+        }
     }
 
     /// Copies windows, each thread the next that is left.
     fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, swaps, should_stop, config, .. } = self;
-        let means = Means { host: host.as_ref(), vms, should_stop };
+        let ManagerLoop { host, vms, swaps, should_stop, config, panics, .. } = self;
+        let means = Means { host: host.as_ref(), vms, should_stop, panics };
         let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
@@ -591,7 +629,7 @@ impl ManagerLoop {
             let others: Vec<_> = others.into_iter().map(|hands| scope.spawn(|| work(hands))).collect();
             let mut performed = work(of_thread());
             for other in others {
-                performed.extend(other.join().expect("a thread that copies does not panic"));
+                performed.extend(other.join().expect("what panics in an attempt is caught there"));
             }
             performed
         })
@@ -629,6 +667,41 @@ impl ManagerLoop {
             recorder.outcome(mechanism.name(), &outcome);
         }
         lock(&self.policy).learn(&outcome);
+    }
+}
+
+/// Puts before a VM's second level one that knows which dirty logs the manager switched on.
+fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
+    let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
+    let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
+    vm.second_level = Some(own.clone());
+    Some(own)
+}
+
+/// What backs every window of a VM, range by range, each as of a moment at which no giant was being exchanged.
+fn host_backing(
+    sensor: &mut HostBackingSensor,
+    host: &dyn Host,
+    vm: &ManagedVm,
+) -> Vec<Result<Vec<WindowBacking>, (GpaRange, HostError)>> {
+    let mut look = |range: &RamRange| match sensor.sample(host, *range, vm.backing.fixed_page()) {
+        Ok(seen) => Ok(seen.collect()),
+        Err(error) => Err((range.gpa, error)),
+    };
+    let steadily = |range| match &vm.ram {
+        Some(ram) => ram.claims().steadily(|| look(range)),
+        None => look(range),
+    };
+    vm.ranges.iter().map(steadily).collect()
+}
+
+/// Marks the windows of memslots that somebody else holds: no action is to name them.
+fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
+    for slot in own.iter().flat_map(|own| own.of_others()) {
+        told.insert((rows.vm, slot.id));
+        let row_of = |gpa| rows.windows.partition_point(|window| window.start() < gpa);
+        let (first, end) = (row_of(slot.range.start()), row_of(slot.range.end()));
+        rows.ready_at[first..end].fill(Moment::after_start(Duration::MAX));
     }
 }
 
@@ -735,9 +808,11 @@ impl Manager {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 let mut pacing = Pacing::new(&work.config, work.host.now());
-                while shared.wait(pacing.pause(), || pacing.is_urgent(work.host.as_ref())) == RunState::Active {
+                while shared.wait(pacing.pause(), || pacing.is_urgent(work.host.as_ref(), &work.vms))
+                    == RunState::Active
+                {
                     let done = work.tick();
-                    pacing.ticked(work.host.as_ref(), &work.config, work.sensed_in, work.is_busy(done));
+                    pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));
                 }
                 work.finish()
             })?
@@ -811,5 +886,32 @@ impl Shared {
                 RunState::Active | RunState::Stopping => return *state,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::BackingKind;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, policy};
+
+    #[test]
+    fn what_is_seen_while_a_giant_is_exchanged_is_looked_at_again() {
+        // Its pages are nowhere until the exchange is over, which it is when the first look has ended.
+        let range = GpaRange::new(Gpa::new(0), mib(4)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let ram = GuestRam::map(&[range], backing).expect("addresses");
+        let host = Arc::<FakeHost>::default();
+        let giant = ram.claims().giant(Gpa::new(0)).expect("free");
+        let (start, exchanged) = (ram.base(), host.clone());
+        host.when_scanned(move || giant.exchanging(|| exchanged.make_present(start, mib(4), false)));
+        let never = policy::by_name("never").expect("it is in the table").with_defaults();
+        let vm = ManagedVm::new(VmId(0), ram, None);
+        let mut work = ManagerLoop::new(host, vec![vm], never, ManagerConfig::default());
+        work.tick();
+        let (_, samples) = &work.report().samples[0];
+        assert_eq!((samples[0].host.base_4k, samples[0].host.unbacked), (mib(4), Bytes::ZERO));
     }
 }

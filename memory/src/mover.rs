@@ -116,7 +116,7 @@ pub trait Mover: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// Faults in all pages of a ready slot, as a huge page if one is to be had.
+    /// Faults in a ready slot, as a huge page if one is to be had; otherwise perhaps a part of it only.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.

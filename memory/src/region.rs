@@ -61,6 +61,7 @@ pub struct GuestRam {
     ranges: Vec<RamRange>,
     backing: BackingConfig,
     reservation: AddressReservation,
+    /// Behind the mapping, since it has the pages of giants: they are free when nothing maps them.
     claims: Arc<Claims>,
     /// The memfd, with the ranges one behind the other. The VMM's children and an attached debugger find the RAM through it.
     file: Option<File>,

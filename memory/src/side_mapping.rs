@@ -16,6 +16,7 @@ use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
 
 use crate::host::SideContents;
+use crate::pool::PoolLease;
 use crate::region::GuestRam;
 use crate::sys::mapping::{AddressReservation, MapError, create_memfd};
 
@@ -90,6 +91,25 @@ impl GiantFile {
     /// Maps the page behind the giant at `giant`.
     pub(crate) fn map_over(&self, ram: &GuestRam, giant: Gpa) -> Result<(), MapError> {
         ram.reservation().map_at(place(ram, giant), GIANT, Some((&self.0, Bytes::ZERO))).map(drop)
+    }
+}
+
+/// The page a giant is on, and what the pool was made larger by for it.
+#[derive(Debug)]
+pub struct GiantPage {
+    // Before the lease: the pool shrinks when the page is back.
+    file: GiantFile,
+    _lease: Option<PoolLease>,
+}
+
+impl GiantPage {
+    pub(crate) fn new(file: GiantFile, lease: Option<PoolLease>) -> GiantPage {
+        GiantPage { file, _lease: lease }
+    }
+
+    /// The file that holds it.
+    pub(crate) fn file(&self) -> &GiantFile {
+        &self.file
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::host::{Advice, Host};
-use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, ManagerReport};
+use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, ManagerReport};
 use wideleaf_memory::region::RamRange;
 use wideleaf_memory::second_level::fake::FakeSecondLevel;
 use wideleaf_memory::second_level::{SecondLevel, SlotId};
@@ -302,6 +302,35 @@ impl Policy for Heard {
 }
 
 #[test]
+fn a_panic_of_a_thread_that_copies_is_an_error_of_the_report_and_ends_no_other_copy() {
+    for copy_threads in [1, 2] {
+        let host = host();
+        host.panic_at(RAM_AT + mib(2) * 3);
+        let heard = Arc::<Mutex<Vec<WindowIndex>>>::default();
+        let policy = Box::new(Heard(greedy(), heard.clone()));
+        let manager =
+            Manager::spawn(host.clone(), vec![vm(None)], policy, ManagerConfig { copy_threads, ..plenty() }).unwrap();
+        manager.activate();
+        for _ in 0..LOOKS_MAX {
+            if heard.lock().unwrap().len() as u64 > WINDOWS {
+                break;
+            }
+            host.sleep(Duration::from_secs(1)); // the window that was refused is tried again, in vain
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let report = manager.stop();
+        assert_eq!(report.panics.len(), 1, "{:?}", report.panics);
+        assert!(report.panics[0].contains("left alone") && report.panics[0].contains("as by a mistake of ours"));
+        assert_eq!(count(&report, "none", "refused_other"), 1, "{:?}", report.outcomes);
+        assert_eq!((count(&report, "collapse", "done"), host.huge_windows()), (WINDOWS - 1, WINDOWS - 1));
+        assert!(count(&report, "none", "skipped_no_mechanism") > 0, "and not once more");
+    }
+}
+
+/// So often the manager is given a millisecond to do what a test waits for.
+const LOOKS_MAX: u32 = 60_000;
+
+#[test]
 fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy() {
     let (host, kvm) = (host(), second_level());
     let mut work = scripted(&host, &kvm, vec![vec![demote(5)], vec![promote(5, PageSize::Huge2M)]]);
@@ -312,6 +341,24 @@ fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy
     assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged));
     assert_eq!((count(work.report(), "hold_at_4k", "done"), count(work.report(), "recover", "done")), (1, 1));
     assert_eq!(work.report().copied, Bytes::ZERO);
+}
+
+#[test]
+fn a_hold_that_somebody_else_set_is_left_alone_and_named() {
+    let (host, kvm) = (host(), second_level());
+    host.make_present(RAM_AT, ram().gpa.bytes(), true);
+    kvm.set_dirty_log(SlotId(0), true).unwrap(); // as a migration does
+    let held = || kvm.slots().iter().map(|slot| slot.is_dirty_logged).collect::<Vec<_>>();
+    let auto = policy::by_name("auto").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], auto, plenty());
+    run(&mut work, &host, 3);
+    let report = work.finish();
+    assert_eq!((held(), report.outcomes.len()), (vec![true, false], 0), "{:?}", report.outcomes);
+    assert_eq!(report.logs_of_others.into_iter().collect::<Vec<_>>(), [(VmId(0), SlotId(0))]);
+    // A policy that names it all the same is refused.
+    let mut work = scripted(&host, &kvm, vec![vec![promote(0, PageSize::Huge2M)]]);
+    work.tick();
+    assert_eq!((held(), count(work.report(), "recover", "refused_busy")), (vec![true, false], 1));
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //! mover, which fails at every single call.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -354,6 +356,137 @@ fn no_failing_call_of_a_swap_loses_a_byte() {
             touch(bed, window, 150);
             let _ = bed.aside.serve();
         }
+    });
+}
+
+/// Where threads wait for each other.
+#[derive(Default)]
+struct Meeting {
+    here: Mutex<usize>,
+    came: Condvar,
+}
+
+impl Meeting {
+    /// Waits until so many are there. Whoever waits for this long waits in vain: a failure and not a hang.
+    fn of(&self, expected: usize) {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let mut here = self.here.lock().unwrap();
+        *here += 1;
+        self.came.notify_all();
+        let (_here, waited) = self.came.wait_timeout_while(here, PATIENCE, |here| *here < expected).unwrap();
+        assert!(!waited.timed_out(), "the others cannot come while one is here");
+    }
+}
+
+#[test]
+fn two_windows_are_copied_at_the_same_time() {
+    let (bed, meeting) = (Bed::new(), Meeting::default());
+    let windows = three_windows(&bed);
+    bed.mover.while_copying(move || meeting.of(2));
+    std::thread::scope(|scope| {
+        for (mut swapper, window) in Swapper::several(&bed.aside, 2).into_iter().zip(windows) {
+            let host = bed.host.as_ref();
+            scope.spawn(move || assert_eq!(swapper.swap(host, window).result, OutcomeResult::Done));
+        }
+    });
+    assert!(bed.is_huge(windows[0]) && bed.is_huge(windows[1]));
+    bed.assert_at_rest();
+}
+
+#[test]
+fn who_touches_a_window_in_mid_swap_goes_on_when_it_is_large() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let (mover, aside) = (bed.mover.clone(), bed.aside.clone());
+    bed.mover.while_copying(move || {
+        assert_eq!(mover.touch(W, 7), Touch::Waits);
+        aside.serve().unwrap();
+        assert_eq!(mover.touch(W, 8), Touch::Waits, "it is still on its way");
+    });
+    let _: OutcomeResult = bed.swapper().swap(bed.host.as_ref(), W).result; // the touches left a page table, which may split it
+    bed.mover.write(W, ALL_PAGES);
+    bed.assert_at_rest();
+    assert_eq!(bed.aside.report().touched, 0, "nobody sampled it");
+}
+
+#[test]
+fn neighbours_are_sampled_in_mid_swap() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    let (mover, aside, copies) = (bed.mover.clone(), bed.aside.clone(), AtomicUsize::new(0));
+    bed.mover.while_copying(move || {
+        copies.fetch_add(1, Ordering::Relaxed);
+        aside.set_aside(windows[2]).unwrap();
+        assert_eq!(mover.touch(windows[2], 3), Touch::Waits);
+        aside.serve().unwrap();
+        assert_eq!(mover.touch(windows[2], 3), Touch::Wrote, "nobody waits for the copy of another window");
+        assert!(aside.bring_back(windows[2]).unwrap().is_some());
+        assert!(matches!(aside.set_aside(windows[0]), Err(AsideError::AlreadyAside(_))));
+        assert!(matches!(aside.bring_back(windows[0]), Err(AsideError::NotAside(_))), "it is somebody else's");
+    });
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), windows[0]).result, OutcomeResult::Done);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_service_that_ends_in_mid_swap_waits_for_the_window_and_brings_it_back_if_need_be() {
+    for does_move_in in [true, false] {
+        let bed = Bed::new();
+        bed.mover.write(W, ALL_PAGES);
+        let mut swapper = bed.swapper();
+        swapper.refill().unwrap();
+        let closing: Arc<Mutex<Option<std::thread::JoinHandle<()>>>> = Arc::default();
+        let (mover, aside, closes) = (bed.mover.clone(), bed.aside.clone(), closing.clone());
+        bed.mover.while_copying(move || {
+            let aside_too = aside.clone();
+            *closes.lock().unwrap() = Some(std::thread::spawn(move || aside_too.close()));
+            // `Closed` comes before everything else: then it has begun, and waits.
+            while !matches!(aside.set_aside(WindowIndex::new(99)), Err(AsideError::Closed)) {
+                let _ = aside.bring_back(WindowIndex::new(99));
+                std::thread::yield_now();
+            }
+            if !does_move_in {
+                mover.pin(Place::Ready(0), 0);
+                // The copy, scan and giving back of the page table, the move in vain; the way back: look, move, and this.
+                mover.fail_call(6, libc::ENOMEM);
+            }
+        });
+        let result = swapper.swap(bed.host.as_ref(), W).result;
+        assert_eq!(result == OutcomeResult::Done, does_move_in, "{result:?}");
+        closing.lock().unwrap().take().unwrap().join().unwrap();
+        assert_eq!(bed.aside.report().stuck, u64::from(!does_move_in));
+        bed.assert_at_rest();
+    }
+}
+
+#[test]
+fn a_swap_that_panics_brings_its_window_back_and_keeps_no_slot() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let mut swapper = bed.swapper();
+    bed.mover.while_copying(|| panic!("as a test of what comes after"));
+    for _ in 0..ASIDE_SLOTS + 1 {
+        catch_unwind(AssertUnwindSafe(|| swapper.swap(bed.host.as_ref(), W))).expect_err("it panics");
+        bed.assert_at_rest();
+    }
+    bed.mover.while_copying(|| ());
+    assert_eq!(swapper.refill().unwrap(), usize::from(READY_SLOTS));
+    assert_eq!(swapper.swap(bed.host.as_ref(), W).result, OutcomeResult::Done);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn no_failing_call_of_two_swaps_at_once_loses_a_byte() {
+    with_every_call_failing(|bed, windows| {
+        let swappers = Swapper::several(&bed.aside, 2);
+        std::thread::scope(|scope| {
+            for (mut swapper, first) in swappers.into_iter().zip([0, 1]) {
+                let swap = move |window: WindowIndex| swapper.swap(bed.host.as_ref(), window);
+                scope.spawn(move || windows.into_iter().skip(first).step_by(2).map(swap).count());
+            }
+            windows.into_iter().for_each(|window| touch(bed, window, 150));
+            let _ = bed.aside.serve();
+        });
     });
 }
 

@@ -210,7 +210,21 @@ fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &A
     generation
 }
 
-/// One round: fresh RAM in base pages, two writers in it, all of it sampled in turns and swapped meanwhile.
+/// Swaps windows, each swapper in a thread of its own, neighbours at the same time. Returns how many.
+fn swap_at_once(host: &Arc<LinuxHost>, swappers: &mut [Swapper], windows: &[WindowIndex]) -> u64 {
+    let threads = swappers.len();
+    std::thread::scope(|scope| {
+        let swaps = |(first, swapper): (usize, &mut Swapper)| {
+            let _ = swapper.refill(); // what is missing is made when it is needed, or the swap is refused
+            let swap = |window: &&WindowIndex| swapper.swap(host.as_ref(), **window).result == OutcomeResult::Done;
+            windows.iter().skip(first).step_by(threads).filter(swap).count() as u64
+        };
+        let threads: Vec<_> = swappers.iter_mut().enumerate().map(|each| scope.spawn(move || swaps(each))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    })
+}
+
+/// One round: fresh RAM in base pages, two writers in it, all of it sampled in turns and swapped by two threads meanwhile.
 fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     const WINDOWS: usize = 24;
     let ram = map(WINDOWS as u64);
@@ -224,7 +238,7 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     });
 
     let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
-    let mut swapper = Swapper::new(mover.aside().clone());
+    let mut swappers = Swapper::several(mover.aside(), 2);
     let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
     let mut rotation = Rotation::default();
     let all = windows(0..WINDOWS as u64);
@@ -232,9 +246,7 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     for _ in 0..6 {
         sensor.start(host.as_ref(), &rotation.next_share(&all, 8));
         sampled += sensor.finish(host.as_ref()).cost.windows;
-        let _ = swapper.refill(); // what is missing is made when it is needed, or the swap is refused
-        let mut swap = |window| swapper.swap(host.as_ref(), window).result == OutcomeResult::Done;
-        swapped += rotation.next_share(&all, 8).into_iter().filter(|window| swap(*window)).count() as u64;
+        swapped += swap_at_once(host, &mut swappers, &rotation.next_share(&all, 8));
     }
     // In every other window something is aside when the service ends.
     sensor.start(host.as_ref(), &all.iter().copied().step_by(2).collect::<Vec<_>>());

@@ -18,10 +18,9 @@
 //!
 //! KVM maps no page larger than its memslot: with slots of less than 1 GiB only the host's own tables become giant.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, PageSize, Refusal, Skip};
 
 use super::dirty::{DirtyLog, DirtyPages, refused};
 use crate::backing::BackingKind;
@@ -30,7 +29,7 @@ use crate::host::{Advice, Host, HostError, PageRun, SideContents};
 use crate::pool::{HugetlbPools, PoolError, PoolLease};
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
-use crate::side_mapping::{GIANT, GiantFile, SideMapping};
+use crate::side_mapping::{GIANT, GiantFile, GiantPage, SideMapping};
 
 /// What the exchange itself takes of the pause, beyond the copying: the kick of the vCPUs, the moving of 1 GiB of page
 /// tables (0.05 to 0.18 ms), the new mapping and its first touch (0.03 ms), and the fetching of the log. Measured with 4K
@@ -129,45 +128,26 @@ impl GiantSwap {
     }
 }
 
-/// The giant pages of one VM: which giants are on one, and the pages themselves.
+/// Moves giants onto pages of the pool and back.
 ///
-/// A page is back in the pool when neither this nor guest RAM has it. Where the pool was made larger, this is to be dropped after
-/// the VM: the pool shrinks by a page that is free.
+/// Which giants are on one is known to the RAM ([`crate::claims::Claims`]), which has the pages too: whoever moves them next need not be who moved
+/// them there. A page is back in the pool when its giant is moved back, or with the RAM.
 #[derive(Debug)]
 pub struct GiantPages {
     pools: HugetlbPools,
     grows_pool: bool,
     limits: SwapLimits,
-    pages: BTreeMap<Gpa, GiantPage>,
-}
-
-#[derive(Debug)]
-struct GiantPage {
-    // Before the lease: the pool shrinks when the page is back.
-    file: GiantFile,
-    _lease: Option<PoolLease>,
 }
 
 impl GiantPages {
-    /// None yet. `grows_pool`: whether the pool may be made larger where it has no free page (root; the kernel may have
+    /// Nothing is moved yet. `grows_pool`: whether the pool may be made larger where it has no free page (root; the kernel may have
     /// to move a gibibyte of memory, which takes seconds).
     pub fn new(pools: HugetlbPools, grows_pool: bool, limits: SwapLimits) -> GiantPages {
-        GiantPages { pools, grows_pool, limits, pages: BTreeMap::new() }
-    }
-
-    /// The giants that are on a giant page now, ascending.
-    pub fn giants(&self) -> impl Iterator<Item = Gpa> + '_ {
-        self.pages.keys().copied()
-    }
-
-    /// The page size behind a window, where it is one of ours: sensors tell huge from small, not 2 MiB from 1 GiB.
-    pub fn page_of(&self, window: WindowIndex) -> Option<PageSize> {
-        let giant = window.start().align_down(PageSize::Giant1G);
-        self.pages.contains_key(&giant).then_some(PageSize::Giant1G)
+        GiantPages { pools, grows_pool, limits }
     }
 
     /// Puts the giant at `giant` onto a giant page while the guest runs.
-    pub fn promote(&mut self, site: SwapSite<'_>, giant: Gpa) -> GiantSwap {
+    pub fn promote(&self, site: SwapSite<'_>, giant: Gpa) -> GiantSwap {
         match site.ram.claims().giant(giant) {
             Ok(claim) => self.promote_claimed(site, claim),
             Err(claimed) => GiantSwap::not_tried(Claimed::result(claimed)),
@@ -175,21 +155,21 @@ impl GiantPages {
     }
 
     /// As [`GiantPages::promote`], for a giant that was claimed before. The claim ends with it.
-    pub fn promote_claimed(&mut self, site: SwapSite<'_>, claim: GiantClaim) -> GiantSwap {
-        let giant = claim.giant();
+    pub fn promote_claimed(&self, site: SwapSite<'_>, claim: GiantClaim) -> GiantSwap {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
-            self.check_promotable(site, giant)?;
-            let page = GiantPage { _lease: self.room()?, file: site.host.create_giant()? };
-            swap.promote(&page.file)?;
-            self.pages.insert(giant, page);
+            check_promotable(site, &claim)?;
+            let lease = self.room()?;
+            let page = GiantPage::new(site.host.create_giant()?, lease);
+            swap.promote(page.file())?;
+            claim.moved_to(Some(page));
             swap.look_again()
         });
-        self.end(claim, swap)
+        end(claim, swap)
     }
 
     /// Puts the giant at `giant` back onto anonymous memory while the guest runs: in base pages, or in huge ones as far as
     /// the kernel has them. The giant page goes back to the pool.
-    pub fn demote(&mut self, site: SwapSite<'_>, giant: Gpa, to: PageSize) -> GiantSwap {
+    pub fn demote(&self, site: SwapSite<'_>, giant: Gpa, to: PageSize) -> GiantSwap {
         match site.ram.claims().giant(giant) {
             Ok(claim) => self.demote_claimed(site, claim, to),
             Err(claimed) => GiantSwap::not_tried(Claimed::result(claimed)),
@@ -197,41 +177,19 @@ impl GiantPages {
     }
 
     /// As [`GiantPages::demote`], for a giant that was claimed before. The claim ends with it.
-    pub fn demote_claimed(&mut self, site: SwapSite<'_>, claim: GiantClaim, to: PageSize) -> GiantSwap {
-        let giant = claim.giant();
+    pub fn demote_claimed(&self, site: SwapSite<'_>, claim: GiantClaim, to: PageSize) -> GiantSwap {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
-            let page = self.pages.get(&giant).ok_or(OutcomeResult::Skipped(Skip::AlreadyDone))?;
+            let page = claim.page().ok_or(OutcomeResult::Skipped(Skip::AlreadyDone))?;
             let advice = match to {
                 PageSize::Base4K => Advice::NoHugePage,
                 PageSize::Huge2M => Advice::HugePage,
                 PageSize::Giant1G => return Err(OutcomeResult::Skipped(Skip::AlreadyDone).into()),
             };
-            swap.demote(&page.file, advice)?;
-            self.pages.remove(&giant);
+            swap.demote(page.file(), advice)?;
+            claim.moved_to(None);
             Ok(())
         });
-        self.end(claim, swap)
-    }
-
-    /// Lets others have the giant again, unless its guest stands still for good.
-    fn end(&self, claim: GiantClaim, swap: GiantSwap) -> GiantSwap {
-        if swap.is_stuck {
-            claim.keep();
-        } else {
-            let is_on_giant_page = self.pages.contains_key(&claim.giant());
-            claim.end(is_on_giant_page);
-        }
-        swap
-    }
-
-    fn check_promotable(&self, site: SwapSite<'_>, giant: Gpa) -> Result<(), Unswapped> {
-        if self.pages.contains_key(&giant) {
-            return Err(OutcomeResult::Skipped(Skip::AlreadyDone).into());
-        }
-        if site.ram.backing().kind() != BackingKind::Anon || !site.ram.giants().any(|whole| whole == giant) {
-            return Err(OutcomeResult::Skipped(Skip::NoMechanism).into());
-        }
-        Ok(())
+        end(claim, swap)
     }
 
     /// Sees that the pool has a page: `None` where it has one, a lease where it was made larger.
@@ -242,6 +200,24 @@ impl GiantPages {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Lets others have the giant again, unless its guest stands still for good.
+fn end(claim: GiantClaim, swap: GiantSwap) -> GiantSwap {
+    if swap.is_stuck {
+        claim.keep();
+    }
+    swap
+}
+
+fn check_promotable(site: SwapSite<'_>, claim: &GiantClaim) -> Result<(), Unswapped> {
+    if claim.page().is_some() {
+        return Err(OutcomeResult::Skipped(Skip::AlreadyDone).into());
+    }
+    if site.ram.backing().kind() != BackingKind::Anon || !site.ram.giants().any(|whole| whole == claim.giant()) {
+        return Err(OutcomeResult::Skipped(Skip::NoMechanism).into());
+    }
+    Ok(())
 }
 
 /// Why nothing was swapped.

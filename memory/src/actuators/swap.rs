@@ -77,6 +77,7 @@ impl Swapper {
     pub fn drain(&mut self) {
         for slot in std::mem::take(&mut self.ready) {
             self.clear(slot);
+            self.empty.push(slot);
         }
     }
 
@@ -111,8 +112,6 @@ impl Swapper {
         let exchanged = self.exchange(window, slot);
         if exchanged.is_err() {
             self.clear(slot); // the copy in it, if it came that far, is of no use
-        } else {
-            self.empty.push(slot);
         }
         let unavailable = exchanged?;
         let after = self.aside.mover().look(guest).map_err(refused)?;
@@ -123,19 +122,22 @@ impl Swapper {
         Ok(Swapped { unavailable, bloat: PageSize::Base4K.bytes() * u64::from(holes) })
     }
 
-    /// A slot with a huge page: one that was ready, or one made now.
+    /// A slot with a huge page: one that was ready, or one made now. It counts as empty from now on, whatever becomes of its page:
+    /// what is left in it goes before it is populated again.
     fn take_ready(&mut self) -> Result<u16, HostError> {
         if self.ready.is_empty() {
             self.make_ready()?;
         }
-        Ok(self.ready.pop().expect("one was made"))
+        let slot = self.ready.pop().expect("one was made");
+        self.empty.push(slot);
+        Ok(slot)
     }
 
     fn make_ready(&mut self) -> Result<(), HostError> {
-        let slot = self.empty.pop().expect("each slot is ready or empty");
+        let slot = *self.empty.last().expect("each slot is ready or empty");
         let made = populate_huge(self.aside.mover(), slot);
         match made {
-            Ok(()) => self.ready.push(slot),
+            Ok(()) => self.ready.extend(self.empty.pop()),
             Err(_) => self.clear(slot),
         }
         made
@@ -149,8 +151,7 @@ impl Swapper {
     }
 
     /// If the pages stay, they are given back before the slot is populated again.
-    fn clear(&mut self, slot: u16) {
-        self.empty.push(slot);
+    fn clear(&self, slot: u16) {
         if let Err(error) = self.aside.mover().discard(Place::Ready(slot), ALL_PAGES) {
             tracing::warn!("a huge page can not be given back yet: {error}");
         }

@@ -3,6 +3,7 @@
 //! ordinary memory for giant pages, so that a test can look for lost words.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -41,7 +42,18 @@ struct State {
     collapse_does_nothing: bool,
     cold_does_nothing: bool,
     texts: BTreeMap<String, String>,
+    meanwhile: Option<Meanwhile>,
     mappings_are_in_pieces: bool,
+    panics_at: Option<Hva>,
+}
+
+/// Something else that happens.
+struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
 }
 
 const PAGE: u64 = PageSize::Base4K.bytes().get();
@@ -100,6 +112,11 @@ impl FakeHost {
         self.state().texts.insert(path.to_owned(), text.to_owned());
     }
 
+    /// When the next scan has looked at the pages, and before whoever asked knows, this happens.
+    pub fn when_scanned(&self, happens: impl FnOnce() + Send + 'static) {
+        self.state().meanwhile = Some(Meanwhile(Box::new(happens)));
+    }
+
     /// From now on `MADV_COLD` says yes and splits nothing, as the kernel does for a page that is shared or pinned.
     pub fn cold_does_nothing(&self, is_so: bool) {
         self.state().cold_does_nothing = is_so;
@@ -108,6 +125,11 @@ impl FakeHost {
     /// From now on no range of more than one window is one mapping.
     pub fn cut_mappings(&self) {
         self.state().mappings_are_in_pieces = true;
+    }
+
+    /// From now on whoever gives advice about a range that starts there panics, as by a mistake of ours.
+    pub fn panic_at(&self, start: Hva) {
+        self.state().panics_at = Some(start);
     }
 
     /// How many calls there were.
@@ -196,6 +218,8 @@ impl Host for FakeHost {
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
         const WHAT: &str = "fake madvise";
         let fail = |errno| Err(HostError { what: WHAT, source: io::Error::from_raw_os_error(errno) });
+        let is_mistake = self.state().panics_at == Some(start);
+        assert!(!is_mistake, "as by a mistake of ours");
         let mut state = self.enter(WHAT)?;
         if let Some((_, errno, times)) = state.fail_advice.iter_mut().find(|(of, _, times)| *of == advice && *times > 0)
         {
@@ -236,7 +260,7 @@ impl Host for FakeHost {
     }
 
     fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
-        let state = self.enter("fake scan")?;
+        let mut state = self.enter("fake scan")?;
         for (page, is_huge) in state.pages.range(start.get()..start.get() + bytes.get()) {
             match runs.last_mut() {
                 Some(run) if (run.start + run.bytes).get() == *page && run.is_huge == *is_huge => {
@@ -244,6 +268,11 @@ impl Host for FakeHost {
                 }
                 _ => runs.push(PageRun { start: Hva::new(*page), bytes: PageSize::Base4K.bytes(), is_huge: *is_huge }),
             }
+        }
+        let meanwhile = state.meanwhile.take();
+        drop(state);
+        if let Some(Meanwhile(happens)) = meanwhile {
+            happens();
         }
         Ok(())
     }

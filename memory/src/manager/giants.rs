@@ -10,8 +10,8 @@
 //! The giant is claimed before the thread starts, so no window of it is acted on in the same tick either: neither the loop
 //! nor the access sensor gets one, and nobody switches its dirty log (see [`crate::claims`]).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use wideleaf_policies::{
     VmSnapshot, WindowIndex,
 };
 
+use super::acting::Panicked;
 use super::{ManagedVm, ManagerLoop, Mechanism, Performed};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
@@ -74,7 +75,7 @@ struct GiantVm {
     ram: Arc<GuestRam>,
     /// The one that nobody else has.
     second_level: Arc<dyn SecondLevel>,
-    pages: Arc<Mutex<GiantPages>>,
+    pages: Arc<GiantPages>,
 }
 
 struct UnderWay {
@@ -91,7 +92,7 @@ impl Giants {
         let giant_vm = |vm: &mut ManagedVm| {
             let (ram, second_level) = (vm.ram.clone()?, vm.second_level.clone()?);
             vm.second_level = Some(Arc::new(ClaimedSecondLevel::new(second_level.clone(), ram.claims().clone())));
-            let pages = Arc::new(Mutex::new(GiantPages::new(pools.clone(), false, SwapLimits::default())));
+            let pages = Arc::new(GiantPages::new(pools.clone(), false, SwapLimits::default()));
             (vm.backing.kind() == BackingKind::Anon).then_some(GiantVm { ram, second_level, pages })
         };
         Giants { vms: vms.iter_mut().map(giant_vm).collect(), pools, under_way: None }
@@ -108,8 +109,8 @@ impl Giants {
     }
 
     fn take_pages_from(&mut self, pools: HugetlbPools, limits: SwapLimits) {
-        for vm in self.vms.iter().flatten() {
-            *vm.pages() = GiantPages::new(pools.clone(), false, limits);
+        for vm in self.vms.iter_mut().flatten() {
+            vm.pages = Arc::new(GiantPages::new(pools.clone(), false, limits));
         }
         self.pools = pools;
     }
@@ -150,8 +151,8 @@ impl Giants {
         let work = move || {
             let site = SwapSite { host: host.as_ref(), ram: &vm.ram, second_level: vm.second_level.as_ref() };
             match request.way {
-                Way::Promote => vm.pages().promote_claimed(site, claim),
-                Way::Demote(to) => vm.pages().demote_claimed(site, claim, to),
+                Way::Promote => vm.pages.promote_claimed(site, claim),
+                Way::Demote(to) => vm.pages.demote_claimed(site, claim, to),
             }
         };
         let thread = std::thread::Builder::new().name("giant-mover".into()).spawn(work);
@@ -162,14 +163,14 @@ impl Giants {
     }
 
     /// What came of the giant that was under way, if it no longer is.
-    fn ended(&mut self) -> Option<(Request, GiantSwap)> {
+    fn ended(&mut self) -> Option<(Request, Result<GiantSwap, Panicked>)> {
         let under_way = self.under_way.take_if(|under_way| under_way.thread.is_finished())?;
         Some(under_way.join())
     }
 
     /// Waits for the giant that is under way, if one is: as long as it takes to copy it and what is written meanwhile, a
     /// bounded number of times ([`SwapLimits::rounds_max`]).
-    fn wait(&mut self) -> Option<(Request, GiantSwap)> {
+    fn wait(&mut self) -> Option<(Request, Result<GiantSwap, Panicked>)> {
         self.under_way.take().map(UnderWay::join)
     }
 
@@ -199,20 +200,8 @@ impl Giants {
 }
 
 impl UnderWay {
-    fn join(self) -> (Request, GiantSwap) {
-        let swap = self.thread.join().unwrap_or_else(|_| {
-            // The claim stays: nobody knows how far it came.
-            tracing::error!("the thread that moves a giant panicked; that giant is left alone from now on");
-            GiantSwap::not_tried(OutcomeResult::Refused(Refusal::Other(0)))
-        });
-        (self.request, swap)
-    }
-}
-
-impl GiantVm {
-    fn pages(&self) -> MutexGuard<'_, GiantPages> {
-        // A move that panicked has not entered its page: the giant stays claimed and is not asked for again.
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    fn join(self) -> (Request, Result<GiantSwap, Panicked>) {
+        (self.request, self.thread.join().map_err(|payload| Panicked::new(payload.as_ref())))
     }
 }
 
@@ -258,6 +247,7 @@ impl ManagerLoop {
         let state = &mut self.states[request.vm][request.row];
         let begun = match state.begin(self.host.now()) {
             _ if self.should_stop.load(Ordering::Relaxed) => Err(OutcomeResult::Skipped(Skip::Stopping)),
+            _ if self.is_left_alone[request.vm] => Err(OutcomeResult::Skipped(Skip::NoMechanism)),
             Err(_) => Err(OutcomeResult::Skipped(Skip::BackingOff)),
             Ok(acting) => self.giants.start(&self.host, request).map(|()| *state = acting),
         };
@@ -268,7 +258,13 @@ impl ManagerLoop {
         begun.is_ok()
     }
 
-    fn record_giant(&mut self, request: Request, swap: GiantSwap) {
+    fn record_giant(&mut self, request: Request, swap: Result<GiantSwap, Panicked>) {
+        let swap = swap.unwrap_or_else(|panicked| {
+            // Its claim stays: nobody knows how far it came.
+            let giant = request.first.start();
+            self.report.panics.push(format!("the giant at {giant} is left alone from now on: who moved it {panicked}"));
+            GiantSwap::not_tried(OutcomeResult::Refused(Refusal::Other(0)))
+        });
         tracing::debug!(?swap, "{} of {}", request.way.mechanism().name(), request.first.start());
         let GiantSwap { result, cost, unavailable, .. } = swap;
         let mechanism = request.way.mechanism();

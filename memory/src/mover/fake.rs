@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::WindowIndex;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
@@ -14,10 +14,13 @@ use crate::fake_calls::FakeCalls;
 use crate::host::HostError;
 
 /// See the module.
-#[derive(Debug)]
 pub struct FakeMover {
     state: Mutex<State>,
+    meanwhile: Mutex<Option<Meanwhile>>,
 }
+
+/// What happens while a copy is made.
+type Meanwhile = Arc<dyn Fn() + Send + Sync>;
 
 type Page = (Place, u16);
 
@@ -71,6 +74,7 @@ impl Default for FakeMover {
                 calls: FakeCalls::default(),
                 has_failed_for_good: None,
             }),
+            meanwhile: Mutex::default(),
         }
     }
 }
@@ -133,6 +137,11 @@ impl FakeMover {
         self.state().has_failed_for_good = errno;
     }
 
+    /// `work` is done in the midst of every copy of a window, by the thread that copies, which nothing keeps from panicking.
+    pub fn while_copying(&self, work: impl Fn() + Send + Sync + 'static) {
+        *self.meanwhile() = Some(Arc::new(work));
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
@@ -161,6 +170,10 @@ impl FakeMover {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no test panics while it holds the fake mover")
+    }
+
+    fn meanwhile(&self) -> MutexGuard<'_, Option<Meanwhile>> {
+        self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {
@@ -273,6 +286,8 @@ impl Mover for FakeMover {
     }
 
     fn copy_all(&self, from: Place, to: Place) -> Result<(), HostError> {
+        let meanwhile = self.meanwhile().clone();
+        meanwhile.iter().for_each(|work| work());
         let mut state = self.enter("fake copy")?;
         for page in ALL_PAGES {
             if let Some(value) = state.pages.get(&(from, page)).copied() {

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
@@ -159,8 +160,10 @@ impl Mover for LinuxMover {
     }
 
     fn populate(&self, slot: u16) -> Result<(), HostError> {
-        let piece = self.piece(Place::Ready(slot), &super::ALL_PAGES);
-        madvise(piece.start(), piece.bytes(), Advice::PopulateWrite).map_err(host_error("madvise(MADV_POPULATE_WRITE)"))
+        // By a touch, which holds no lock but the mapping's own: MADV_POPULATE_WRITE has all of the process's (`mmap_lock`)
+        // while the kernel clears the page, and whoever else wants to watch a window waits for that.
+        self.piece(Place::Ready(slot), &super::ALL_PAGES).words()[0].store(0, Ordering::Relaxed);
+        Ok(())
     }
 
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
@@ -191,7 +194,6 @@ mod tests {
     use super::*;
     use crate::backing::BackingConfig;
     use crate::mover::ALL_PAGES;
-    use std::sync::atomic::Ordering;
     use wideleaf_policies::{Gpa, GpaRange};
 
     const GUEST: Place = Place::Guest(WindowIndex::new(0));

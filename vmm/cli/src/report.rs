@@ -204,6 +204,8 @@ pub struct ManagerSummary {
     pub sensors: BTreeMap<String, SensorSummary>,
     /// Questions of the policy that nothing here can answer, each with the reason.
     pub unanswered: Vec<String>,
+    /// What panicked while it acted, and what is left alone since.
+    pub panics: Vec<String>,
     /// Memory the host got back.
     pub released_bytes: u64,
     /// What became of the recording, if there is one.
@@ -221,6 +223,8 @@ pub struct SensorSummary {
     pub latest_windows: u64,
     /// Ticks without a sample, because its part of a core was used up.
     pub ticks_without: u64,
+    /// Times it left something alone because a giant of it was being moved.
+    pub claimed: u64,
     /// Times the guest had to wait for it.
     pub waits: u64,
     /// CPU time in the manager's thread.
@@ -403,16 +407,19 @@ impl RunReport {
             let _ = writeln!(out, "  manager: {name}: {count}");
         }
         for (name, sensor) in &manager.sensors {
-            let SensorSummary { samples, windows, latest_windows, ticks_without, waits, cpu_s } = sensor;
+            let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s } = sensor;
             let cpu_ms = cpu_s * 1e3;
             let _ = writeln!(
                 out,
                 "  manager: sensor {name}: {samples} samples of {windows} windows ({latest_windows} at last, none at {ticks_without} \
-                 ticks), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
+                 ticks, {claimed} times claimed by others), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
             );
         }
         for question in &manager.unanswered {
             let _ = writeln!(out, "  manager: cannot tell {question}");
+        }
+        for panic in &manager.panics {
+            let _ = writeln!(out, "  manager: {panic}");
         }
         if manager.released_bytes > 0 {
             let _ = writeln!(out, "  manager: released {}", Bytes::new(manager.released_bytes));
