@@ -30,9 +30,9 @@ pub type Column = [[Pair; PAIRS]; 2];
 /// Which way a transform goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// y[k] = Σ x[j]·exp(+2πi·jk/n), the NPB's direction 1.
+    /// `y[k] = Σ x[j]·exp(+2πi·jk/n)`, the NPB's direction 1.
     Forward,
-    /// y[k] = Σ x[j]·exp(−2πi·jk/n): the same with real and imaginary parts exchanged before and after.
+    /// `y[k] = Σ x[j]·exp(−2πi·jk/n)`: the same with real and imaginary parts exchanged before and after.
     Backward,
 }
 
@@ -191,7 +191,7 @@ fn set(column: &mut Column, pair: usize, numbers: Numbers) {
     [column[0][pair], column[1][pair]] = numbers;
 }
 
-/// y[k] = Σ x[j]·iʲᵏ.
+/// `y[k] = Σ x[j]·iʲᵏ`.
 #[inline(always)]
 fn transform_of_4([a, b, c, d]: [Numbers; 4]) -> [Numbers; 4] {
     let (even_sum, even_difference) = (plus(a, c), minus(a, c));
