@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -28,7 +28,11 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 use crate::backing::{BackingConfig, BackingKind};
 use crate::claims::Claims;
 use crate::host::HostError;
+pub use crate::sys::mapping::ExclusiveWords;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
+
+/// 64-bit words of a base page.
+pub(crate) const WORDS_PER_PAGE: usize = PageSize::Base4K.bytes().as_usize() / size_of::<u64>();
 
 /// One contiguous piece of guest RAM and where it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,10 +162,31 @@ impl GuestRam {
         self.reservation.base()
     }
 
-    /// The words of one range, for a kernel that runs in this process instead of in a guest.
+    /// The words of one range, for any number of threads of this process.
+    ///
+    /// # Panics
+    /// Where the RAM has an owner, or has no such range.
     pub fn words(&self, range: RamRange) -> &[AtomicU64] {
+        self.piece(range).words()
+    }
+
+    /// The words of one range for one owner, a kernel that runs in this process instead of in a guest. `None` where the owner is
+    /// not the first to ask for words of this RAM. The manager may be at work on it all the same: it moves pages through the
+    /// kernel, which keeps their contents, and looks at words from outside, as it does at a guest's.
+    ///
+    /// # Panics
+    /// Where the RAM has no such range.
+    pub fn exclusive_words(&self, range: RamRange) -> Option<ExclusiveWords<'_>> {
+        self.piece(range).exclusive_words()
+    }
+
+    /// The memory of one range.
+    ///
+    /// # Panics
+    /// Where the RAM has no such range.
+    pub(crate) fn piece(&self, range: RamRange) -> Piece<'_> {
         assert!(self.ranges.contains(&range), "{range:?} is not a range of this RAM");
-        self.reservation.piece(range.gpa.start() - Gpa::new(0), range.gpa.bytes()).words()
+        self.reservation.piece(range.gpa.start() - Gpa::new(0), range.gpa.bytes())
     }
 
     /// Gives back the memory of a window of anonymous RAM: it reads zero afterwards. Whoever calls this knows that the
@@ -248,7 +273,7 @@ impl GuestRam {
     /// Whether a base page reads zero all over, now.
     pub(crate) fn is_zero(&self, page: Gpa) -> bool {
         let page = self.reservation.piece(page - Gpa::new(0), PageSize::Base4K.bytes());
-        page.words().iter().all(|word| word.load(Ordering::Relaxed) == 0)
+        page.leading_zeroes() == WORDS_PER_PAGE
     }
 
     /// The addresses that hold all of it.
@@ -289,7 +314,56 @@ fn check_layout(layout: &[GpaRange], backing: BackingConfig) -> Result<(), RamEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
     use wideleaf_policies::units::mib;
+
+    fn two_mib() -> Arc<GuestRam> {
+        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous memory has base pages");
+        GuestRam::map(&[range], backing).expect("2 MiB can be mapped")
+    }
+
+    #[test]
+    fn words_have_one_owner_and_nobody_beside_it() {
+        let ram = two_mib();
+        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        words.as_mut_slice()[7] = 8;
+        assert_eq!((words.as_mut_slice().len(), words.as_mut_slice()[7]), (1 << 18, 8));
+        assert!(ram.exclusive_words(ram.ranges()[0]).is_none(), "they are lent once");
+    }
+
+    #[test]
+    fn words_that_have_an_owner_are_still_looked_at_from_outside() {
+        let ram = two_mib();
+        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        words.as_mut_slice()[WORDS_PER_PAGE + 3] = 8;
+        let piece = ram.piece(ram.ranges()[0]);
+        assert_eq!((piece.leading_zeroes(), piece.peek(WORDS_PER_PAGE + 3)), (WORDS_PER_PAGE + 3, 8));
+        let page = |index| Gpa::new(0) + PageSize::Base4K.bytes() * index;
+        assert_eq!([0, 1, 2].map(|index| ram.is_zero(page(index))), [true, false, true]);
+    }
+
+    #[test]
+    #[should_panic(expected = "word 262144 of 262144")]
+    fn a_word_behind_the_piece_is_not_looked_at() {
+        let ram = two_mib();
+        ram.piece(ram.ranges()[0]).peek(1 << 18);
+    }
+
+    #[test]
+    #[should_panic(expected = "belong to one owner")]
+    fn words_that_have_an_owner_are_not_shared() {
+        let ram = two_mib();
+        let _words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        ram.words(ram.ranges()[0]);
+    }
+
+    #[test]
+    fn words_that_are_shared_get_no_owner() {
+        let ram = two_mib();
+        ram.words(ram.ranges()[0])[7].store(8, Ordering::Relaxed);
+        assert!(ram.exclusive_words(ram.ranges()[0]).is_none());
+    }
 
     #[test]
     fn the_part_of_a_range_moves_both_addresses() {

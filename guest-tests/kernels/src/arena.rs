@@ -43,7 +43,8 @@ impl<'m> Arena<'m> {
         assert!(start.is_aligned() && !start.is_null(), "an arena begins at an aligned address that is not 0");
         // SAFETY: the caller vouches for mapping, lifetime, exclusivity and length; AtomicU64 has the size, alignment
         // and bit validity of u64; any contents are valid words.
-        Self::from_shared_words(unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), bytes / 8) })
+        let memory = unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), bytes / 8) };
+        Self { memory, lent_as: AtomicU8::new(UNUSED) }
     }
 
     /// The arena made of these words.
@@ -51,12 +52,6 @@ impl<'m> Arena<'m> {
         let bytes = size_of_val(words);
         // SAFETY: a mutable slice is aligned, mapped and exclusive for its lifetime, and no longer than isize::MAX.
         unsafe { Self::from_raw(words.as_mut_ptr(), bytes) }
-    }
-
-    /// The arena made of words somebody else owns, and leaves alone for `'m`: [`typed`](Self::typed) relies on that, and this
-    /// signature cannot check it.
-    pub const fn from_shared_words(words: &'m [AtomicU64]) -> Self {
-        Self { memory: words, lent_as: AtomicU8::new(UNUSED) }
     }
 
     /// All of it as words, which several vCPUs may read and write at once without undefined behaviour.
@@ -118,6 +113,8 @@ unsafe impl Number for f64 {}
 unsafe impl Number for u32 {}
 // SAFETY: every integer is valid.
 unsafe impl Number for u64 {}
+// SAFETY: numbers one behind the other, without padding between them, and with the alignment of one.
+unsafe impl<T: Number, const N: usize> Number for [T; N] {}
 
 /// A cache line: small slices begin at one, so that two of them share none.
 const LINE_BYTES: u64 = 64;

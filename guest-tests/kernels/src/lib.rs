@@ -6,7 +6,7 @@
 //!   native: arena = mapped memory, threads ─┘          │
 //!                                                      ├─ pattern::run
 //!                                                      ├─ phases::run
-//!                                                      ├─ npb::{ep, is, cg, mg, lu}::run
+//!                                                      ├─ npb::{bt, cg, ep, ft, is, lu, mg, sp}::run
 //!                                                      └─ {stream, sweep3d, amr, latency}::run
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
 //! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
 //! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
-//! | [`npb`] | the NAS Parallel Benchmarks EP, IS, CG, MG and LU, which verify themselves against published values |
+//! | [`npb`] | the NAS Parallel Benchmarks, which verify themselves against published values |
 //! | [`stream`] | STREAM: bandwidth of four loops over three arrays |
 //! | [`sweep3d`] | Sweep3D: neutron transport through a cube by wavefronts |
 //! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as FLASH has them |

@@ -12,9 +12,8 @@
 //! | [`ep`] | pairs of Gaussian deviates: arithmetic, hardly any memory |
 //! | [`is`] | ranking integers: random increments of a table |
 //! | [`cg`] | conjugate gradients on a random sparse matrix: gathers from a vector |
-//! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
-//! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
-//! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
+//! | [`ft`] | a partial differential equation by Fourier transforms of a cube: strides of a row and of a plane |
+//! | [`fourier`] | the transforms of blocks of lines |
 //! | [`mg`] | multigrid: stencils of 27 points on grids of many sizes |
 //! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
 //! | [`bt`] | the flow by block-tridiagonal solves along x, y and z |
@@ -28,11 +27,15 @@
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
 
+pub use crate::report;
+
 pub mod bt;
 pub mod cg;
 pub mod classes;
 pub mod ep;
 pub mod flow;
+pub mod fourier;
+pub mod ft;
 pub mod is;
 pub mod lines;
 pub mod logarithm;

@@ -23,17 +23,18 @@ pub const KERNELS: &[Kernel] = &[
     gups::KERNEL,
     pattern::KERNEL,
     phases::KERNEL,
-    npb::ep::KERNEL,
-    npb::is::KERNEL,
+    npb::bt::KERNEL,
     npb::cg::KERNEL,
-    npb::mg::KERNEL,
+    npb::ep::KERNEL,
+    npb::ft::KERNEL,
+    npb::is::KERNEL,
     npb::lu::KERNEL,
+    npb::mg::KERNEL,
+    npb::sp::KERNEL,
     stream::KERNEL,
     sweep3d::KERNEL,
     amr::KERNEL,
     latency::KERNEL,
-    npb::bt::KERNEL,
-    npb::sp::KERNEL,
 ];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
-/// 4 KiB pages that hold class W of every kernel with two threads: MG's grids take 56 MiB.
+/// 4 KiB pages that hold class W of every kernel with two threads: MG's grids take 57 MiB and up to 2 MiB to their first border.
 const PAGES: usize = 64 << 8;
 
 /// One test at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
@@ -42,6 +42,23 @@ fn is_gives_the_published_ranks_with_and_without_buckets() {
 #[test]
 fn cg_gives_the_published_eigenvalue() {
     passes("npb.cg", "errors=0 checked=1");
+}
+
+#[test]
+fn ft_gives_the_published_checksums() {
+    passes("npb.ft", "errors=0 checked=6");
+}
+
+#[test]
+fn the_checksums_of_ft_do_not_depend_on_the_number_of_threads() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let checksums = |threads| {
+        let (_, mut lines) = run(threads, PAGES, "npb.ft");
+        lines.retain(|line| line.contains("name=checksum"));
+        lines
+    };
+    assert_eq!(checksums(1).len(), 4);
+    assert_eq!(checksums(1), checksums(3));
 }
 
 #[test]
@@ -84,7 +101,7 @@ fn a_number_of_threads_that_divides_nothing_passes_too() {
 
 #[test]
 fn a_small_arena_is_refused_before_anything_is_touched() {
-    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.mg", "npb.lu", "npb.bt", "npb.sp"] {
+    for kernel in ["npb.ep", "npb.is", "npb.cg", "npb.ft", "npb.mg", "npb.lu", "npb.bt", "npb.sp"] {
         let (code, lines) = run(1, 16, &format!("{kernel} class=C"));
         assert_eq!(code, ExitCode::Unsupported, "{kernel}: {lines:#?}");
         let verbs: Vec<_> = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();

@@ -14,7 +14,6 @@
 //! touches the page, as the guest's own walk would.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange, GuestMapping, PageSize, WindowIndex};
 
@@ -35,7 +34,7 @@ impl TableMemory for GuestRam {
     fn word(&self, at: Gpa) -> Option<u64> {
         let range = self.ranges().iter().find(|range| range.gpa.contains(at))?;
         let index = (at - range.gpa.start()).as_usize() / size_of::<u64>();
-        Some(self.words(*range).get(index)?.load(Ordering::Relaxed))
+        Some(self.piece(*range).peek(index))
     }
 }
 

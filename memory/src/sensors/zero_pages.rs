@@ -4,12 +4,10 @@
 //! Only present pages are read (`PAGEMAP_SCAN` says which): reading must not fill a hole. A page is left at its first
 //! word that is not zero, so a page in use costs eight bytes, a zero page 4 KiB.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use wideleaf_policies::{Bytes, GpaRange, Hva, PageSize, WindowIndex};
 
 use crate::host::{Host, HostError, PageRun};
-use crate::region::{GuestRam, RamRange};
+use crate::region::{GuestRam, RamRange, WORDS_PER_PAGE};
 
 /// What was found in one window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,13 +56,12 @@ pub fn window_zero_pages(
 
 /// Which pages of these runs (of present pages, in `of`) hold only zeroes, now.
 pub(crate) fn zero_pages_of(ram: &GuestRam, of: RamRange, runs: impl Iterator<Item = GpaRange>) -> ZeroPages {
-    let words = ram.words(of);
+    let memory = ram.piece(of);
     let mut found = ZeroPages::default();
     for run in runs {
         for (page, _) in run.pieces(PageSize::Base4K) {
             let page = range(page, PageSize::Base4K.bytes());
-            let first = (page.start() - of.gpa.start()).as_usize() / size_of::<u64>();
-            let zeroes = leading_zeroes(&words[first..first + WORDS_PER_PAGE]);
+            let zeroes = memory.part(page.start() - of.gpa.start(), page.bytes()).leading_zeroes();
             found.read += Bytes::new(((zeroes + 1).min(WORDS_PER_PAGE) * size_of::<u64>()) as u64);
             if zeroes == WORDS_PER_PAGE {
                 found.push(page);
@@ -72,12 +69,6 @@ pub(crate) fn zero_pages_of(ram: &GuestRam, of: RamRange, runs: impl Iterator<It
         }
     }
     found
-}
-
-const WORDS_PER_PAGE: usize = PageSize::Base4K.bytes().as_usize() / size_of::<u64>();
-
-fn leading_zeroes(page: &[AtomicU64]) -> usize {
-    page.iter().take_while(|word| word.load(Ordering::Relaxed) == 0).count()
 }
 
 fn gpa_range(of: RamRange, run: PageRun) -> GpaRange {
@@ -95,6 +86,7 @@ mod tests {
     use crate::host::fake::FakeHost;
     use crate::{BackingConfig, BackingKind};
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
     use wideleaf_policies::Gpa;
     use wideleaf_policies::units::{kib, mib};
 

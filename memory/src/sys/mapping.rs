@@ -1,10 +1,11 @@
 //! `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an address
 //! reservation, the pieces mapped into it, and what moves and copies between two of them.
 
+use std::arch::asm;
 use std::ffi::c_int;
 use std::fs::File;
-use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use wideleaf_policies::{Bytes, Hva, PageSize};
@@ -40,6 +41,17 @@ pub(crate) struct AddressReservation {
     /// What `mmap` returned: up to one alignment more than was asked for, so that an aligned base lies inside.
     mapped_at: usize,
     mapped_bytes: usize,
+    /// Settled by whoever is first to ask for words.
+    lent: OnceLock<Lent>,
+}
+
+/// How this program reaches the words of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lent {
+    /// As atomic words, by anybody.
+    Shared,
+    /// As plain words, by one.
+    Exclusively,
 }
 
 impl AddressReservation {
@@ -61,7 +73,7 @@ impl AddressReservation {
         }
         let mapped_at = start as usize;
         let base = mapped_at.next_multiple_of(alignment.bytes().as_usize());
-        Ok(AddressReservation { base, bytes: bytes.as_usize(), mapped_at, mapped_bytes: total })
+        Ok(AddressReservation { base, bytes: bytes.as_usize(), mapped_at, mapped_bytes: total, lent: OnceLock::new() })
     }
 
     pub(crate) fn base(&self) -> Hva {
@@ -103,17 +115,18 @@ impl AddressReservation {
     /// Where it is not inside.
     pub(crate) fn piece(&self, offset: Bytes, bytes: Bytes) -> Piece<'_> {
         assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        Piece { start: self.base() + offset, bytes, _of: PhantomData }
+        Piece { start: self.base() + offset, bytes, of: self }
     }
 }
 
-/// Part of an address reservation: memory that is reached as atomic words only (`words`), by guests and by the kernel.
-/// Whatever happens to its pages is to everybody else a store like any other.
+/// Part of an address reservation: memory that is reached by guests, by the kernel, and by this program either as atomic words
+/// (`words`) or by one owner (`exclusive_words`), and that is looked at from outside (`peek`, `copy_to`) whoever writes to it.
+/// Whatever the kernel does to its pages keeps what the owner has there, or is to everybody else a store like any other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
     start: Hva,
     bytes: Bytes,
-    _of: PhantomData<&'a AddressReservation>,
+    of: &'a AddressReservation,
 }
 
 impl<'a> Piece<'a> {
@@ -126,11 +139,49 @@ impl<'a> Piece<'a> {
     }
 
     /// Its words. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on them at once.
+    ///
+    /// # Panics
+    /// Where the reservation has an owner.
     pub(crate) fn words(self) -> &'a [AtomicU64] {
+        let lent = *self.of.lent.get_or_init(|| Lent::Shared);
+        assert_eq!(lent, Lent::Shared, "the words at {} belong to one owner", self.start);
         let start = self.start.get() as *const AtomicU64;
         // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
         // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
-        unsafe { std::slice::from_raw_parts(start, self.bytes.as_usize() / size_of::<AtomicU64>()) }
+        unsafe { std::slice::from_raw_parts(start, self.count()) }
+    }
+
+    /// Its words for one owner; `None` where somebody has asked for words of this reservation before.
+    pub(crate) fn exclusive_words(self) -> Option<ExclusiveWords<'a>> {
+        self.of.lent.set(Lent::Exclusively).ok()?;
+        Some(ExclusiveWords(self))
+    }
+
+    /// One of its words as it is at some instant. In assembly, as the guest's and the kernel's own accesses are no Rust: beside
+    /// an owner that writes plain words, a load of Rust's would be a data race.
+    ///
+    /// # Panics
+    /// Where there is no such word.
+    #[inline]
+    pub(crate) fn peek(self, index: usize) -> u64 {
+        assert!(index < self.count(), "word {index} of {}", self.count());
+        let at = self.start.get() as usize + index * size_of::<u64>();
+        let word: u64;
+        // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes a register only.
+        unsafe {
+            asm!("mov {word}, [{at}]", word = out(reg) word, at = in(reg) at, options(nostack, readonly, preserves_flags))
+        };
+        word
+    }
+
+    /// How many of its first words are zero, each when it was read.
+    pub(crate) fn leading_zeroes(self) -> usize {
+        (0..self.count()).take_while(|index| self.peek(*index) == 0).count()
+    }
+
+    /// How many words it has.
+    fn count(self) -> usize {
+        self.bytes.as_usize() / size_of::<u64>()
     }
 
     /// A part of the piece.
@@ -139,7 +190,7 @@ impl<'a> Piece<'a> {
     /// Where it is not inside.
     pub(crate) fn part(self, offset: Bytes, bytes: Bytes) -> Piece<'a> {
         assert!(offset + bytes <= self.bytes, "{offset} + {bytes} is behind the piece");
-        Piece { start: self.start + offset, bytes, _of: PhantomData }
+        Piece { start: self.start + offset, bytes, of: self.of }
     }
 
     /// Gives the pages of mapped, private anonymous memory back (`MADV_DONTNEED`): it reads zero afterwards. The page
@@ -179,6 +230,21 @@ impl<'a> Piece<'a> {
         // SAFETY: both pieces are inside reservations that live through the call and are reached as atomic words only.
         // Where one is not mapped the copy ends in a SIGSEGV and not in somebody else's memory.
         unsafe { memcpy::stream(from, target, self.bytes.as_usize()) };
+    }
+}
+
+/// Words that one owner has to itself: no other Rust of this program reads or writes them. What is done to the pages behind them, by
+/// the kernel or in assembly, keeps their contents.
+#[derive(Debug)]
+pub struct ExclusiveWords<'a>(Piece<'a>);
+
+impl ExclusiveWords<'_> {
+    /// All of them.
+    pub fn as_mut_slice(&mut self) -> &mut [u64] {
+        let start = self.0.start.get() as *mut u64;
+        // SAFETY: mapped, alive and aligned as in `Piece::words`, which refuses since this exists, as does the making of a second
+        // one; `self` is borrowed mutably; any bits are a word.
+        unsafe { std::slice::from_raw_parts_mut(start, self.0.count()) }
     }
 }
 

@@ -516,7 +516,9 @@ fn run_native(
     let work = move || {
         let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
         let code = native::run(threads, tsc_hz, Box::new(|message| lines.on_message(message)), |platform| {
-            let arena = Arena::from_shared_words(ram.words(ram.ranges()[0]));
+            let words = ram.exclusive_words(ram.ranges()[0]);
+            let mut words = words.expect("nobody else asks for the words of this RAM");
+            let arena = Arena::from_words(words.as_mut_slice());
             let started = wideleaf_kernels::registry::Started { entry: Entry::Native, guest_page };
             wideleaf_kernels::registry::run(platform, &arena, &line, started)
         });
