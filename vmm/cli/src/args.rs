@@ -11,6 +11,8 @@ use wideleaf_kernels::registry::KERNELS;
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
+use crate::image::ImageArgs;
+
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
 #[command(name = "wideleaf", version, max_term_width = 110, after_long_help = EXIT_CODES)]
@@ -51,6 +53,8 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
+    /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed
+    Image(ImageArgs),
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),

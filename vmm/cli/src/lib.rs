@@ -5,6 +5,7 @@
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
+//!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //! ```
 
@@ -14,6 +15,7 @@ pub mod doctor;
 pub mod environment;
 pub mod failure;
 pub mod held_pool;
+pub mod image;
 pub mod interrupts;
 pub mod mappings;
 pub mod output;

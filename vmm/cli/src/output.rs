@@ -80,17 +80,7 @@ impl Place {
     fn put(self, text: &str) -> Result<(), Failure> {
         match self {
             Place::StandardOutput => print(text),
-            Place::Named(NamedPlace { option, path, file }) => {
-                let cannot = |error: io::Error| cannot_write(option, &path, error);
-                match file {
-                    PlaceFile::AsItIs(mut file) => file.write_all(text.as_bytes()).map_err(cannot),
-                    PlaceFile::Beside(mut file) => {
-                        file.write_all(text.as_bytes()).map_err(cannot)?;
-                        file.persist(&path).map_err(|error| cannot(error.error))?;
-                        Ok(())
-                    }
-                }
-            }
+            Place::Named(place) => place.put(text.as_bytes()),
         }
     }
 }
@@ -122,6 +112,22 @@ impl NamedPlace {
             .tempfile_in(folder)
             .map_err(|error| cannot(&without_temporary_name(&error)))?;
         Ok(NamedPlace { option, path, file: PlaceFile::Beside(file) })
+    }
+
+    /// Writes the whole result and puts it in place.
+    ///
+    /// # Errors
+    /// [`Failure::Output`]; a file is then as it was.
+    pub fn put(self, bytes: &[u8]) -> Result<(), Failure> {
+        let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
+        match self.file {
+            PlaceFile::AsItIs(mut file) => file.write_all(bytes).map_err(cannot),
+            PlaceFile::Beside(mut file) => {
+                file.write_all(bytes).map_err(cannot)?;
+                file.persist(&self.path).map_err(|error| cannot(error.error))?;
+                Ok(())
+            }
+        }
     }
 
     /// Puts the file in place, still empty, for what is written bit by bit.
