@@ -58,6 +58,14 @@ pub fn is_there(need: Need, found: Result<(), String>) -> bool {
     false
 }
 
+/// The number that this environment variable holds, if it is set.
+///
+/// # Panics
+/// When it holds something else.
+pub fn number_from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
 /// Whether `/dev/kvm` can be opened for reading and writing.
 pub fn has_kvm() -> bool {
     let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");

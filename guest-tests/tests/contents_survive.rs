@@ -1,5 +1,7 @@
 //! Nobody's guest may lose a byte because we moved its memory: a guest that checks and rewrites every word of its RAM
 //! runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
+//!
+//! Each guest works for four seconds of its own time; `WIDELEAF_PATTERN_SECONDS` makes them fewer where a processor is emulated.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
@@ -9,7 +11,7 @@ use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_tests::chaos::Chaos;
-use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
@@ -64,11 +66,14 @@ static SHUTTLE: PolicyInfo = PolicyInfo {
     make: |_| Box::new(Shuttle { splits_next: false }),
 };
 
+const SECONDS_DEFAULT: u64 = 4;
+
 fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
+    let seconds = number_from_environment("WIDELEAF_PATTERN_SECONDS").unwrap_or(SECONDS_DEFAULT);
     let spec = RunSpec {
         workload: Workload::Kernel("pattern"),
         is_native: false,
-        cmdline: "bytes=16M seconds=4".into(),
+        cmdline: format!("bytes=16M seconds={seconds}"),
         initrd: None,
         memory: mib(32),
         vcpus,

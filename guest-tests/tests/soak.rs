@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use wideleaf_guest_tests::chaos::Chaos;
-use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::holdings::Holdings;
 use wideleaf_guest_tests::pattern_guest::PatternGuest;
+use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::host::failing::FailingHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::ManagedVm;
@@ -51,6 +51,9 @@ const fn rounds_per_guest(kind: BackingKind) -> u32 {
 /// One call in so many fails, by the dice for each round: rarely, so that actions succeed and one failure is met at a time;
 /// often enough that putting things right fails as well; or not at all.
 const ONE_IN: [u64; 4] = [0, 400, 50, 12];
+
+/// How many times as long as asked for it may last until it has met all it has to.
+const LONGER_AT_MOST: u32 = 5;
 
 /// More threads than the manager has by itself: they meet at the same locks.
 const COPY_THREADS_MAX: u64 = 4;
@@ -92,10 +95,19 @@ impl Tally {
     fn done(&self, mechanism: &str) -> u64 {
         self.outcomes.get(&format!("{mechanism}.done")).copied().unwrap_or(0)
     }
-}
 
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    /// What a soak has to meet and this one has not met yet.
+    fn missing(&self, kind: BackingKind) -> Vec<&'static str> {
+        let back: [&str; 2] = if kind == BackingKind::Anon { ["release", "split"] } else { ["hold_at_4k", "recover"] };
+        let mut missing: Vec<_> = back.into_iter().filter(|mechanism| self.done(mechanism) == 0).collect();
+        if self.done("collapse") + self.done("swap") == 0 {
+            missing.push("collapse or swap");
+        }
+        if self.failed_calls.len() <= 3 {
+            missing.push("failed calls of several kinds");
+        }
+        missing
+    }
 }
 
 /// One manager, for as long as a round takes.
@@ -150,14 +162,17 @@ fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, 
     guest.stop();
 }
 
-/// One guest after another, every second with memory that it leaves alone.
+/// One guest after another, every second with memory that it leaves alone: for as long as asked for, and on a slow machine
+/// (the lab beside other work ticks once a second) until it has met what a soak has to meet, but not for ever.
 fn soak(kind: BackingKind, lasts: Duration, dice: &mut Dice) -> Tally {
-    let deadline = Instant::now() + lasts;
+    let start = Instant::now();
     let mut tally = Tally::default();
     for checked in [Some(PART_CHECKED), None].into_iter().cycle() {
-        if Instant::now() >= deadline {
+        let lasted = start.elapsed();
+        if lasted >= lasts && (tally.missing(kind).is_empty() || lasted >= lasts * LONGER_AT_MOST) {
             break;
         }
+        let deadline = start + if lasted < lasts { lasts } else { lasts * LONGER_AT_MOST };
         soak_one_guest(kind, checked, deadline, dice, &mut tally);
     }
     tally
@@ -182,9 +197,9 @@ fn nothing_is_lost_and_everything_is_given_back_whatever_fails() {
     }
     // What is an error to the manager is one here; what it warns of is what was asked for.
     tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_test_writer().init();
-    let seconds = from_environment("WIDELEAF_SOAK_SECONDS").unwrap_or(SECONDS_DEFAULT);
+    let seconds = number_from_environment("WIDELEAF_SOAK_SECONDS").unwrap_or(SECONDS_DEFAULT);
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let seed = from_environment("WIDELEAF_SOAK_SEED").unwrap_or_else(now);
+    let seed = number_from_environment("WIDELEAF_SOAK_SEED").unwrap_or_else(now);
     println!("WIDELEAF_SOAK_SEED={seed}");
     let mut dice = Dice::new(seed);
     // Whatever is made once and kept (the library's arenas, the stacks of threads) is there after a first guest.
@@ -193,11 +208,7 @@ fn nothing_is_lost_and_everything_is_given_back_whatever_fails() {
     for kind in KINDS {
         let tally = soak(kind, Duration::from_secs(seconds) / KINDS.len() as u32, &mut dice);
         println!("{}: {tally:#?}", kind.name());
-        assert!(tally.done("collapse") + tally.done("swap") > 0, "something was promoted");
-        let others: &[&str] =
-            if kind == BackingKind::Anon { &["release", "split"] } else { &["hold_at_4k", "recover"] };
-        others.iter().for_each(|mechanism| assert!(tally.done(mechanism) > 0, "{mechanism}"));
-        assert!(tally.failed_calls.len() > 3, "calls of several kinds failed");
+        assert!(tally.missing(kind).is_empty(), "not met: {:?}", tally.missing(kind));
     }
     assert_nothing_is_kept(before);
 }

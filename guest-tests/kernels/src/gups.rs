@@ -31,7 +31,7 @@ use wideleaf_protocol::{Message, Name, Status, VCPUS_MAX};
 use crate::parameters::{Parameter, Parameters};
 use crate::phases::{Density, SET_BYTES_MAX, Set, WINDOW_BYTES, WINDOW_WORDS};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Kernel, KernelError};
+use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::rounds::{Batches, Progress, Tally, part, run_rounds};
 use crate::words::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
 use crate::{Arena, Platform};
@@ -40,9 +40,16 @@ use crate::{Arena, Platform};
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("gups"),
     summary: "HPCC RandomAccess: random updates all over a table, in giga-updates per second",
+    classes: &[],
     parameters: PARAMETERS,
+    quick: "log2_words=16",
+    figure: FIGURE,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
+
+const FIGURE: Figure = Figure::literal("gups", "GUP/s");
 
 const PARAMETERS: &[Parameter] = &[
     Parameter {
@@ -223,6 +230,36 @@ pub const fn batches_per_round(words: u64) -> u64 {
     UPDATES_PER_WORD * words / STREAMS as u64
 }
 
+/// What a run takes of the arena: the table, and behind it whole windows of which one page each is touched.
+#[derive(Clone, Copy)]
+struct Extent {
+    table_words: u64,
+    sparse_windows: u64,
+}
+
+impl Extent {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let log2_words = parameters.count("log2_words", LOG2_WORDS.start, LOG2_WORDS.end - 1)?.unwrap_or(25);
+        let sparse = parameters.size("sparse", 0, SET_BYTES_MAX)?.unwrap_or(0);
+        Ok(Self { table_words: 1 << log2_words, sparse_windows: sparse / WINDOW_BYTES })
+    }
+
+    /// Words of the arena that the sparse windows are: the first whole ones behind the table.
+    const fn sparse(&self) -> Range<u64> {
+        let border = if self.sparse_windows == 0 { 1 } else { WINDOW_WORDS };
+        let start = self.table_words.next_multiple_of(border);
+        start..start + self.sparse_windows * WINDOW_WORDS
+    }
+
+    const fn bytes(&self) -> u64 {
+        self.sparse().end * 8
+    }
+}
+
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(MemoryNeed::Bytes(Extent::read(parameters)?.bytes()))
+}
+
 /// Windows behind the table of which only one page each is ever touched. Its words are those of pattern and phases.
 struct Sparse<'m> {
     address: u64,
@@ -231,19 +268,14 @@ struct Sparse<'m> {
 }
 
 impl<'m> Sparse<'m> {
-    /// Of `bytes`, rounded down to whole windows, in the first whole windows behind a table of `table_words`.
-    fn behind<'a>(table_words: u64, bytes: u64, arena: &Arena<'m>) -> Result<Self, KernelError<'a>> {
-        let windows = bytes / WINDOW_BYTES;
-        let start = if windows == 0 { table_words } else { table_words.next_multiple_of(WINDOW_WORDS) };
-        let end = start + windows * WINDOW_WORDS;
-        if arena.bytes() < end * 8 {
-            return Err(KernelError::ArenaTooSmall { needed: end * 8, bytes: arena.bytes() });
-        }
-        Ok(Self {
+    fn new(extent: &Extent, arena: &Arena<'m>) -> Self {
+        let Range { start, end } = extent.sparse();
+        let windows = extent.sparse_windows;
+        Self {
             address: arena.address() + start * 8,
             words: &arena.words()[start as usize..end as usize],
             set: Set { name: Name::literal("sparse"), first_window: 0, windows, density: Density::OnePage },
-        })
+        }
     }
 
     /// Indices of the words that are touched.
@@ -270,7 +302,7 @@ enum Until {
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let log2_words = parameters.count("log2_words", LOG2_WORDS.start, LOG2_WORDS.end - 1)?.unwrap_or(25);
+    let extent = Extent::read(parameters)?;
     let rounds = parameters.count("rounds", 1, 1 << 32)?;
     let seconds = parameters.count("seconds", 1, 1 << 32)?;
     let progress_ms = match parameters.count("progress_ms", 0, 1 << 32)?.unwrap_or(100) {
@@ -283,8 +315,11 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         (_, Some(seconds)) => Until::Seconds(seconds),
         (rounds, None) => Until::Rounds(rounds.unwrap_or(1)),
     };
-    let words = 1 << log2_words;
-    let sparse = Sparse::behind(words, parameters.size("sparse", 0, SET_BYTES_MAX)?.unwrap_or(0), arena)?;
+    if arena.bytes() < extent.bytes() {
+        return Err(KernelError::ArenaTooSmall { needed: extent.bytes(), bytes: arena.bytes() });
+    }
+    let words = extent.table_words;
+    let sparse = Sparse::new(&extent, arena);
     let table = &arena.words()[..words as usize];
     let region = |name, address, bytes| platform.emit(&Message::Region { name, address, bytes });
     region(Name::literal("table"), arena.address(), words * 8);
@@ -357,7 +392,7 @@ fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_
     } else {
         let seconds = ticks_to_seconds(ticks, hz);
         result(Name::literal("seconds"), seconds, Name::literal("s"));
-        result(Name::literal("gups"), updates as f64 / seconds / 1e9, Name::literal("GUP/s"));
+        FIGURE.emit(platform, updates as f64 / seconds / 1e9);
         // Part of `seconds`, on vCPU 0: what the progress lines cost the measurement.
         result(Name::literal("console"), ticks_to_seconds(progress.console_ticks(), hz), Name::literal("s"));
     }

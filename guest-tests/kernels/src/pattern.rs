@@ -12,11 +12,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use wideleaf_protocol::{Message, Name};
+use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Kernel, KernelError};
+use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::rounds::{Batches, Progress, Tally, run_rounds};
 use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
 use crate::{Arena, Platform};
@@ -25,9 +25,16 @@ use crate::{Arena, Platform};
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("pattern"),
     summary: "fills RAM with predictable words and keeps checking and rewriting them: no byte may be lost",
+    classes: &[],
     parameters: PARAMETERS,
+    quick: "bytes=1M",
+    figure: FIGURE,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
+
+const FIGURE: Figure = Figure::literal("rewritten", "GiB/s");
 
 const PARAMETERS: &[Parameter] = &[
     Parameter {
@@ -58,9 +65,18 @@ enum Until {
     Seconds(u64),
 }
 
+const PAGE_BYTES: u64 = PAGE_WORDS * 8;
+
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let bytes = parameters.size("bytes", PAGE_BYTES, 8 * WORDS_MAX)?;
+    Ok(bytes.map_or(MemoryNeed::AllThereIs, MemoryNeed::Bytes))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    const PAGE_BYTES: u64 = PAGE_WORDS * 8;
-    let bytes = parameters.size("bytes", PAGE_BYTES, 8 * WORDS_MAX)?.unwrap_or(arena.bytes().min(8 * WORDS_MAX));
+    let bytes = match memory(parameters, platform.vcpus())? {
+        MemoryNeed::Bytes(bytes) => bytes,
+        MemoryNeed::AllThereIs => arena.bytes().min(8 * WORDS_MAX),
+    };
     let passes = parameters.count("passes", 1, PASSES_MAX)?;
     let seconds = parameters.count("seconds", 1, 1 << 32)?;
     let until = match (passes, seconds) {
@@ -182,7 +198,7 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
         let seconds = ticks_to_seconds(end.into_inner().saturating_sub(start), hz);
         let gib = (memory.words.len() * 8) as f64 * passes as f64 / (1u64 << 30) as f64;
         result(Name::literal("seconds"), seconds, Name::literal("s"));
-        result(Name::literal("rewritten"), gib / seconds, Name::literal("GiB/s"));
+        FIGURE.emit(platform, gib / seconds);
     }
     for (vcpu, summary) in gaps.iter().enumerate().take(platform.vcpus()) {
         if let Some(message) = summary.message(vcpu, hz) {

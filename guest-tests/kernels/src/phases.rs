@@ -21,11 +21,11 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use wideleaf_protocol::{Message, Name};
+use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
-use crate::registry::{Kernel, KernelError};
+use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::rounds::{Batches, Meeting, Progress, Tally, part, run_rounds};
 use crate::text::FixedText;
 use crate::words::{
@@ -37,9 +37,17 @@ use crate::{Arena, Platform};
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("phases"),
     summary: "a hot set that moves beside a sparse, a cold and a constantly written one: tells policies apart",
+    classes: &[],
     parameters: PARAMETERS,
+    quick: "hot=2M range=4M sparse=2M cold=2M constant=2M phase_ms=10",
+    figure: FIGURE,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
+
+/// Hot updates of all phases; each phase has a result of its own in the same unit.
+const FIGURE: Figure = Figure::literal("hot", "updates/s");
 
 const PARAMETERS: &[Parameter] = &[
     Parameter {
@@ -204,6 +212,11 @@ impl Layout {
         (self.constant.first_window + self.constant.windows) * WINDOW_WORDS
     }
 
+    /// Bytes of the arena that belong to a set, touched or not.
+    pub const fn bytes(&self) -> u64 {
+        self.words() * 8
+    }
+
     /// Places the hot span can have.
     pub const fn spans(&self) -> u64 {
         self.hot_range.windows / self.hot
@@ -292,12 +305,15 @@ struct Plan {
     passes_max: u64,
 }
 
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(MemoryNeed::Bytes(read_layout(parameters)?.bytes()))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let layout = read_layout(parameters)?;
     let plan = read_plan(platform, parameters, layout.spans())?;
-    let bytes = layout.words() * 8;
-    if arena.bytes() < bytes {
-        return Err(KernelError::ArenaTooSmall { needed: bytes, bytes: arena.bytes() });
+    if arena.bytes() < layout.bytes() {
+        return Err(KernelError::ArenaTooSmall { needed: layout.bytes(), bytes: arena.bytes() });
     }
     for Set { name, first_window, windows, .. } in layout.sets().into_iter().filter(|set| set.windows > 0) {
         let address = arena.address() + first_window * WINDOW_BYTES;
@@ -440,7 +456,7 @@ impl<'r> Run<'r> {
         let work = |vcpu: usize, phase: u64, clock: &mut Batches<'_>| self.run_phase(vcpu, phase, clock);
         let gaps = run_rounds(self.platform, work, |phase| self.end(phase));
 
-        self.emit_rate(Name::literal("hot"), &self.total);
+        self.emit_rate(FIGURE.name, &self.total);
         let updates = self.total.passes() * self.layout.hot_words();
         let result = |name, value, unit| self.platform.emit(&Message::Result { name, value, unit });
         result(Name::literal("updates"), updates as f64, Name::literal("updates"));
@@ -463,7 +479,7 @@ impl<'r> Run<'r> {
         if hz != 0 {
             let updates = (work.passes() * self.layout.hot_words()) as f64;
             let value = updates / ticks_to_seconds(work.ticks().max(1), hz);
-            self.platform.emit(&Message::Result { name, value, unit: Name::literal("updates/s") });
+            self.platform.emit(&Message::Result { name, value, unit: FIGURE.unit });
         }
     }
 

@@ -1,10 +1,19 @@
-//! The table of kernels: finding one by its name, running it, turning its end into lines and an exit code.
+//! The table of kernels: what each is, takes and needs; finding one, running it, turning its end into lines and an exit code.
+//!
+//! ```text
+//!              ┌─ command line: names, classes, memory where none is given, refusals before anything starts
+//!   KERNELS ───┼─ help and tables for people
+//!              ├─ tests: each kernel in each class
+//!              └─ run, in a guest or natively
+//! ```
 
 use core::fmt;
 
 use wideleaf_protocol::arguments::{CommandLineError, KEY_KERNEL};
 use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, PROTOCOL_VERSION};
 
+use crate::arena::Layout;
+use crate::npb::classes::Class;
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
 use crate::{Arena, Platform, gups, npb, pattern, phases};
@@ -13,17 +22,88 @@ use crate::{Arena, Platform, gups, npb, pattern, phases};
 pub const KERNELS: &[Kernel] =
     &[gups::KERNEL, pattern::KERNEL, phases::KERNEL, npb::ep::KERNEL, npb::is::KERNEL, npb::cg::KERNEL];
 
-/// A kernel: what the help says about it, and its entry.
+/// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     /// Its name on the command line and in the `hello` line.
     pub name: Name<'static>,
     /// What it does, one line.
     pub summary: &'static str,
+    /// The sizes it comes in, the smallest first; none for a kernel that has no classes. One that has them takes
+    /// [`Class::PARAMETER`].
+    pub classes: &'static [Class],
     /// The parameters it takes.
     pub parameters: &'static [Parameter],
+    /// Parameters of a run that is over in a moment on at most some MiB: what is tested of every kernel, and an example.
+    pub quick: &'static str,
+    /// Which of its results stands for the run.
+    pub figure: Figure,
+    /// Most vCPUs that can share its work.
+    pub vcpus_max: usize,
+    /// The memory that a run with these parameters and so many vCPUs needs. It is computed by what lays the run's memory out, so
+    /// the two cannot differ.
+    pub memory: for<'a> fn(&Parameters<'a>, usize) -> Result<MemoryNeed, KernelError<'a>>,
     /// Runs it in this arena. Prints its own results and its own verification.
     pub run: for<'a> fn(&dyn Platform, &Arena<'_>, &Parameters<'a>) -> Result<(), KernelError<'a>>,
+}
+
+impl Kernel {
+    /// What a run with this command line and so many vCPUs needs. Whoever starts a kernel asks first: what cannot run is refused
+    /// here, before there is a guest.
+    pub fn memory_for<'a>(&self, line: &'a str, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+        let line = CommandLine::new(line).map_err(KernelError::CommandLine)?;
+        (self.memory)(&self.checked(line, vcpus)?, vcpus)
+    }
+
+    /// The parameters on `line`, for a run with so many vCPUs.
+    fn checked<'a>(&self, line: CommandLine<'a>, vcpus: usize) -> Result<Parameters<'a>, KernelError<'a>> {
+        if vcpus > self.vcpus_max {
+            return Err(KernelError::TooManyVcpus { vcpus, most: self.vcpus_max });
+        }
+        Parameters::new(line, self.parameters)
+    }
+}
+
+/// The number that stands for a run: one of the results that it prints when the counter's frequency is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figure {
+    /// Name of the result.
+    pub name: Name<'static>,
+    /// Its unit.
+    pub unit: Name<'static>,
+}
+
+impl Figure {
+    /// A figure of this name and unit.
+    ///
+    /// # Panics
+    /// When one of them is no [`Name`].
+    pub const fn literal(name: &'static str, unit: &'static str) -> Self {
+        Self { name: Name::literal(name), unit: Name::literal(unit) }
+    }
+
+    /// Prints it.
+    pub fn emit(&self, platform: &dyn Platform, value: f64) {
+        platform.emit(&Message::Result { name: self.name, value, unit: self.unit });
+    }
+}
+
+/// How much memory a run needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryNeed {
+    /// So many bytes, in an arena that begins at a 2 MiB border; more is left alone.
+    Bytes(u64),
+    /// As much as there is: more memory is more work.
+    AllThereIs,
+}
+
+impl MemoryNeed {
+    /// What the slices take that `place` puts into a layout.
+    pub fn of_layout<P>(place: impl FnOnce(&mut Layout) -> P) -> Self {
+        let mut layout = Layout::at(0);
+        place(&mut layout);
+        Self::Bytes(layout.needed())
+    }
 }
 
 /// What the `hello` line says about how the kernel was started.
@@ -67,7 +147,7 @@ fn try_run<'a>(
 ) -> Result<(), KernelError<'a>> {
     let line = CommandLine::new(line).map_err(KernelError::CommandLine)?;
     let kernel = find(line)?;
-    let parameters = Parameters::new(line, kernel.parameters)?;
+    let parameters = kernel.checked(line, platform.vcpus())?;
     platform.emit(&Message::Hello {
         version: PROTOCOL_VERSION,
         kernel: kernel.name,
@@ -134,6 +214,13 @@ pub enum KernelError<'a> {
         /// Bytes there are.
         bytes: u64,
     },
+    /// There are more vCPUs than the kernel can share its work between.
+    TooManyVcpus {
+        /// How many there are.
+        vcpus: usize,
+        /// How many it takes.
+        most: usize,
+    },
     /// The parameter is in seconds, and nobody knows the frequency of the counter.
     NeedsClock {
         /// Name of the parameter.
@@ -160,6 +247,7 @@ impl KernelError<'_> {
             | Self::UnknownParameter { .. }
             | Self::BadValue { .. }
             | Self::BadChoice { .. }
+            | Self::TooManyVcpus { .. }
             | Self::Conflict { .. } => ExitCode::BadArguments,
         }
     }
@@ -187,6 +275,7 @@ impl fmt::Display for KernelError<'_> {
                 let (needed, there) = (Size(*needed), Size(*bytes));
                 write!(f, "needs {needed} of memory, there are {there}; give the guest more RAM or ask for less")
             }
+            Self::TooManyVcpus { vcpus, most } => write!(f, "{vcpus} vCPUs are more than the {most} it can use"),
             Self::NeedsClock { name } => {
                 write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")
             }

@@ -160,6 +160,14 @@ impl<'p> Progress<'p> {
         self.next.store(after.saturating_add(self.interval), Ordering::Relaxed);
     }
 
+    /// `done` units are done: prints a line where enough time has passed since the one before.
+    pub fn note(&self, done: u64) {
+        let now = self.platform.now();
+        if self.is_due(now) {
+            self.emit(now, done);
+        }
+    }
+
     /// Ticks spent printing so far.
     pub fn console_ticks(&self) -> u64 {
         self.console_ticks.load(Ordering::Relaxed)

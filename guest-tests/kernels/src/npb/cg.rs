@@ -9,7 +9,7 @@
 
 use core::ops::Range;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
@@ -17,14 +17,19 @@ use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// CG in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.cg"),
     summary: "NPB CG: conjugate gradients on a random sparse matrix, gathers from a vector",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -82,6 +87,11 @@ impl Problem {
     }
 }
 
+fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let problem = problem(Class::from_parameters(parameters)?);
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem)))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     solve(platform, arena, problem(Class::from_parameters(parameters)?))
 }
@@ -98,8 +108,9 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
         iteration.restart();
         iteration
     });
-    let (found, ticks) =
-        report::phase(platform, COMPUTE, || (0..problem.iterations).fold(Estimate::default(), |_, _| iteration.step()));
+    let (found, ticks) = report::phase(platform, COMPUTE, || {
+        report::steps(platform, problem.iterations).fold(Estimate::default(), |_, _| iteration.step())
+    });
     report::rate(platform, problem.operations(), ticks);
     let nonzeros = iteration.matrix.values.len();
     report::result(platform, Name::literal("nonzeros"), nonzeros as f64, Name::literal("entries"));

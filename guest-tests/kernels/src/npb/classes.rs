@@ -1,10 +1,12 @@
 //! The classes: sizes that everybody who runs the NPB means by the same letter.
 
+use core::fmt;
+
 use crate::KernelError;
 use crate::parameters::{Parameter, Parameters};
 
 /// A problem size. S is for tests, W for a workstation of 1994; A, B and C are about four times as large each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// Sample: a fraction of a second.
     S,
@@ -30,5 +32,16 @@ impl Class {
     /// The class that the command line names, or S.
     pub fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         Ok(Self::ALL[parameters.choice(Self::PARAMETER.name, Self::LETTERS)?.unwrap_or(0)])
+    }
+
+    /// Its letter.
+    pub const fn letter(self) -> &'static str {
+        Self::LETTERS[self as usize]
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.letter())
     }
 }

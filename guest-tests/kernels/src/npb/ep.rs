@@ -5,23 +5,28 @@
 //!   batch k: 2¹⁷ numbers from seed·a^(k·2¹⁷) ─▶ 2¹⁶ points of (−1, 1)² ─▶ those in the circle ─▶ X, Y ─▶ Σ X, Σ Y, counts
 //! ```
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::logarithm::ln;
 use super::random::Random;
 use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
-use crate::arena::Layout;
+use crate::arena::{Layout, Place};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// EP in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.ep"),
     summary: "NPB EP: Gaussian deviates, arithmetic with hardly any memory",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -78,6 +83,17 @@ impl Found {
     }
 }
 
+/// Where the numbers of each vCPU's batch will be.
+fn place_numbers(layout: &mut Layout, members: usize) -> Place<f64> {
+    layout.place((members * BATCH_NUMBERS) as u64)
+}
+
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    // The same for every class, but only for those there are.
+    Class::from_parameters(parameters)?;
+    Ok(MemoryNeed::of_layout(|layout| place_numbers(layout, vcpus)))
+}
+
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     solve(platform, arena, problem(Class::from_parameters(parameters)?))
 }
@@ -85,7 +101,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
 fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {
     let members = platform.vcpus();
     let mut layout = Layout::at(arena.address());
-    let numbers = layout.place::<f64>((members * BATCH_NUMBERS) as u64);
+    let numbers = place_numbers(&mut layout, members);
     let mut typed = report::claim(platform, arena, &layout, Name::literal("numbers"))?;
     // Taking them writes them: what the NPB calls touching the arrays before the clock runs.
     let (numbers, _) = report::phase(platform, INIT, || typed.take(numbers));
@@ -93,8 +109,15 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     let batches = 1 << (problem.log2_pairs - LOG2_BATCH);
     let (found, ticks) = report::phase(platform, COMPUTE, || {
         let parts = split(numbers, members).zip(ranges(batches, members));
-        let results = deal(platform, parts, |_, (numbers, batches)| {
-            batches.fold(Found::default(), |found, batch| found.plus(&run_batch(batch as u64, numbers)))
+        let progress = report::progress(platform, batches as u64);
+        let results = deal(platform, parts, |member, (numbers, batches)| {
+            batches.enumerate().fold(Found::default(), |found, (done, batch)| {
+                if member == 0 {
+                    // The others have as many, and as long for each.
+                    progress.note((done * members) as u64);
+                }
+                found.plus(&run_batch(batch as u64, numbers))
+            })
         });
         results.iter().flatten().fold(Found::default(), Found::plus)
     });

@@ -13,7 +13,7 @@
 
 use core::sync::atomic::Ordering;
 
-use wideleaf_protocol::Name;
+use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
@@ -21,14 +21,19 @@ use super::report::{self, COMPUTE, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed, as_atomics};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, split};
-use crate::registry::Kernel;
+use crate::registry::{Kernel, MemoryNeed};
 use crate::{Arena, KernelError, Platform};
 
 /// IS in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("npb.is"),
     summary: "NPB IS: ranking integers by counting, random increments of a table",
+    classes: &Class::ALL,
     parameters: PARAMETERS,
+    quick: "class=S",
+    figure: report::MOPS,
+    vcpus_max: VCPUS_MAX,
+    memory,
     run,
 };
 
@@ -158,10 +163,21 @@ impl Problem {
     }
 }
 
-fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+/// The problem, and whether the keys are sorted into buckets first.
+fn read<'a>(parameters: &Parameters<'a>) -> Result<(Problem, bool), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
     let is_bucketed = parameters.count("buckets", 0, 1)? == Some(1);
-    solve(platform, arena, problem(class), is_bucketed)
+    Ok((problem(class), is_bucketed))
+}
+
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let (problem, is_bucketed) = read(parameters)?;
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem, vcpus, is_bucketed)))
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    let (problem, is_bucketed) = read(parameters)?;
+    solve(platform, arena, problem, is_bucketed)
 }
 
 fn solve<'a>(
@@ -179,7 +195,8 @@ fn solve<'a>(
         sort.rank(1);
         sort
     });
-    let (wrong_ranks, ticks) = report::phase(platform, COMPUTE, || (1..=ITERATIONS).map(|n| sort.rank(n)).sum::<u64>());
+    let (wrong_ranks, ticks) =
+        report::phase(platform, COMPUTE, || report::steps(platform, ITERATIONS).map(|n| sort.rank(n)).sum::<u64>());
     report::rate(platform, (OPERATIONS_PER_KEY << problem.log2_keys) as f64, ticks);
     let (is_sorted, _) = report::phase(platform, VERIFY, || sort.is_sorted_by_rank());
     report::verdict(platform, wrong_ranks + u64::from(!is_sorted), CHECKS)

@@ -4,6 +4,8 @@ use wideleaf_protocol::{Message, Name, Status};
 
 use crate::arena::{Layout, Typed};
 use crate::platform::ticks_to_seconds;
+use crate::registry::Figure;
+use crate::rounds::Progress;
 use crate::{Arena, KernelError, Platform};
 
 /// The untimed preparation.
@@ -13,6 +15,9 @@ pub const COMPUTE: Name<'static> = Name::literal("compute");
 /// The untimed check.
 pub const VERIFY: Name<'static> = Name::literal("verify");
 
+/// Millions of operations per second, counted by the NPB's formulas: what stands for a run of each of these kernels.
+pub const MOPS: Figure = Figure::literal("mops", "Mop/s");
+
 /// Runs `body` between `begin` and `end`. Returns what it returns, and the ticks it took.
 pub fn phase<R>(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce() -> R) -> (R, u64) {
     platform.emit(&Message::Begin { phase, tsc: platform.now() });
@@ -21,6 +26,21 @@ pub fn phase<R>(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce
     let end = platform.now();
     platform.emit(&Message::End { phase, tsc: platform.now() });
     (result, end.saturating_sub(start))
+}
+
+/// Least time between two progress lines: four a second move a bar, and their exits take less than a thousandth of the run.
+const PROGRESS_MS: u64 = 250;
+
+/// Progress of the timed part in `total` units: for a bar on a terminal, for the rates before and after a promotion, and for a
+/// policy that may act only some time after the begin. Made inside the phase, and used by vCPU 0 alone.
+pub fn progress(platform: &dyn Platform, total: u64) -> Progress<'_> {
+    Progress::new(platform, COMPUTE, total, PROGRESS_MS)
+}
+
+/// The steps 1 to `total` of the timed part, with progress lines between them: what the leader's loop goes over.
+pub fn steps(platform: &dyn Platform, total: u32) -> impl Iterator<Item = u32> {
+    let progress = progress(platform, u64::from(total));
+    (1..=total).inspect(move |step| progress.note(u64::from(step - 1)))
 }
 
 /// The memory that `layout` asks for, announced as a region of that name. The slices are not touched before they are taken.
@@ -45,7 +65,7 @@ pub fn rate(platform: &dyn Platform, operations: f64, ticks: u64) {
     }
     let seconds = ticks_to_seconds(ticks, hz);
     result(platform, Name::literal("seconds"), seconds, Name::literal("s"));
-    result(platform, Name::literal("mops"), operations / seconds / 1e6, Name::literal("Mop/s"));
+    MOPS.emit(platform, operations / seconds / 1e6);
 }
 
 /// A value without a unit, which is compared with a published one.

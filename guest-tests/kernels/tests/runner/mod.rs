@@ -7,9 +7,10 @@ use wideleaf_kernels::native::{self, measure_tsc_hz};
 use wideleaf_kernels::registry::{self, Started};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message, parse};
 
+const WINDOW_PAGES: usize = 512;
 const STARTED: Started = Started { entry: Entry::Native, guest_page: GuestPage::Base4K };
 
-/// Runs a command line in an arena of `pages` 4 KiB pages; `meddle` sees every line before the kernel goes on.
+/// Runs a command line in an arena of `pages` 4 KiB pages that begins, as a guest's does, at a 2 MiB border; `meddle` sees every line before the kernel goes on.
 pub fn run_with(
     threads: usize,
     tsc_hz: u64,
@@ -17,8 +18,9 @@ pub fn run_with(
     line: &str,
     meddle: impl Fn(&Message<'_>, &Arena<'_>) + Sync,
 ) -> (ExitCode, Vec<String>) {
-    let mut words = vec![0xdead_beef; pages * 512];
-    let arena = Arena::from_words(&mut words);
+    let mut words = vec![0xdead_beef; (pages + WINDOW_PAGES) * 512];
+    let border = words.as_ptr().align_offset(WINDOW_PAGES * 4096);
+    let arena = Arena::from_words(&mut words[border..border + pages * 512]);
     let lines = Mutex::new(Vec::new());
     let sink = Box::new(|message: &Message<'_>| {
         lines.lock().unwrap_or_else(PoisonError::into_inner).push(message.to_string());

@@ -1,0 +1,98 @@
+//! The table of kernels says of each what a run then does: its memory, its figure, its classes. Nothing here names a kernel, so
+//! that a new one is covered by its entry in the table.
+mod runner;
+
+use std::sync::{Mutex, PoisonError};
+
+use runner::{has, run, run_with};
+use wideleaf_kernels::npb::classes::Class;
+use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_kernels::text::Size;
+use wideleaf_kernels::{KERNELS, Kernel, KernelError};
+use wideleaf_protocol::ExitCode;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// One test at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The quick run of each kernel.
+fn quick_lines() -> impl Iterator<Item = (&'static Kernel, String)> {
+    KERNELS.iter().map(|kernel| (kernel, format!("{} {}", kernel.name, kernel.quick)))
+}
+
+/// The lines that start a kernel in each of its sizes.
+fn lines_of(kernel: &Kernel) -> Vec<String> {
+    let of_class = |class: &Class| format!("{} class={class}", kernel.name);
+    kernel.classes.iter().map(of_class).chain([kernel.name.to_string()]).collect()
+}
+
+/// Bytes of a run, where the kernel does not take whatever there is.
+fn bytes_of(kernel: &Kernel, line: &str, vcpus: usize) -> Option<u64> {
+    match kernel.memory_for(line, vcpus) {
+        Ok(MemoryNeed::Bytes(bytes)) => Some(bytes),
+        Ok(MemoryNeed::AllThereIs) => None,
+        Err(error) => panic!("{line}: {error}"),
+    }
+}
+
+#[test]
+fn every_size_is_refused_for_exactly_the_memory_that_the_table_says() {
+    for kernel in KERNELS {
+        for (line, vcpus) in lines_of(kernel).iter().flat_map(|line| [(line, 1), (line, 2), (line, 3)]) {
+            let Some(bytes) = bytes_of(kernel, line, vcpus) else { continue };
+            let (code, lines) = run(vcpus, 1, line);
+            let refusal = format!("panic message=needs {} of memory, there are 4 KiB", Size(bytes));
+            assert!(code == ExitCode::Unsupported && has(&lines, &refusal), "{line}, {bytes} bytes: {lines:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_quick_run_passes_in_the_memory_that_the_table_says_and_prints_its_figure() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for ((kernel, line), vcpus) in quick_lines().flat_map(|quick| [(quick.clone(), 1), (quick, 2)]) {
+        let pages = bytes_of(kernel, &line, vcpus).unwrap_or(64 * PAGE_BYTES).div_ceil(PAGE_BYTES);
+        let (code, lines) = run(vcpus, pages as usize, &line);
+        assert_eq!(code, ExitCode::Success, "{line}, {vcpus} vCPUs: {lines:#?}");
+        let begin = format!("result name={} value=", kernel.figure.name);
+        let figures: Vec<_> = lines.iter().filter(|line| line["@wideleaf ".len()..].starts_with(&begin)).collect();
+        let unit = format!(" unit={}", kernel.figure.unit);
+        assert!(figures.len() == 1 && figures[0].ends_with(&unit), "{line}: {lines:#?}");
+    }
+}
+
+#[test]
+fn without_a_known_clock_no_figure_is_printed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for (kernel, line) in quick_lines() {
+        let pages = bytes_of(kernel, &line, 1).unwrap_or(64 * PAGE_BYTES).div_ceil(PAGE_BYTES);
+        let (_, lines) = run_with(1, 0, pages as usize, &line, |_, _| ());
+        assert!(!has(&lines, &format!("result name={} ", kernel.figure.name)), "{line}: {lines:#?}");
+    }
+}
+
+#[test]
+fn a_kernel_takes_a_class_where_it_has_classes() {
+    for kernel in KERNELS {
+        let takes_class = kernel.parameters.contains(&Class::PARAMETER);
+        assert_eq!(takes_class, !kernel.classes.is_empty(), "{}", kernel.name);
+        assert!(kernel.classes.is_sorted(), "{}: the smallest class comes first", kernel.name);
+    }
+}
+
+#[test]
+fn more_vcpus_than_a_kernel_can_use_are_refused() {
+    for (kernel, line) in quick_lines() {
+        let (vcpus, most) = (kernel.vcpus_max + 1, kernel.vcpus_max);
+        assert_eq!(kernel.memory_for(&line, vcpus), Err(KernelError::TooManyVcpus { vcpus, most }), "{line}");
+        assert!(kernel.memory_for(&line, most).is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn names_are_unique() {
+    for (index, kernel) in KERNELS.iter().enumerate() {
+        assert!(KERNELS[..index].iter().all(|other| other.name != kernel.name), "{}", kernel.name);
+    }
+}
