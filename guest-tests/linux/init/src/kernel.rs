@@ -12,7 +12,7 @@ use wideleaf_protocol::{CommandLine, Entry, ExitCode, Message, Name, VCPUS_MAX};
 
 use crate::failure::Failure;
 use crate::memory::{self, Backed};
-use crate::parameters::Parameters;
+use crate::parameters::{Page, Parameters};
 use crate::{TSC_MEASURED_OVER, cmdline, emit};
 
 /// Runs the kernel to its `exit` line.
@@ -25,6 +25,9 @@ pub fn run() -> Result<ExitCode, Failure> {
     };
     let threads = threads(parameters.threads)?;
     let need = need(&line, threads).map_err(|error| Failure { code: error.exit_code(), message: error.to_string() })?;
+    if parameters.page == Page::Thp {
+        memory::permit_huge_pages(&cmdline);
+    }
     let ram = memory::map(parameters.page, parameters.memory, need)?;
     let arena = Arena::from_shared_words(ram.words(ram.ranges()[0]));
     let started = Started { entry: Entry::Linux, guest_page: parameters.page.asked_for() };
@@ -58,7 +61,7 @@ fn threads(wanted: Option<usize>) -> Result<usize, Failure> {
     let processors = available_parallelism().map_or(1, usize::from);
     let threads = wanted.unwrap_or(processors.min(VCPUS_MAX));
     if threads > processors {
-        let message = format!("{KEY_THREADS}={threads}, but the machine has {processors} processors");
+        let message = format!("{KEY_THREADS}={threads} is more than the machine has processors ({processors})");
         return Err(Failure::unsupported(message));
     }
     Ok(threads)

@@ -31,6 +31,18 @@ pub fn map(page: Page, bytes: Option<Bytes>, need: MemoryNeed) -> Result<Arc<Gue
     GuestRam::map(&[range], backing).map_err(Failure::unsupported)
 }
 
+/// Linux turns transparent huge pages off by itself on machines of less than 512 MiB (mm/huge_memory.c, `hugepage_init`), whatever
+/// it was built with. Turns them on for who asks, unless the command line says something about them.
+pub fn permit_huge_pages(cmdline: &str) {
+    const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let is_chosen = cmdline.split_ascii_whitespace().any(|word| word.starts_with("transparent_hugepage="));
+    let is_off = fs::read_to_string(ENABLED).is_ok_and(|modes| modes.contains("[never]"));
+    if is_off && !is_chosen {
+        // Where Linux does not let us, the results say that no memory was in large pages.
+        let _ = fs::write(ENABLED, "madvise");
+    }
+}
+
 fn backing(page: Page) -> BackingConfig {
     let (kind, size) = match page {
         Page::Base4K => (BackingKind::Anon, PageSize::Base4K),
@@ -67,7 +79,8 @@ fn check_there_is(bytes: Bytes, backing: BackingConfig) -> Result<(), Failure> {
 fn of_pool(error: PoolError) -> Failure {
     let PoolError::Short(short) = error else { return Failure::unsupported(error) };
     let (needed, available, size) = (short.needed, short.pool.available(), short.pool.size);
-    let remedy = format!("put hugepagesz={size} hugepages={needed} on the Linux command line, and give the guest RAM for them");
+    let remedy =
+        format!("put hugepagesz={size} hugepages={needed} on the Linux command line, and give the guest RAM for them");
     Failure::unsupported(format_args!("needs {needed} hugetlb pages of {size}, {available} are free; {remedy}"))
 }
 
@@ -130,6 +143,9 @@ mod tests {
         let refused = |page| map(page, None, pebibyte).expect_err("refused").message;
         assert!(refused(Page::Thp).starts_with("needs 1024 TiB of memory, there are "), "{}", refused(Page::Thp));
         let pool = refused(Page::Huge2M);
-        assert!(pool.starts_with("needs 536870912 hugetlb pages of 2m, ") && pool.contains("hugepages=536870912"), "{pool}");
+        assert!(
+            pool.starts_with("needs 536870912 hugetlb pages of 2m, ") && pool.contains("hugepages=536870912"),
+            "{pool}"
+        );
     }
 }

@@ -87,8 +87,14 @@ mod tests {
 
     use super::*;
 
-    /// Name, mode, device and contents of every entry.
-    fn unpacked(packed: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+    struct Unpacked {
+        name: String,
+        mode: u32,
+        device: (u32, u32),
+        bytes: Vec<u8>,
+    }
+
+    fn unpacked(packed: &[u8]) -> Vec<Unpacked> {
         let mut archive = Vec::new();
         GzDecoder::new(packed).read_to_end(&mut archive).expect("gzip");
         let (mut rest, mut entries) = (&archive[..], Vec::new());
@@ -102,7 +108,7 @@ mod tests {
             reader.read_to_end(&mut bytes).expect("the entry is whole");
             let device = (entry.rdev_major(), entry.rdev_minor());
             assert_eq!((entry.mtime(), entry.uid(), entry.gid()), (0, 0, 0));
-            entries.push((entry.name().to_owned(), entry.mode(), device, bytes));
+            entries.push(Unpacked { name: entry.name().to_owned(), mode: entry.mode(), device, bytes });
             rest = reader.finish().expect("the next entry");
         }
     }
@@ -111,13 +117,13 @@ mod tests {
     fn an_initramfs_has_init_a_console_and_what_is_to_be_run() {
         let packed = initramfs(&Workload::Kernel("npb.cg class=S".to_owned())).expect("an archive");
         let entries = unpacked(&packed);
-        let names: Vec<_> = entries.iter().map(|(name, mode, ..)| format!("{name} {mode:o}")).collect();
+        let names: Vec<_> = entries.iter().map(|entry| format!("{} {:o}", entry.name, entry.mode)).collect();
         let folders = FOLDERS.map(|name| format!("{name} 40755"));
         let files = ["dev/console 20600", "init 100755", "wideleaf/kernel 100644"].map(str::to_owned);
         assert_eq!(names, [&folders[..], &files[..]].concat());
-        assert_eq!(entries[5].2, CONSOLE);
-        assert!(entries[6].3 == INIT);
-        assert_eq!(entries[7].3, b"npb.cg class=S");
+        assert_eq!(entries[5].device, CONSOLE);
+        assert!(entries[6].bytes == INIT);
+        assert_eq!(entries[7].bytes, b"npb.cg class=S");
     }
 
     #[test]
@@ -125,7 +131,7 @@ mod tests {
         let workload = || Workload::Program { file: b"\x7fELF".to_vec(), arguments: b"-v\0".to_vec() };
         let (one, other) = (initramfs(&workload()).expect("one"), initramfs(&workload()).expect("another"));
         assert!(one == other);
-        let files: Vec<_> = unpacked(&one).into_iter().skip(7).map(|(name, _, _, bytes)| (name, bytes)).collect();
+        let files: Vec<_> = unpacked(&one).into_iter().skip(7).map(|entry| (entry.name, entry.bytes)).collect();
         let expected = [("wideleaf/program", &b"\x7fELF"[..]), ("wideleaf/arguments", b"-v\0")];
         assert_eq!(files, expected.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
     }
