@@ -82,6 +82,21 @@ impl Arguments {
         let Some(text) = self.0.get(index) else { return Ok(default) };
         text.parse().map_err(|_| Ended::Argument { number: index + 1, text: text.clone(), expected: "a number" })
     }
+
+    /// Which of `words` the argument at `index` is, or the first where it is not given.
+    ///
+    /// # Errors
+    /// [`Ended::Argument`] for one that is none of them.
+    pub fn word(&self, index: usize, words: &[&str], expected: &'static str) -> Result<usize, Ended> {
+        let Some(text) = self.0.get(index) else { return Ok(0) };
+        let found = words.iter().position(|word| word == text);
+        found.ok_or_else(|| Ended::Argument { number: index + 1, text: text.clone(), expected })
+    }
+
+    /// The argument at `index`, if it is given.
+    pub fn text(&self, index: usize) -> Option<&str> {
+        self.0.get(index).map(String::as_str)
+    }
 }
 
 /// Waits, unless somebody wants us to end.
@@ -199,6 +214,10 @@ mod tests {
         assert_eq!(arguments.number(2, 7).expect("the default"), 7);
         let error = arguments.number(1, 3).expect_err("not a number").to_string();
         assert_eq!(error, "argument 2: \"many\" is not a number");
+        assert_eq!(arguments.word(1, &["few", "many"], "few or many").expect("a word"), 1);
+        assert_eq!(arguments.word(2, &["few", "many"], "few or many").expect("the first"), 0);
+        let error = arguments.word(0, &["few", "many"], "few or many").expect_err("no such word").to_string();
+        assert_eq!(error, "argument 1: \"26\" is not few or many");
     }
 
     #[test]

@@ -1,0 +1,285 @@
+//! How fast the benchmark kernels are: alone, in a guest, on two vCPUs, on small and on large pages.
+//!
+//! ```text
+//!   speed    native, 2 MiB                       against the best published implementations on such a machine
+//!   guest    native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      what our second level costs
+//!   vcpus    guest, 1 vCPU  ⇄  guest, 2 vCPUs             how the work divides
+//!   pages    native, 4 KiB  ⇄  native, 2 MiB              what large pages are worth
+//! ```
+//!
+//! Arms of one kernel take turns, each run in RAM that was faulted in before, after the host's memory was warmed. Ratios are those of
+//! seconds within a round. Every run verifies itself, and one that does not ends the bench.
+//!
+//! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages [ROUNDS] [KERNEL]` (default `speed`, 5 rounds and all
+//! kernels; `guest` and `vcpus` need KVM). References: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
+//! instruction set, HPCC 1.5.0, Sweep3D 2.2b, on an AMD EPYC with 2 MiB pages; good to 20 %.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use wideleaf::args::FallbackArg;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::report::RunReport;
+use wideleaf::run::{Console, RunSpec, Workload, execute};
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_benches::ratio::{Interval, bootstrap_median};
+use wideleaf_kernels::registry::{KERNELS, Kernel, MemoryNeed};
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::policy::by_name;
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, PageSize};
+
+/// For the image, its tables, and the border of the first window.
+const BESIDE_THE_KERNEL: Bytes = mib(16);
+
+/// A way to run a kernel.
+#[derive(Clone, Copy)]
+struct Arm {
+    name: &'static str,
+    is_native: bool,
+    page: PageSize,
+    vcpus: u8,
+}
+
+const NATIVE_4K: Arm = Arm { name: "native, 4k", is_native: true, page: PageSize::Base4K, vcpus: 1 };
+const NATIVE_2M: Arm = Arm { name: "native, 2m", is_native: true, page: PageSize::Huge2M, vcpus: 1 };
+const GUEST_2M: Arm = Arm { name: "guest, 2m in 2m", is_native: false, page: PageSize::Huge2M, vcpus: 1 };
+const GUEST_2M_TWICE: Arm = Arm { name: "guest, 2 vCPUs", is_native: false, page: PageSize::Huge2M, vcpus: 2 };
+
+/// What is run, and what is expected of it: a rate, or a ratio of two arms.
+struct Work {
+    kernel: &'static str,
+    parameters: &'static str,
+    expected: Expected,
+}
+
+#[derive(Clone, Copy)]
+enum Expected {
+    /// Mop/s of the best references, the slower and the faster one.
+    Rate(f64, f64),
+    /// Seconds of the first arm in those of the second, of the references: the slower and the faster one.
+    Ratio(f64, f64),
+    /// A ratio of at least this.
+    AtLeast(f64),
+    /// Nothing: the ratio is shown.
+    Shown,
+}
+
+/// A tenth behind the best reference is still as fast.
+const SPEED_MIN: f64 = 0.9;
+/// How far a ratio may be from the reference's.
+const RATIO_NEAR: f64 = 0.08;
+
+struct Comparison {
+    name: &'static str,
+    arms: &'static [Arm],
+    works: &'static [Work],
+}
+
+const fn work(kernel: &'static str, parameters: &'static str, expected: Expected) -> Work {
+    Work { kernel, parameters, expected }
+}
+
+const COMPARISONS: [Comparison; 4] = [
+    Comparison {
+        name: "speed",
+        arms: &[NATIVE_2M],
+        works: &[
+            work("npb.bt", "class=A", Expected::Rate(5800.0, 6900.0)),
+            work("npb.cg", "class=A", Expected::Rate(2800.0, 3100.0)),
+            work("npb.ep", "class=A", Expected::Rate(198.0, 198.0)),
+            work("npb.ft", "class=A", Expected::Rate(5200.0, 5200.0)),
+            work("npb.is", "class=A", Expected::Rate(157.0, 170.0)),
+            work("npb.lu", "class=A", Expected::Rate(7650.0, 8600.0)),
+            work("npb.mg", "class=A", Expected::Rate(4100.0, 4600.0)),
+            work("npb.sp", "class=A", Expected::Rate(6200.0, 6400.0)),
+        ],
+    },
+    Comparison {
+        name: "guest",
+        arms: &[NATIVE_2M, GUEST_2M],
+        works: &[
+            work("npb.bt", "class=W", Expected::AtLeast(0.95)),
+            work("npb.cg", "class=A", Expected::AtLeast(0.95)),
+            work("npb.ep", "class=W", Expected::AtLeast(0.95)),
+            work("npb.ft", "class=A", Expected::AtLeast(0.95)),
+            work("npb.is", "class=A", Expected::AtLeast(0.95)),
+            work("npb.lu", "class=W", Expected::AtLeast(0.95)),
+            work("npb.mg", "class=A", Expected::AtLeast(0.95)),
+            work("npb.sp", "class=W", Expected::AtLeast(0.95)),
+            work("gups", "log2_words=25", Expected::AtLeast(0.95)),
+        ],
+    },
+    Comparison {
+        name: "vcpus",
+        arms: &[GUEST_2M, GUEST_2M_TWICE],
+        works: &[
+            work("npb.cg", "class=A", Expected::Shown),
+            work("npb.mg", "class=A", Expected::Shown),
+            work("npb.ft", "class=A", Expected::Shown),
+            work("npb.lu", "class=A", Expected::Shown),
+        ],
+    },
+    Comparison {
+        name: "pages",
+        arms: &[NATIVE_4K, NATIVE_2M],
+        works: &[
+            work("gups", "log2_words=26", Expected::Ratio(1.5, 1.5)),
+            work("npb.cg", "class=B", Expected::Ratio(1.2, 1.3)),
+            work("npb.mg", "class=A", Expected::Ratio(1.2, 1.2)),
+            work("npb.is", "class=C buckets=0", Expected::Ratio(1.16, 1.16)),
+            work("sweep3d", "n=150", Expected::Ratio(1.11, 1.11)),
+        ],
+    },
+];
+
+/// Seconds and figures of all runs of a kernel: by round, then by arm.
+struct Rounds {
+    seconds: Vec<Vec<f64>>,
+    figures: Vec<Vec<f64>>,
+}
+
+impl Rounds {
+    /// How much faster the second arm is than the first.
+    fn speed_up(&self) -> Interval {
+        bootstrap_median(&self.seconds.iter().map(|arms| vec![arms[0] / arms[1]]).collect::<Vec<_>>())
+    }
+
+    fn figure(&self, arm: usize) -> Interval {
+        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[arm]]).collect::<Vec<_>>())
+    }
+}
+
+fn kernel(name: &str) -> &'static Kernel {
+    KERNELS.iter().find(|kernel| kernel.name == *name).expect("the kernels above are in the table")
+}
+
+fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ended> {
+    let need = kernel(work.kernel).memory_for(work.parameters, usize::from(arm.vcpus));
+    let Ok(MemoryNeed::Bytes(bytes)) = need else { panic!("{}: {need:?}", work.kernel) };
+    let memory =
+        Bytes::new(bytes).checked_round_up(PageSize::Huge2M).expect("less than all addresses") + BESIDE_THE_KERNEL;
+    let spec = RunSpec {
+        workload: Workload::Kernel(kernel(work.kernel).name.as_str()),
+        is_native: arm.is_native,
+        cmdline: work.parameters.into(),
+        initrd: None,
+        memory,
+        vcpus: arm.vcpus,
+        backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
+        guest_page: PageSize::Huge2M,
+        policy: by_name("never").expect("it is in the table").into(),
+        policy_delay: None,
+        is_prefaulted: true,
+        fallback: FallbackArg::Fail,
+        record: None,
+        timeout: None,
+        console: Console::Nothing,
+    };
+    warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    let report = execute(&spec, interrupts, Instant::now());
+    let report = report.map_err(|failure| Ended::Skipped(format!("{} {}: {failure}", work.kernel, arm.name)))?;
+    let is_right = report.verification.as_ref().is_some_and(|verification| verification.passed);
+    assert!(is_right, "{} {}: {:?}", work.kernel, arm.name, report.verification);
+    Ok(report)
+}
+
+fn measure(work: &Work, arms: &[Arm], rounds: usize, interrupts: &Interrupts) -> Result<Rounds, Ended> {
+    let mut measured = Rounds { seconds: Vec::new(), figures: Vec::new() };
+    let figure = kernel(work.kernel).figure.name;
+    for _ in 0..rounds {
+        let reports = arms.iter().map(|arm| run(work, *arm, interrupts)).collect::<Result<Vec<_>, _>>()?;
+        let result = |name: &str| reports.iter().map(|report| report.results[name].value).collect();
+        measured.seconds.push(result("seconds"));
+        measured.figures.push(result(figure.as_str()));
+    }
+    Ok(measured)
+}
+
+fn shown(Interval { median, low, high }: Interval, digits: usize) -> String {
+    format!("{median:.digits$} ({low:.digits$} - {high:.digits$})")
+}
+
+/// Whether what was expected is so, in a line.
+fn judge(work: &Work, measured: &Rounds) -> Option<String> {
+    let name = format!("{} {}", work.kernel, work.parameters);
+    Some(match work.expected {
+        Expected::Rate(slower, faster) => {
+            let rate = measured.figure(0).median;
+            bar(
+                &format!("{name}: {rate:.0} of {slower:.0} to {faster:.0}, at most a tenth below"),
+                rate >= SPEED_MIN * slower,
+            )
+        }
+        Expected::Ratio(low, high) => {
+            let ratio = measured.speed_up().median;
+            let is_near = (low - RATIO_NEAR..=high + RATIO_NEAR).contains(&ratio);
+            bar(&format!("{name}: {ratio:.3}, the references' {low} to {high}, within {RATIO_NEAR}"), is_near)
+        }
+        Expected::AtLeast(least) => {
+            let ratio = measured.speed_up().median;
+            bar(&format!("{name}: {ratio:.3}, at least {least}"), ratio >= least)
+        }
+        Expected::Shown => return None,
+    })
+}
+
+/// How all rates together stand to the references': the geometric mean of the ratios to the middle of each.
+fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
+    let ratios = works.iter().map(|(work, measured)| match work.expected {
+        Expected::Rate(slower, faster) => Some(measured.figure(0).median / f64::midpoint(slower, faster)),
+        _ => None,
+    });
+    let logarithms: Vec<f64> = ratios.map(|ratio| ratio.map(f64::ln)).collect::<Option<_>>()?;
+    Some((logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp())
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let names = COMPARISONS.map(|comparison| comparison.name);
+    let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus or pages")?];
+    let rounds = arguments.number(1, 5)?;
+    let only = arguments.text(2);
+    if comparison.arms.iter().any(|arm| !arm.is_native) {
+        needs_kvm()?;
+    }
+    let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let mut all = Vec::new();
+    for work in comparison.works.iter().filter(|work| only.is_none_or(|only| work.kernel == only)) {
+        waiting.pass(std::time::Duration::ZERO)?;
+        all.push((work, measure(work, comparison.arms, rounds, &interrupts)?));
+    }
+    report(comparison, rounds, &all);
+    Ok(())
+}
+
+fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
+    println!("kernels, {}", comparison.name);
+    let mut header = vec!["kernel"];
+    header.extend(comparison.arms.iter().map(|arm| arm.name));
+    header.extend(["unit", "second : first"].into_iter().take(comparison.arms.len()));
+    let mut rows = table(&header);
+    for (work, measured) in all {
+        let figures = (0..comparison.arms.len()).map(|arm| measured.figure(arm));
+        let mut row = vec![format!("{} {}", work.kernel, work.parameters).into()];
+        row.extend(figures.map(|figure| number(shown(figure, if figure.median < 10.0 { 4 } else { 1 }))));
+        row.push(kernel(work.kernel).figure.unit.as_str().into());
+        if comparison.arms.len() > 1 {
+            row.push(number(shown(measured.speed_up(), 3)));
+        }
+        rows.add_row(row);
+    }
+    println!("{rows}\n  medians of {rounds} rounds, 95 % intervals; all runs verified");
+    all.iter().filter_map(|(work, measured)| judge(work, measured)).for_each(|line| println!("{line}"));
+    if let Some(mean) = geometric_mean(all).filter(|_| all.len() > 1) {
+        println!(
+            "{}",
+            bar(&format!("geometric mean of all to the middle of the references': {mean:.3}, at least 1"), mean >= 1.0)
+        );
+    }
+    println!("  {}", machine());
+}
+
+fn main() -> ExitCode {
+    experiment::run("kernels", experiment)
+}
