@@ -41,31 +41,36 @@ pub struct ImageArgs {
 /// The subcommands of `wideleaf image`.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Make an initramfs with which a Linux kernel runs one of our kernels, or any static program, and switches off
+    /// Make an initramfs: with it Linux runs one of our kernels, or any static program, and switches off
     Linux(LinuxArgs),
-    /// Read what a guest printed on its serial console: the same figures and exit code as those of `wideleaf run`
+    /// Read what a guest printed on its serial console: figures, verification and exit code as of `wideleaf run`
     Results(ResultsArgs),
 }
 
 const LINUX_EXAMPLES: &str = "\
-Words for the Linux command line, all optional:
-  wideleaf.kernel=\"NAME KEY=VALUE ...\"  another kernel than the image was made for
-  wideleaf.threads=N                    threads [default: one on every CPU]
-  wideleaf.page=4k|thp|2m|1g            what backs the kernel's memory: base pages, transparent huge pages, or the hugetlb
-                                        pool, for which Linux needs hugepages=N (1g: hugepagesz=1G hugepages=N) [default: thp]
-  wideleaf.memory=SIZE                  how much memory the kernel gets [default: what it needs; half of what is
-                                        available, or the pool, for one that takes all there is]
+Words of ours for the Linux command line, all optional:
+  wideleaf.kernel=\"NAME KEY=VALUE ...\"
+      another kernel than the image was made for
+  wideleaf.threads=N
+      threads [default: one on every CPU]
+  wideleaf.page=4k|thp|2m|1g
+      what backs the kernel's memory: base pages, transparent huge pages, or the hugetlb pool,
+      which Linux fills with hugepages=N (1g: hugepagesz=1G hugepages=N) [default: thp]
+  wideleaf.memory=SIZE
+      how much memory the kernel gets [default: what it needs; for one that takes all there is,
+      half of what is available, or the pool]
 
 Examples:
   CG of class A, under QEMU:
     wideleaf image linux --bench cg.A --output cg.cpio.gz
-    qemu-system-x86_64 -accel kvm -cpu host -m 1G -nographic -no-reboot -kernel vmlinuz -initrd cg.cpio.gz \\
-        -append 'console=ttyS0 quiet panic=-1' | tee cg.log
+    qemu-system-x86_64 -accel kvm -cpu host -m 1G -nographic -no-reboot \\
+        -kernel vmlinuz -initrd cg.cpio.gz -append 'console=ttyS0 quiet panic=-1' | tee cg.log
     wideleaf image results cg.log
 
   GUPS on hugetlb pages, in our VMM:
     wideleaf image linux --bench 'gups log2_words=24' --output gups.cpio.gz
-    wideleaf run ./vmlinuz --initrd gups.cpio.gz --memory 1G --cmdline 'console=ttyS0 quiet panic=-1 hugepages=80 wideleaf.page=2m'
+    wideleaf run ./vmlinuz --initrd gups.cpio.gz --memory 1G \\
+        --cmdline 'console=ttyS0 quiet panic=-1 hugepages=80 wideleaf.page=2m'
 
   A program of yours, with two arguments:
     wideleaf image linux --output stream.cpio.gz --exec ./stream -n 10";
