@@ -1,7 +1,8 @@
 //! Nobody's guest may lose a byte because we moved its memory: a guest that checks and rewrites every word of its RAM
 //! runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
 //!
-//! Each guest works for four seconds of its own time; `WIDELEAF_PATTERN_SECONDS` makes them fewer where a processor is emulated.
+//! Each guest works for four seconds by the time stamp counter. An emulated one may count instructions: then a second is minutes,
+//! and `WIDELEAF_PATTERN_PASSES` says how often RAM is checked instead.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
@@ -66,14 +67,17 @@ static SHUTTLE: PolicyInfo = PolicyInfo {
     make: |_| Box::new(Shuttle { splits_next: false }),
 };
 
-const SECONDS_DEFAULT: u64 = 4;
+const SECONDS: u64 = 4;
 
 fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
-    let seconds = number_from_environment("WIDELEAF_PATTERN_SECONDS").unwrap_or(SECONDS_DEFAULT);
+    let lasts = match number_from_environment("WIDELEAF_PATTERN_PASSES") {
+        Some(passes) => format!("passes={passes}"),
+        None => format!("seconds={SECONDS}"),
+    };
     let spec = RunSpec {
         workload: Workload::Kernel("pattern"),
         is_native: false,
-        cmdline: format!("bytes=16M seconds={seconds}"),
+        cmdline: format!("bytes=16M {lasts}"),
         initrd: None,
         memory: mib(32),
         vcpus,
