@@ -114,7 +114,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let report = execute(&spec, &interrupts, process_start)?;
     output.write(&report, RunReport::to_table)?;
     check_recording(&spec, &report)?;
-    verdict(report.verification.as_ref(), &report.results)
+    verdict(&report.outcome, report.verification.as_ref(), &report.results)
 }
 
 /// Whether the guest found its memory right, and the program that a Linux guest ran ended well.
@@ -122,6 +122,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure::GuestFailed`] where it did not.
 pub(crate) fn verdict(
+    outcome: &str,
     verification: Option<&Verification>,
     results: &BTreeMap<String, Measurement>,
 ) -> Result<(), Failure> {
@@ -130,7 +131,8 @@ pub(crate) fn verdict(
     }
     match results.get(EXIT_STATUS.as_str()).filter(|status| status.value != 0.0) {
         Some(status) => Err(Failure::GuestFailed(format!("the program ended with status {}", status.value))),
-        None => Ok(()),
+        None if outcome == ExitCode::Success.to_string() => Ok(()),
+        None => Err(Failure::GuestFailed(format!("the guest ended: {outcome}"))),
     }
 }
 

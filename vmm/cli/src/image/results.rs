@@ -97,7 +97,7 @@ impl GuestReport {
     /// # Errors
     /// [`Failure::GuestFailed`] where it did not.
     pub fn judge(&self) -> Result<(), Failure> {
-        verdict(self.verification.as_ref(), &self.results)
+        verdict(&self.outcome, self.verification.as_ref(), &self.results)
     }
 
     /// For people.
@@ -263,6 +263,9 @@ SeaBIOS (version 1.16)\r
         assert!(code == 5 && line.contains("no exit line"), "{code}: {line}");
         let (code, line) = refused(&CG.replace("begin phase=compute", "begin pha[    2.1] usb"));
         assert!(code == 5 && line.contains("makes no sense"), "{code}: {line}");
+        let lost = CG.replace("@wideleaf verify", "verify").replace("code=0", "code=1");
+        let failure = GuestReport::of_log(&lost).expect("a whole run").judge().expect_err("not verified");
+        assert_eq!((failure.exit_code(), failure.to_string()), (1, "the guest ended: verification failed".to_owned()));
         let (code, line) = refused(&CG.replace("version=1 ", "version=7 "));
         assert!(code == 3 && line.contains("version 7"), "{code}: {line}");
     }
