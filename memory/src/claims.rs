@@ -13,12 +13,13 @@
 //! Nobody waits: who is refused comes back later. The claims belong to [`crate::GuestRam`], so that all who reach the memory
 //! reach the same ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
+use crate::second_level::SlotId;
 use crate::sensors::host_backing::WindowBacking;
 use crate::side_mapping::GIANT;
 
@@ -33,6 +34,8 @@ pub struct Claims {
     /// Exchanges of a giant's mapping, begun and ended.
     exchanges_begun: AtomicU64,
     exchanges_ended: AtomicU64,
+    /// Memslots whose dirty log a manager has switched on. See [`crate::second_level::own_logs`].
+    own_logs: Mutex<BTreeSet<SlotId>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -169,6 +172,12 @@ impl Claims {
             }
         }
         look()
+    }
+
+    /// The memslots whose dirty log is a manager's own, for whoever switches one.
+    pub(crate) fn own_logs(&self) -> MutexGuard<'_, BTreeSet<SlotId>> {
+        // A panic elsewhere leaves the set true.
+        self.own_logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self, window: WindowIndex) -> Giant {

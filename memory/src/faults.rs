@@ -1,52 +1,186 @@
-//! What services that answer page faults have in common: a thread that ends when told to, RAM by window, and how a window
-//! that may be huge is let go.
+//! What services that answer page faults have in common: the RAM whose faults are handed to them, the thread that answers
+//! until it is told to end, and how a window that may be huge is let go.
+//!
+//! ```text
+//!   Serving ── ends, asks for the report ──▶ thread: wait, read, answer, wait ...
+//!                                                │
+//!   Service    what is done with a touch  ◀──────┤
+//!      └─ Faults    window   0    1    2    3    │  Some: registered, and the service's own state of it
+//!                          [Some None None Some] ┘  None: let go, the kernel answers
+//!                           ▔▔▔▔           ▔▔▔▔  what the end unregisters: in between may be somebody else's by now
+//! ```
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_policies::{Backing, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex};
 
 use crate::actuators::collapse::collapse_window;
 use crate::host::{Advice, Host};
 use crate::region::{GuestRam, RamRange};
 use crate::sensors::host_backing::window_backing;
-use crate::sys::userfaultfd::Userfaultfd;
+use crate::sys::userfaultfd::{Message, Mode, Userfaultfd};
 
-/// A thread that answers faults. Dropping it ends the thread.
+/// What a service does with the touches that it is told of.
+pub(crate) trait Service: Send + 'static {
+    /// Where a window is on its way.
+    type State: Clone + Send;
+    /// What it counts.
+    type Report: ServiceReport;
+
+    /// What is handed to it. Dropped with the service, which lets go of all of it.
+    fn faults(&self) -> &Faults<Self::State>;
+
+    /// Somebody waits for this page. However it is answered, nobody waits for it afterwards.
+    ///
+    /// # Errors
+    /// What makes it impossible to go on: the service ends.
+    fn answer(&mut self, touch: Touch) -> io::Result<()>;
+
+    /// How long nobody need touch anything until [`Service::between_answers`] is due.
+    fn patience(&self) -> PollTimeout {
+        PollTimeout::NONE
+    }
+
+    /// Other work, after the answers to what was read together, or when the patience is over. Whoever touches meanwhile waits.
+    fn between_answers(&mut self) {}
+}
+
+/// What every service counts.
+pub(crate) trait ServiceReport: Clone + Default + Send + 'static {
+    /// Time from reading a message to the answer, in nanoseconds.
+    fn answer_ns(&mut self) -> &mut Histogram<u64>;
+    /// Why the service ended before it was stopped, if it did.
+    fn gave_up(&mut self) -> &mut Option<String>;
+}
+
+/// No answers yet.
+pub(crate) fn answer_times() -> Histogram<u64> {
+    /// An answer that took longer is counted as this long: a minute is a hung host.
+    const ANSWER_NS_MAX: u64 = 60_000_000_000;
+    Histogram::new_with_bounds(1, ANSWER_NS_MAX, 3).expect("the bounds are literals")
+}
+
+/// A report, shared by the service that counts and whoever asks.
 #[derive(Debug)]
-pub(crate) struct FaultThread {
+pub(crate) struct Counted<R>(Arc<Mutex<R>>);
+
+impl<R> Clone for Counted<R> {
+    fn clone(&self) -> Counted<R> {
+        Counted(self.0.clone())
+    }
+}
+
+impl<R: Default> Default for Counted<R> {
+    fn default() -> Counted<R> {
+        Counted(Arc::default())
+    }
+}
+
+impl<R: Clone> Counted<R> {
+    /// Changes it.
+    pub(crate) fn count(&self, count: impl FnOnce(&mut R)) {
+        count(&mut self.0.lock().expect("nothing panics under this lock"));
+    }
+
+    fn now(&self) -> R {
+        self.0.lock().expect("nothing panics under this lock").clone()
+    }
+}
+
+/// A service in its thread. Dropping it ends the thread.
+#[derive(Debug)]
+pub(crate) struct Serving<R> {
+    counted: Counted<R>,
     /// Dropping it is the order to end.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl FaultThread {
-    /// Runs `work` with what becomes readable when the thread has to end.
-    pub(crate) fn spawn(name: &str, work: impl FnOnce(&PipeReader) + Send + 'static) -> io::Result<FaultThread> {
+impl<R: ServiceReport> Serving<R> {
+    /// Starts the thread. Where there is none to be had the service is dropped.
+    pub(crate) fn start<S: Service<Report = R>>(
+        name: &str,
+        host: Arc<dyn Host>,
+        counted: Counted<R>,
+        service: S,
+    ) -> io::Result<Serving<R>> {
         let (stopped, stop) = io::pipe()?;
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&stopped))?;
-        Ok(FaultThread { stop: Some(stop), thread: Some(thread) })
+        let of_thread = counted.clone();
+        let work = move || run(host.as_ref(), service, &of_thread, &stopped);
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work)?;
+        Ok(Serving { counted, stop: Some(stop), thread: Some(thread) })
     }
 
+    /// What has been counted so far.
+    pub(crate) fn report(&self) -> R {
+        self.counted.now()
+    }
+
+    /// Ends the thread, which lets all memory go, and returns what it counted. Takes as long as the answer it is at.
+    pub(crate) fn stop(mut self, if_it_panicked: &str) -> R {
+        if self.end() {
+            // The service let go of everything as it unwound.
+            self.counted.count(|report| *report.gave_up() = Some(if_it_panicked.to_owned()));
+        }
+        self.report()
+    }
+}
+
+impl<R> Serving<R> {
     /// Ends the thread, if it has not ended, and says whether it panicked (it has printed its message).
-    pub(crate) fn end(&mut self) -> bool {
+    fn end(&mut self) -> bool {
         drop(self.stop.take());
         self.thread.take().is_some_and(|thread| thread.join().is_err())
     }
 }
 
-impl Drop for FaultThread {
+impl<R> Drop for Serving<R> {
     fn drop(&mut self) {
         self.end();
     }
 }
 
+fn run<S: Service>(host: &dyn Host, mut service: S, counted: &Counted<S::Report>, stop: &PipeReader) {
+    if let Err(error) = serve(host, &mut service, counted, stop) {
+        let thread = std::thread::current();
+        tracing::error!("{} ends, the kernel answers: {error}", thread.name().unwrap_or("a service"));
+        counted.count(|report| *report.gave_up() = Some(error.to_string()));
+    }
+}
+
+/// Answers until told to stop.
+fn serve<S: Service>(
+    host: &dyn Host,
+    service: &mut S,
+    counted: &Counted<S::Report>,
+    stop: &PipeReader,
+) -> io::Result<()> {
+    let mut messages = Vec::new();
+    while wait(&service.faults().uffd, stop, service.patience())? {
+        service.faults().uffd.read(&mut messages)?;
+        for message in messages.drain(..) {
+            let (Message::Fault(page) | Message::MinorFault(page)) = message else {
+                return Err(io::Error::other(format!("{message:?}, which was not asked for")));
+            };
+            let began = host.now();
+            let touch = service.faults().find(page)?;
+            service.answer(touch)?;
+            let took = u64::try_from(host.now().since(began).as_nanos()).unwrap_or(u64::MAX);
+            counted.count(|report| report.answer_ns().saturating_record(took));
+        }
+        service.between_answers();
+    }
+    Ok(())
+}
+
 /// Waits for a message or until the time is over (`true`), or for the order to end (`false`).
-pub(crate) fn wait(uffd: &Userfaultfd, stop: &PipeReader, at_most: PollTimeout) -> io::Result<bool> {
+fn wait(uffd: &Userfaultfd, stop: &PipeReader, at_most: PollTimeout) -> io::Result<bool> {
     let mut fds = [uffd.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     match poll(&mut fds, at_most) {
         Ok(_) | Err(Errno::EINTR) => Ok(!fds[1].any().unwrap_or(true)),
@@ -54,34 +188,23 @@ pub(crate) fn wait(uffd: &Userfaultfd, stop: &PipeReader, at_most: PollTimeout) 
     }
 }
 
-/// One range of RAM, and the state of each of its windows.
-pub(crate) struct Watched<S> {
-    pub(crate) vm: VmId,
-    /// Keeps the mapping alive while it is registered.
-    pub(crate) ram: Arc<GuestRam>,
-    pub(crate) range: RamRange,
-    /// Whether it is ours to unregister: before Linux 6.17 any userfaultfd could unregister another's.
-    pub(crate) is_registered: bool,
-    /// By window of the range, ascending.
-    pub(crate) states: Vec<S>,
-}
-
-impl<S: Clone> Watched<S> {
-    /// Every range of `ram`, all windows in the same state, not registered yet.
-    pub(crate) fn all(vm: VmId, ram: &Arc<GuestRam>, state: S) -> impl Iterator<Item = Watched<S>> {
-        ram.ranges().iter().map(move |range| {
-            let windows = range.gpa.windows().len();
-            assert_eq!(PageSize::Huge2M.bytes() * windows as u64, range.gpa.bytes(), "no hugetlb: whole windows");
-            Watched { vm, ram: ram.clone(), range: *range, is_registered: false, states: vec![state.clone(); windows] }
-        })
-    }
+/// The kernel would not hand over a range's faults.
+#[derive(Debug, thiserror::Error)]
+#[error("{vm}: cannot register the RAM at {start} with userfaultfd: {source}")]
+pub struct RegisterError {
+    /// Whose RAM.
+    pub vm: VmId,
+    /// Where it is mapped.
+    pub start: Hva,
+    /// The kernel's answer; `EBUSY` where another userfaultfd has it already.
+    pub source: io::Error,
 }
 
 /// A touched page, and its window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
-    pub(crate) region: usize,
-    pub(crate) row: usize,
+    region: usize,
+    row: usize,
     pub(crate) window: WindowIndex,
     /// Where the window is mapped.
     pub(crate) start: Hva,
@@ -93,32 +216,6 @@ impl Touch {
     pub(crate) fn gpa(&self) -> GpaRange {
         let start = self.window.start() + (self.page - self.start);
         GpaRange::new(start, PageSize::Base4K.bytes()).expect("a page of RAM does not reach the end of 64 bits")
-    }
-}
-
-/// Which window of which region a page is of.
-///
-/// # Errors
-/// Where it is no RAM: the kernel says what was not asked for.
-pub(crate) fn find<S>(regions: &[Watched<S>], page: Hva) -> io::Result<Touch> {
-    let found = regions.iter().enumerate().find_map(|(region, Watched { range, .. })| {
-        let offset = page.get().checked_sub(range.hva.get()).filter(|offset| *offset < range.gpa.bytes().get())?;
-        let row = offset / PageSize::Huge2M.bytes().get();
-        let start = range.hva + PageSize::Huge2M.bytes() * row;
-        let window = WindowIndex::containing(range.gpa.start() + (start - range.hva));
-        Some(Touch { region, row: row as usize, window, start, page })
-    });
-    found.ok_or_else(|| io::Error::other(format!("a fault at {page}, outside of all RAM")))
-}
-
-/// Unregisters all that is registered and wakes whoever waits. Closing the descriptor would do the same, but only once no
-/// child that was forked holds a copy of it.
-pub(crate) fn let_all_go<S>(uffd: &Userfaultfd, regions: &[Watched<S>]) {
-    for region in regions.iter().filter(|region| region.is_registered) {
-        let (start, bytes) = (region.range.hva, region.range.gpa.bytes());
-        if let Err(error) = uffd.unregister(start, bytes).and_then(|()| uffd.wake(start, bytes)) {
-            tracing::warn!("{}: unregistering {start} from userfaultfd: {error}", region.vm);
-        }
     }
 }
 
@@ -134,30 +231,240 @@ pub(crate) enum Brought {
 /// two threads touched at once stayed at base pages in the NPT lab (Linux 6.12), with four none did.
 const COLLAPSE_ATTEMPTS: u32 = 4;
 
-/// Lets a window go whose next fault should bring a huge page, and looks whether it did.
-///
-/// # Errors
-/// The name under which it is counted that the window is not huge.
-pub(crate) fn let_go_huge(
-    host: &dyn Host,
-    uffd: &Userfaultfd,
+/// All RAM of some VMs, registered with a userfaultfd until each window is let go. Dropped, it lets go of the rest.
+pub(crate) struct Faults<S> {
+    uffd: Userfaultfd,
+    regions: Vec<Region<S>>,
+}
+
+/// One range of RAM.
+struct Region<S> {
+    vm: VmId,
+    /// Keeps the mapping alive while it is registered.
+    ram: Arc<GuestRam>,
     range: RamRange,
-    touch: Touch,
-) -> Result<Brought, &'static str> {
-    uffd.unregister(touch.start, PageSize::Huge2M.bytes()).map_err(|_| "refused_release")?;
-    // The touch itself would do, if it is a write: a read brings the huge zero page, which older kernels split at the
-    // first write. And somebody has to wait until the page is there before it can be looked for.
-    if let Err(error) = host.advise(touch.page, PageSize::Base4K.bytes(), Advice::PopulateWrite) {
-        tracing::debug!("{}: {error}", touch.window);
+    /// By window of the range, ascending; `None` once it is let go.
+    states: Vec<Option<S>>,
+}
+
+impl<S: Clone> Faults<S> {
+    /// From now on touches of `vms` wait for an answer. Every window begins in the same state.
+    ///
+    /// # Errors
+    /// [`RegisterError`]; nothing stays registered.
+    ///
+    /// # Panics
+    /// Where RAM is not whole windows, as all is that is not hugetlb.
+    pub(crate) fn register(
+        uffd: Userfaultfd,
+        vms: &[(VmId, Arc<GuestRam>)],
+        mode: Mode,
+        state: S,
+    ) -> Result<Faults<S>, RegisterError> {
+        let mut faults = Faults { uffd, regions: Vec::new() };
+        for (vm, ram, range) in vms.iter().flat_map(|(vm, ram)| ram.ranges().iter().map(move |range| (vm, ram, range)))
+        {
+            let (start, bytes) = (range.hva, range.gpa.bytes());
+            let windows = range.gpa.windows().len();
+            assert_eq!(PageSize::Huge2M.bytes() * windows as u64, bytes, "no hugetlb: whole windows");
+            let registered = faults.uffd.register(start, bytes, mode);
+            registered.map_err(|source| RegisterError { vm: *vm, start, source })?;
+            let states = vec![Some(state.clone()); windows];
+            faults.regions.push(Region { vm: *vm, ram: ram.clone(), range: *range, states });
+        }
+        Ok(faults)
     }
-    if window_backing(host, range, None, touch.window).is_ok_and(|now| now.backing == Backing::Huge2M) {
-        return Ok(Brought::ByFault);
+}
+
+impl<S> Faults<S> {
+    /// Which window a page is of.
+    ///
+    /// # Errors
+    /// Where it is no RAM: the kernel says what was not asked for.
+    pub(crate) fn find(&self, page: Hva) -> io::Result<Touch> {
+        let found = self.regions.iter().enumerate().find_map(|(region, Region { range, .. })| {
+            let offset = page.get().checked_sub(range.hva.get()).filter(|offset| *offset < range.gpa.bytes().get())?;
+            let row = offset / PageSize::Huge2M.bytes().get();
+            let start = range.hva + PageSize::Huge2M.bytes() * row;
+            let window = WindowIndex::containing(range.gpa.start() + (start - range.hva));
+            Some(Touch { region, row: row as usize, window, start, page })
+        });
+        found.ok_or_else(|| io::Error::other(format!("a fault at {page}, outside of all RAM")))
     }
-    let busy = OutcomeResult::Refused(Refusal::Busy);
-    let mut attempts = (0..COLLAPSE_ATTEMPTS).map(|_| collapse_window(host, range, touch.window).result);
-    match attempts.find(|result| *result != busy).unwrap_or(busy) {
-        OutcomeResult::Done => Ok(Brought::ByCollapse),
-        OutcomeResult::Skipped(Skip::AlreadyDone) => Ok(Brought::ByFault),
-        refused => Err(refused.name()),
+
+    /// A window's first page, as if it had been touched; `None` where it is no RAM of this VM.
+    pub(crate) fn find_window(&self, vm: VmId, window: WindowIndex) -> Option<Touch> {
+        let is_there = |region: &&Region<S>| region.vm == vm && region.range.gpa.contains(window.start());
+        let range = self.regions.iter().find(is_there)?.range;
+        self.find(range.hva + (window.start() - range.gpa.start())).ok()
+    }
+
+    /// Where the window is on its way; `None` where it has been let go.
+    pub(crate) fn state(&self, touch: Touch) -> Option<&S> {
+        self.regions[touch.region].states[touch.row].as_ref()
+    }
+
+    /// It is there from now on, if it is not let go.
+    pub(crate) fn keep(&mut self, touch: Touch, state: S) {
+        if let Some(before) = self.state_mut(touch) {
+            *before = state;
+        }
+    }
+
+    /// Where the window is on its way, to be changed.
+    pub(crate) fn state_mut(&mut self, touch: Touch) -> Option<&mut S> {
+        self.regions[touch.region].states[touch.row].as_mut()
+    }
+
+    pub(crate) fn vm(&self, touch: Touch) -> VmId {
+        self.regions[touch.region].vm
+    }
+
+    pub(crate) fn ram(&self, touch: Touch) -> &GuestRam {
+        &self.regions[touch.region].ram
+    }
+
+    /// What pages are mapped and woken through.
+    pub(crate) fn uffd(&self) -> &Userfaultfd {
+        &self.uffd
+    }
+
+    /// Who waits for the touched page tries again.
+    pub(crate) fn wake(&self, touch: Touch) -> io::Result<()> {
+        self.uffd.wake(touch.page, PageSize::Base4K.bytes())
+    }
+
+    /// Neighbouring windows that are not let go and of which `is_so`, as one stretch of addresses each.
+    pub(crate) fn stretches(&self, is_so: impl Fn(&S) -> bool + Copy) -> impl Iterator<Item = (Hva, Bytes)> {
+        self.regions.iter().flat_map(move |region| region.stretches(is_so))
+    }
+
+    /// The kernel answers the window's touches from now on; who waits there tries again. No harm where it does already.
+    pub(crate) fn let_go(&mut self, touch: Touch) -> io::Result<()> {
+        let state = &mut self.regions[touch.region].states[touch.row];
+        if state.is_some() {
+            self.uffd.unregister(touch.start, PageSize::Huge2M.bytes())?;
+            *state = None;
+        }
+        Ok(())
+    }
+
+    /// Lets a window go whose next fault should bring a huge page, and looks whether it did.
+    ///
+    /// # Errors
+    /// The name under which it is counted that the window is not huge.
+    pub(crate) fn let_go_huge(&mut self, host: &dyn Host, touch: Touch) -> Result<Brought, &'static str> {
+        self.let_go(touch).map_err(|_| "refused_release")?;
+        // The touch itself would do, if it is a write: a read brings the huge zero page, which older kernels split at the
+        // first write. And somebody has to wait until the page is there before it can be looked for.
+        if let Err(error) = host.advise(touch.page, PageSize::Base4K.bytes(), Advice::PopulateWrite) {
+            tracing::debug!("{}: {error}", touch.window);
+        }
+        let range = self.regions[touch.region].range;
+        if window_backing(host, range, None, touch.window).is_ok_and(|now| now.backing == Backing::Huge2M) {
+            return Ok(Brought::ByFault);
+        }
+        let busy = OutcomeResult::Refused(Refusal::Busy);
+        let mut attempts = (0..COLLAPSE_ATTEMPTS).map(|_| collapse_window(host, range, touch.window).result);
+        match attempts.find(|result| *result != busy).unwrap_or(busy) {
+            OutcomeResult::Done => Ok(Brought::ByCollapse),
+            OutcomeResult::Skipped(Skip::AlreadyDone) => Ok(Brought::ByFault),
+            refused => Err(refused.name()),
+        }
+    }
+
+    /// Unregisters what is not yet let go, and nothing else: before Linux 6.17 unregistering would take the rest from whoever
+    /// has registered it since, and from 6.17 on it would be refused. Wakes whoever waits, also where a window was let go
+    /// while a touch was on its way. Closing the descriptor would do the same, but only once no child that was forked holds
+    /// a copy of it.
+    fn let_all_go(&mut self) {
+        for region in &mut self.regions {
+            for (start, bytes) in region.stretches(|_| true) {
+                if let Err(error) = self.uffd.unregister(start, bytes) {
+                    tracing::warn!("{}: unregistering {bytes} at {start} from userfaultfd: {error}", region.vm);
+                }
+            }
+            region.states.fill_with(|| None);
+            if let Err(error) = self.uffd.wake(region.range.hva, region.range.gpa.bytes()) {
+                tracing::warn!("{}: waking whoever waits in {}: {error}", region.vm, region.range.gpa.start());
+            }
+        }
+    }
+}
+
+impl<S> Drop for Faults<S> {
+    fn drop(&mut self) {
+        self.let_all_go();
+    }
+}
+
+impl<S> Region<S> {
+    fn stretches(&self, is_so: impl Fn(&S) -> bool + Copy) -> impl Iterator<Item = (Hva, Bytes)> {
+        let is_so = move |state: &Option<S>| state.as_ref().is_some_and(is_so);
+        let mut next = self.range.hva;
+        self.states.chunk_by(move |a, b| is_so(a) == is_so(b)).filter_map(move |run| {
+            let (start, bytes) = (next, PageSize::Huge2M.bytes() * run.len() as u64);
+            next = start + bytes;
+            is_so(&run[0]).then_some((start, bytes))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::{BackingConfig, BackingKind};
+    use wideleaf_policies::Gpa;
+    use wideleaf_policies::units::mib;
+
+    const VM: VmId = VmId(3);
+
+    fn ram(windows: u64) -> Arc<GuestRam> {
+        let range = GpaRange::new(Gpa::new(0), mib(2) * windows).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        GuestRam::map(&[range], backing).expect("memory")
+    }
+
+    /// Of so many windows, these let go.
+    fn faults(ram: &Arc<GuestRam>, let_go: &[u64]) -> Option<Faults<()>> {
+        let uffd = Userfaultfd::open().inspect_err(|error| println!("skipped: {error}")).ok()?;
+        let mut faults = Faults::register(uffd, &[(VM, ram.clone())], Mode::Missing, ()).expect("nobody has it");
+        for window in let_go {
+            let touch = faults.find_window(VM, WindowIndex::new(*window)).expect("it is RAM");
+            faults.let_go(touch).expect("it is registered");
+        }
+        Some(faults)
+    }
+
+    #[test]
+    fn what_is_not_let_go_is_found_in_stretches() {
+        // window  0  1  2  3  4  5
+        //         x  -  -  x  x  -      -: let go
+        let ram = ram(6);
+        let Some(faults) = faults(&ram, &[1, 2, 5]) else { return };
+        let stretches: Vec<_> = faults.stretches(|()| true).collect();
+        assert_eq!(stretches, [(ram.base(), mib(2)), (ram.base() + mib(6), mib(4))]);
+        assert_eq!(faults.stretches(|()| false).count(), 0);
+        assert!(
+            faults.find_window(VmId(4), WindowIndex::new(0)).is_none() && faults.find(ram.base() + mib(12)).is_err()
+        );
+    }
+
+    #[test]
+    fn what_somebody_else_registered_after_it_was_let_go_stays_his() {
+        // window     0    1    2    3
+        // first     [x]   -    -   [x]     let go at the end
+        // second          [x   x]          still registered then
+        let (ram, page) = (ram(4), PageSize::Base4K.bytes());
+        let Some(mut first) = faults(&ram, &[1, 2]) else { return };
+        let others = || Userfaultfd::open().expect("the first was to be had");
+        let second = others();
+        second.register(ram.base() + mib(2), mib(4), Mode::Missing).expect("it was let go");
+        first.let_all_go();
+        second.zero_page(ram.base() + mib(2), page).expect("it is registered there still");
+        second.zero_page(ram.base() + mib(4), page).expect("it is registered there still");
+        for start in [ram.base(), ram.base() + mib(6)] {
+            others().register(start, mib(2), Mode::Missing).expect("the first has let go of it");
+        }
     }
 }

@@ -35,28 +35,25 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, PipeReader};
-use std::sync::{Arc, Mutex};
+use std::io;
+use std::sync::Arc;
 
 use hdrhistogram::Histogram;
-use nix::poll::PollTimeout;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, VmId, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
-use crate::faults::{Brought, FaultThread, Touch, Watched, find, let_all_go, let_go_huge, wait};
+pub use crate::faults::RegisterError;
+use crate::faults::{Brought, Counted, Faults, Service, ServiceReport, Serving, Touch, answer_times};
 use crate::host::{Advice, Host, HostError, linux::LinuxHost};
 use crate::region::{GuestRam, RamError};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::pagemap::holds_nothing;
 pub use crate::sys::userfaultfd::UserfaultfdError;
-use crate::sys::userfaultfd::{Message, Mode, Userfaultfd};
+use crate::sys::userfaultfd::{Mode, Userfaultfd};
 
 /// The service in its thread. See the module.
 #[derive(Debug)]
-pub struct FirstTouch {
-    report: Arc<Mutex<FirstTouchReport>>,
-    thread: FaultThread,
-}
+pub struct FirstTouch(Serving<FirstTouchReport>);
 
 /// Why first touches can not be decided.
 #[derive(Debug, thiserror::Error)]
@@ -80,15 +77,8 @@ pub enum FirstTouchError {
     #[error(transparent)]
     Userfaultfd(#[from] UserfaultfdError),
     /// The kernel would not hand over a range's faults.
-    #[error("{vm}: cannot register the RAM at {start} with userfaultfd: {source}")]
-    Register {
-        /// Whose RAM.
-        vm: VmId,
-        /// Where it is mapped.
-        start: Hva,
-        /// The kernel's answer; `EBUSY` where another userfaultfd has it already.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Register(#[from] RegisterError),
     /// Whether a window is unbacked can not be seen, or advice can not be given.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -129,9 +119,6 @@ pub struct FirstTouchReport {
     pub gave_up: Option<String>,
 }
 
-/// An answer that took longer is counted as this long: a minute is a hung host.
-const ANSWER_NS_MAX: u64 = 60_000_000_000;
-
 impl Default for FirstTouchReport {
     fn default() -> FirstTouchReport {
         FirstTouchReport {
@@ -145,7 +132,7 @@ impl Default for FirstTouchReport {
             touched_again: 0,
             zero_pages: 0,
             raced: 0,
-            answer_ns: Histogram::new_with_bounds(1, ANSWER_NS_MAX, 3).expect("the bounds are literals"),
+            answer_ns: answer_times(),
             gave_up: None,
         }
     }
@@ -200,41 +187,32 @@ impl FirstTouch {
         for (vm, ram) in &vms {
             check_backing(*vm, ram)?;
         }
-        let regions = vms.iter().flat_map(|(vm, ram)| Watched::all(*vm, ram, State::Unasked));
-        let report = Arc::<Mutex<FirstTouchReport>>::default();
-        let mut service = Service {
-            pagemap: File::open("/proc/self/pagemap")
-                .map_err(|source| HostError { what: "open /proc/self/pagemap", source })?,
-            uffd: Userfaultfd::open()?,
-            regions: regions.collect(),
-            tables_stay: page_tables_stay()?,
-            report: report.clone(),
-            host,
-            decide,
-        };
-        service.register()?;
-        if service.tables_stay {
+        let pagemap =
+            File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
+        for range in vms.iter().flat_map(|(_, ram)| ram.ranges()) {
+            // The answer does not matter here; that there is one does, before anybody waits for it.
+            let answered = holds_nothing(&pagemap, range.hva, PageSize::Huge2M.bytes());
+            answered.map_err(|source| HostError { what: "PAGEMAP_SCAN", source })?;
+        }
+        let tables_stay = page_tables_stay()?;
+        let faults = Faults::register(Userfaultfd::open()?, &vms, Mode::Missing, State::Unasked)?;
+        let counted = Counted::default();
+        let service = Deciding { host: host.clone(), pagemap, faults, tables_stay, decide, counted: counted.clone() };
+        if tables_stay {
             service.advise_undecided(Advice::HugePage);
         }
-        let thread =
-            FaultThread::spawn("first-touch", move |stop| service.run(stop)).map_err(FirstTouchError::Thread)?;
-        Ok(FirstTouch { report, thread })
+        Serving::start("first-touch", host, counted, service).map(FirstTouch).map_err(FirstTouchError::Thread)
     }
 
     /// What has been counted so far.
     pub fn report(&self) -> FirstTouchReport {
-        self.report.lock().expect("nothing panics under this lock").clone()
+        self.0.report()
     }
 
     /// Lets all memory go, wakes whoever waits, ends the thread, and returns what it counted. Takes as long as the
     /// answer the thread is at.
-    pub fn stop(mut self) -> FirstTouchReport {
-        if self.thread.end() {
-            // The service let go of everything as it unwound.
-            let mut report = self.report.lock().expect("nothing panics under this lock");
-            report.gave_up = Some("the policy panicked".into());
-        }
-        self.report()
+    pub fn stop(self) -> FirstTouchReport {
+        self.0.stop("the policy panicked")
     }
 }
 
@@ -270,49 +248,38 @@ fn check_backing(vm: VmId, ram: &GuestRam) -> Result<(), FirstTouchError> {
     }
 }
 
-/// Where a window is on its way. The drawing is above.
+/// Where a window is on its way until it is let go (`Released` in the drawing above).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Registered, and nobody was asked.
+    /// Nobody was asked.
     Unasked,
     /// Decided, and registered still, because it could not be let go.
     Kept,
-    /// Decided, and the kernel's again.
-    Released,
 }
 
-struct Service<D> {
+struct Deciding<D> {
     host: Arc<dyn Host>,
     pagemap: File,
-    uffd: Userfaultfd,
-    regions: Vec<Watched<State>>,
+    faults: Faults<State>,
     /// Whether undecided windows are `MADV_HUGEPAGE`, because the kernel keeps empty page tables.
     tables_stay: bool,
     decide: D,
-    report: Arc<Mutex<FirstTouchReport>>,
+    counted: Counted<FirstTouchReport>,
 }
 
-impl<D> Drop for Service<D> {
+impl<D> Drop for Deciding<D> {
     fn drop(&mut self) {
         if self.tables_stay {
             self.advise_undecided(Advice::NoHugePage);
         }
-        let_all_go(&self.uffd, &self.regions);
     }
 }
 
-impl<D> Service<D> {
+impl<D> Deciding<D> {
     /// Best effort: an advice too few costs huge pages or control over them, nothing else.
     fn advise_undecided(&self, advice: Advice) {
-        for region in self.regions.iter().filter(|region| region.is_registered) {
-            let mut start = region.range.hva;
-            for run in region.states.chunk_by(|a, b| a == b) {
-                let bytes = PageSize::Huge2M.bytes() * run.len() as u64;
-                if run[0] == State::Unasked {
-                    self.advise(start, bytes, advice);
-                }
-                start = start + bytes;
-            }
+        for (start, bytes) in self.faults.stretches(|state| *state == State::Unasked) {
+            self.advise(start, bytes, advice);
         }
     }
 
@@ -323,84 +290,53 @@ impl<D> Service<D> {
     }
 }
 
-impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
-    fn register(&mut self) -> Result<(), FirstTouchError> {
-        for region in &mut self.regions {
-            let (start, bytes) = (region.range.hva, region.range.gpa.bytes());
-            // The answer does not matter here; that there is one does, before anybody waits for it.
-            let window = PageSize::Huge2M.bytes();
-            holds_nothing(&self.pagemap, start, window).map_err(|source| HostError { what: "PAGEMAP_SCAN", source })?;
-            let registered = self.uffd.register(start, bytes, Mode::Missing);
-            registered.map_err(|source| FirstTouchError::Register { vm: region.vm, start, source })?;
-            region.is_registered = true;
-        }
-        Ok(())
+impl<D: FnMut(VmId, WindowIndex) -> PageSize + Send + 'static> Service for Deciding<D> {
+    type State = State;
+    type Report = FirstTouchReport;
+
+    fn faults(&self) -> &Faults<State> {
+        &self.faults
     }
 
-    fn run(mut self, stop: &PipeReader) {
-        if let Err(error) = self.serve(stop) {
-            tracing::error!("first touches are no longer decided, the kernel answers them: {error}");
-            self.count(|report| report.gave_up = Some(error.to_string()));
-        }
-    }
-
-    /// Answers until told to stop.
-    fn serve(&mut self, stop: &PipeReader) -> io::Result<()> {
-        let mut messages = Vec::new();
-        while wait(&self.uffd, stop, PollTimeout::NONE)? {
-            self.uffd.read(&mut messages)?;
-            for message in messages.drain(..) {
-                let Message::Fault(page) = message else {
-                    return Err(io::Error::other(format!("{message:?}, which was not asked for")));
-                };
-                let began = self.host.now();
-                self.answer(page)?;
-                let took = u64::try_from(self.host.now().since(began).as_nanos()).unwrap_or(u64::MAX);
-                self.count(|report| report.answer_ns.saturating_record(took));
-            }
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, page: Hva) -> io::Result<()> {
-        let touch = find(&self.regions, page)?;
-        match self.regions[touch.region].states[touch.row] {
+    fn answer(&mut self, touch: Touch) -> io::Result<()> {
+        match self.faults.state(touch) {
             // It was on its way when the window was let go, or it was woken, touched again and was on its way once
             // more before the kernel had finished letting go: nobody else would wake it.
-            State::Released => {
-                self.count(|report| report.touched_again += 1);
-                self.uffd.wake(page, PageSize::Base4K.bytes())
+            None => {
+                self.counted.count(|report| report.touched_again += 1);
+                self.faults.wake(touch)
             }
-            State::Kept => self.release(touch),
-            State::Unasked => self.decide(touch),
+            Some(State::Kept) => self.release(touch),
+            Some(State::Unasked) => self.decide(touch),
         }
     }
+}
 
+impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
     fn decide(&mut self, touch: Touch) -> io::Result<()> {
         if !holds_nothing(&self.pagemap, touch.start, PageSize::Huge2M.bytes())? {
-            self.count(|report| report.backed_before += 1);
+            self.counted.count(|report| report.backed_before += 1);
             return self.release(touch);
         }
-        let size = (self.decide)(self.regions[touch.region].vm, touch.window);
-        self.count(|report| report.asked += 1);
+        let size = (self.decide)(self.faults.vm(touch), touch.window);
+        self.counted.count(|report| report.asked += 1);
         if size == PageSize::Base4K {
-            self.count(|report| report.answered_4k += 1);
+            self.counted.count(|report| report.answered_4k += 1);
             return self.release(touch);
         }
         if size == PageSize::Giant1G {
-            self.count(|report| report.giant_as_2m += 1);
+            self.counted.count(|report| report.giant_as_2m += 1);
         }
         match self.bring_huge(touch) {
             Ok(how) => {
-                self.count(|report| {
+                self.counted.count(|report| {
                     report.answered_2m += 1;
                     report.by_collapse += u64::from(how == Brought::ByCollapse);
                 });
-                self.set_state(touch, State::Released);
                 Ok(())
             }
             Err(why) => {
-                self.count(|report| *report.refused.entry(why).or_default() += 1);
+                self.counted.count(|report| *report.refused.entry(why).or_default() += 1);
                 self.release(touch)
             }
         }
@@ -411,45 +347,43 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Service<D> {
     /// The advice comes first: a fault that meets it leaves no page table behind. While the window is registered
     /// nobody else can bring a page into one that holds nothing, so the discard can lose none.
     fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
-        let Watched { ram, range, .. } = &self.regions[touch.region];
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
-        if let Err(error) = ram.discard(touch.window) {
+        if let Err(error) = self.faults.ram(touch).discard(touch.window) {
             tracing::debug!("{}: its page table stays and the collapse has to do it: {error}", touch.window);
         }
-        let_go_huge(self.host.as_ref(), &self.uffd, *range, touch)
+        self.faults.let_go_huge(self.host.as_ref(), touch)
     }
 
     /// Lets a window go to base pages; where that is refused, answers the one page. The mark is that of RAM that starts
     /// with base pages; windows that were not to be huge, or could not, carry it on.
     fn release(&mut self, touch: Touch) -> io::Result<()> {
         self.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
-        let Err(refused) = self.uffd.unregister(touch.start, PageSize::Huge2M.bytes()) else {
-            self.set_state(touch, State::Released);
-            return Ok(());
-        };
+        let Err(refused) = self.faults.let_go(touch) else { return Ok(()) };
         tracing::debug!("{} stays registered: {refused}", touch.window);
-        self.set_state(touch, State::Kept);
+        self.faults.keep(touch, State::Kept);
         let page = PageSize::Base4K.bytes();
-        match self.uffd.zero_page(touch.page, page).map_err(|error| (error.raw_os_error(), error)) {
+        match self.faults.uffd().zero_page(touch.page, page).map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => {
-                self.count(|report| report.zero_pages += 1);
+                self.counted.count(|report| report.zero_pages += 1);
                 Ok(())
             }
             // There already, being changed, or gone from the registered range: the touch finds out which.
             Err((Some(libc::EEXIST | libc::EAGAIN | libc::ENOENT), _)) => {
-                self.count(|report| report.raced += 1);
-                self.uffd.wake(touch.page, page)
+                self.counted.count(|report| report.raced += 1);
+                self.faults.wake(touch)
             }
             Err((_, error)) => Err(error),
         }
     }
+}
 
-    fn set_state(&mut self, touch: Touch, state: State) {
-        self.regions[touch.region].states[touch.row] = state;
+impl ServiceReport for FirstTouchReport {
+    fn answer_ns(&mut self) -> &mut Histogram<u64> {
+        &mut self.answer_ns
     }
 
-    fn count(&self, count: impl FnOnce(&mut FirstTouchReport)) {
-        count(&mut self.report.lock().expect("nothing panics under this lock"));
+    fn gave_up(&mut self) -> &mut Option<String> {
+        &mut self.gave_up
     }
 }

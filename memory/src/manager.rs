@@ -14,7 +14,7 @@
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
 //! later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -26,18 +26,19 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, HostMemory, MappingStats, Moment, Outcome, OutcomeResult, PageSize,
-    PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
+    Action, Backing, Budget, BudgetLimits, Bytes, GpaRange, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
+    PageSize, PerTenThousand, Plan, PlannedAction, Policy, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
-use crate::host::Host;
+use crate::host::{Host, HostError};
 use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
-use crate::second_level::SecondLevel;
-use crate::sensors::host_backing::HostBackingSensor;
+use crate::second_level::own_logs::OwnLogs;
+use crate::second_level::{SecondLevel, SlotId};
+use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
 
 mod acting;
@@ -172,6 +173,8 @@ pub struct ManagerReport {
     pub sensor_costs: SensorCosts,
     /// Questions of the policy that nothing here can answer, each with the reason.
     pub unanswered: Vec<String>,
+    /// Memslots whose dirty log somebody else had switched on at some tick: such a hold is not lifted.
+    pub logs_of_others: BTreeSet<(VmId, SlotId)>,
     /// Memory the host got back.
     pub released: Bytes,
     /// What the policy counted of its own decisions.
@@ -207,6 +210,7 @@ impl ManagerReport {
             recording: None,
             sensor_costs: SensorCosts::new(),
             unanswered: Vec::new(),
+            logs_of_others: BTreeSet::new(),
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
         }
@@ -326,6 +330,8 @@ pub struct ManagerLoop {
     /// By VM in the order given, where windows can be swapped.
     swaps: Vec<Option<Swaps>>,
     giants: Giants,
+    /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
+    own_logs: Vec<Option<Arc<OwnLogs>>>,
     should_stop: Arc<AtomicBool>,
 }
 
@@ -339,6 +345,7 @@ impl ManagerLoop {
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let own_logs = vms.iter_mut().map(own_logs).collect();
         let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
         if policy.largest_page() == PageSize::Giant1G {
             report.unanswered.extend(giants.why_no_page());
@@ -358,6 +365,7 @@ impl ManagerLoop {
             sampling,
             swaps,
             giants,
+            own_logs,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
             plan: Plan::default(),
@@ -474,32 +482,27 @@ impl ManagerLoop {
             let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
             let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
             let columns = self.sampling[index].columns();
-            for range in &vm.ranges {
-                match self.sensor.sample(self.host.as_ref(), *range, vm.backing.fixed_page()) {
-                    Err(error) => {
-                        tracing::warn!("{}: host backing of {}: {error}", vm.id, range.gpa.start());
-                        *self.report.sensor_failures.entry("host_backing").or_default() += 1;
-                        // Rows of one VM must cover all its windows or the row numbers would shift: what was not
-                        // seen is reported as unbacked, which no policy acts on.
-                        for window in range.gpa.windows() {
-                            let ready = states[rows.len()].ready_at();
-                            rows.push(WindowRow { ready_at: ready, ..WindowRow::new(window, 0, Backing::Unbacked) });
-                        }
-                    }
-                    Ok(seen) => {
-                        for row in seen {
-                            let ready = states[rows.len()].ready_at();
-                            let row = WindowRow {
-                                is_held: is_held(row.window.start()),
-                                ready_at: ready,
-                                ..WindowRow::new(row.window, row.resident, row.backing)
-                            };
-                            rows.push(columns.fill(rows.len(), row));
-                        }
-                    }
+            for range in host_backing(&mut self.sensor, self.host.as_ref(), vm) {
+                let seen = range.unwrap_or_else(|(gpa, error)| {
+                    tracing::warn!("{}: host backing of {}: {error}", vm.id, gpa.start());
+                    *self.report.sensor_failures.entry("host_backing").or_default() += 1;
+                    // Rows of one VM must cover all its windows or the row numbers would shift: what was not
+                    // seen is reported as unbacked, which no policy acts on.
+                    gpa.windows()
+                        .map(|window| WindowBacking { window, resident: 0, backing: Backing::Unbacked })
+                        .collect()
+                });
+                for row in seen {
+                    let row = WindowRow {
+                        is_held: is_held(row.window.start()),
+                        ready_at: states[rows.len()].ready_at(),
+                        ..WindowRow::new(row.window, row.resident, row.backing)
+                    };
+                    rows.push(columns.fill(rows.len(), row));
                 }
             }
             self.giants.mark(index, &mut rows);
+            leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
             rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
                 Ok(stats) => Some(stats),
                 Err(error) => {
@@ -632,6 +635,41 @@ impl ManagerLoop {
     }
 }
 
+/// Puts before a VM's second level one that knows which dirty logs the manager switched on.
+fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
+    let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
+    let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
+    vm.second_level = Some(own.clone());
+    Some(own)
+}
+
+/// What backs every window of a VM, range by range, each as of a moment at which no giant was being exchanged.
+fn host_backing(
+    sensor: &mut HostBackingSensor,
+    host: &dyn Host,
+    vm: &ManagedVm,
+) -> Vec<Result<Vec<WindowBacking>, (GpaRange, HostError)>> {
+    let mut look = |range: &RamRange| match sensor.sample(host, *range, vm.backing.fixed_page()) {
+        Ok(seen) => Ok(seen.collect()),
+        Err(error) => Err((range.gpa, error)),
+    };
+    let steadily = |range| match &vm.ram {
+        Some(ram) => ram.claims().steadily(|| look(range)),
+        None => look(range),
+    };
+    vm.ranges.iter().map(steadily).collect()
+}
+
+/// Marks the windows of memslots that somebody else holds: no action is to name them.
+fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
+    for slot in own.iter().flat_map(|own| own.of_others()) {
+        told.insert((rows.vm, slot.id));
+        let row_of = |gpa| rows.windows.partition_point(|window| window.start() < gpa);
+        let (first, end) = (row_of(slot.range.start()), row_of(slot.range.end()));
+        rows.ready_at[first..end].fill(Moment::after_start(Duration::MAX));
+    }
+}
+
 fn check_totals(check: &mut Option<KvmCheck>, stats: MappingStats, rows: &VmSnapshot) {
     /// The host is read before KVM, and the guest runs on in between: a window or two may have become large.
     const SLACK: u64 = 2;
@@ -735,9 +773,11 @@ impl Manager {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 let mut pacing = Pacing::new(&work.config, work.host.now());
-                while shared.wait(pacing.pause(), || pacing.is_urgent(work.host.as_ref())) == RunState::Active {
+                while shared.wait(pacing.pause(), || pacing.is_urgent(work.host.as_ref(), &work.vms))
+                    == RunState::Active
+                {
                     let done = work.tick();
-                    pacing.ticked(work.host.as_ref(), &work.config, work.sensed_in, work.is_busy(done));
+                    pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));
                 }
                 work.finish()
             })?
@@ -811,5 +851,32 @@ impl Shared {
                 RunState::Active | RunState::Stopping => return *state,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::BackingKind;
+    use crate::host::fake::FakeHost;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, policy};
+
+    #[test]
+    fn what_is_seen_while_a_giant_is_exchanged_is_looked_at_again() {
+        // Its pages are nowhere until the exchange is over, which it is when the first look has ended.
+        let range = GpaRange::new(Gpa::new(0), mib(4)).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let ram = GuestRam::map(&[range], backing).expect("addresses");
+        let host = Arc::<FakeHost>::default();
+        let giant = ram.claims().giant(Gpa::new(0)).expect("free");
+        let (start, exchanged) = (ram.base(), host.clone());
+        host.when_scanned(move || giant.exchanging(|| exchanged.make_present(start, mib(4), false)));
+        let never = policy::by_name("never").expect("it is in the table").with_defaults();
+        let vm = ManagedVm::new(VmId(0), ram, None);
+        let mut work = ManagerLoop::new(host, vec![vm], never, ManagerConfig::default());
+        work.tick();
+        let (_, samples) = &work.report().samples[0];
+        assert_eq!((samples[0].host.base_4k, samples[0].host.unbacked), (mib(4), Bytes::ZERO));
     }
 }

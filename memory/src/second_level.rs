@@ -9,6 +9,7 @@ use wideleaf_policies::{GpaRange, MappingStats};
 pub mod claimed;
 pub mod failing;
 pub mod fake;
+pub mod own_logs;
 
 /// Which tables the second level is made of on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -115,6 +116,9 @@ pub enum SecondLevelError {
     /// A giant under it is being moved.
     #[error("the dirty log of memslot {} is in use: a giant of it is being moved, try again later", .0.0)]
     Claimed(SlotId),
+    /// Somebody beside the manager needs it.
+    #[error("the dirty log of memslot {} was switched on by somebody else, a migration perhaps: it is left alone", .0.0)]
+    OfOthers(SlotId),
     /// A vCPU did not leave the guest in time.
     #[error("vcpu {vcpu} did not leave the guest within {waited_ms} ms")]
     PauseTimedOut {

@@ -2,45 +2,26 @@
 //! the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod faults;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use faults::{Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
-use wideleaf_memory::first_touch::{FirstTouchError, probe};
-use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
+use wideleaf_memory::first_touch::{FirstTouchError, RegisterError};
+use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
 use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, LinuxHost};
 use wideleaf_policies::units::{gib, kib, mib};
-use wideleaf_policies::{
-    Backing, Budget, Bytes, Gpa, GpaRange, Hva, Moment, PageSize, Plan, Policy, Snapshot, VmId, WindowIndex,
-};
-
-const VM: VmId = VmId(7);
-const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
-const WORDS_PER_PAGE: usize = 4096 >> 3;
-
-/// What every test waits at most: a thread that hangs fails the test instead of hanging it.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Why the test is skipped, if it is.
-fn skip() -> bool {
-    let Err(error) = probe() else { return false };
-    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|r| r == "userfaultfd"), "WIDELEAF_REQUIRE={required}, and {error}");
-    println!("skipped: {error}");
-    true
-}
+use wideleaf_policies::{Backing, Budget, Bytes, Moment, PageSize, Plan, Policy, Snapshot, VmId, WindowIndex};
 
 fn map_of(layout: &[(Bytes, Bytes)], kind: BackingKind, page: PageSize) -> Arc<GuestRam> {
-    let range = |(start, bytes): &(Bytes, Bytes)| GpaRange::new(Gpa::new(start.get()), *bytes).unwrap();
-    let layout: Vec<GpaRange> = layout.iter().map(range).collect();
-    GuestRam::map(&layout, BackingConfig::new(kind, page).unwrap()).unwrap()
+    faults::map_of(layout, BackingConfig::new(kind, page).unwrap())
 }
 
 fn map(windows: u64) -> Arc<GuestRam> {
@@ -62,39 +43,8 @@ fn even_windows_huge(_: VmId, window: WindowIndex) -> PageSize {
     if window.get().is_multiple_of(2) { PageSize::Huge2M } else { PageSize::Base4K }
 }
 
-fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
-    let window = WindowIndex::new(window);
-    let range = ram.ranges().iter().find(|range| range.gpa.contains(window.start())).unwrap();
-    let row = window_backing(&LinuxHost::open().unwrap(), *range, None, window).unwrap();
-    (row.resident, row.backing)
-}
-
-/// The word at this place of the first range.
-fn word(ram: &GuestRam, window: u64, page: usize) -> &AtomicU64 {
-    &ram.words(ram.ranges()[0])[window as usize * WORDS_PER_WINDOW + page * WORDS_PER_PAGE]
-}
-
-/// Writes a word no other place has; returns what was there before.
-fn touch(ram: &GuestRam, window: u64, page: usize) -> u64 {
-    word(ram, window, page).swap(mark(window, page), Ordering::Relaxed)
-}
-
-fn mark(window: u64, page: usize) -> u64 {
-    0x5eed << 32 | window << 16 | (page as u64 + 1)
-}
-
 fn in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     std::thread::spawn(work)
-}
-
-/// The thread's result, if it comes in time.
-fn join<T>(thread: JoinHandle<T>) -> T {
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while !thread.is_finished() {
-        assert!(std::time::Instant::now() < deadline, "a thread hangs");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    thread.join().unwrap()
 }
 
 fn stop(service: FirstTouch) -> FirstTouchReport {
@@ -396,79 +346,9 @@ fn a_giant_is_answered_with_a_huge_page_and_counted() {
     assert_eq!(backing(&ram, 0), (512, Backing::Huge2M));
 }
 
-/// The real host, which answers some uses of an advice itself.
-struct Meddling {
-    real: LinuxHost,
-    /// The next uses of this advice: so many are not passed on, with this errno (0: "done").
-    swallow: Mutex<(Advice, u64, i32)>,
-}
-
-impl Meddling {
-    fn host(advice: Advice, times: u64, errno: i32) -> Arc<dyn Host> {
-        Arc::new(Meddling { real: LinuxHost::open().unwrap(), swallow: Mutex::new((advice, times, errno)) })
-    }
-}
-
-impl Host for Meddling {
-    fn now(&self) -> Moment {
-        self.real.now()
-    }
-
-    fn thread_cpu_time(&self) -> Duration {
-        self.real.thread_cpu_time()
-    }
-
-    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
-        let mut swallow = self.swallow.lock().unwrap();
-        match &mut *swallow {
-            (of, times, errno) if *of == advice && *times > 0 => {
-                *times -= 1;
-                let source = std::io::Error::from_raw_os_error(*errno);
-                if *errno == 0 { Ok(()) } else { Err(HostError { what: "meddling", source }) }
-            }
-            _ => self.real.advise(start, bytes, advice),
-        }
-    }
-
-    fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
-        self.real.scan(start, bytes, runs)
-    }
-
-    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
-        self.real.scan_occupied(start, bytes, runs)
-    }
-
-    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
-        self.real.is_one_mapping(start, bytes)
-    }
-
-    fn create_giant(&self) -> Result<GiantFile, HostError> {
-        self.real.create_giant()
-    }
-
-    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
-        self.real.map_aside(contents)
-    }
-
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
-        self.real.move_aside(ram, giant, to)
-    }
-
-    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
-        self.real.move_in(from, ram, giant)
-    }
-
-    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
-        self.real.map_over(ram, giant, page)
-    }
-
-    fn read_text(&self, path: &str) -> Result<String, HostError> {
-        self.real.read_text(path)
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.real.sleep(time);
-    }
+/// The real host, on which the next uses of this advice are not passed on, with this errno (0: "done").
+fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Host> {
+    Meddling::with_memory(Meminfo::AsItIs).swallowing(advice, times, errno)
 }
 
 /// One window, answered 2m on this host, touched.
@@ -489,7 +369,7 @@ fn an_advice_that_is_refused_is_counted_and_the_window_stays_at_base_pages() {
     if skip() {
         return;
     }
-    let (ram, report) = touch_one_on(Meddling::host(Advice::HugePage, u64::MAX, nix::errno::Errno::EINVAL as i32));
+    let (ram, report) = touch_one_on(meddling(Advice::HugePage, u64::MAX, nix::errno::Errno::EINVAL as i32));
     assert_eq!(report.refused, BTreeMap::from([("refused_not_eligible", 1)]), "{report:?}");
     assert_eq!(backing(&ram, 0), (1, Backing::Base4K));
 }
@@ -502,7 +382,7 @@ fn where_the_fault_brings_no_huge_page_the_collapse_does() {
     // The first advice is lost on the way, so the fault meets a mapping for base pages; the collapse advises again. A page
     // on its way to an LRU list makes a collapse answer EAGAIN: then another window has to show it.
     const ATTEMPTS: u32 = 20;
-    let mut attempts = (0..ATTEMPTS).map(|_| touch_one_on(Meddling::host(Advice::HugePage, 1, 0)));
+    let mut attempts = (0..ATTEMPTS).map(|_| touch_one_on(meddling(Advice::HugePage, 1, 0)));
     let (ram, report) = attempts.find(|(_, report)| report.by_collapse == 1).expect("one of 20 is collapsed");
     assert_eq!((report.answered_2m, report.huge_refused()), (1, 0));
     assert_eq!(backing(&ram, 0), (512, Backing::Huge2M));
@@ -514,7 +394,7 @@ fn where_no_huge_page_is_to_be_had_the_window_stays_at_base_pages() {
         return;
     }
     // Every advice is lost on the way: the fault brings base pages, and the collapse is refused under the mark.
-    let (ram, report) = touch_one_on(Meddling::host(Advice::HugePage, u64::MAX, 0));
+    let (ram, report) = touch_one_on(meddling(Advice::HugePage, u64::MAX, 0));
     assert_eq!(report.refused, BTreeMap::from([("refused_not_eligible", 1)]), "{report:?}");
     assert_eq!(backing(&ram, 0), (1, Backing::Base4K));
 }
@@ -544,7 +424,7 @@ fn memory_that_is_served_already_is_refused_and_keeps_its_service() {
     let ram = map(2);
     let service = start(&ram, |_, _| PageSize::Huge2M).unwrap();
     let error = start(&ram, |_, _| PageSize::Base4K).expect_err("one userfaultfd a mapping");
-    assert!(matches!(error, FirstTouchError::Register { vm: VM, .. }), "{error}");
+    assert!(matches!(error, FirstTouchError::Register(RegisterError { vm: VM, .. })), "{error}");
     {
         let ram = ram.clone();
         join(in_thread(move || touch(&ram, 1, 0)));

@@ -315,6 +315,24 @@ fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy
 }
 
 #[test]
+fn a_hold_that_somebody_else_set_is_left_alone_and_named() {
+    let (host, kvm) = (host(), second_level());
+    host.make_present(RAM_AT, ram().gpa.bytes(), true);
+    kvm.set_dirty_log(SlotId(0), true).unwrap(); // as a migration does
+    let held = || kvm.slots().iter().map(|slot| slot.is_dirty_logged).collect::<Vec<_>>();
+    let auto = policy::by_name("auto").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(host.clone(), vec![vm(Some(kvm.clone()))], auto, plenty());
+    run(&mut work, &host, 3);
+    let report = work.finish();
+    assert_eq!((held(), report.outcomes.len()), (vec![true, false], 0), "{:?}", report.outcomes);
+    assert_eq!(report.logs_of_others.into_iter().collect::<Vec<_>>(), [(VmId(0), SlotId(0))]);
+    // A policy that names it all the same is refused.
+    let mut work = scripted(&host, &kvm, vec![vec![promote(0, PageSize::Huge2M)]]);
+    work.tick();
+    assert_eq!((held(), count(work.report(), "recover", "refused_busy")), (vec![true, false], 1));
+}
+
+#[test]
 fn a_second_demotion_in_the_same_slot_has_nothing_to_do() {
     let (host, kvm) = (host(), second_level());
     let mut work = scripted(&host, &kvm, vec![vec![demote(0), demote(1)]]);

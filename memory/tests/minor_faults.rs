@@ -11,6 +11,7 @@ use wideleaf_memory::pool::{HugetlbPools, PoolLease};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, Seen};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::sensors::minor_faults::{MinorFaultSensor, MinorFaultsError};
+use wideleaf_memory::sensors::resident::pages_in_use;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, WindowIndex};
@@ -104,6 +105,21 @@ fn touched_windows_of_memfd_ram_are_told_from_idle_ones() {
         assert_eq!(bed.finish(), seen_where_touched());
         bed.assert_all_is(Backing::Base4K);
     }
+}
+
+#[test]
+fn a_sample_is_no_new_memory_to_whoever_counts_what_is_in_use() {
+    let Some(mut bed) = Bed::new(BackingKind::Memfd) else { return };
+    let before = pages_in_use(&bed.host, [bed.ram.as_ref()]).unwrap();
+    assert!(before >= WINDOWS * 512, "the file's pages are in it: {before}");
+    // What tests beside this one take is less than a window; what goes and comes in a sample are eight.
+    let is_as_before = |bed: &Bed| pages_in_use(&bed.host, [bed.ram.as_ref()]).unwrap().abs_diff(before) < 512;
+    bed.start();
+    assert!(is_as_before(&bed), "away");
+    bed.touch();
+    assert!(is_as_before(&bed), "touched");
+    bed.finish();
+    assert!(is_as_before(&bed), "back");
 }
 
 #[test]

@@ -3,45 +3,20 @@
 //! promotions that copy.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+mod faults;
 
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use faults::{Meddling, Meminfo, VM, backing, join, map_of, mark, skip, touch, wait_for, word};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
-use wideleaf_memory::first_touch::probe;
-use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
+use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::reserved_frames::{self, ReservedFramesError};
-use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
-use wideleaf_memory::{GuestRam, LinuxHost, ReservedFrames, ReservedFramesReport};
+use wideleaf_memory::{GuestRam, ReservedFrames, ReservedFramesReport};
 use wideleaf_policies::units::{gib, kib, mib};
-use wideleaf_policies::{
-    Backing, Bytes, Gpa, GpaRange, Hva, Moment, PageSize, PerTenThousand, PolicyChoice, ReservationRules, VmId,
-    WindowIndex,
-};
-
-const VM: VmId = VmId(7);
-const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
-const WORDS_PER_PAGE: usize = 4096 >> 3;
-
-/// What every test waits at most: a thread that hangs fails the test instead of hanging it.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Why the test is skipped, if it is.
-fn skip() -> bool {
-    let Err(error) = probe() else { return false };
-    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|r| r == "userfaultfd"), "WIDELEAF_REQUIRE={required}, and {error}");
-    println!("skipped: {error}");
-    true
-}
-
-fn map_of(layout: &[(Bytes, Bytes)], backing: BackingConfig) -> Arc<GuestRam> {
-    let range = |(start, bytes): &(Bytes, Bytes)| GpaRange::new(Gpa::new(start.get()), *bytes).unwrap();
-    GuestRam::map(&layout.iter().map(range).collect::<Vec<_>>(), backing).unwrap()
-}
+use wideleaf_policies::{Backing, Bytes, PageSize, PerTenThousand, PolicyChoice, ReservationRules, VmId};
 
 fn map(windows: u64) -> Arc<GuestRam> {
     map_of(&[(Bytes::ZERO, mib(2) * windows)], BackingConfig::reservable())
@@ -52,103 +27,16 @@ fn rules(threshold: u16) -> ReservationRules {
     ReservationRules { threshold, break_from: PerTenThousand::of(85, 100), break_to: PerTenThousand::of(70, 100) }
 }
 
-/// The real host, which has as much memory as the test says, and answers an advice itself.
-struct Meddling {
-    real: LinuxHost,
-    meminfo: Mutex<Option<&'static str>>,
-    refuses: Option<Advice>,
-}
-
-const PLENTY: &str = "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n";
+const PLENTY: Meminfo = Meminfo::Says("MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n");
 /// All of it is in use, so that everything must be given back that can be.
-const SHORT: &str = "MemTotal: 1000000 kB\nMemAvailable: 0 kB\n";
+const SHORT: Meminfo = Meminfo::Says("MemTotal: 1000000 kB\nMemAvailable: 0 kB\n");
 
 fn host() -> Arc<Meddling> {
-    Arc::new(Meddling { real: LinuxHost::open().unwrap(), meminfo: Mutex::new(Some(PLENTY)), refuses: None })
-}
-
-impl Host for Meddling {
-    fn now(&self) -> Moment {
-        self.real.now()
-    }
-
-    fn thread_cpu_time(&self) -> Duration {
-        self.real.thread_cpu_time()
-    }
-
-    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
-        if self.refuses == Some(advice) {
-            let source = std::io::Error::from_raw_os_error(nix::errno::Errno::EINVAL as i32);
-            return Err(HostError { what: "meddling", source });
-        }
-        self.real.advise(start, bytes, advice)
-    }
-
-    fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
-        self.real.scan(start, bytes, runs)
-    }
-
-    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
-        self.real.scan_occupied(start, bytes, runs)
-    }
-
-    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
-        self.real.is_one_mapping(start, bytes)
-    }
-
-    fn create_giant(&self) -> Result<GiantFile, HostError> {
-        self.real.create_giant()
-    }
-
-    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
-        self.real.map_aside(contents)
-    }
-
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
-        self.real.move_aside(ram, giant, to)
-    }
-
-    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
-        self.real.move_in(from, ram, giant)
-    }
-
-    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
-        self.real.map_over(ram, giant, page)
-    }
-
-    fn read_text(&self, _: &str) -> Result<String, HostError> {
-        let text = self.meminfo.lock().unwrap().map(str::to_owned);
-        text.ok_or_else(|| HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() })
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.real.sleep(time);
-    }
+    Arc::new(Meddling::with_memory(PLENTY))
 }
 
 fn start(ram: &Arc<GuestRam>, threshold: u16) -> ReservedFrames {
     ReservedFrames::start(host(), vec![(VM, ram.clone())], rules(threshold)).unwrap()
-}
-
-fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
-    let window = WindowIndex::new(window);
-    let range = ram.ranges().iter().find(|range| range.gpa.contains(window.start())).unwrap();
-    let row = window_backing(&LinuxHost::open().unwrap(), *range, None, window).unwrap();
-    (row.resident, row.backing)
-}
-
-/// The word at this place of the first range.
-fn word(ram: &GuestRam, window: u64, page: usize) -> &AtomicU64 {
-    &ram.words(ram.ranges()[0])[window as usize * WORDS_PER_WINDOW + page * WORDS_PER_PAGE]
-}
-
-/// Writes a word no other place has; returns what was there before.
-fn touch(ram: &GuestRam, window: u64, page: usize) -> u64 {
-    word(ram, window, page).swap(mark(window, page), Ordering::Relaxed)
-}
-
-fn mark(window: u64, page: usize) -> u64 {
-    0x5eed << 32 | window << 16 | (page as u64 + 1)
 }
 
 /// Touches these pages in a thread of its own, and waits for it; all read zero before.
@@ -159,20 +47,6 @@ fn touch_all(ram: &Arc<GuestRam>, window: u64, pages: impl Iterator<Item = usize
 
 fn holds_marks(ram: &GuestRam, window: u64, mut pages: impl Iterator<Item = usize>) -> bool {
     pages.all(|page| word(ram, window, page).load(Ordering::Relaxed) == mark(window, page))
-}
-
-/// The thread's result, if it comes in time.
-fn join<T>(thread: JoinHandle<T>) -> T {
-    wait_for("a thread", || thread.is_finished());
-    thread.join().unwrap()
-}
-
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn stop(service: ReservedFrames) -> ReservedFramesReport {
@@ -262,7 +136,7 @@ fn a_shortage_gives_back_what_was_never_touched_and_nothing_else() {
     touch_all(&ram, 0, 0..512);
     touch_all(&ram, 1, (0..512).step_by(2));
     touch_all(&ram, 2, 7..8);
-    *host.meminfo.lock().unwrap() = Some(SHORT);
+    *host.meminfo.lock().unwrap() = SHORT;
     wait_for("the second break", || service.report().broken == 2);
     let report = service.report();
     assert_eq!(report.unpopulated, Bytes::ZERO, "{report:?}");
@@ -282,7 +156,7 @@ fn without_a_look_at_the_host_nothing_is_broken_and_that_is_counted() {
     }
     let ram = map(1);
     let host = host();
-    *host.meminfo.lock().unwrap() = None;
+    *host.meminfo.lock().unwrap() = Meminfo::Absent;
     let service = ReservedFrames::start(host, vec![(VM, ram.clone())], rules(512)).unwrap();
     touch_all(&ram, 0, 0..1);
     wait_for("a look", || service.report().refused.contains_key("refused_other"));
@@ -311,12 +185,9 @@ fn a_promotion_that_is_refused_leaves_base_pages_and_is_counted() {
         return;
     }
     let ram = map(1);
-    let refusing = Meddling {
-        real: LinuxHost::open().unwrap(),
-        meminfo: Mutex::new(Some(PLENTY)),
-        refuses: Some(Advice::HugePage),
-    };
-    let service = ReservedFrames::start(Arc::new(refusing), vec![(VM, ram.clone())], rules(2)).unwrap();
+    let refusing =
+        Meddling::with_memory(PLENTY).swallowing(Advice::HugePage, u64::MAX, nix::errno::Errno::EINVAL as i32);
+    let service = ReservedFrames::start(refusing, vec![(VM, ram.clone())], rules(2)).unwrap();
     touch_all(&ram, 0, 0..4);
     let report = stop(service);
     assert_eq!((report.promoted, report.refused["refused_not_eligible"]), (0, 1), "{report:?}");

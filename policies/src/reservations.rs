@@ -149,12 +149,13 @@ impl Reservations {
         }
     }
 
-    /// Which reservations to break: from the head of the queue on, as many as give back what the host is short of. They are
-    /// in the book no longer. None without a look at the host.
-    pub fn to_break(&mut self, host: Option<HostMemory>) -> Vec<(VmId, WindowIndex)> {
+    /// Which reservations to break: from the head of the queue on, as many as give back what the host is short of, but no
+    /// more than `at_most`: breaking one takes time, and who was told of so many may have others to serve before the next.
+    /// They are in the book no longer. None without a look at the host.
+    pub fn to_break(&mut self, host: Option<HostMemory>, at_most: usize) -> Vec<(VmId, WindowIndex)> {
         let mut broken = Vec::new();
         let Some(mut host) = host else { return broken };
-        while self.shortage.update(Some(host)) {
+        while broken.len() < at_most && self.shortage.update(Some(host)) {
             let Some((_, key)) = self.queue.pop_first() else { break };
             let held = self.take(key);
             let unpopulated = u64::from(BASE_PAGES_PER_WINDOW - held.populated);

@@ -31,7 +31,7 @@ pub fn set_hold(second_level: &dyn SecondLevel, window: WindowIndex, hold: Hold)
         Err(SecondLevelError::Ioctl { source, .. }) => {
             OutcomeResult::Refused(Refusal::Other(source.raw_os_error().unwrap_or(0)))
         }
-        Err(SecondLevelError::Claimed(_)) => OutcomeResult::Refused(Refusal::Busy),
+        Err(SecondLevelError::Claimed(_) | SecondLevelError::OfOthers(_)) => OutcomeResult::Refused(Refusal::Busy),
         Err(_) => OutcomeResult::Refused(Refusal::Other(0)),
         Ok(()) if find().is_none_or(|slot| slot.is_dirty_logged != is_on) => {
             OutcomeResult::Refused(Refusal::NotObserved)

@@ -3,6 +3,7 @@
 //! ordinary memory for giant pages, so that a test can look for lost words.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -41,7 +42,17 @@ struct State {
     collapse_does_nothing: bool,
     cold_does_nothing: bool,
     texts: BTreeMap<String, String>,
+    meanwhile: Option<Meanwhile>,
     mappings_are_in_pieces: bool,
+}
+
+/// Something else that happens.
+struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
 }
 
 const PAGE: u64 = PageSize::Base4K.bytes().get();
@@ -98,6 +109,11 @@ impl FakeHost {
     /// What a file of `/proc` or `/sys` says. Files nobody set are not there.
     pub fn set_text(&self, path: &str, text: &str) {
         self.state().texts.insert(path.to_owned(), text.to_owned());
+    }
+
+    /// When the next scan has looked at the pages, and before whoever asked knows, this happens.
+    pub fn when_scanned(&self, happens: impl FnOnce() + Send + 'static) {
+        self.state().meanwhile = Some(Meanwhile(Box::new(happens)));
     }
 
     /// From now on `MADV_COLD` says yes and splits nothing, as the kernel does for a page that is shared or pinned.
@@ -236,7 +252,7 @@ impl Host for FakeHost {
     }
 
     fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
-        let state = self.enter("fake scan")?;
+        let mut state = self.enter("fake scan")?;
         for (page, is_huge) in state.pages.range(start.get()..start.get() + bytes.get()) {
             match runs.last_mut() {
                 Some(run) if (run.start + run.bytes).get() == *page && run.is_huge == *is_huge => {
@@ -244,6 +260,11 @@ impl Host for FakeHost {
                 }
                 _ => runs.push(PageRun { start: Hva::new(*page), bytes: PageSize::Base4K.bytes(), is_huge: *is_huge }),
             }
+        }
+        let meanwhile = state.meanwhile.take();
+        drop(state);
+        if let Some(Meanwhile(happens)) = meanwhile {
+            happens();
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::{
-    AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use super::{ManagedVm, ManagerReport};
@@ -81,6 +81,8 @@ pub struct SensorCost {
     pub latest_windows: u64,
     /// Ticks without a sample, because the budget did not pay for one.
     pub ticks_without: u64,
+    /// Times it left something alone because a giant of it was being moved: no failure, and tried again.
+    pub claimed: u64,
     /// Times the guest had to wait: touches of windows that were aside, first writes to pages that were logged, pauses.
     pub waits: u64,
     /// CPU time in the manager's thread.
@@ -154,6 +156,7 @@ impl SharedAccess {
 }
 
 pub(super) struct AccessSampling {
+    vm: VmId,
     /// In reports: whether it sees every touch or not.
     name: &'static str,
     // Before the mover: it brings back what it took.
@@ -170,6 +173,8 @@ pub(super) struct AccessSampling {
     /// Which of them were on base pages.
     small: Vec<WindowIndex>,
     is_under_way: bool,
+    /// Whether the report says why the sensor sees nothing any more.
+    is_end_told: bool,
     /// Not yet reported.
     cost: SensorCost,
     failures: u64,
@@ -330,10 +335,22 @@ impl AccessSampling {
             Ok((sampler, mover)) => ("access", sampler, mover),
             Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
         };
-        Ok(AccessSampling {
+        Ok(AccessSampling { mover, ..AccessSampling::of_sampler(vm.id, name, sampler, windows, share) })
+    }
+
+    /// Nothing was looked at yet, and no windows are moved.
+    fn of_sampler(
+        vm: VmId,
+        name: &'static str,
+        sampler: Box<dyn AccessSampler>,
+        windows: Vec<WindowIndex>,
+        share: Share,
+    ) -> AccessSampling {
+        AccessSampling {
+            vm,
             name,
             sampler,
-            mover,
+            mover: None,
             rotation: Rotation::default(),
             share,
             histories: vec![AccessHistory::default(); windows.len()],
@@ -342,14 +359,18 @@ impl AccessSampling {
             backed: 0,
             small: Vec::new(),
             is_under_way: false,
+            is_end_told: false,
             cost: SensorCost::default(),
             failures: 0,
-        })
+        }
     }
 
     /// A burst is for windows that are small still: about them there is something to decide soon. Of the others it is enough to
     /// know in the end that they are idle.
     fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], rows: &VmSnapshot, has_acted: bool) {
+        if self.is_end_told {
+            return;
+        }
         if has_acted {
             self.share.changed();
         }
@@ -413,16 +434,23 @@ impl AccessSampling {
 
     /// Hands over what is not yet reported.
     fn tell(&mut self, report: &mut ManagerReport) {
-        let SensorCost { samples, windows, latest_windows, ticks_without, waits, cpu } = std::mem::take(&mut self.cost);
+        let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } =
+            std::mem::take(&mut self.cost);
         let cost = report.sensor_costs.entry(self.name).or_default();
         cost.samples += samples;
         cost.windows += windows;
         cost.latest_windows = if samples > 0 { latest_windows } else { cost.latest_windows };
         cost.ticks_without += ticks_without;
+        cost.claimed += claimed;
         cost.waits += waits;
         cost.cpu += cpu;
         if let failures @ 1.. = std::mem::take(&mut self.failures) {
             *report.sensor_failures.entry(self.name).or_default() += failures;
+        }
+        if let Some(why) = self.sampler.why_it_ended()
+            && !std::mem::replace(&mut self.is_end_told, true)
+        {
+            report.unanswered.push(format!("{}: which windows are used, from then on: {why}", self.vm));
         }
     }
 }
@@ -520,6 +548,13 @@ impl WrittenSampling {
         })
     }
 
+    /// What somebody else had claimed is no failure: it is looked at another time.
+    fn tell_claimed(&mut self, report: &mut ManagerReport) {
+        if let claimed @ 1.. = self.sensor.take_claimed() {
+            report.sensor_costs.entry("written").or_default().claimed += claimed;
+        }
+    }
+
     fn start_slots(&mut self, host: &dyn Host, has_acted: bool, report: &mut ManagerReport) {
         if has_acted {
             self.share.changed();
@@ -535,6 +570,7 @@ impl WrittenSampling {
             Ok(slots) => self.slots = slots,
             Err(error) => failed("written", &error, report),
         }
+        self.tell_claimed(report);
         self.began_cpu = host.thread_cpu_time().saturating_sub(began_cpu);
     }
 
@@ -546,6 +582,7 @@ impl WrittenSampling {
         let began_cpu = host.thread_cpu_time();
         let rows = self.sensor.end(self.second_level.as_ref());
         let rows = rows.inspect_err(|error| failed("written", error, report)).unwrap_or_default();
+        self.tell_claimed(report);
         let (mut faults, mut is_changed) = (0, false);
         for row in &rows {
             let Ok(index) = windows.binary_search(&row.window) else { continue };
@@ -615,4 +652,51 @@ fn backed_by_pages_of_their_own(rows: &VmSnapshot) -> Vec<WindowIndex> {
 
 fn range_of(vm: &ManagedVm, window: WindowIndex) -> Option<RamRange> {
     vm.ranges.iter().find(|range| range.gpa.contains(window.start())).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use crate::sensors::access::AccessSample;
+
+    /// What is left of a sensor whose userfaultfd cannot be read.
+    struct Ended;
+
+    impl AccessSampler for Ended {
+        fn start(&mut self, _: &dyn Host, _: &[WindowIndex]) {
+            panic!("who has ended is not asked");
+        }
+
+        fn finish(&mut self, _: &dyn Host) -> AccessSample {
+            AccessSample { rows: Vec::new(), watched_for: BTreeMap::new(), cost: AccessCost::default() }
+        }
+
+        fn why_it_ended(&self) -> Option<String> {
+            Some("read of a userfaultfd: i/o error".into())
+        }
+    }
+
+    #[test]
+    fn a_sensor_that_has_ended_is_told_once_with_its_reason_and_not_asked_again() {
+        let (host, windows) = (FakeHost::default(), vec![WindowIndex::new(0)]);
+        let limits = ShareLimits {
+            budget: PerTenThousand::ALL,
+            burst: Duration::from_secs(1),
+            least: ACCESS_LEAST,
+            most: ACCESS_MOST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now());
+        let mut sampling = AccessSampling::of_sampler(VmId(3), "access", Box::new(Ended), windows.clone(), share);
+        let mut report = ManagerReport::new("never", &[]);
+        let mut rows = VmSnapshot::with_capacity(VmId(3), 1);
+        rows.push(WindowRow::new(windows[0], 512, Backing::Base4K));
+        for _ in 0..2 {
+            sampling.finish(&host);
+            sampling.tell(&mut report);
+            sampling.start_share(&host, &windows, &rows, true);
+        }
+        let told = "vm 3: which windows are used, from then on: read of a userfaultfd: i/o error";
+        assert_eq!(report.unanswered, [told]);
+    }
 }

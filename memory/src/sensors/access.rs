@@ -79,6 +79,11 @@ pub trait AccessSampler: Send {
 
     /// Ends the sample: every window is in place again. Says what was touched.
     fn finish(&mut self, host: &dyn Host) -> AccessSample;
+
+    /// Why it sees nothing any more, if it has ended before it was dropped.
+    fn why_it_ended(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Takes samples of one VM's anonymous RAM.

@@ -4,15 +4,20 @@
 //! there is no userfaultfd, which misses nothing.
 //!
 //! ```text
-//!   admin/kdamonds/nr_kdamonds    0 ──▶ 1 ... 0            not 0: somebody else's, left alone
+//!   admin/kdamonds/nr_kdamonds    0 ──▶ 1 ... 0            not 0: somebody else's, left alone; but see below
 //!     0/contexts/0/targets/0      this process, its guest RAM (operations "fvaddr")
 //!     0/contexts/0/schemes/0      action "stat", every region: what the scheme tried is what the monitor saw
 //!     0/state                     on ... update_schemes_tried_regions at each finish ... off
 //! ```
 //!
+//! A process of ours that was killed leaves its kdamond behind, off, since there is nothing left to monitor. It is known by that
+//! and by every setting that this file makes, and is taken over. One that runs, that monitors physical addresses, or whose
+//! process is alive is never touched.
+//!
 //! Its cost is the kernel thread's and not in the report: some thousand accessed bits a second, half a per cent of a core.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -67,12 +72,16 @@ pub enum DamonError {
 /// # Errors
 /// [`DamonError`].
 pub fn probe(root: &Path) -> Result<String, DamonError> {
-    let file = Path::new("sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
-    match read_number(&root.join(file))? {
-        0 => Ok("DAMON is there and nobody uses it; what it can monitor is seen when it is set up".into()),
-        others => Err(DamonError::InUse(others)),
-    }
+    Kdamonds { directory: root.join(KDAMONDS) }.check_free(root)?;
+    Ok("DAMON is there and nobody uses it; what it can monitor is seen when it is set up".into())
 }
+
+/// Below the root.
+const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
+/// What it is told to monitor: fixed ranges of a process.
+const OPERATIONS: &str = "fvaddr";
+/// What its scheme does: nothing, and says where.
+const ACTION: &str = "stat";
 
 /// A range that the monitor watched as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,24 +91,54 @@ struct Region {
     accesses: u64,
 }
 
-/// The directory of the kdamonds, ours from [`Kdamonds::claim`] until it is dropped.
+/// The directory of the kdamonds.
 #[derive(Debug)]
 struct Kdamonds {
     directory: PathBuf,
 }
 
+/// The kdamonds, ours until they are dropped.
+#[derive(Debug)]
+struct OwnKdamonds(Kdamonds);
+
 impl Kdamonds {
-    fn claim(root: &Path) -> Result<Kdamonds, DamonError> {
-        let directory = root.join("sys/kernel/mm/damon/admin/kdamonds");
-        match read_number(&directory.join("nr_kdamonds"))? {
-            0 => {}
-            others => return Err(DamonError::InUse(others)),
+    /// Whether nobody has any, or only a process of ours that is gone.
+    fn check_free(&self, root: &Path) -> Result<(), DamonError> {
+        match read_number(&self.directory.join("nr_kdamonds"))? {
+            0 => Ok(()),
+            1 if self.is_left_behind(root).unwrap_or(false) => Ok(()),
+            others => Err(DamonError::InUse(others)),
         }
-        write(&directory.join("nr_kdamonds"), 1)?;
-        Ok(Kdamonds { directory })
     }
 
-    fn set(&self, file: &str, value: impl std::fmt::Display) -> Result<(), DamonError> {
+    /// Whether the only kdamond is off, as [`Kdamonds::monitor`] had set it up, and of a process that is gone. The id may
+    /// be another process's by now: then it is not taken over until that has gone as well.
+    fn is_left_behind(&self, root: &Path) -> Result<bool, DamonError> {
+        let is_ours = self.says("state", "off")?
+            && self.says("contexts/nr_contexts", 1)?
+            && self.says("contexts/0/operations", OPERATIONS)?
+            && self.says("contexts/0/monitoring_attrs/intervals/sample_us", SAMPLE_US)?
+            && self.says("contexts/0/monitoring_attrs/intervals/aggr_us", AGGREGATION_US)?
+            && self.says("contexts/0/schemes/nr_schemes", 1)?
+            && self.says("contexts/0/schemes/0/action", ACTION)?
+            && self.says("contexts/0/targets/nr_targets", 1)?;
+        let process = read_number(&self.directory.join("0/contexts/0/targets/0/pid_target"))?;
+        Ok(is_ours && process > 0 && !root.join("proc").join(process.to_string()).exists())
+    }
+
+    fn says(&self, file: &str, value: impl fmt::Display) -> Result<bool, DamonError> {
+        Ok(read(&self.directory.join("0").join(file))?.trim() == value.to_string())
+    }
+
+    /// Makes one. The kernel takes away one that is there for it, if it is off, and refuses if it runs.
+    fn claim(root: &Path) -> Result<OwnKdamonds, DamonError> {
+        let kdamonds = Kdamonds { directory: root.join(KDAMONDS) };
+        kdamonds.check_free(root)?;
+        write(&kdamonds.directory.join("nr_kdamonds"), 1)?;
+        Ok(OwnKdamonds(kdamonds))
+    }
+
+    fn set(&self, file: &str, value: impl fmt::Display) -> Result<(), DamonError> {
         write(&self.directory.join("0").join(file), value)
     }
 
@@ -107,10 +146,10 @@ impl Kdamonds {
     fn monitor(&self, ranges: &[RamRange]) -> Result<(), DamonError> {
         self.set("contexts/nr_contexts", 1)?;
         let operations = read(&self.directory.join("0/contexts/0/avail_operations"))?;
-        if !operations.split_whitespace().any(|name| name == "fvaddr") {
+        if !operations.split_whitespace().any(|name| name == OPERATIONS) {
             return Err(DamonError::NoProcessAddresses(operations.trim().to_owned()));
         }
-        self.set("contexts/0/operations", "fvaddr")?;
+        self.set("contexts/0/operations", OPERATIONS)?;
         self.set("contexts/0/monitoring_attrs/intervals/sample_us", SAMPLE_US)?;
         self.set("contexts/0/monitoring_attrs/intervals/aggr_us", AGGREGATION_US)?;
         let windows = ranges.iter().map(|range| range.gpa.windows().len() as u64).sum::<u64>();
@@ -126,7 +165,7 @@ impl Kdamonds {
             self.set(&format!("{region}/end"), (range.hva + range.gpa.bytes()).get())?;
         }
         self.set("contexts/0/schemes/nr_schemes", 1)?;
-        self.set("contexts/0/schemes/0/action", "stat")?;
+        self.set("contexts/0/schemes/0/action", ACTION)?;
         for (of, most) in [("sz", i64::MAX), ("nr_accesses", u32::MAX.into()), ("age", u32::MAX.into())] {
             self.set(&format!("contexts/0/schemes/0/access_pattern/{of}/min"), 0)?;
             self.set(&format!("contexts/0/schemes/0/access_pattern/{of}/max"), most)?;
@@ -145,11 +184,12 @@ impl Kdamonds {
     }
 }
 
-impl Drop for Kdamonds {
+impl Drop for OwnKdamonds {
     fn drop(&mut self) {
+        let OwnKdamonds(kdamonds) = self;
         // One that never ran refuses to be switched off; what counts is that it goes.
-        let _ = self.set("state", "off");
-        if let Err(error) = write(&self.directory.join("nr_kdamonds"), 0) {
+        let _ = kdamonds.set("state", "off");
+        if let Err(error) = write(&kdamonds.directory.join("nr_kdamonds"), 0) {
             tracing::warn!("DAMON is not given back: {error}");
         }
     }
@@ -169,7 +209,7 @@ fn read_number(path: &Path) -> Result<u64, DamonError> {
     text.trim().parse().map_err(|_| DamonError::NotANumber { path: path.to_owned(), text })
 }
 
-fn write(path: &Path, value: impl std::fmt::Display) -> Result<(), DamonError> {
+fn write(path: &Path, value: impl fmt::Display) -> Result<(), DamonError> {
     // Not `fs::write`, which would make a file that is not there.
     let file = fs::OpenOptions::new().write(true).truncate(true).open(path);
     file.and_then(|mut file| io::Write::write_all(&mut file, value.to_string().as_bytes())).map_err(file_error(path))
@@ -183,7 +223,7 @@ fn file_error(path: &Path) -> impl Fn(io::Error) -> DamonError {
 /// Reads the monitor for one VM. Dropped, the monitor is given back.
 #[derive(Debug)]
 pub struct DamonSensor {
-    kdamonds: Kdamonds,
+    kdamonds: OwnKdamonds,
     ranges: Vec<RamRange>,
     asked: Vec<WindowIndex>,
 }
@@ -196,7 +236,7 @@ impl DamonSensor {
     /// [`DamonError`]; what somebody else has set up is left alone.
     pub fn start(root: &Path, ranges: &[RamRange]) -> Result<DamonSensor, DamonError> {
         let kdamonds = Kdamonds::claim(root)?;
-        kdamonds.monitor(ranges)?;
+        kdamonds.0.monitor(ranges)?;
         Ok(DamonSensor { kdamonds, ranges: ranges.to_vec(), asked: Vec::new() })
     }
 
@@ -229,7 +269,7 @@ impl AccessSampler for DamonSensor {
 
     fn finish(&mut self, host: &dyn Host) -> AccessSample {
         let began_cpu = host.thread_cpu_time();
-        let regions = self.kdamonds.regions();
+        let regions = self.kdamonds.0.regions();
         if let Err(error) = &regions {
             tracing::warn!("DAMON: {error}");
         }
@@ -248,7 +288,6 @@ mod tests {
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange};
 
-    const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
     const BASE: u64 = 1 << 40;
 
     /// The files of one kdamond as the kernel makes them, with these regions as the scheme's.
@@ -291,6 +330,19 @@ mod tests {
             put(&format!("{region}/nr_accesses"), accesses);
         }
         root
+    }
+
+    /// What a process of ours leaves behind that is killed: the number of its kdamonds is 1 still, and that one is off.
+    fn left_behind() -> tempfile::TempDir {
+        let root = tree("0\n", "vaddr\nfvaddr\n", &[]);
+        drop(DamonSensor::start(root.path(), &ranges()).expect("nobody has it"));
+        say(&root, "nr_kdamonds", "1\n");
+        say(&root, "0/contexts/0/targets/0/pid_target", "4711\n");
+        root
+    }
+
+    fn say(root: &tempfile::TempDir, file: &str, text: &str) {
+        fs::write(root.path().join(KDAMONDS).join(file), text).expect("the file is there");
     }
 
     fn said(root: &tempfile::TempDir, file: &str) -> String {
@@ -340,6 +392,50 @@ mod tests {
         let refused = DamonSensor::start(root.path(), &ranges()).expect_err("it is in use");
         assert!(matches!(refused, DamonError::InUse(2)), "{refused}");
         assert_eq!((said(&root, "nr_kdamonds"), said(&root, "0/state")), ("2\n".into(), "0\n".into()));
+    }
+
+    #[test]
+    fn what_a_killed_process_of_ours_left_behind_is_taken_over_and_given_back() {
+        let root = left_behind();
+        assert!(probe(root.path()).is_ok());
+        let sensor = DamonSensor::start(root.path(), &ranges()).expect("its process is gone");
+        assert_eq!(said(&root, "0/contexts/0/targets/0/pid_target"), std::process::id().to_string());
+        assert_eq!(said(&root, "0/state"), "on");
+        drop(sensor);
+        assert_eq!((said(&root, "nr_kdamonds"), said(&root, "0/state")), ("0".into(), "off".into()));
+    }
+
+    #[test]
+    fn what_differs_in_anything_from_ours_is_left_alone() {
+        for (file, text) in [
+            ("nr_kdamonds", "2\n"),
+            ("0/state", "on\n"),
+            ("0/contexts/nr_contexts", "2\n"),
+            ("0/contexts/0/operations", "paddr\n"),
+            ("0/contexts/0/monitoring_attrs/intervals/sample_us", "5000\n"),
+            ("0/contexts/0/monitoring_attrs/intervals/aggr_us", "100000\n"),
+            ("0/contexts/0/schemes/nr_schemes", "2\n"),
+            ("0/contexts/0/schemes/0/action", "pageout\n"),
+            ("0/contexts/0/targets/nr_targets", "2\n"),
+            ("0/contexts/0/targets/0/pid_target", "0\n"),
+            ("0/contexts/0/targets/0/pid_target", "init\n"),
+        ] {
+            let root = left_behind();
+            say(&root, file, text);
+            let refused = DamonSensor::start(root.path(), &ranges()).expect_err("somebody else's");
+            assert!(matches!(refused, DamonError::InUse(_)), "{file}: {refused}");
+            assert!(probe(root.path()).is_err(), "{file}");
+            assert_eq!(said(&root, file), text, "nothing was written");
+            assert_ne!(said(&root, "0/contexts/0/targets/0/pid_target"), std::process::id().to_string());
+        }
+    }
+
+    #[test]
+    fn what_a_live_process_of_ours_has_is_left_alone() {
+        let root = left_behind();
+        fs::create_dir_all(root.path().join("proc/4711")).expect("a folder");
+        assert!(matches!(DamonSensor::start(root.path(), &ranges()), Err(DamonError::InUse(1))));
+        assert_eq!(said(&root, "0/contexts/0/targets/0/pid_target"), "4711\n");
     }
 
     #[test]

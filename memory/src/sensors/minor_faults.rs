@@ -13,12 +13,13 @@
 //! its folios, while the kernel's own fault maps a huge folio whole, and KVM after it. Only where the kernel refuses to let go
 //! (it may need one mapping more than a process can have) the window is continued, and if that fails too the userfaultfd is
 //! closed, which lets go of everything. So a vCPU waits for an answer and never for a tick; and if the answering thread
-//! ends, in whatever way, the userfaultfd is closed.
+//! ends, in whatever way, the userfaultfd is closed and the reason kept. A read that was only interrupted does not end it.
 //!
 //! Pages the file does not have are no minor faults (those it has swapped out are: mm/shmem.c asks before it swaps in):
 //! whether one was mapped is looked up at the end.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,20 +86,36 @@ struct Windows {
     service: Option<PipeWriter>,
     /// Windows of the present sample, and whether each was touched.
     touched: BTreeMap<WindowIndex, bool>,
+    /// Why it was closed, where that was not at its end.
+    failed: Option<String>,
 }
+
+/// So often in a row a read may be interrupted: no storm of signals is as long, and a kernel that says so for ever must not
+/// keep a thread busy for ever.
+const READ_ATTEMPTS: usize = 100;
 
 impl Watched {
     /// No window is away.
     pub fn new(door: Arc<dyn MinorFaults>) -> Watched {
-        Watched(Mutex::new(Windows { door: Some(door), service: None, touched: BTreeMap::new() }))
+        Watched(Mutex::new(Windows { door: Some(door), service: None, touched: BTreeMap::new(), failed: None }))
     }
 
     /// Lets whoever waits go on, and remembers where that was.
     ///
     /// # Errors
-    /// [`HostError`] where it cannot be found out who waits or nobody can be let go: [`Watched::close`] it.
+    /// [`HostError`] where it cannot be found out who waits: it is closed then.
     pub fn serve(&self) -> Result<(), HostError> {
         self.windows().serve()
+    }
+
+    /// Why it was closed, where that was not at its end.
+    pub fn why_it_failed(&self) -> Option<String> {
+        self.windows().failed.clone()
+    }
+
+    /// Ends it for this reason, unless it has ended.
+    fn fail(&self, why: &dyn fmt::Display) {
+        self.windows().fail(why);
     }
 
     /// Ends it: whoever waits goes on, and nothing is watched any more.
@@ -123,10 +140,8 @@ impl Watched {
     /// Lets go of a window. Whether it was touched, as far as it was told.
     fn give_back(&self, window: WindowIndex) -> Result<bool, &'static str> {
         let mut windows = self.windows();
-        let served = windows.serve();
-        if served.is_err() {
-            windows.close();
-        }
+        // Where that fails it is closed, and nobody waits.
+        let _ = windows.serve();
         windows.let_go(window);
         let touched = windows.touched.remove(&window);
         if windows.door.is_none() {
@@ -145,14 +160,20 @@ impl Windows {
     fn serve(&mut self) -> Result<(), HostError> {
         let Some(door) = self.door.clone() else { return Ok(()) };
         let mut touches = Vec::new();
-        let read = door.read_touches(&mut touches);
+        let mut read = door.read_touches(&mut touches);
+        for _ in 1..READ_ATTEMPTS {
+            if !read.as_ref().is_err_and(is_passing) {
+                break;
+            }
+            read = door.read_touches(&mut touches);
+        }
         for window in touches {
             if let Some(touched) = self.touched.get_mut(&window) {
                 *touched = true;
             }
             self.let_go(window);
         }
-        read
+        read.inspect_err(|error| self.fail(error))
     }
 
     /// Whatever it takes: a guest that waits for us is worse than a sensor that is gone.
@@ -161,15 +182,27 @@ impl Windows {
         if let Err(error) = door.unwatch(window)
             && let Err(second) = door.map_from_file(window)
         {
-            tracing::error!("{window} is let go by closing the userfaultfd: {error}; {second}");
-            self.close();
+            self.fail(&format_args!("{window} is let go by closing the userfaultfd: {error}; {second}"));
         }
+    }
+
+    fn fail(&mut self, why: &dyn fmt::Display) {
+        if self.door.is_some() {
+            tracing::error!("accesses are no longer sampled: {why}");
+            self.failed = Some(why.to_string());
+        }
+        self.close();
     }
 
     fn close(&mut self) {
         self.door = None;
         self.service = None;
     }
+}
+
+/// Whether the same call may succeed at once.
+fn is_passing(error: &HostError) -> bool {
+    matches!(error.source.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
 /// Names of reasons in a sample, as `access.rs` has them.
@@ -293,6 +326,10 @@ impl AccessSampler for MinorFaultSensor {
         cost.cpu += host.thread_cpu_time().saturating_sub(began_cpu);
         AccessSample { rows, watched_for: BTreeMap::new(), cost }
     }
+
+    fn why_it_ended(&self) -> Option<String> {
+        self.watched.why_it_failed()
+    }
 }
 
 impl Drop for MinorFaultSensor {
@@ -316,7 +353,7 @@ impl Service {
             // Of this thread, so that it is dropped, and the descriptor closed, however the thread ends.
             let (closes, door) = (closes, door);
             if let Err(error) = answer_until(&stopped, &closes.0, &door) {
-                tracing::error!("accesses are no longer sampled: {error}");
+                closes.0.fail(&error);
             }
         })?;
         Ok(Service { watched, thread: Some(thread) })
@@ -327,7 +364,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.watched.close();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread that answers minor faults panicked; its userfaultfd is closed");
+            tracing::error!("the thread that answered minor faults had panicked");
         }
     }
 }
@@ -337,6 +374,9 @@ struct CloseAtTheEnd(Arc<Watched>);
 
 impl Drop for CloseAtTheEnd {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(&"the thread that answers minor faults panicked");
+        }
         self.0.close();
     }
 }
@@ -345,7 +385,7 @@ fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -
     loop {
         let mut fds = [door.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
+            Ok(_) | Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(errno) => return Err(errno.into()),
         }
         if fds[1].any().unwrap_or(true) {
@@ -462,9 +502,7 @@ mod tests {
                 bed.start(&WINDOWS);
                 bed.door.touch(WINDOWS[1]);
                 // As the service does.
-                if bed.watched.serve().is_err() {
-                    bed.watched.close();
-                }
+                let _ = bed.watched.serve();
                 bed.door.touch(WINDOWS[2]);
                 bed.finish();
                 assert_eq!(bed.door.waiting(), 0, "call {call}, {errno}");
@@ -477,6 +515,34 @@ mod tests {
                 drop(bed.watched);
                 assert!(!bed.door.is_anything_watched(), "call {call}, {errno}");
             }
+        }
+    }
+
+    #[test]
+    fn a_read_that_was_interrupted_is_repeated_and_nothing_ends() {
+        for errno in [libc::EINTR, libc::EAGAIN] {
+            let mut bed = Bed::new();
+            bed.start(&WINDOWS);
+            bed.door.touch(WINDOWS[1]);
+            bed.door.fail_calls(0, 3, errno);
+            bed.watched.serve().expect("the fourth read is answered");
+            assert_eq!(bed.door.waiting(), 0);
+            assert_eq!(bed.finish(), [Seen::Untouched, Seen::Touched, Seen::Untouched], "{errno}");
+            assert_eq!(bed.sensor.why_it_ended(), None, "{errno}");
+        }
+    }
+
+    #[test]
+    fn a_read_that_fails_ends_the_sensor_with_the_reason() {
+        for (errno, times) in [(libc::EIO, 1), (libc::EINTR, READ_ATTEMPTS as u64)] {
+            let mut bed = Bed::new();
+            bed.start(&WINDOWS);
+            bed.door.touch(WINDOWS[1]);
+            bed.door.fail_calls(0, times, errno);
+            assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
+            assert_eq!(bed.door.waiting(), 0);
+            let why = bed.sensor.why_it_ended().expect("it has ended");
+            assert!(why.contains(&format!("os error {errno}")), "{why}");
         }
     }
 

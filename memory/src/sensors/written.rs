@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A slot whose log is on already is somebody else's (held at 4 KiB, or being copied to a giant page): it is passed over, for
-//! taking its log would take what the other one has to know.
+//! taking its log would take what the other one has to know. So is one that somebody has claimed: that is no failure, and is
+//! counted apart.
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Gpa, PageSize, WindowIndex};
@@ -33,6 +34,7 @@ pub struct WriteSensor {
     /// Slots the sensor switched on and could not switch off again: tried anew at the next call.
     owed: Vec<SlotId>,
     next: usize,
+    claimed: u64,
 }
 
 impl WriteSensor {
@@ -40,6 +42,11 @@ impl WriteSensor {
     pub fn watches(&self, second_level: &dyn SecondLevel, gpa: Gpa) -> bool {
         let slots = second_level.slots();
         slots.iter().any(|slot| slot.range.contains(gpa) && self.sampled.contains(&slot.id))
+    }
+
+    /// Times a slot was left alone since the last call of this, because somebody had claimed its log.
+    pub fn take_claimed(&mut self) -> u64 {
+        std::mem::take(&mut self.claimed)
     }
 
     /// Begins an interval for the next slots in turn, at most so many. Gives back how many. An interval that still runs is
@@ -50,18 +57,28 @@ impl WriteSensor {
     pub fn begin(&mut self, second_level: &dyn SecondLevel, count: usize) -> Result<usize, SecondLevelError> {
         self.switch_back(second_level)?;
         let slots = second_level.slots();
-        let turns = (0..slots.len()).map(|turn| (self.next + turn) % slots.len());
-        let free: Vec<usize> = turns.filter(|turn| !slots[*turn].is_dirty_logged).take(count).collect();
-        for turn in &free {
-            if let Err(error) = second_level.set_dirty_log(slots[*turn].id, true) {
-                // The first error says more than one of the way back; what that leaves is owed.
-                let _ = self.switch_back(second_level);
-                return Err(error);
+        let first = self.next;
+        for turn in (0..slots.len()).map(|turn| (first + turn) % slots.len()) {
+            if self.sampled.len() == count {
+                break;
             }
-            self.sampled.push(slots[*turn].id);
+            if slots[turn].is_dirty_logged {
+                continue;
+            }
+            match second_level.set_dirty_log(slots[turn].id, true) {
+                Ok(()) => {
+                    self.sampled.push(slots[turn].id);
+                    self.next = turn + 1;
+                }
+                Err(SecondLevelError::Claimed(_)) => self.claimed += 1,
+                Err(error) => {
+                    // The first error says more than one of the way back; what that leaves is owed.
+                    let _ = self.switch_back(second_level);
+                    return Err(error);
+                }
+            }
         }
-        self.next = free.last().map_or(self.next, |last| last + 1);
-        Ok(free.len())
+        Ok(self.sampled.len())
     }
 
     /// Ends the interval: the counts of every window of its slots, ascending by slot as they took their turns.
@@ -76,12 +93,18 @@ impl WriteSensor {
         restored.map(|()| counted)
     }
 
-    fn count(&self, second_level: &dyn SecondLevel) -> Result<Vec<WindowWrites>, SecondLevelError> {
+    fn count(&mut self, second_level: &dyn SecondLevel) -> Result<Vec<WindowWrites>, SecondLevelError> {
         let slots = second_level.slots();
         let mut rows = Vec::new();
         for sampled in &self.sampled {
             let slot = slots.iter().find(|slot| slot.id == *sampled).ok_or(SecondLevelError::NoSuchSlot(*sampled))?;
-            let bits = second_level.take_dirty_log(slot.id)?;
+            let bits = match second_level.take_dirty_log(slot.id) {
+                Err(SecondLevelError::Claimed(_)) => {
+                    self.claimed += 1;
+                    continue;
+                }
+                bits => bits?,
+            };
             rows.extend(slot.range.windows().map(|window| WindowWrites { window, pages: count(&bits, *slot, window) }));
         }
         Ok(rows)
@@ -93,6 +116,10 @@ impl WriteSensor {
         let mut first_error = Ok(());
         self.owed.retain(|slot| match second_level.set_dirty_log(*slot, false) {
             Ok(()) | Err(SecondLevelError::NoSuchSlot(_)) => false,
+            Err(SecondLevelError::Claimed(_)) => {
+                self.claimed += 1;
+                true
+            }
             Err(error) => {
                 if first_error.is_ok() {
                     first_error = Err(error);
@@ -114,9 +141,12 @@ fn count(bits: &[u64], slot: Slot, window: WindowIndex) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claims::Claims;
+    use crate::second_level::claimed::ClaimedSecondLevel;
     use crate::second_level::fake::FakeSecondLevel;
+    use std::sync::Arc;
     use wideleaf_policies::GpaRange;
-    use wideleaf_policies::units::{kib, mib};
+    use wideleaf_policies::units::{gib, kib, mib};
 
     /// Six slots of two windows each.
     fn guest() -> FakeSecondLevel {
@@ -175,6 +205,26 @@ mod tests {
         assert_eq!(logged(&guest), [1]);
         let kept: u32 = guest.take_dirty_log(SlotId(1)).expect("it is on").iter().map(|word| word.count_ones()).sum();
         assert_eq!(kept, 1, "what was written belongs to whoever switched it on");
+    }
+
+    #[test]
+    fn a_slot_that_somebody_claims_is_passed_over_and_that_is_no_failure() {
+        // slot   [0 .. 1G)   [1G .. 2G)
+        //        claimed at the begin   claimed at the end
+        let slots = [0, 1].map(|slot| GpaRange::new(Gpa::new(0) + gib(slot), gib(1)).expect("fits"));
+        let (guest, claims) = (Arc::new(FakeSecondLevel::new(&slots)), Arc::<Claims>::default());
+        let claimed = ClaimedSecondLevel::new(guest.clone(), claims.clone());
+        let mut sensor = WriteSensor::default();
+        let first = claims.giant(slots[0].start()).expect("free");
+        assert_eq!(sensor.begin(&claimed, 2).expect("a claim is no failure"), 1);
+        assert_eq!((logged(&guest), sensor.take_claimed()), (vec![1], 1));
+        let second = claims.giant(slots[1].start()).expect("free");
+        assert_eq!(sensor.end(&claimed).expect("a claim is no failure"), []);
+        assert_eq!((logged(&guest), sensor.take_claimed()), (vec![1], 2), "neither fetched nor switched off");
+        drop((first, second));
+        assert_eq!(sensor.begin(&claimed, 2).expect("nobody claims it"), 2, "what was owed is off, and on again");
+        assert_eq!((sensor.end(&claimed).expect("nobody claims it").len(), sensor.take_claimed()), (1024, 0));
+        assert_eq!(logged(&guest), [0; 0]);
     }
 
     #[test]

@@ -103,7 +103,8 @@ impl SimulatedHost {
             }
             seen.vms.push(rows);
         }
-        let broken = self.reservations.as_mut().map(|reservations| reservations.to_break(recorded.host));
+        // All at once: between two ticks the service has had the time.
+        let broken = self.reservations.as_mut().map(|reservations| reservations.to_break(recorded.host, usize::MAX));
         broken.iter().flatten().for_each(|_| tally.count_done("break_reservation"));
         seen
     }

@@ -221,6 +221,8 @@ pub struct SensorSummary {
     pub latest_windows: u64,
     /// Ticks without a sample, because its part of a core was used up.
     pub ticks_without: u64,
+    /// Times it left something alone because a giant of it was being moved.
+    pub claimed: u64,
     /// Times the guest had to wait for it.
     pub waits: u64,
     /// CPU time in the manager's thread.
@@ -414,12 +416,12 @@ impl RunReport {
             let _ = writeln!(out, "  manager: {name}: {count}");
         }
         for (name, sensor) in &manager.sensors {
-            let SensorSummary { samples, windows, latest_windows, ticks_without, waits, cpu_s } = sensor;
+            let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s } = sensor;
             let cpu_ms = cpu_s * 1e3;
             let _ = writeln!(
                 out,
                 "  manager: sensor {name}: {samples} samples of {windows} windows ({latest_windows} at last, none at {ticks_without} \
-                 ticks), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
+                 ticks, {claimed} times claimed by others), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
             );
         }
         for question in &manager.unanswered {

@@ -406,6 +406,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .collect(),
     });
     let samples = report.samples.first().map_or(&[][..], |(_, samples)| samples);
+    let logs_of_others = Some(report.logs_of_others.len() as u64).filter(|slots| *slots > 0).into_iter();
     let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
     let reserved_frames = report.reserved_frames.iter().flat_map(ReservedFramesReport::by_name);
     ManagerSummary {
@@ -414,6 +415,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .outcomes
             .iter()
             .map(|((m, result), n)| (format!("{m}.{result}"), *n))
+            .chain(logs_of_others.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
             .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
             .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
             .chain(report.policy_figures.iter().map(|(name, n)| (format!("policy.{name}"), *n)))
@@ -443,9 +445,10 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .sensor_costs
             .iter()
             .map(|(name, cost)| {
-                let SensorCost { samples, windows, latest_windows, ticks_without, waits, cpu } = *cost;
+                let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } = *cost;
                 let cpu_s = cpu.as_secs_f64();
-                ((*name).to_owned(), SensorSummary { samples, windows, latest_windows, ticks_without, waits, cpu_s })
+                let summary = SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s };
+                ((*name).to_owned(), summary)
             })
             .collect(),
         unanswered: report.unanswered.clone(),

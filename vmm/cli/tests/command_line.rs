@@ -483,6 +483,7 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "frames_lost",
         "samples",
         "waits",
+        "claimed",
         "pages_4k",
         "pages_2m",
         "pages_1g",

@@ -1,0 +1,168 @@
+//! What tests of services that answer page faults share: guest RAM whose every page gets a word of its own, threads that
+//! touch it and are not waited for for ever, and the real host with a test's hand in it.
+#![allow(dead_code, reason = "each of the tests uses its part")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wideleaf_memory::backing::BackingConfig;
+use wideleaf_memory::first_touch::probe;
+use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
+use wideleaf_memory::sensors::host_backing::window_backing;
+use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
+use wideleaf_memory::{GuestRam, LinuxHost};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, Moment, VmId, WindowIndex};
+
+pub const VM: VmId = VmId(7);
+pub const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
+const WORDS_PER_PAGE: usize = 4096 >> 3;
+
+/// What every test waits at most: a thread that hangs fails the test instead of hanging it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whether the test is skipped, said with the reason; a failure where `WIDELEAF_REQUIRE` names `userfaultfd`.
+pub fn skip() -> bool {
+    let Err(error) = probe() else { return false };
+    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == "userfaultfd"), "WIDELEAF_REQUIRE={required}, and {error}");
+    println!("skipped: {error}");
+    true
+}
+
+/// RAM at these addresses, of these sizes.
+pub fn map_of(layout: &[(Bytes, Bytes)], backing: BackingConfig) -> Arc<GuestRam> {
+    let range = |(start, bytes): &(Bytes, Bytes)| GpaRange::new(Gpa::new(start.get()), *bytes).unwrap();
+    GuestRam::map(&layout.iter().map(range).collect::<Vec<_>>(), backing).unwrap()
+}
+
+pub fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
+    let window = WindowIndex::new(window);
+    let range = ram.ranges().iter().find(|range| range.gpa.contains(window.start())).unwrap();
+    let row = window_backing(&LinuxHost::open().unwrap(), *range, None, window).unwrap();
+    (row.resident, row.backing)
+}
+
+/// The word at this place of the first range.
+pub fn word(ram: &GuestRam, window: u64, page: usize) -> &AtomicU64 {
+    &ram.words(ram.ranges()[0])[window as usize * WORDS_PER_WINDOW + page * WORDS_PER_PAGE]
+}
+
+/// Writes a word no other place has; returns what was there before.
+pub fn touch(ram: &GuestRam, window: u64, page: usize) -> u64 {
+    word(ram, window, page).swap(mark(window, page), Ordering::Relaxed)
+}
+
+/// What [`touch`] writes.
+pub fn mark(window: u64, page: usize) -> u64 {
+    0x5eed << 32 | window << 16 | (page as u64 + 1)
+}
+
+/// The thread's result, if it comes in time.
+pub fn join<T>(thread: JoinHandle<T>) -> T {
+    wait_for("a thread", || thread.is_finished());
+    thread.join().unwrap()
+}
+
+pub fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What `/proc/meminfo` says.
+#[derive(Clone, Copy)]
+pub enum Meminfo {
+    AsItIs,
+    Says(&'static str),
+    Absent,
+}
+
+/// The real host, which answers some uses of an advice itself, and has as much memory as the test says.
+pub struct Meddling {
+    real: LinuxHost,
+    pub meminfo: Mutex<Meminfo>,
+    /// The next uses of this advice: so many are not passed on, with this errno (0: "done").
+    swallow: Mutex<Option<(Advice, u64, i32)>>,
+}
+
+impl Meddling {
+    pub fn with_memory(meminfo: Meminfo) -> Meddling {
+        Meddling { real: LinuxHost::open().unwrap(), meminfo: Mutex::new(meminfo), swallow: Mutex::default() }
+    }
+
+    pub fn swallowing(self, advice: Advice, times: u64, errno: i32) -> Arc<Meddling> {
+        *self.swallow.lock().unwrap() = Some((advice, times, errno));
+        Arc::new(self)
+    }
+}
+
+impl Host for Meddling {
+    fn now(&self) -> Moment {
+        self.real.now()
+    }
+
+    fn thread_cpu_time(&self) -> Duration {
+        self.real.thread_cpu_time()
+    }
+
+    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
+        match &mut *self.swallow.lock().unwrap() {
+            Some((of, times, errno)) if *of == advice && *times > 0 => {
+                *times -= 1;
+                let source = std::io::Error::from_raw_os_error(*errno);
+                if *errno == 0 { Ok(()) } else { Err(HostError { what: "meddling", source }) }
+            }
+            _ => self.real.advise(start, bytes, advice),
+        }
+    }
+
+    fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        self.real.scan(start, bytes, runs)
+    }
+
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        self.real.scan_occupied(start, bytes, runs)
+    }
+
+    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
+        self.real.is_one_mapping(start, bytes)
+    }
+
+    fn create_giant(&self) -> Result<GiantFile, HostError> {
+        self.real.create_giant()
+    }
+
+    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
+        self.real.map_aside(contents)
+    }
+
+    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
+        self.real.move_aside(ram, giant, to)
+    }
+
+    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
+        self.real.move_in(from, ram, giant)
+    }
+
+    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
+        self.real.map_over(ram, giant, page)
+    }
+
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        match *self.meminfo.lock().unwrap() {
+            Meminfo::Says(text) if path == "/proc/meminfo" => Ok(text.to_owned()),
+            Meminfo::Absent if path == "/proc/meminfo" => {
+                Err(HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() })
+            }
+            _ => self.real.read_text(path),
+        }
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.real.sleep(time);
+    }
+}
