@@ -5,6 +5,9 @@ pub mod chaos;
 pub mod holdings;
 pub mod pattern_guest;
 
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
 use wideleaf_memory::pool::{HugetlbPools, PoolLease, PoolStatus};
 use wideleaf_policies::PageSize;
 
@@ -19,6 +22,8 @@ pub enum Need {
     Hugetlb,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
+    /// QEMU, and the labs' kernel for it.
+    Qemu,
     /// A kernel that moves pages of anonymous memory, and permits it.
     UffdMove,
     /// A kernel that tells minor faults of memfd and hugetlb memory, and permits it.
@@ -34,6 +39,7 @@ impl Need {
             Need::Hugetlb1G => "hugetlb1g",
             Need::Hugetlb => "hugetlb",
             Need::Lab => "lab",
+            Need::Qemu => "qemu",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",
             Need::Userfaultfd => "userfaultfd",
@@ -64,6 +70,24 @@ pub fn is_there(need: Need, found: Result<(), String>) -> bool {
 /// When it holds something else.
 pub fn number_from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// Gets what the NPT lab needs, or the reason why it can not be had here.
+///
+/// # Errors
+/// That reason.
+pub fn prepare_lab() -> Result<(), String> {
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab/lab");
+    let prepared = Command::new(lab).args(["prepare", "npt"]).stdin(Stdio::null()).output();
+    let prepared = prepared.map_err(|error| error.to_string())?;
+    let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
+    if prepared.status.success() { Ok(()) } else { Err(why) }
+}
+
+/// Where the labs keep Debian's kernel, an ELF file, once they are prepared.
+pub fn lab_kernel() -> PathBuf {
+    let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/lab");
+    std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(ours, PathBuf::from).join("kernel/vmlinux")
 }
 
 /// Whether `/dev/kvm` can be opened for reading and writing.

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use wideleaf_guest_tests::{Need, is_there};
+use wideleaf_guest_tests::{Need, is_there, lab_kernel, prepare_lab};
 
 const LAB_SECONDS: &str = "1500";
 
@@ -21,9 +21,7 @@ fn lab() -> Command {
 
 /// Whether the NPT lab can be had here.
 fn has_lab() -> bool {
-    let prepared = lab().args(["prepare", "npt"]).output().unwrap();
-    let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
-    is_there(Need::Lab, if prepared.status.success() { Ok(()) } else { Err(why) })
+    is_there(Need::Lab, prepare_lab())
 }
 
 /// The executable that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test. Beside a
@@ -127,12 +125,35 @@ fn a_linux_guest_boots_to_its_init_while_it_is_promoted_in_the_lab() {
         return;
     }
     let wideleaf = program();
-    let cache = std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(|| root().join("target/lab"), PathBuf::from);
-    let kernel = cache.join("kernel/vmlinux");
-    let output = in_lab(&[(&wideleaf, "wideleaf"), (&kernel, "vmlinux")], BOOT_LINUX);
+    let output = in_lab(&[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux")], BOOT_LINUX);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("init runs") && text.contains("outcome: success"));
     assert!(text.contains("manager: collapse.done: "), "it was promoted");
+}
+
+/// A Linux guest of ours that runs one of our kernels and switches off; then one that is refused by its /init.
+const BENCH_LINUX: &str = r#"
+wideleaf image linux --bench cg.S --output cg.cpio.gz && for words in wideleaf.page=thp wideleaf.page=16k; do
+    wideleaf run /bin/vmlinux --initrd cg.cpio.gz --memory 256M --timeout 10m --format json \
+        --cmdline "console=ttyS0 quiet panic=-1 $words"
+    echo "status $?"
+done
+"#;
+
+#[test]
+fn a_linux_guest_of_ours_runs_a_kernel_to_its_verified_end_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let wideleaf = program();
+    let output = in_lab(&[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux")], BENCH_LINUX);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (json, rest) = text[text.find("\n{").unwrap()..].split_once("status 0").unwrap();
+    let report: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!((&report["outcome"], &report["verification"]["passed"]), (&"success".into(), &true.into()));
+    assert!(report["results"]["mops"]["value"].as_f64().unwrap() > 0.0);
+    assert!(rest.contains("wideleaf: --cmdline: wideleaf.page=16k: expected 4k, thp, 2m or 1g"), "{rest}");
+    assert!(rest.contains("status 2"), "{rest}");
 }
 
 #[test]

@@ -41,6 +41,9 @@ fn the_guests_side_knows_nothing_of_the_host() {
     assert_eq!(ours("guest-tests/protocol"), names(&[]));
     assert_eq!(ours("guest-tests/kernels"), names(&["protocol"]));
     assert!(ours("guest-tests/image").is_disjoint(&names(&["vmm", "memory", "policies"])));
+    // A Linux guest maps its memory as a host does, and is no host.
+    assert_eq!(ours("guest-tests/linux"), names(&[]));
+    assert_eq!(ours("guest-tests/linux/init"), names(&["kernels", "memory", "policies", "protocol"]));
 }
 
 #[test]

@@ -22,12 +22,21 @@ pub enum ExitCode {
     Exception = 4,
     /// The machine lacks something that was asked for: 1 GiB guest pages, enough RAM, another vCPU.
     Unsupported = 5,
+    /// The program that a Linux guest ran in place of a kernel ended with another status than 0, or by a signal.
+    ProgramFailed = 6,
 }
 
 impl ExitCode {
     /// Every exit code, in the order of their numbers.
-    pub const ALL: [Self; 6] =
-        [Self::Success, Self::VerificationFailed, Self::BadArguments, Self::Panic, Self::Exception, Self::Unsupported];
+    pub const ALL: [Self; 7] = [
+        Self::Success,
+        Self::VerificationFailed,
+        Self::BadArguments,
+        Self::Panic,
+        Self::Exception,
+        Self::Unsupported,
+        Self::ProgramFailed,
+    ];
 
     /// The byte written to the exit port.
     pub const fn port_value(self) -> u8 {
@@ -60,6 +69,7 @@ impl fmt::Display for ExitCode {
             Self::Panic => "panic",
             Self::Exception => "unexpected CPU exception",
             Self::Unsupported => "the machine lacks something that was asked for",
+            Self::ProgramFailed => "the program failed",
         })
     }
 }

@@ -44,7 +44,7 @@ pub enum Message<'a> {
     Region {
         /// What the range holds.
         name: Name<'a>,
-        /// GPA in a guest (which maps memory one to one), virtual address in a native process.
+        /// GPA in a guest image (which maps memory one to one), virtual address in a process.
         address: u64,
         /// Length of the range.
         bytes: u64,
@@ -199,8 +199,10 @@ words! {
         Pvh = "pvh",
         /// In a guest whose VMM started the vCPUs in 64-bit ring 3.
         Direct = "direct",
-        /// As an ordinary process, on the host or in a Linux guest.
+        /// As an ordinary process on the host.
         Native = "native",
+        /// As a process of a Linux guest ([`linux`](crate::linux)).
+        Linux = "linux",
     }
 }
 
@@ -375,7 +377,7 @@ fn parse_verb<'a>(line: &'a str, rest: &'a str) -> Result<Message<'a>, ProtocolE
                 vcpus: fields.number("vcpus")?,
                 guest_page: fields.word("guest_page", "4k, 2m or 1g", GuestPage::from_word)?,
                 tsc_hz: fields.number("tsc_hz")?,
-                entry: fields.word("entry", "pvh, direct or native", Entry::from_word)?,
+                entry: fields.word("entry", "pvh, direct, native or linux", Entry::from_word)?,
             })
         }
         "region" => {
@@ -447,7 +449,7 @@ fn parse_verb<'a>(line: &'a str, rest: &'a str) -> Result<Message<'a>, ProtocolE
         "exit" => {
             let fields = Fields::new("exit", &["code"], pairs, offset)?;
             let code = |word: &str| ExitCode::from_port_value(word.parse().ok()?);
-            Ok(Message::Exit { code: fields.word("code", "an exit code (0 to 5)", code)? })
+            Ok(Message::Exit { code: fields.word("code", "an exit code (0 to 6)", code)? })
         }
         _ => Err(ProtocolError::UnknownVerb { at: PREFIX.len() }),
     }

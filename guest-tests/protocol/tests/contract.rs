@@ -17,7 +17,7 @@ fn success_is_qemu_status_one_and_every_code_comes_back() {
         assert_eq!(ExitCode::from_port_value(code.port_value()), Some(code));
         assert_eq!(ExitCode::from_qemu_status(code.qemu_status()), Some(code));
     }
-    assert_eq!(ExitCode::from_port_value(6), None);
+    assert_eq!(ExitCode::from_port_value(7), None);
     assert_eq!(ExitCode::from_qemu_status(0), None);
 }
 

@@ -10,7 +10,7 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn hello() -> impl Strategy<Value = (u32, String, u32, usize, u64, usize)> {
-    (any::<u32>(), name(), any::<u32>(), 0..3usize, any::<u64>(), 0..3usize)
+    (any::<u32>(), name(), any::<u32>(), 0..3usize, any::<u64>(), 0..4usize)
 }
 
 fn parsed(line: &str) -> Message<'_> {
@@ -43,7 +43,7 @@ proptest! {
             Message::Gaps { vcpu, count: n[0], p50_ns: n[1], p99_ns: n[2], p999_ns: n[3], max_ns: n[4] },
             Message::Mismatch(Mismatch { address: n[0], expected: n[1], found: n[2], kind: MismatchKind::ALL[n[3] as usize % 4] }),
             Message::Verify { status: Status::ALL[n[2] as usize % 2], errors: n[0], checked: n[1] },
-            Message::Exit { code: ExitCode::ALL[n[0] as usize % 6] },
+            Message::Exit { code: ExitCode::ALL[n[0] as usize % 7] },
             Message::Result { name, value: f64::from_bits(n[0] & !(0x7ff << 52)), unit: Name::new(&unit).unwrap() },
         ];
         for message in messages {

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
+use crate::image::ImageArgs;
 use crate::kernels;
 
 /// Runs guests whose pages grow under them.
@@ -53,6 +54,8 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
+    /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed
+    Image(ImageArgs),
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),

@@ -6,6 +6,7 @@
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
+//!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //! ```
 
@@ -15,6 +16,7 @@ pub mod doctor;
 pub mod environment;
 pub mod failure;
 pub mod held_pool;
+pub mod image;
 pub mod interrupts;
 pub mod kernels;
 pub mod mappings;

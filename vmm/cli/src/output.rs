@@ -80,18 +80,7 @@ impl Place {
     fn put(self, text: &str) -> Result<(), Failure> {
         match self {
             Place::StandardOutput => print(text),
-            Place::Named(NamedPlace { option, path, file }) => {
-                let cannot = |error: io::Error| cannot_write(option, &path, error);
-                match file {
-                    PlaceFile::AsItIs(mut file) => file.write_all(text.as_bytes()).map_err(cannot),
-                    PlaceFile::In(folder) => {
-                        let mut file = new_file_in(&folder).map_err(cannot)?;
-                        file.write_all(text.as_bytes()).map_err(cannot)?;
-                        file.persist(&path).map_err(|error| cannot(error.error))?;
-                        Ok(())
-                    }
-                }
-            }
+            Place::Named(place) => place.put(text.as_bytes()),
         }
     }
 }
@@ -120,6 +109,23 @@ impl NamedPlace {
         let folder = folder.to_owned();
         new_file_in(&folder).map_err(|error| cannot(&error))?;
         Ok(NamedPlace { option, path, file: PlaceFile::In(folder) })
+    }
+
+    /// Writes the whole result and puts it in place.
+    ///
+    /// # Errors
+    /// [`Failure::Output`]; a file is then as it was.
+    pub fn put(self, bytes: &[u8]) -> Result<(), Failure> {
+        let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
+        match self.file {
+            PlaceFile::AsItIs(mut file) => file.write_all(bytes).map_err(cannot),
+            PlaceFile::In(folder) => {
+                let mut file = new_file_in(&folder).map_err(cannot)?;
+                file.write_all(bytes).map_err(cannot)?;
+                file.persist(&self.path).map_err(|error| cannot(error.error))?;
+                Ok(())
+            }
+        }
     }
 
     /// Puts the file in place, still empty, for what is written bit by bit.

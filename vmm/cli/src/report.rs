@@ -343,6 +343,36 @@ pub fn number(text: impl ToString) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
+pub(crate) fn write_results(out: &mut String, results: &BTreeMap<String, Measurement>) {
+    for (name, Measurement { value, unit }) in results {
+        let _ = writeln!(out, "  {name}: {} {unit}", decimal(*value));
+    }
+}
+
+pub(crate) fn write_gaps(out: &mut String, gaps: &[Gaps]) {
+    for gap in gaps {
+        let us = |ns: u64| ns as f64 / 1e3;
+        let _ = writeln!(
+            out,
+            "  gaps of vCPU {}: median {:.1} us, 99 % {:.1} us, 99.9 % {:.1} us, longest {:.1} us",
+            gap.vcpu,
+            us(gap.p50_ns),
+            us(gap.p99_ns),
+            us(gap.p999_ns),
+            us(gap.max_ns)
+        );
+    }
+}
+
+pub(crate) fn write_verification(out: &mut String, verification: Option<&Verification>) {
+    let Some(Verification { passed, errors, checked, first_mismatch }) = verification else { return };
+    let word = if *passed { "passed" } else { "FAILED" };
+    let _ = writeln!(out, "  verification {word}: {errors} of {checked} words or results are wrong");
+    if let Some(mismatch) = first_mismatch {
+        let _ = writeln!(out, "  first wrong word: {mismatch}");
+    }
+}
+
 impl RunReport {
     /// For people.
     pub fn to_table(&self) -> String {
@@ -399,21 +429,8 @@ impl RunReport {
                 Bytes::new(*bytes)
             );
         }
-        for (name, Measurement { value, unit }) in &self.results {
-            let _ = writeln!(out, "  {name}: {} {unit}", decimal(*value));
-        }
-        for gap in &self.gaps {
-            let us = |ns: u64| ns as f64 / 1e3;
-            let _ = writeln!(
-                out,
-                "  gaps of vCPU {}: median {:.1} us, 99 % {:.1} us, 99.9 % {:.1} us, longest {:.1} us",
-                gap.vcpu,
-                us(gap.p50_ns),
-                us(gap.p99_ns),
-                us(gap.p999_ns),
-                us(gap.max_ns)
-            );
-        }
+        write_results(&mut out, &self.results);
+        write_gaps(&mut out, &self.gaps);
         self.write_manager(&mut out);
         if let Some(bytes) = self.vmm.resident_beyond_guest_ram_bytes {
             let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
@@ -422,13 +439,7 @@ impl RunReport {
             let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
         }
         self.write_figure(&mut out);
-        if let Some(Verification { passed, errors, checked, first_mismatch }) = &self.verification {
-            let word = if *passed { "passed" } else { "FAILED" };
-            let _ = writeln!(out, "  verification {word}: {errors} of {checked} words or results are wrong");
-            if let Some(mismatch) = first_mismatch {
-                let _ = writeln!(out, "  first wrong word: {mismatch}");
-            }
-        }
+        write_verification(&mut out, self.verification.as_ref());
         let _ = writeln!(out, "  outcome: {}", self.outcome);
         out
     }

@@ -6,6 +6,7 @@
 //! 4. wait: for the guest, the time, or Ctrl-C
 //! 5. the report
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, RamStart};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, PolicyChoice, VmId};
+use wideleaf_protocol::linux::EXIT_STATUS;
 use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
@@ -33,7 +35,7 @@ use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::{NamedPlace, Output, print};
-use crate::report::{RunReport, Setup, table};
+use crate::report::{Measurement, RunReport, Setup, Verification, table};
 use crate::session::{Observed, Session, summarize};
 
 /// How often what waits for a native kernel looks at the clock and the interrupts.
@@ -114,12 +116,27 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let report = execute(&spec, &interrupts, process_start)?;
     output.write(&report, RunReport::to_table)?;
     check_recording(&spec, &report)?;
-    match report.verification {
-        Some(verification) if !verification.passed => {
-            let (errors, checked) = (verification.errors, verification.checked);
-            Err(Failure::GuestFailed(format!("verification failed: {errors} of {checked} words or results are wrong")))
-        }
-        _ => Ok(()),
+    verdict(&report.outcome, report.verification.as_ref(), &report.results)
+}
+
+/// Whether the guest found its memory right, and the program that a Linux guest ran ended well.
+///
+/// # Errors
+/// [`Failure::GuestFailed`] where it did not.
+pub(crate) fn verdict(
+    outcome: &str,
+    verification: Option<&Verification>,
+    results: &BTreeMap<String, Measurement>,
+) -> Result<(), Failure> {
+    if let Some(Verification { errors, checked, .. }) = verification.filter(|verification| !verification.passed) {
+        return Err(Failure::GuestFailed(format!(
+            "verification failed: {errors} of {checked} words or results are wrong"
+        )));
+    }
+    match results.get(EXIT_STATUS.as_str()).filter(|status| status.value != 0.0) {
+        Some(status) => Err(Failure::GuestFailed(format!("the program ended with status {}", status.value))),
+        None if outcome == ExitCode::Success.to_string() => Ok(()),
+        None => Err(Failure::GuestFailed(format!("the guest ended: {outcome}"))),
     }
 }
 
@@ -367,18 +384,25 @@ fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<String, Fa
             let line = &observed.malformed[0];
             Err(Failure::GuestCrashed(format!("the guest wrote a line that makes no sense: {line}")))
         }
-        Ended::Exit(code) => match (ExitCode::from_port_value(code), &observed.panic) {
-            (Some(ExitCode::Success | ExitCode::VerificationFailed), _) => {
-                Ok(ExitCode::from_port_value(code).map(|code| code.to_string()).unwrap_or_default())
-            }
-            (Some(ExitCode::BadArguments), Some(why)) => Err(Failure::Usage(format!("--cmdline: {why}"))),
-            (Some(ExitCode::Unsupported), Some(why)) => {
-                Err(Failure::Input(format!("{} refuses: {why}", spec.workload_name())))
-            }
-            (_, Some(why)) => Err(Failure::GuestCrashed(format!("the guest panicked: {why}"))),
-            (Some(known), None) => Err(Failure::GuestCrashed(format!("the guest ended: {known}"))),
-            (None, None) => Err(Failure::GuestFailed(format!("the guest ended with exit code {code}"))),
+        Ended::Exit(_) if observed.has_begun && observed.exit.is_none() => {
+            Err(Failure::GuestCrashed("the guest ended without an exit line".to_owned()))
+        }
+        // A Linux guest has only its exit line to say it: it switches the machine off.
+        Ended::Exit(code) => match observed.exit.or(ExitCode::from_port_value(code)) {
+            Some(code) => outcome_of(code, observed.panic.as_deref(), &spec.workload_name(), "--cmdline"),
+            None => Err(Failure::GuestFailed(format!("the guest ended with exit code {code}"))),
         },
+    }
+}
+
+/// What an exit code means, with the guest's reason where it gave one; `arguments` is what the user calls its command line.
+pub(crate) fn outcome_of(code: ExitCode, panic: Option<&str>, name: &str, arguments: &str) -> Result<String, Failure> {
+    match (code, panic) {
+        (ExitCode::Success | ExitCode::VerificationFailed | ExitCode::ProgramFailed, _) => Ok(code.to_string()),
+        (ExitCode::BadArguments, Some(why)) => Err(Failure::Usage(format!("{arguments}: {why}"))),
+        (ExitCode::Unsupported, Some(why)) => Err(Failure::Input(format!("{name} refuses: {why}"))),
+        (_, Some(why)) => Err(Failure::GuestCrashed(format!("the guest panicked: {why}"))),
+        (_, None) => Err(Failure::GuestCrashed(format!("the guest ended: {code}"))),
     }
 }
 

@@ -78,7 +78,7 @@ struct Mark {
 
 #[derive(Default)]
 struct Log {
-    is_native: bool,
+    entry: Option<Entry>,
     kernel: Option<&'static Kernel>,
     tsc_hz: u64,
     phases: Vec<PhaseLog>,
@@ -121,6 +121,8 @@ pub struct Observed {
     pub panic: Option<String>,
     /// The code in its `exit` line.
     pub exit: Option<ExitCode>,
+    /// Whether a line of ours came at all.
+    pub has_begun: bool,
     /// Lines that begin like ours and are not.
     pub malformed: Vec<String>,
     /// What the VMM took.
@@ -174,11 +176,16 @@ impl Session {
             Message::Hello { tsc_hz, entry, kernel, .. } => {
                 log.kernel = kernel::named(kernel.as_str());
                 log.tsc_hz = tsc_hz;
-                log.is_native = entry == Entry::Native;
+                log.entry = Some(entry);
             }
             Message::Region { name, address, bytes } => {
-                let start = if log.is_native { address - self.ram.base().get() } else { address };
-                if let Some(range) = GpaRange::new(Gpa::new(start), Bytes::new(bytes)) {
+                let start = match log.entry {
+                    Some(Entry::Native) => address.checked_sub(self.ram.base().get()),
+                    // An address of a process in the guest: where that is in RAM only Linux knows.
+                    Some(Entry::Linux) => None,
+                    _ => Some(address),
+                };
+                if let Some(range) = start.and_then(|start| GpaRange::new(Gpa::new(start), Bytes::new(bytes))) {
                     log.regions.push((name.to_string(), range));
                 }
             }
@@ -266,12 +273,13 @@ impl Session {
             verification,
             panic: log.panic.take(),
             exit: log.exit,
+            has_begun: log.first_line_at.is_some(),
             malformed: std::mem::take(&mut log.malformed),
             vmm: VmmCost {
                 resident_beyond_guest_ram_bytes: log.resident_beyond_guest_ram.map(Bytes::get),
                 first_byte_ms: log
                     .first_line_at
-                    .filter(|_| !log.is_native)
+                    .filter(|_| log.entry != Some(Entry::Native))
                     .map(|at| at.duration_since(process_start).as_secs_f64() * 1e3),
             },
         }

@@ -453,6 +453,7 @@ fn help_is_there_for_everything() {
     assert!(help(&["demo", "--help"]).contains("Examples:"));
     assert!(help(&["simulate", "--help"]).contains("Examples:"));
     assert!(help(&["doctor", "--help"]).contains("Examples:"));
+    assert!(help(&["image", "linux", "--help"]).contains("wideleaf.page=4k|thp|2m|1g"));
     let policies = help(&["run", "--policy", "help"]);
     assert!(policies.contains("never") && policies.contains("greedy"), "{policies}");
     assert_eq!(help(&["run", "gups", "--policy", "help"]), policies);

@@ -1,0 +1,104 @@
+//! For build scripts: runs a cargo within the cargo, whose program is then embedded. Each of them includes this file.
+//!
+//! The inner cargo must not inherit anything from the outer one: not its flags, which are for other programs, not its wrappers
+//! (clippy's would only check), not its job server or target directory (they would wait for each other).
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The only target that is sure to be installed, because the host's own crates are built for it.
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// What an inner cargo builds.
+pub struct Inner<'a> {
+    /// A package's folder.
+    pub package: &'a Path,
+    /// The program's name.
+    pub program: &'a str,
+    /// Flags for rustc. They take the place of every rustflags setting in every configuration file.
+    pub flags: &'a [String],
+    /// Further variables of its environment.
+    pub variables: &'a [(&'a str, &'a str)],
+}
+
+impl Inner<'_> {
+    /// Builds the program and leaves it in `OUT_DIR` under `name`. Where that fails, the outer build ends with the reason.
+    pub fn build_as(&self, name: &str) {
+        let out = PathBuf::from(required("OUT_DIR"));
+        let target_dir = out.join(self.program);
+        let mut cargo = Command::new(required("CARGO"));
+        cargo
+            .current_dir(self.package)
+            .args(["build", "--release", "--locked", "--offline", "--target", TARGET])
+            .arg("--target-dir")
+            .arg(&target_dir);
+        for (variable, _) in env::vars_os() {
+            if is_outer_cargos(&variable) {
+                cargo.env_remove(variable);
+            }
+        }
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", self.flags.join("\u{1f}")).envs(self.variables.iter().copied());
+
+        let output = match cargo.output() {
+            Ok(output) => output,
+            Err(error) => stop(&format!("cannot start cargo for {}: {error}", self.program)),
+        };
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            stop(&format!("{} does not build ({}):\n{text}", self.program, self.package.display()));
+        }
+        let (built, wanted) = (target_dir.join(TARGET).join("release").join(self.program), out.join(name));
+        if let Err(error) = std::fs::copy(&built, &wanted) {
+            stop(&format!("cannot copy {} to {}: {error}", built.display(), wanted.display()));
+        }
+    }
+}
+
+/// Says what a change of makes the program out of date, relative to the package of the build script.
+pub fn rerun_if_changed(inputs: &[&str]) {
+    let package = PathBuf::from(required("CARGO_MANIFEST_DIR"));
+    for input in inputs {
+        println!("cargo::rerun-if-changed={}", package.join(input).display());
+    }
+}
+
+/// Whether a variable was set by the outer cargo or for it.
+fn is_outer_cargos(name: &OsStr) -> bool {
+    const NAMES: [&str; 14] = [
+        "RUSTC",
+        "RUSTDOC",
+        "RUSTFLAGS",
+        "RUSTDOCFLAGS",
+        "TARGET",
+        "HOST",
+        "NUM_JOBS",
+        "OPT_LEVEL",
+        "PROFILE",
+        "DEBUG",
+        "OUT_DIR",
+        "MAKEFLAGS",
+        "MFLAGS",
+        "CLIPPY_ARGS",
+    ];
+    const BEGINNINGS: [&str; 5] = ["CARGO_", "__CARGO", "RUSTC_", "DEP_", "CLIPPY_"];
+    // Where registries and toolchains are is the user's, not the build's.
+    const KEPT: [&str; 1] = ["CARGO_HOME"];
+    let Some(name) = name.to_str() else { return false };
+    let is_listed = NAMES.contains(&name) || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
+    is_listed && !KEPT.contains(&name)
+}
+
+/// A variable that cargo sets for every build script.
+pub fn required(name: &str) -> String {
+    env::var(name).unwrap_or_else(|error| stop(&format!("cargo did not set {name}: {error}")))
+}
+
+/// Ends the build with every line of the reason shown.
+fn stop(reason: &str) -> ! {
+    for line in reason.lines() {
+        println!("cargo::error={line}");
+    }
+    std::process::exit(1)
+}

@@ -1,0 +1,135 @@
+//! `/init` of a Linux guest: does one job, says how it went, switches the machine off.
+//!
+//! ```text
+//!   process 1  mounts /proc, /sys, /dev; quiets Linux      a child, which may crash or be killed
+//!      │  the image has a program? ── yes ──▶ program.rs ─▶ the program ── its output, relayed line by line ──▶ console
+//!      │                           ── no ───▶ itself again ▶ kernel.rs, with its memory from memory.rs ──────▶ console
+//!      │◀─ exit code, or how it died ─────────────────────────────────┘
+//!      ▼
+//!   `exit` line (unless the kernel has printed it), everything written out, power off
+//! ```
+//!
+//! Process 1 must not end and cannot be killed: Linux panics when it ends, and also where all other memory is used up and nothing
+//! is left to kill. So whatever may go wrong goes wrong in a child.
+
+mod failure;
+mod kernel;
+mod memory;
+mod parameters;
+mod program;
+
+use std::io::{self, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+use std::{fs, process};
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::termios::tcdrain;
+use parameters::Parameters;
+use wideleaf_protocol::linux::PROGRAM_FILE;
+use wideleaf_protocol::{ExitCode, Message};
+
+use crate::failure::Failure;
+
+/// What process 1 gives to its child, which is this program again, so that it runs the kernel.
+const KERNEL_ROLE: &str = "kernel";
+
+/// The file systems that anything here needs, and where.
+const MOUNTS: [(&str, &str); 3] = [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")];
+
+/// The words that Linux was started with.
+const CMDLINE_FILE: &str = "/proc/cmdline";
+
+/// How long the time stamp counter's frequency is measured: good to one part in 50 000.
+const TSC_MEASURED_OVER: Duration = Duration::from_millis(50);
+
+fn main() {
+    let is_child = std::env::args().nth(1).as_deref() == Some(KERNEL_ROLE);
+    if is_child {
+        end_panics_with(|code| process::exit(code.port_value().into()));
+        let code = kernel::run().unwrap_or_else(|failure| failure.report());
+        process::exit(code.port_value().into());
+    }
+    if process::id() != 1 {
+        eprintln!("this is the first process of a Linux guest; `wideleaf image linux` makes an initramfs with it");
+        process::exit(ExitCode::Unsupported.port_value().into());
+    }
+    end_panics_with(|_| power_off());
+    if let Err(failure) = set_up().and_then(|()| do_the_job()) {
+        failure.report();
+    }
+    power_off();
+}
+
+/// Says the reason of a panic in our lines, then ends the process in its way.
+fn end_panics_with(end: impl Fn(ExitCode) + Send + Sync + 'static) {
+    std::panic::set_hook(Box::new(move |info| {
+        let failure = Failure { code: ExitCode::Panic, message: info.to_string() };
+        end(failure.report());
+    }));
+}
+
+fn set_up() -> Result<(), Failure> {
+    for (kind, target) in MOUNTS {
+        match mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>) {
+            Ok(()) | Err(Errno::EBUSY) => {}
+            Err(error) => return Err(Failure::unsupported(format_args!("cannot mount {kind} on {target}: {error}"))),
+        }
+    }
+    // Only emergencies: the log of Linux would tear our lines apart. proc_sys_kernel(5), printk.
+    let _ = fs::write("/proc/sys/kernel/printk", "1");
+    Ok(())
+}
+
+/// Runs what is to be run, to its end and to its `exit` line.
+fn do_the_job() -> Result<(), Failure> {
+    let cmdline = cmdline()?;
+    let is_program = Parameters::parse(&cmdline)?.kernel.is_none() && Path::new(PROGRAM_FILE).exists();
+    if is_program {
+        let code = program::run()?;
+        emit(&Message::Exit { code });
+        return Ok(());
+    }
+    let status = Command::new("/proc/self/exe").arg(KERNEL_ROLE).status();
+    let status = status.map_err(|error| Failure::unsupported(format_args!("cannot start the kernel: {error}")))?;
+    match status.code().and_then(|code| ExitCode::from_port_value(u8::try_from(code).ok()?)) {
+        Some(_) => Ok(()),
+        None => Err(Failure { code: ExitCode::Panic, message: format!("the kernel {}", how_it_died(status)) }),
+    }
+}
+
+/// The Linux command line.
+fn cmdline() -> Result<String, Failure> {
+    let text = fs::read_to_string(CMDLINE_FILE);
+    text.map_err(|error| Failure::unsupported(format_args!("cannot read {CMDLINE_FILE}: {error}")))
+}
+
+fn how_it_died(status: ExitStatus) -> String {
+    const SIGKILL: i32 = 9;
+    match status.signal() {
+        Some(SIGKILL) => "was killed, as Linux does when memory is used up: give the guest more RAM".to_owned(),
+        Some(signal) => format!("was ended by signal {signal}"),
+        None => format!("ended with {status}"),
+    }
+}
+
+/// Prints one line on the console.
+fn emit(message: &Message<'_>) {
+    // Where the console cannot be written to, there is nobody to tell.
+    let _ = writeln!(io::stdout().lock(), "{message}");
+}
+
+/// Switches the machine off, once the console has printed everything.
+fn power_off() {
+    let mut stdout = io::stdout();
+    let _ = stdout.flush();
+    let _ = tcdrain(&stdout);
+    // A machine that has no switch restarts; one that cannot restart stands still.
+    for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT, RebootMode::RB_HALT_SYSTEM] {
+        let _ = reboot(mode);
+    }
+}

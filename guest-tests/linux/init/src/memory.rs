@@ -1,0 +1,151 @@
+//! The kernel's memory: as much as it needs, on the pages asked for, and what really backs it in the end.
+
+use std::fs;
+use std::sync::Arc;
+
+use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_memory::pool::{HugetlbPools, PoolError};
+use wideleaf_memory::sensors::smaps::resident_memory;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
+use wideleaf_policies::units::kib;
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
+
+use crate::failure::Failure;
+use crate::parameters::Page;
+
+/// Of what is available a kernel that takes all there is gets this part: the rest is for its page tables and for Linux, which kills
+/// processes when it has none left.
+const PART_OF_AVAILABLE: u64 = 2;
+
+/// Memory on these pages: so much, or what the run needs.
+pub fn map(page: Page, bytes: Option<Bytes>, need: MemoryNeed) -> Result<Arc<GuestRam>, Failure> {
+    let backing = backing(page);
+    let size = backing.granule();
+    let bytes = match (bytes, need) {
+        (Some(bytes), _) => bytes,
+        (None, MemoryNeed::Bytes(bytes)) => Bytes::new(bytes).checked_round_up(size).unwrap_or(Bytes::new(bytes)),
+        (None, MemoryNeed::AllThereIs) => part_of_all(backing)?,
+    };
+    check_there_is(bytes, backing)?;
+    let range = GpaRange::new(Gpa::new(0), bytes).ok_or_else(|| Failure::unsupported("cannot map no memory at all"))?;
+    GuestRam::map(&[range], backing).map_err(Failure::unsupported)
+}
+
+/// Linux turns transparent huge pages off by itself on machines of less than 512 MiB (mm/huge_memory.c, `hugepage_init`), whatever
+/// it was built with. Turns them on for who asks, unless the command line says something about them.
+pub fn permit_huge_pages(cmdline: &str) {
+    const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let is_chosen = cmdline.split_ascii_whitespace().any(|word| word.starts_with("transparent_hugepage="));
+    let is_off = fs::read_to_string(ENABLED).is_ok_and(|modes| modes.contains("[never]"));
+    if is_off && !is_chosen {
+        // Where Linux does not let us, the results say that no memory was in large pages.
+        let _ = fs::write(ENABLED, "madvise");
+    }
+}
+
+fn backing(page: Page) -> BackingConfig {
+    let (kind, size) = match page {
+        Page::Base4K => (BackingKind::Anon, PageSize::Base4K),
+        Page::Thp => (BackingKind::Anon, PageSize::Huge2M),
+        Page::Huge2M => (BackingKind::Hugetlb, PageSize::Huge2M),
+        Page::Giant1G => (BackingKind::Hugetlb, PageSize::Giant1G),
+    };
+    BackingConfig::new(kind, size).expect("these four exist")
+}
+
+/// As much as a kernel gets that takes all there is. At least a page of a pool: what an empty one lacks is said later.
+fn part_of_all(backing: BackingConfig) -> Result<Bytes, Failure> {
+    let size = backing.granule();
+    let pages = match backing.kind() {
+        BackingKind::Hugetlb => HugetlbPools::of_this_machine().status(size).map_err(of_pool)?.available().max(1),
+        BackingKind::Anon | BackingKind::Memfd => available()?.get() / PART_OF_AVAILABLE / size.bytes().get(),
+    };
+    Ok(size.bytes() * pages)
+}
+
+/// Before anything is touched: Linux would say it later by killing the kernel.
+fn check_there_is(bytes: Bytes, backing: BackingConfig) -> Result<(), Failure> {
+    if backing.kind() == BackingKind::Hugetlb {
+        return HugetlbPools::of_this_machine().check(backing.granule(), bytes).map_err(of_pool);
+    }
+    let available = available()?;
+    if bytes <= available {
+        return Ok(());
+    }
+    let message = format!("needs {bytes} of memory, there are {available}; give the guest more RAM or ask for less");
+    Err(Failure::unsupported(message))
+}
+
+fn of_pool(error: PoolError) -> Failure {
+    let PoolError::Short(short) = error else { return Failure::unsupported(error) };
+    let (needed, available, size) = (short.needed, short.pool.available(), short.pool.size);
+    let remedy =
+        format!("put hugepagesz={size} hugepages={needed} on the Linux command line, and give the guest RAM for them");
+    Failure::unsupported(format_args!("needs {needed} hugetlb pages of {size}, {available} are free; {remedy}"))
+}
+
+/// What Linux could hand out without swapping: `MemAvailable`, proc_meminfo(5).
+fn available() -> Result<Bytes, Failure> {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
+    let available = field.and_then(|number| number.parse().ok()).map(kib);
+    available.ok_or_else(|| Failure::unsupported("/proc/meminfo does not say what is available"))
+}
+
+/// How much of the memory is there, and how much of that is in pages of 2 MiB or more.
+pub struct Backed {
+    /// There.
+    pub resident: Bytes,
+    /// In large pages.
+    pub large: Bytes,
+}
+
+/// Asks Linux what backs the memory now; `None` where it does not say.
+pub fn backed(ram: &GuestRam) -> Option<Backed> {
+    if ram.backing().kind() == BackingKind::Hugetlb {
+        let size = ram.backing().granule();
+        let pool = HugetlbPools::of_this_machine().status(size).ok()?;
+        // Nobody else in this machine uses the pool.
+        let used = size.bytes() * (pool.total - pool.free);
+        return Some(Backed { resident: used, large: used });
+    }
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let memory = resident_memory(&smaps, &[(ram.base(), ram.bytes())]).ok()?;
+    Some(Backed { resident: memory.guest_ram, large: memory.guest_ram_thp })
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_policies::units::mib;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_gets_what_it_needs_in_whole_windows() {
+        let needed = |bytes, need| map(Page::Base4K, bytes, need).expect("some MiB").bytes();
+        assert_eq!(needed(None, MemoryNeed::Bytes(5 << 20)), mib(6));
+        assert_eq!(needed(Some(mib(2)), MemoryNeed::Bytes(5 << 20)), mib(2));
+        assert!(needed(None, MemoryNeed::AllThereIs) >= mib(2));
+    }
+
+    #[test]
+    fn memory_on_base_pages_is_there_once_it_is_touched_and_never_large() {
+        let ram = map(Page::Base4K, None, MemoryNeed::Bytes(4 << 20)).expect("4 MiB");
+        let words = ram.words(ram.ranges()[0]);
+        words.iter().for_each(|word| word.store(1, std::sync::atomic::Ordering::Relaxed));
+        let backed = backed(&ram).expect("Linux says what backs it");
+        assert_eq!((backed.resident, backed.large), (mib(4), Bytes::ZERO));
+    }
+
+    #[test]
+    fn what_no_machine_has_is_refused_with_what_would_help() {
+        let pebibyte = MemoryNeed::Bytes(1 << 50);
+        let refused = |page| map(page, None, pebibyte).expect_err("refused").message;
+        assert!(refused(Page::Thp).starts_with("needs 1024 TiB of memory, there are "), "{}", refused(Page::Thp));
+        let pool = refused(Page::Huge2M);
+        assert!(
+            pool.starts_with("needs 536870912 hugetlb pages of 2m, ") && pool.contains("hugepages=536870912"),
+            "{pool}"
+        );
+    }
+}

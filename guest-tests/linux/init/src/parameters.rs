@@ -1,0 +1,189 @@
+//! Our words on the Linux command line.
+//!
+//! ```text
+//! console=ttyS0 hugepages=64 wideleaf.page=2m wideleaf.kernel="npb.cg class=S"
+//! └─────────── Linux's ────┘ └── ours ───────────────────────────────────────┘
+//! ```
+//!
+//! Quotes hold words together, around the value or around the whole, as for Linux itself
+//! (Documentation/admin-guide/kernel-parameters.rst).
+
+use thiserror::Error;
+use wideleaf_policies::Bytes;
+use wideleaf_protocol::linux::{KEY_KERNEL, KEY_MEMORY, KEY_PAGE, KEY_PREFIX, KEY_THREADS};
+use wideleaf_protocol::{ExitCode, GuestPage, VCPUS_MAX};
+
+use crate::failure::Failure;
+
+/// What backs the kernel's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Page {
+    /// Base pages, whatever Linux would do by itself.
+    Base4K,
+    /// Transparent huge pages, where Linux has and permits them.
+    #[default]
+    Thp,
+    /// Pages of 2 MiB of the hugetlb pool.
+    Huge2M,
+    /// Pages of 1 GiB of the hugetlb pool.
+    Giant1G,
+}
+
+impl Page {
+    const ALL: [(&str, Page); 4] =
+        [("4k", Page::Base4K), ("thp", Page::Thp), ("2m", Page::Huge2M), ("1g", Page::Giant1G)];
+
+    /// The size that is asked for, which the `hello` line says.
+    pub const fn asked_for(self) -> GuestPage {
+        match self {
+            Page::Base4K => GuestPage::Base4K,
+            Page::Thp | Page::Huge2M => GuestPage::Huge2M,
+            Page::Giant1G => GuestPage::Giant1G,
+        }
+    }
+}
+
+/// What the Linux command line says to us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parameters<'a> {
+    /// A kernel with its parameters, in place of what the image was made for.
+    pub kernel: Option<&'a str>,
+    /// Threads.
+    pub threads: Option<usize>,
+    /// What backs the kernel's memory.
+    pub page: Page,
+    /// How much of it.
+    pub memory: Option<Bytes>,
+}
+
+/// Why the Linux command line is refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ParameterError {
+    /// No word of ours.
+    #[error(
+        "unknown word {0} on the Linux command line; there is {KEY_KERNEL}=, {KEY_THREADS}=, {KEY_PAGE}=, {KEY_MEMORY}="
+    )]
+    Unknown(String),
+    /// A word twice.
+    #[error("{0}= is twice on the Linux command line")]
+    Twice(&'static str),
+    /// A value that means nothing.
+    #[error("{key}={value}: expected {expected}")]
+    Value {
+        /// The word.
+        key: &'static str,
+        /// What it is.
+        value: String,
+        /// What it could be.
+        expected: String,
+    },
+}
+
+impl From<ParameterError> for Failure {
+    fn from(error: ParameterError) -> Failure {
+        Failure { code: ExitCode::BadArguments, message: error.to_string() }
+    }
+}
+
+impl<'a> Parameters<'a> {
+    /// Reads our words and leaves all others alone.
+    ///
+    /// # Errors
+    /// [`ParameterError`] for the first word of ours that makes no sense.
+    pub fn parse(cmdline: &'a str) -> Result<Parameters<'a>, ParameterError> {
+        let mut parameters = Parameters::default();
+        let mut seen = Vec::new();
+        for word in words(cmdline).map(between_quotes).filter(|word| word.starts_with(KEY_PREFIX)) {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let key = parameters.set(key, between_quotes(value))?;
+            if seen.contains(&key) {
+                return Err(ParameterError::Twice(key));
+            }
+            seen.push(key);
+        }
+        Ok(parameters)
+    }
+
+    fn set(&mut self, key: &str, value: &'a str) -> Result<&'static str, ParameterError> {
+        let wrong = |key, expected: String| ParameterError::Value { key, value: value.to_owned(), expected };
+        match key {
+            KEY_KERNEL if !value.is_empty() => {
+                self.kernel = Some(value);
+                Ok(KEY_KERNEL)
+            }
+            KEY_KERNEL => Err(wrong(KEY_KERNEL, "a kernel and its parameters, in quotes".to_owned())),
+            KEY_THREADS => {
+                let count = value.parse().ok().filter(|count| (1..=VCPUS_MAX).contains(count));
+                let expected = || wrong(KEY_THREADS, format!("a count from 1 to {VCPUS_MAX}"));
+                self.threads = Some(count.ok_or_else(expected)?);
+                Ok(KEY_THREADS)
+            }
+            KEY_PAGE => {
+                let page = Page::ALL.iter().find(|(name, _)| *name == value);
+                self.page = page.ok_or_else(|| wrong(KEY_PAGE, "4k, thp, 2m or 1g".to_owned()))?.1;
+                Ok(KEY_PAGE)
+            }
+            KEY_MEMORY => {
+                let expected = |error| wrong(KEY_MEMORY, format!("a size ({error})"));
+                self.memory = Some(Bytes::parse(value).map_err(expected)?);
+                Ok(KEY_MEMORY)
+            }
+            _ => Err(ParameterError::Unknown(key.to_owned())),
+        }
+    }
+}
+
+/// Splits at white space outside quotes.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    let is_border = move |c: char| {
+        is_quoted ^= c == '"';
+        c.is_ascii_whitespace() && !is_quoted
+    };
+    line.split(is_border).filter(|word| !word.is_empty())
+}
+
+fn between_quotes(text: &str) -> &str {
+    text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_policies::units::mib;
+
+    use super::*;
+
+    #[test]
+    fn our_words_are_found_among_those_of_linux() {
+        let line = "console=ttyS0 wideleaf.kernel=\"npb.cg class=S\" quiet wideleaf.threads=2 wideleaf.page=2m wideleaf.memory=64M\n";
+        let parameters =
+            Parameters { kernel: Some("npb.cg class=S"), threads: Some(2), page: Page::Huge2M, memory: Some(mib(64)) };
+        assert_eq!(Parameters::parse(line), Ok(parameters));
+        assert_eq!(Parameters::parse("console=ttyS0 panic=-1 -- x"), Ok(Parameters::default()));
+    }
+
+    #[test]
+    fn quotes_may_be_around_the_value_or_around_the_whole_word() {
+        let of = |line| Parameters::parse(line).map(|parameters| parameters.kernel);
+        assert_eq!(of("a \"wideleaf.kernel=gups log2_words=16\" b"), Ok(Some("gups log2_words=16")));
+        assert_eq!(of("a wideleaf.kernel=\"gups log2_words=16\" b"), Ok(Some("gups log2_words=16")));
+        assert_eq!(of("a wideleaf.kernel=gups b"), Ok(Some("gups")));
+    }
+
+    #[test]
+    fn a_word_that_means_nothing_is_refused_with_what_it_could_be() {
+        let refused = |line| Parameters::parse(line).map_err(|error| error.to_string()).expect_err("refused");
+        assert!(
+            refused("wideleaf.pages=2m").starts_with("unknown word wideleaf.pages on the Linux command line; there is")
+        );
+        assert_eq!(refused("wideleaf.page=16k"), "wideleaf.page=16k: expected 4k, thp, 2m or 1g");
+        assert_eq!(refused("wideleaf.page"), "wideleaf.page=: expected 4k, thp, 2m or 1g");
+        assert_eq!(refused("wideleaf.threads=0"), "wideleaf.threads=0: expected a count from 1 to 16");
+        assert_eq!(
+            refused("wideleaf.threads=2 wideleaf.threads=2"),
+            "wideleaf.threads= is twice on the Linux command line"
+        );
+        assert!(refused("wideleaf.memory=much").starts_with("wideleaf.memory=much: expected a size"));
+        assert_eq!(refused("wideleaf.kernel="), "wideleaf.kernel=: expected a kernel and its parameters, in quotes");
+    }
+}

@@ -1,0 +1,153 @@
+//! `wideleaf image`: a kernel, or any static program, as a Linux guest for any VMM, and what such a guest printed.
+//!
+//! ```text
+//!   wideleaf image linux --bench cg.S -o cg.cpio.gz        an initramfs: /init, and what it is to run
+//!        │
+//!        ▼  QEMU, our VMM, any other, with a distribution's kernel
+//!   serial console ──▶ file ──▶ wideleaf image results FILE ──▶ table | JSON, exit code
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`archive`] | the initramfs as bytes |
+//! | [`workload`] | what the guest runs, checked before anything is written |
+//! | [`results`] | the log of a serial console, read |
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use crate::args::FormatArg;
+use crate::failure::Failure;
+use crate::image::results::GuestReport;
+use crate::image::workload::Workload;
+use crate::interrupts::Interrupts;
+use crate::output::{NamedPlace, Output};
+
+pub mod archive;
+pub mod results;
+pub mod workload;
+
+/// `wideleaf image`.
+#[derive(Args, Debug)]
+pub struct ImageArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ImageCommand,
+}
+
+/// The subcommands of `wideleaf image`.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Make an initramfs: with it Linux runs one of our kernels, or any static program, and switches off
+    Linux(LinuxArgs),
+    /// Read what a guest printed on its serial console: figures, verification and exit code as of `wideleaf run`
+    Results(ResultsArgs),
+}
+
+const LINUX_EXAMPLES: &str = "\
+Words of ours for the Linux command line, all optional:
+  wideleaf.kernel=\"NAME KEY=VALUE ...\"
+      another kernel than the image was made for
+  wideleaf.threads=N
+      threads [default: one on every CPU]
+  wideleaf.page=4k|thp|2m|1g
+      what backs the kernel's memory: base pages, transparent huge pages, or the hugetlb pool,
+      which Linux fills with hugepages=N (1g: hugepagesz=1G hugepages=N) [default: thp]
+  wideleaf.memory=SIZE
+      how much memory the kernel gets [default: what it needs; for one that takes all there is,
+      half of what is available, or the pool]
+
+Examples:
+  CG of class A, under QEMU:
+    wideleaf image linux --bench cg.A --output cg.cpio.gz
+    qemu-system-x86_64 -accel kvm -cpu host -m 1G -nographic -no-reboot \\
+        -kernel vmlinuz -initrd cg.cpio.gz -append 'console=ttyS0 quiet panic=-1' | tee cg.log
+    wideleaf image results cg.log
+
+  GUPS on hugetlb pages, in our VMM:
+    wideleaf image linux --bench 'gups log2_words=24' --output gups.cpio.gz
+    wideleaf run ./vmlinuz --initrd gups.cpio.gz --memory 1G \\
+        --cmdline 'console=ttyS0 quiet panic=-1 hugepages=80 wideleaf.page=2m'
+
+  A program of yours, with two arguments:
+    wideleaf image linux --output stream.cpio.gz --exec ./stream -n 10";
+
+/// `wideleaf image linux`.
+#[derive(Args, Debug)]
+#[command(after_long_help = LINUX_EXAMPLES)]
+pub struct LinuxArgs {
+    /// The kernel to run: NAME.CLASS, like `cg.A`, or its name and parameters, like `gups log2_words=22`
+    #[arg(long, value_name = "KERNEL", required_unless_present = "exec", conflicts_with = "exec")]
+    pub bench: Option<String>,
+
+    /// A program to run instead, static and for x86-64, and its arguments; comes last
+    #[arg(long, num_args = 1.., allow_hyphen_values = true, value_names = ["FILE", "ARGUMENT"])]
+    pub exec: Vec<OsString>,
+
+    /// Where to write the initramfs: a newc archive, packed with gzip; equal arguments give equal files
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// `wideleaf image results`.
+#[derive(Args, Debug)]
+pub struct ResultsArgs {
+    /// The console's log; other lines than ours may be in it [default: standard input]
+    #[arg(value_name = "FILE")]
+    pub log: Option<PathBuf>,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`], with nothing left behind.
+pub fn main(args: &ImageArgs) -> Result<(), Failure> {
+    match &args.command {
+        ImageCommand::Linux(args) => make(args),
+        ImageCommand::Results(args) => read(args),
+    }
+}
+
+fn make(args: &LinuxArgs) -> Result<(), Failure> {
+    let workload = Workload::new(args.bench.as_deref(), &args.exec)?;
+    // In this order: once the temporary file is there, a signal no longer ends us without removing it.
+    let interrupts = Interrupts::install()?;
+    let place = NamedPlace::open("--output", &args.output)?;
+    let archive = archive::initramfs(&workload)?;
+    interrupts.check()?;
+    place.put(&archive)
+}
+
+fn read(args: &ResultsArgs) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
+    let report = GuestReport::of_log(&log_text(args.log.as_deref())?)?;
+    interrupts.check()?;
+    output.write(&report, GuestReport::to_table)?;
+    report.judge()
+}
+
+/// The whole log. A serial line may have damaged some of it: what is no text is replaced.
+fn log_text(path: Option<&Path>) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    let read = match path {
+        Some(path) => {
+            std::fs::File::open(path).and_then(|file| file.take(results::LOG_BYTES_MAX).read_to_end(&mut bytes))
+        }
+        None => std::io::stdin().lock().take(results::LOG_BYTES_MAX).read_to_end(&mut bytes),
+    };
+    let name = || path.map_or_else(|| "standard input".to_owned(), |path| path.display().to_string());
+    read.map_err(|error| Failure::Input(format!("cannot read the log {}: {error}", name())))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

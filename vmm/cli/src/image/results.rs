@@ -1,0 +1,293 @@
+//! The log of a guest's serial console, read: our lines, found among those of Linux and its firmware.
+//!
+//! ```text
+//!   [    1.9] Run /init as init process
+//!   @wideleaf hello version=1 kernel=npb.cg …   ◀─ what was before belongs to an earlier run
+//!   @wideleaf begin phase=program tsc=…
+//!   hello, world                                ◀─ the program's
+//!   @wideleaf end phase=program tsc=…
+//!   @wideleaf exit code=0                       ◀─ without it the guest did not get to its end
+//! ```
+//!
+//! What the host saw of the guest is not in a log, so the report has less than that of `wideleaf run`; what it has is called the
+//! same.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use wideleaf_protocol::linux::PROGRAM_PHASE;
+use wideleaf_protocol::{ExitCode, Message, Mismatch, PROTOCOL_VERSION, Status, parse};
+
+use crate::failure::Failure;
+use crate::report::{
+    Gaps, Measurement, Verification, number, rate, table, write_gaps, write_results, write_verification,
+};
+use crate::run::{outcome_of, verdict};
+
+/// More of a log is not read: a serial line of 115200 baud brings that much in a day.
+pub const LOG_BYTES_MAX: u64 = 1 << 30;
+
+/// What a guest printed.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GuestReport {
+    /// The kernel that ran; `program` for a program.
+    pub kernel: String,
+    /// vCPUs or threads that took part.
+    pub vcpus: u32,
+    /// Page size of its memory, as far as it was asked for.
+    pub guest_page: String,
+    /// How it was started: `pvh`, `direct`, `native` or `linux`.
+    pub entry: String,
+    /// How it ended: `success`, or what the guest said.
+    pub outcome: String,
+    /// The guest's own verification, if it has one.
+    pub verification: Option<Verification>,
+    /// The guest's own measurements, by name.
+    pub results: BTreeMap<String, Measurement>,
+    /// The timed parts, in order.
+    pub phases: Vec<GuestPhase>,
+    /// How long each vCPU was kept from its work.
+    pub gaps: Vec<Gaps>,
+    /// What a program printed, line by line.
+    pub program_output: Vec<String>,
+}
+
+/// A timed part.
+#[derive(Clone, Debug, Serialize)]
+pub struct GuestPhase {
+    /// Its name.
+    pub name: String,
+    /// Its length by the guest's clock; nothing where it did not end, or the clock's frequency is unknown.
+    pub seconds: Option<f64>,
+    /// Work done, in the last progress line.
+    pub units: u64,
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Reading {
+    report: GuestReport,
+    tsc_hz: u64,
+    /// When the phase began that runs now.
+    began_at: u64,
+    is_program_running: bool,
+    mismatch: Option<String>,
+    panic: Option<String>,
+    exit: Option<ExitCode>,
+    has_ours: bool,
+}
+
+impl GuestReport {
+    /// Reads a log. Of several runs in it, the last counts.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] where nothing in it is ours; [`Failure::GuestCrashed`] where the run has no end or a line makes no
+    /// sense; else what the guest gave as its reason.
+    pub fn of_log(text: &str) -> Result<GuestReport, Failure> {
+        let mut reading = Reading::default();
+        for line in text.lines() {
+            reading.read(line)?;
+        }
+        reading.end()
+    }
+
+    /// Whether the guest found its results right.
+    ///
+    /// # Errors
+    /// [`Failure::GuestFailed`] where it did not.
+    pub fn judge(&self) -> Result<(), Failure> {
+        verdict(&self.outcome, self.verification.as_ref(), &self.results)
+    }
+
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let mut out = String::new();
+        let GuestReport { kernel, vcpus, guest_page, entry, .. } = self;
+        let _ = writeln!(out, "{kernel}\n  {vcpus} vCPU, {guest_page} pages asked for, started through {entry}");
+        if !self.phases.is_empty() {
+            let mut phases = table(&["phase", "seconds", "rate"]);
+            for phase in &self.phases {
+                let seconds = phase.seconds.map_or("-".into(), |seconds| format!("{seconds:.3}"));
+                let per_second = phase.seconds.filter(|seconds| phase.units > 0 && *seconds > 0.0);
+                let rate = per_second.map_or("-".into(), |seconds| rate(phase.units as f64 / seconds));
+                phases.add_row([phase.name.as_str().into(), number(seconds), number(rate)]);
+            }
+            let _ = writeln!(out, "{phases}");
+        }
+        write_results(&mut out, &self.results);
+        write_gaps(&mut out, &self.gaps);
+        for line in &self.program_output {
+            let _ = writeln!(out, "  | {line}");
+        }
+        write_verification(&mut out, self.verification.as_ref());
+        let _ = writeln!(out, "  outcome: {}", self.outcome);
+        out
+    }
+}
+
+impl Reading {
+    fn read(&mut self, line: &str) -> Result<(), Failure> {
+        match parse(line) {
+            None if self.is_program_running => self.report.program_output.push(line.trim_end().to_owned()),
+            None => {}
+            Some(Ok(message)) => self.take(message)?,
+            Some(Err(error)) => {
+                let what = "the guest wrote a line that makes no sense";
+                return Err(Failure::GuestCrashed(format!("{what}: {error}: {line}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: Message<'_>) -> Result<(), Failure> {
+        self.has_ours = true;
+        let report = &mut self.report;
+        match message {
+            Message::Hello { version, .. } if version != PROTOCOL_VERSION => {
+                let what = format!("the guest's lines have version {version}, this program reads {PROTOCOL_VERSION}");
+                return Err(Failure::Input(what));
+            }
+            Message::Hello { kernel, vcpus, guest_page, tsc_hz, entry, .. } => {
+                let (kernel, guest_page, entry) = (kernel.to_string(), guest_page.to_string(), entry.to_string());
+                let report = GuestReport { kernel, vcpus, guest_page, entry, ..GuestReport::default() };
+                *self = Reading { report, tsc_hz, has_ours: true, ..Reading::default() };
+            }
+            Message::Begin { phase, tsc } => {
+                self.is_program_running = phase == PROGRAM_PHASE;
+                self.began_at = tsc;
+                report.phases.push(GuestPhase { name: phase.to_string(), seconds: None, units: 0 });
+            }
+            Message::Progress { done, .. } => {
+                report.phases.last_mut().into_iter().for_each(|phase| phase.units = done);
+            }
+            Message::End { tsc, .. } => {
+                self.is_program_running = false;
+                let ticks = tsc.saturating_sub(self.began_at);
+                let seconds = (self.tsc_hz > 0).then(|| ticks as f64 / self.tsc_hz as f64);
+                report.phases.last_mut().into_iter().for_each(|phase| phase.seconds = seconds);
+            }
+            Message::Result { name, value, unit } => {
+                report.results.insert(name.to_string(), Measurement { value, unit: unit.to_string() });
+            }
+            Message::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => {
+                report.gaps.push(Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns });
+            }
+            Message::Mismatch(Mismatch { address, expected, found, kind }) => {
+                self.mismatch = Some(format!("at {address:#x}: expected {expected:#x}, found {found:#x} ({kind})"));
+            }
+            Message::Verify { status, errors, checked } => {
+                let passed = status == Status::Pass;
+                report.verification = Some(Verification { passed, errors, checked, first_mismatch: None });
+            }
+            Message::Panic { message } => self.panic = Some(message.to_owned()),
+            Message::Exit { code } => self.exit = Some(code),
+            // An address of the guest says nothing without the guest.
+            Message::Region { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<GuestReport, Failure> {
+        if !self.has_ours {
+            let remedy = "a Linux guest prints there with console=ttyS0 on its command line";
+            return Err(Failure::Input(format!("there is no line of a wideleaf guest in the log; {remedy}")));
+        }
+        let no_end = || Failure::GuestCrashed("the log has no exit line: the guest crashed, or was ended".to_owned());
+        let exit = self.exit.ok_or_else(no_end)?;
+        // A guest that refuses its command line has not come to a kernel.
+        let name = if self.report.kernel.is_empty() { "the guest" } else { &self.report.kernel };
+        self.report.outcome = outcome_of(exit, self.panic.as_deref(), name, "the Linux command line")?;
+        if let Some(verification) = &mut self.report.verification {
+            verification.first_mismatch = self.mismatch;
+        }
+        Ok(self.report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CG: &str = "\
+SeaBIOS (version 1.16)\r
+[    0.000000] Linux version 6.12\r
+@wideleaf hello version=1 kernel=npb.cg vcpus=2 guest_page=2m tsc_hz=1000000 entry=linux\r
+@wideleaf region name=matrix address=0x7f0000000000 bytes=1048576\r
+@wideleaf begin phase=compute tsc=1000000\r
+[    2.100000] random: crng init done\r
+@wideleaf progress phase=compute tsc=2000000 done=30 total=60\r
+@wideleaf progress phase=compute tsc=3000000 done=60 total=60\r
+@wideleaf end phase=compute tsc=4000000\r
+@wideleaf result name=mops value=12.5 unit=Mop/s\r
+@wideleaf verify status=pass errors=0 checked=1\r
+@wideleaf exit code=0\r
+[    4.000000] reboot: Power down\r
+";
+
+    fn refused(log: &str) -> (u8, String) {
+        let failure = GuestReport::of_log(log).expect_err("refused");
+        (failure.exit_code(), failure.to_string())
+    }
+
+    #[test]
+    fn our_lines_are_found_among_those_of_linux() {
+        let report = GuestReport::of_log(CG).expect("a whole run");
+        assert_eq!((report.kernel.as_str(), report.vcpus, report.guest_page.as_str()), ("npb.cg", 2, "2m"));
+        let phase = &report.phases[0];
+        assert_eq!((phase.name.as_str(), phase.seconds, phase.units), ("compute", Some(3.0), 60));
+        assert_eq!(report.results["mops"].value, 12.5);
+        assert_eq!((report.outcome.as_str(), report.program_output.len()), ("success", 0));
+        report.judge().expect("verified");
+        let table = report.to_table();
+        assert!(table.contains("mops: 12.500000 Mop/s") && table.contains("20.0 /s"), "{table}");
+    }
+
+    #[test]
+    fn of_several_runs_in_a_log_the_last_counts() {
+        let failed = CG.replace("status=pass errors=0", "status=fail errors=1").replace("code=0", "code=1");
+        GuestReport::of_log(&(failed.clone() + CG)).expect("a whole run").judge().expect("verified");
+        let failure =
+            GuestReport::of_log(&(CG.to_owned() + &failed)).expect("a whole run").judge().expect_err("not verified");
+        assert_eq!(
+            (failure.exit_code(), failure.to_string()),
+            (1, "verification failed: 1 of 1 words are wrong".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_log_without_our_lines_or_without_an_end_is_no_success() {
+        let (code, line) = refused("[    0.000000] Linux version 6.12\n");
+        assert!(code == 3 && line.contains("console=ttyS0"), "{code}: {line}");
+        let (code, line) = refused(CG.split("@wideleaf exit").next().expect("what is before"));
+        assert!(code == 5 && line.contains("no exit line"), "{code}: {line}");
+        let (code, line) = refused(&CG.replace("begin phase=compute", "begin pha[    2.1] usb"));
+        assert!(code == 5 && line.contains("makes no sense"), "{code}: {line}");
+        let lost = CG.replace("@wideleaf verify", "verify").replace("code=0", "code=1");
+        let failure = GuestReport::of_log(&lost).expect("a whole run").judge().expect_err("not verified");
+        assert_eq!((failure.exit_code(), failure.to_string()), (1, "the guest ended: verification failed".to_owned()));
+        let (code, line) = refused(&CG.replace("version=1 ", "version=7 "));
+        assert!(code == 3 && line.contains("version 7"), "{code}: {line}");
+    }
+
+    #[test]
+    fn a_reason_of_the_guest_is_the_reason_here() {
+        let log =
+            |code| format!("@wideleaf panic message=wideleaf.page=16k: expected 4k\n@wideleaf exit code={code}\n");
+        assert_eq!(refused(&log(2)), (2, "the Linux command line: wideleaf.page=16k: expected 4k".to_owned()));
+        assert_eq!(refused(&log(3)).0, 5);
+        assert_eq!(refused(&log(5)).0, 3);
+    }
+
+    #[test]
+    fn a_programs_output_and_status_come_back() {
+        let begin = "@wideleaf hello version=1 kernel=program vcpus=1 guest_page=4k tsc_hz=0 entry=linux\n\
+            @wideleaf begin phase=program tsc=1\n";
+        let end = "@wideleaf end phase=program tsc=2\n@wideleaf result name=exit_status value=3.0 unit=status\n\
+            @wideleaf exit code=6\n";
+        let report = GuestReport::of_log(&format!("a\n{begin} one\n\n two \r\n{end}b\n")).expect("a whole run");
+        assert_eq!(report.program_output, [" one", "", " two"]);
+        let failure = report.judge().expect_err("it failed");
+        assert_eq!((failure.exit_code(), failure.to_string()), (1, "the program ended with status 3".to_owned()));
+    }
+}

@@ -1,0 +1,161 @@
+//! What a Linux guest runs, from what a person typed. All of it is checked here: a guest that finds out after its boot is late.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use wideleaf_kernels::registry::{KERNELS, find};
+use wideleaf_protocol::CommandLine;
+
+use crate::failure::Failure;
+
+/// The only job of a guest.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// A kernel of ours with its parameters.
+    Kernel(String),
+    /// A static program.
+    Program {
+        /// The ELF file.
+        file: Vec<u8>,
+        /// Its arguments, each ended by a zero byte.
+        arguments: Vec<u8>,
+    },
+}
+
+impl Workload {
+    /// The kernel `bench`, or the program that is the first word of `exec`.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] for a kernel that is none of ours, [`Failure::Input`] for a program that could not run.
+    pub fn new(bench: Option<&str>, exec: &[OsString]) -> Result<Workload, Failure> {
+        match (bench, exec.split_first()) {
+            (Some(bench), _) => Ok(Workload::Kernel(kernel_line(bench)?)),
+            (None, Some((program, arguments))) => program_of(Path::new(program), arguments),
+            (None, None) => Err(Failure::Usage("say what the guest runs: --bench or --exec".to_owned())),
+        }
+    }
+}
+
+/// `cg.A` as `npb.cg class=A`; a kernel's own name and parameters as they are.
+fn kernel_line(bench: &str) -> Result<String, Failure> {
+    let line = with_class(bench).unwrap_or_else(|| bench.to_owned());
+    let refuse = |error: &dyn std::fmt::Display| Failure::Usage(format!("--bench {bench:?}: {error}"));
+    let command_line = CommandLine::new(&line).map_err(|error| refuse(&error))?;
+    let kernel = find(command_line).map_err(|error| refuse(&error))?;
+    // Asked for what the parameters mean as well as for their names.
+    kernel.memory_for(&line, 1).map_err(|error| refuse(&error))?;
+    Ok(line)
+}
+
+/// `NAME.CLASS` and what follows, where NAME is a kernel that takes classes; the NPB's may leave `npb.` out.
+fn with_class(bench: &str) -> Option<String> {
+    let (word, rest) = bench.split_once(char::is_whitespace).unwrap_or((bench, ""));
+    let (name, class) = word.rsplit_once('.')?;
+    let full = format!("npb.{name}");
+    let mut kernels = KERNELS.iter().filter(|kernel| !kernel.classes.is_empty());
+    let kernel = kernels.find(|kernel| kernel.name == *name || kernel.name == *full)?;
+    Some(format!("{} class={class} {rest}", kernel.name).trim_end().to_owned())
+}
+
+fn program_of(path: &Path, arguments: &[OsString]) -> Result<Workload, Failure> {
+    let refuse = |why: &dyn std::fmt::Display| Failure::Input(format!("--exec {}: {why}", path.display()));
+    // A device may never end, and a FIFO may never begin.
+    if !path.is_file() {
+        return Err(refuse(&"it is no file"));
+    }
+    let file = std::fs::read(path).map_err(|error| refuse(&error))?;
+    check_program(&file).map_err(|why| refuse(&why))?;
+    let arguments = arguments.iter().flat_map(|argument| [argument.as_bytes(), b"\0"].concat()).collect();
+    Ok(Workload::Program { file, arguments })
+}
+
+/// Whether Linux on x86-64 can run this file where there is nothing else: no dynamic linker, no interpreter. The offsets are
+/// those of the System V ABI, "ELF Header" and "Program Header".
+pub(super) fn check_program(file: &[u8]) -> Result<(), &'static str> {
+    const MACHINE_X86_64: u64 = 62;
+    const TYPE_EXECUTABLE: u64 = 2;
+    const TYPE_SHARED: u64 = 3;
+    const PT_INTERP: u64 = 3;
+    const CUT_OFF: &str = "its ELF header is cut off";
+    if !file.starts_with(b"\x7fELF") {
+        return Err("it is no ELF file (a script needs an interpreter, and the guest has none)");
+    }
+    let number = |at: u64, bytes: usize| number_at(file, at, bytes).ok_or(CUT_OFF);
+    if (number(4, 1)?, number(5, 1)?, number(18, 2)?) != (2, 1, MACHINE_X86_64) {
+        return Err("it is not for x86-64");
+    }
+    // A static program that may be loaded anywhere is a shared object without an interpreter.
+    if ![TYPE_EXECUTABLE, TYPE_SHARED].contains(&number(16, 2)?) {
+        return Err("it is no executable file");
+    }
+    let (headers, header_bytes, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    for index in 0..count {
+        let header = headers.checked_add(index * header_bytes).ok_or(CUT_OFF)?;
+        if number(header, 4)? == PT_INTERP {
+            return Err("it is linked dynamically, and the guest has no dynamic linker; link it with -static");
+        }
+    }
+    Ok(())
+}
+
+/// A little-endian number of the file; `None` beyond its end.
+fn number_at(file: &[u8], at: u64, bytes: usize) -> Option<u64> {
+    let at = usize::try_from(at).ok()?;
+    let field = file.get(at..at.checked_add(bytes)?)?;
+    Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_named_with_its_class_or_with_its_parameters() {
+        let line = |bench| kernel_line(bench).map_err(|failure| failure.to_string());
+        assert_eq!(line("cg.A"), Ok("npb.cg class=A".to_owned()));
+        assert_eq!(line("npb.is.S buckets=1"), Ok("npb.is class=S buckets=1".to_owned()));
+        assert_eq!(line("gups log2_words=22"), Ok("gups log2_words=22".to_owned()));
+        assert_eq!(line("npb.cg class=W"), Ok("npb.cg class=W".to_owned()));
+    }
+
+    #[test]
+    fn a_kernel_that_is_none_of_ours_is_refused_with_those_there_are() {
+        let refused = |bench| kernel_line(bench).expect_err("refused").to_string();
+        assert!(refused("linpack").starts_with("--bench \"linpack\": unknown kernel \"linpack\"; there is gups"));
+        assert!(refused("gups.A").contains("unknown kernel \"gups.A\""));
+        assert!(refused("cg.Q").contains("class=Q: expected one of S, W"));
+        assert!(refused("gups words=7").contains("unknown parameter words="));
+        assert!(refused("").contains("no kernel named"));
+    }
+
+    /// An ELF header of 64 bytes and one program header of this type.
+    fn elf(machine: u8, kind: u8, segment: u8) -> Vec<u8> {
+        let mut file = vec![0; 120];
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (file[16], file[18], file[32], file[54], file[56], file[64]) = (kind, machine, 64, 56, 1, segment);
+        file
+    }
+
+    #[test]
+    fn only_static_programs_for_x86_64_are_taken() {
+        assert_eq!(check_program(&elf(62, 2, 1)), Ok(()));
+        assert_eq!(check_program(&elf(62, 3, 1)), Ok(()));
+        assert_eq!(check_program(&elf(183, 2, 1)), Err("it is not for x86-64"));
+        assert_eq!(check_program(&elf(62, 1, 1)), Err("it is no executable file"));
+        assert!(check_program(&elf(62, 3, 3)).expect_err("refused").starts_with("it is linked dynamically"));
+        assert!(check_program(b"#!/bin/sh\n").expect_err("refused").starts_with("it is no ELF file"));
+    }
+
+    #[test]
+    fn no_cut_of_a_program_upsets_the_check() {
+        let file = elf(62, 2, 1);
+        // From here on the one field that is read of the program header is whole.
+        let whole = 68;
+        assert!((0..whole).all(|length| check_program(&file[..length]).is_err()));
+        assert!((whole..=file.len()).all(|length| check_program(&file[..length]).is_ok()));
+        let mut far = file;
+        far[32..40].fill(0xff);
+        assert_eq!(check_program(&far), Err("its ELF header is cut off"));
+    }
+}
