@@ -18,7 +18,7 @@
 //! | RDI | GPA of a [`DirectBoot`], 8-byte aligned |
 //! | RSI | index of the vCPU, 0 to `vcpus` − 1 |
 //! | CS, SS, DS, ES | [`USER_CODE_SELECTOR`] (64-bit code, DPL 3), [`USER_DATA_SELECTOR`] (DPL 3) |
-//! | RFLAGS | IOPL 3, IF 0, and the bit that is always one: [`RFLAGS`] |
+//! | RFLAGS | IOPL 3, IF, and the bit that is always one: [`RFLAGS`]. Nothing raises interrupts |
 //! | CR0 | PE, PG, MP, NE, ET, WP; EM and TS clear |
 //! | CR4 | PAE, OSFXSR, OSXMMEXCPT |
 //! | EFER | LME, LMA |
@@ -42,8 +42,9 @@ pub const RAM_RANGES_MAX: usize = 8;
 pub const USER_CODE_SELECTOR: u16 = 0x1b;
 /// Selector of the data segment: entry 4 of the table, privilege level 3.
 pub const USER_DATA_SELECTOR: u16 = 0x23;
-/// RFLAGS at the entry: bit 1 is always one, bits 12 and 13 are IOPL 3 (SDM volume 1, 3.4.3).
-pub const RFLAGS: u64 = 0x3002;
+/// RFLAGS at the entry: bit 1 is always one, bit 9 is IF, bits 12 and 13 are IOPL 3 (SDM volume 1, 3.4.3). The guest gets no
+/// interrupts; with IF clear some hypervisors' emulators (Bochs 2.7) keep the host's away from a guest that never exits.
+pub const RFLAGS: u64 = 0x3202;
 
 /// A half-open range of guest-physical RAM, `[gpa, gpa + bytes)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn the_direct_entry_is_64_bit_ring_3_with_port_rights() {
         let regs = direct(0x40_0000, Gpa::new(0x8000), 5);
-        assert_eq!((regs.rip, regs.rdi, regs.rsi, regs.rflags), (0x40_0000, 0x8000, 5, 0x3002));
+        assert_eq!((regs.rip, regs.rdi, regs.rsi, regs.rflags), (0x40_0000, 0x8000, 5, 0x3202));
         let sregs = direct_system(new_vcpu(), TABLES, 5);
         assert_eq!((sregs.cs.selector, sregs.cs.dpl, sregs.cs.l, sregs.cs.db), (0x1b, 3, 1, 0));
         for data in [sregs.ds, sregs.es, sregs.ss, sregs.fs, sregs.gs] {
