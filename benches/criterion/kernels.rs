@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Arms of one kernel take turns, each run in RAM that was faulted in before, after the host's memory was warmed. Ratios are those of
-//! seconds within a round. Every run verifies itself, and one that does not ends the bench.
+//! rates within a round. Every run verifies itself, and one that does not ends the bench.
 //!
 //! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages|verify|tlb [ROUNDS] [KERNEL]` (default `speed`, 5 rounds
 //! (`verify`: 1) and all kernels; all but `speed` and `pages` need KVM). References, measured in other runs than ours: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
@@ -61,7 +61,7 @@ struct Work {
 enum Expected {
     /// Mop/s of the best references, the slower and the faster one.
     Rate(f64, f64),
-    /// Seconds of the first arm in those of the second, of the references: the slower and the faster one.
+    /// Rate of the second arm in that of the first, of the references: the lower and the higher one.
     Ratio(f64, f64),
     /// A ratio of at least this.
     AtLeast(f64),
@@ -177,16 +177,15 @@ const TLB: &str = "tlb";
 /// Levels of a TLB that are looked for in the results of `latency`.
 const LEVELS_MAX: usize = 4;
 
-/// Seconds and figures of all runs of a kernel: by round, then by arm.
+/// Figures of all runs of a kernel, which are rates: by round, then by arm.
 struct Rounds {
-    seconds: Vec<Vec<f64>>,
     figures: Vec<Vec<f64>>,
 }
 
 impl Rounds {
     /// How much faster the second arm is than the first.
     fn speed_up(&self) -> Interval {
-        bootstrap_median(&self.seconds.iter().map(|arms| vec![arms[0] / arms[1]]).collect::<Vec<_>>())
+        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[1] / arms[0]]).collect::<Vec<_>>())
     }
 
     fn figure(&self, arm: usize) -> Interval {
@@ -229,13 +228,11 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
 }
 
 fn measure(work: &Work, arms: &[Arm], rounds: usize, interrupts: &Interrupts) -> Result<Rounds, Ended> {
-    let mut measured = Rounds { seconds: Vec::new(), figures: Vec::new() };
+    let mut measured = Rounds { figures: Vec::new() };
     let figure = kernel(work.kernel).figure.name;
     for _ in 0..rounds {
         let reports = arms.iter().map(|arm| run(work, *arm, interrupts)).collect::<Result<Vec<_>, _>>()?;
-        let result = |name: &str| reports.iter().map(|report| report.results[name].value).collect();
-        measured.seconds.push(result("seconds"));
-        measured.figures.push(result(figure.as_str()));
+        measured.figures.push(reports.iter().map(|report| report.results[figure.as_str()].value).collect());
     }
     Ok(measured)
 }
