@@ -8,7 +8,7 @@ use inner_cargo::{Inner, required, rerun_if_changed};
 mod inner_cargo;
 
 /// What a change of makes the program out of date, relative to this package.
-const INPUTS: [&str; 13] = [
+const INPUTS: [&str; 14] = [
     "build.rs",
     "../inner_cargo.rs",
     "init/Cargo.toml",
@@ -22,6 +22,8 @@ const INPUTS: [&str; 13] = [
     "../../policies/Cargo.toml",
     "../../policies/src",
     "../../Cargo.toml",
+    // Linked into it are crates in the versions that are locked here.
+    "../../Cargo.lock",
 ];
 
 fn main() {

@@ -27,7 +27,7 @@ use crate::Name;
 pub const KEY_PREFIX: &str = "wideleaf.";
 /// Which kernel to run, with its parameters, in quotes: `wideleaf.kernel="npb.cg class=S"`. Default: what the image was made for.
 pub const KEY_KERNEL: &str = "wideleaf.kernel";
-/// How many threads take part. Default: one on every CPU, at most [`VCPUS_MAX`](crate::VCPUS_MAX).
+/// How many threads take part. Default: one on every CPU, as far as the kernel can use them. For kernels only, like what follows.
 pub const KEY_THREADS: &str = "wideleaf.threads";
 /// What backs the kernel's memory: `4k`, `thp`, `2m` or `1g`; default `thp`.
 pub const KEY_PAGE: &str = "wideleaf.page";

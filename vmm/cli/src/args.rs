@@ -29,7 +29,7 @@ First steps:
 
 Exit codes:
     0  done, and the guest verified its memory
-    1  the guest found a wrong word in its memory, or said that it failed
+    1  the guest found a wrong word or result, or said that it failed
     2  an argument makes no sense
     3  the image, the initrd, the configuration or the recording can not be used
     4  the host lacks something: KVM, a hugetlb page, memory

@@ -48,11 +48,11 @@ pub enum ImageCommand {
 }
 
 const LINUX_EXAMPLES: &str = "\
-Words of ours for the Linux command line, all optional:
+Words of ours for the Linux command line, all optional, all but the first for kernels only:
   wideleaf.kernel=\"NAME KEY=VALUE ...\"
       another kernel than the image was made for
   wideleaf.threads=N
-      threads [default: one on every CPU]
+      threads [default: one on every CPU, as far as the kernel can use them]
   wideleaf.page=4k|thp|2m|1g
       what backs the kernel's memory: base pages, transparent huge pages, or the hugetlb pool,
       which Linux fills with hugepages=N (1g: hugepagesz=1G hugepages=N) [default: thp]

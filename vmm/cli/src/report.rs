@@ -5,8 +5,10 @@ use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
+use wideleaf_kernels::registry;
 use wideleaf_policies::units::PerTenThousand;
 use wideleaf_policies::{Bytes, MappingStats};
+use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::environment::Environment;
 
@@ -15,6 +17,8 @@ use crate::environment::Environment;
 pub struct RunReport {
     /// What ran, and how.
     pub setup: Setup,
+    /// What said hello in it; nothing for a guest that is none of ours.
+    pub hello: Option<Hello>,
     /// How it ended: `success`, or what the guest said.
     pub outcome: String,
     /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
@@ -70,6 +74,34 @@ pub struct Setup {
     pub fallback: Option<String>,
 }
 
+/// What a kernel says of itself before it runs.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Hello {
+    /// Its name; `program` for a program in a Linux guest.
+    pub kernel: String,
+    /// vCPUs or threads that took part: fewer, in a Linux guest, than the guest may have.
+    pub vcpus: u32,
+    /// Page size of its memory, as far as it was asked for.
+    pub guest_page: String,
+    /// How it was started: `pvh`, `direct`, `native` or `linux`.
+    pub entry: String,
+}
+
+impl Hello {
+    /// What the `hello` line says.
+    pub(crate) fn new(kernel: Name<'_>, vcpus: u32, guest_page: GuestPage, entry: Entry) -> Hello {
+        Hello { kernel: kernel.to_string(), vcpus, guest_page: guest_page.to_string(), entry: entry.to_string() }
+    }
+
+    /// What takes part, for people: a process has threads, our guest image has the vCPUs themselves.
+    pub(crate) fn worker(&self) -> &'static str {
+        match Entry::from_word(&self.entry) {
+            Some(Entry::Native | Entry::Linux) => "thread",
+            Some(Entry::Pvh | Entry::Direct) | None => "vCPU",
+        }
+    }
+}
+
 /// A number with its unit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Measurement {
@@ -88,6 +120,15 @@ pub struct Figure {
     pub value: f64,
     /// Its unit.
     pub unit: String,
+}
+
+impl Figure {
+    /// The one of the results that stands for a run of this kernel; nothing where it is none of ours, or did not print it.
+    pub(crate) fn of(kernel: &str, results: &BTreeMap<String, Measurement>) -> Option<Figure> {
+        let name = registry::by_name(kernel)?.figure.name.to_string();
+        let Measurement { value, unit } = results.get(&name)?.clone();
+        Some(Figure { name, value, unit })
+    }
 }
 
 /// What the guest's verification found.
@@ -364,6 +405,45 @@ pub(crate) fn write_gaps(out: &mut String, gaps: &[Gaps]) {
     }
 }
 
+/// What stands for a run, for people.
+pub(crate) struct FigureBlock<'a> {
+    /// What ran.
+    pub hello: &'a Hello,
+    /// Size of the problem, if that is known.
+    pub class: Option<&'a str>,
+    /// The figure.
+    pub figure: &'a Figure,
+    /// All results, of which the time is shown too.
+    pub results: &'a BTreeMap<String, Measurement>,
+    /// Whether the figure counts.
+    pub verification: Option<&'a Verification>,
+}
+
+impl FigureBlock<'_> {
+    /// A line for each of what is known, with the words that benchmarks of the NPB end with where they have one for it.
+    pub(crate) fn write(&self, out: &mut String) {
+        let FigureBlock { hello, class, figure: Figure { name, value, unit }, .. } = self;
+        let _ = writeln!(out, "  {}", hello.kernel);
+        let mut line = |what: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(out, "    {what:<14} {value}");
+        };
+        if let Some(class) = class {
+            line("class", class);
+        }
+        if let Some(Measurement { value, unit }) = self.results.get("seconds") {
+            line("time", &format_args!("{value:.3} {unit}"));
+        }
+        line(&format!("{}s", hello.worker()), &hello.vcpus);
+        line(name, &format_args!("{value:.3} {unit}"));
+        if hello.vcpus > 1 {
+            line(&format!("per {}", hello.worker()), &format_args!("{:.3} {unit}", value / f64::from(hello.vcpus)));
+        }
+        if let Some(Verification { passed, .. }) = self.verification {
+            line("verification", if *passed { &"SUCCESSFUL" } else { &"UNSUCCESSFUL" });
+        }
+    }
+}
+
 pub(crate) fn write_verification(out: &mut String, verification: Option<&Verification>) {
     let Some(Verification { passed, errors, checked, first_mismatch }) = verification else { return };
     let word = if *passed { "passed" } else { "FAILED" };
@@ -438,29 +518,13 @@ impl RunReport {
         if let Some(ms) = self.vmm.first_byte_ms {
             let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
         }
-        self.write_figure(&mut out);
+        if let (Some(hello), Some(figure)) = (&self.hello, &self.figure) {
+            let (class, verification) = (self.setup.class.as_deref(), self.verification.as_ref());
+            FigureBlock { hello, class, figure, results: &self.results, verification }.write(&mut out);
+        }
         write_verification(&mut out, self.verification.as_ref());
         let _ = writeln!(out, "  outcome: {}", self.outcome);
         out
-    }
-
-    /// What stands for the run, in the order of the block that every benchmark of the NPB ends with.
-    fn write_figure(&self, out: &mut String) {
-        let Some(Figure { name, value, unit }) = &self.figure else { return };
-        let Setup { workload, class, vcpus, .. } = &self.setup;
-        let _ = writeln!(out, "  {workload}");
-        let mut line = |what: &str, value: &dyn std::fmt::Display| {
-            let _ = writeln!(out, "    {what:<14} {value}");
-        };
-        if let Some(class) = class {
-            line("class", class);
-        }
-        line("vCPUs", vcpus);
-        if let Some(Measurement { value, unit }) = self.results.get("seconds") {
-            line("time", &format_args!("{value:.3} {unit}"));
-        }
-        line(name, &format_args!("{value:.3} {unit}"));
-        line("per vCPU", &format_args!("{:.3} {unit}", value / f64::from(*vcpus)));
     }
 
     fn write_manager(&self, out: &mut String) {

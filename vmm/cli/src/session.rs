@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use wideleaf_kernels::{Kernel, registry};
 use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
@@ -26,8 +25,8 @@ use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
-    Counters, Figure, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary, Region,
-    SampleAt, SensorSummary, Verification, VmmCost,
+    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary,
+    Region, SampleAt, SensorSummary, Verification, VmmCost,
 };
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -78,7 +77,7 @@ struct Mark {
 #[derive(Default)]
 struct Log {
     entry: Option<Entry>,
-    kernel: Option<&'static Kernel>,
+    hello: Option<Hello>,
     tsc_hz: u64,
     phases: Vec<PhaseLog>,
     regions: Vec<(String, GpaRange)>,
@@ -96,14 +95,14 @@ struct Log {
 
 impl Log {
     fn figure(&self) -> Option<Figure> {
-        let name = self.kernel?.figure.name.to_string();
-        let Measurement { value, unit } = self.results.get(&name)?.clone();
-        Some(Figure { name, value, unit })
+        Figure::of(&self.hello.as_ref()?.kernel, &self.results)
     }
 }
 
 /// What the lines said, once the guest is gone.
 pub struct Observed {
+    /// What said hello.
+    pub hello: Option<Hello>,
     /// Timed parts.
     pub phases: Vec<Phase>,
     /// The guest's data.
@@ -172,8 +171,8 @@ impl Session {
         let mut log = self.log();
         log.first_line_at.get_or_insert_with(Instant::now);
         match *message {
-            Message::Hello { tsc_hz, entry, kernel, .. } => {
-                log.kernel = registry::by_name(kernel.as_str());
+            Message::Hello { kernel, vcpus, guest_page, tsc_hz, entry, .. } => {
+                log.hello = Some(Hello::new(kernel, vcpus, guest_page, entry));
                 log.tsc_hz = tsc_hz;
                 log.entry = Some(entry);
             }
@@ -267,6 +266,7 @@ impl Session {
             phases,
             regions: std::mem::take(&mut log.regions_seen),
             figure: log.figure(),
+            hello: log.hello.take(),
             results: std::mem::take(&mut log.results),
             gaps: std::mem::take(&mut log.gaps),
             verification,
@@ -363,9 +363,10 @@ fn counters(host: HostBacking, kvm: Option<wideleaf_policies::MappingStats>) -> 
 
 impl PhaseLog {
     fn report(&self, tsc_hz: u64, manager: Option<&ManagerReport>) -> Phase {
-        let hz = tsc_hz as f64;
         let end_tsc = self.end_tsc.or(self.marks.last().map(|mark| mark.tsc)).unwrap_or(self.begin_tsc);
-        let seconds = end_tsc.saturating_sub(self.begin_tsc) as f64 / hz.max(1.0);
+        // Ticks, where nobody knows how many make a second.
+        let hz_or_one = tsc_hz.max(1) as f64;
+        let seconds = end_tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one;
         let units = self.marks.last().map_or(0, |mark| mark.done);
         let first_done = manager.and_then(|manager| manager.first_done_at);
         let last_done = manager.and_then(|manager| manager.last_done_at);
@@ -382,25 +383,34 @@ impl PhaseLog {
             at_begin: self.at_begin,
             at_end: self.at_end.unwrap_or(self.at_begin),
             units,
-            rate_per_s: self.marks.last().and_then(|last| rate_between(&start, last, hz)).unwrap_or(0.0),
-            rate_before_promotion_per_s: before.and_then(|mark| rate_between(&start, mark, hz)),
+            rate_per_s: self.marks.last().and_then(|last| rate_between(&start, last, tsc_hz)).unwrap_or(0.0),
+            rate_before_promotion_per_s: before.and_then(|mark| rate_between(&start, mark, tsc_hz)),
             rate_after_promotion_per_s: after
-                .and_then(|mark| self.marks.last().and_then(|last| rate_between(mark, last, hz))),
+                .and_then(|mark| self.marks.last().and_then(|last| rate_between(mark, last, tsc_hz))),
             progress: self
                 .marks
                 .iter()
-                .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz.max(1.0), mark.done))
+                .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one, mark.done))
                 .collect(),
         }
     }
 }
 
 /// Units per second between two marks, by the guest's clock; nothing where they are too close to mean anything.
-fn rate_between(from: &Mark, to: &Mark, tsc_hz: f64) -> Option<f64> {
+fn rate_between(from: &Mark, to: &Mark, tsc_hz: u64) -> Option<f64> {
+    rate_over(to.done.saturating_sub(from.done), to.tsc.saturating_sub(from.tsc), tsc_hz)
+}
+
+/// Units per second over so many ticks; nothing where they are too few to mean anything.
+pub(crate) fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
     /// A progress mark is late by up to one line's exit, tens of microseconds: 1 % of this at most.
     const SHORTEST_S: f64 = 0.01;
-    let seconds = to.tsc.saturating_sub(from.tsc) as f64 / tsc_hz;
-    (tsc_hz > 0.0 && seconds >= SHORTEST_S).then(|| to.done.saturating_sub(from.done) as f64 / seconds)
+    seconds_of(ticks, tsc_hz).filter(|seconds| *seconds >= SHORTEST_S).map(|seconds| units as f64 / seconds)
+}
+
+/// So many ticks of the guest's clock; nothing where nobody knows how fast it is.
+pub(crate) fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
+    (tsc_hz > 0).then(|| ticks as f64 / tsc_hz as f64)
 }
 
 /// The manager's part of a report.

@@ -81,8 +81,9 @@ fn a_run_says_its_class_and_what_it_needs_and_people_can_read_its_result() {
     for line in [
         "  1 GiB RAM (needs 1 MiB)",
         "    class          S\n",
-        "    vCPUs          1\n",
+        "    threads        1\n",
         " Mop/s\n",
+        "    verification   SUCCESSFUL\n",
         "verification passed",
     ] {
         assert!(table.contains(line), "no {line:?} in {table}");
@@ -120,7 +121,11 @@ fn memory_that_is_too_little_for_a_kernel_is_refused_with_what_is_enough() {
     );
     // A guest's image and page tables come on top; no guest is made for the answer.
     let arguments = ["run", "gups", "--cmdline=log2_words=25", "--memory=256M", "--output=result"];
-    scratch.refuses(&arguments, 2, &["gups needs 256 MiB, and the guest some for itself; use at least --memory 26"]);
+    scratch.refuses(
+        &arguments,
+        2,
+        &["gups needs 256 MiB in one piece, and the guest some for itself; use at least --memory 26"],
+    );
 }
 
 #[test]

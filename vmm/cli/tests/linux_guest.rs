@@ -115,7 +115,8 @@ fn cg_of_class_s_is_verified_in_a_linux_guest() {
     assert_eq!((code, &report["outcome"]), (Some(0), &Value::from("success")), "{}", guest.log());
     assert_eq!((&report["kernel"], &report["vcpus"], &report["entry"]), (&"npb.cg".into(), &1.into(), &"linux".into()));
     assert_eq!(report["verification"]["passed"], true);
-    assert!(report["results"]["mops"]["value"].as_f64().unwrap() > 0.0);
+    assert_eq!((&report["figure"]["name"], &report["figure"]["unit"]), (&"mops".into(), &"Mop/s".into()));
+    assert!(report["figure"]["value"].as_f64().unwrap() > 0.0);
     // The same from standard input, for people.
     let mut table = guest.scratch.wideleaf(&["image", "results"]);
     let table = table.write_stdin(guest.log()).assert().success().get_output().stdout.clone();
@@ -189,6 +190,8 @@ fn any_static_program_runs_and_its_output_and_status_come_back() {
         assert_eq!(report["results"]["exit_status"]["value"], status);
         assert_eq!(code, Some(if status == 0.0 { 0 } else { 1 }));
     }
+    let guest = Guest::run(&["--exec", &program, "0"], "wideleaf.page=2m");
+    guest.is_refused(2, &["wideleaf.page= is for kernels, and the image has a program"]);
 }
 
 #[test]

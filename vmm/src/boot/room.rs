@@ -1,12 +1,14 @@
-//! How much RAM a directly started image needs to have a given amount in one piece for itself: asked before there is a guest, and
-//! by the rule by which [`load`](super::load) lays the RAM out.
+//! How much RAM a directly started image needs to have a given amount in one piece for itself, and how much it has of a given RAM:
+//! asked before there is a guest, and by the rule by which [`load`](super::load) lays the RAM out.
 //!
 //! ```text
 //!   little   [ image )[ page tables )·[ free ────▶ )                  the tables grow with the RAM they map
 //!   much     [ image )[ page tables )·[ …    3 GiB )   hole   [ free ────────────────────▶ )
 //! ```
+//!
+//! More RAM is not always a longer piece: what is added beyond the hole takes tables from the piece below it.
 
-use wideleaf_policies::{Bytes, Gpa, PageSize};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 
 use super::image::{Image, ImageError, identify};
 use super::load::tables_behind;
@@ -19,9 +21,28 @@ use crate::x86::layout::{HOLE_START, ram_ranges};
 /// # Errors
 /// [`ImageError`] where it is no image.
 pub fn ram_with_free(image: &[u8], page: PageSize, free: Bytes) -> Result<Option<Bytes>, ImageError> {
+    Ok(end_of_direct(image)?.and_then(|image_end| ram_behind(image_end, page, free)))
+}
+
+/// The longest free piece that `image` has of so much RAM, behind tables of `page`s; `None` as for [`ram_with_free`].
+///
+/// # Errors
+/// [`ImageError`] where it is no image.
+pub fn free_with_ram(image: &[u8], page: PageSize, ram: Bytes) -> Result<Option<Bytes>, ImageError> {
+    Ok(end_of_direct(image)?.and_then(|image_end| free_behind(image_end, page, ram)))
+}
+
+/// Where an image that is started directly ends.
+fn end_of_direct(image: &[u8]) -> Result<Option<Gpa>, ImageError> {
     let Image::Direct { segments, .. } = identify(image, EntryChoice::Best)? else { return Ok(None) };
-    let image_end = segments.last().map_or(Gpa::default(), |segment| segment.memory.end());
-    Ok(ram_behind(image_end, page, free))
+    Ok(Some(segments.last().map_or(Gpa::default(), |segment| segment.memory.end())))
+}
+
+fn free_behind(image_end: Gpa, page: PageSize, ram: Bytes) -> Option<Bytes> {
+    let ranges = ram_ranges(ram);
+    let (_, free_start) = tables_behind(image_end, &ranges, page)?;
+    let free_of = |range: &GpaRange| Bytes::new(range.end().get().saturating_sub(range.start().max(free_start).get()));
+    ranges.iter().map(free_of).max()
 }
 
 fn ram_behind(image_end: Gpa, page: PageSize, free: Bytes) -> Option<Bytes> {
@@ -40,7 +61,7 @@ fn ram_behind(image_end: Gpa, page: PageSize, free: Bytes) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wideleaf_policies::units::{gib, mib};
+    use wideleaf_policies::units::{gib, kib, mib};
 
     const IMAGE_END: Gpa = Gpa::new(0x20_1234);
 
@@ -58,6 +79,32 @@ mod tests {
     fn a_piece_that_does_not_fit_below_the_hole_lies_above_it() {
         assert_eq!(ram_behind(IMAGE_END, PageSize::Huge2M, gib(3) - mib(4)), Some(gib(3)));
         assert_eq!(ram_behind(IMAGE_END, PageSize::Huge2M, gib(3) - mib(2)), Some(gib(6) - mib(2)));
+    }
+
+    #[test]
+    fn the_least_ram_for_a_piece_has_that_piece() {
+        for page in PageSize::ALL {
+            for free in [mib(2), mib(256), mib(2040), gib(3) - mib(10), gib(3), gib(5)] {
+                let ram = ram_behind(IMAGE_END, page, free).expect("less than 64 bits");
+                assert!(free_behind(IMAGE_END, page, ram) >= Some(free), "{free} on {page:?}: {ram}");
+            }
+        }
+    }
+
+    #[test]
+    fn ram_beyond_the_hole_takes_tables_from_the_piece_below_it() {
+        // Base tables: 6 MiB for the 3 GiB below, which with image and upper tables end inside the fifth window; 2 MiB a GiB above.
+        let free = |ram| free_behind(IMAGE_END, PageSize::Base4K, ram);
+        assert_eq!(free(gib(3)), Some(gib(3) - mib(10)));
+        assert_eq!(free(gib(4)), Some(gib(3) - mib(12)));
+        assert_eq!(free(gib(5)), Some(gib(3) - mib(14)));
+        assert_eq!(free(gib(7)), Some(gib(4)), "the piece above is the longer one");
+    }
+
+    #[test]
+    fn ram_that_holds_no_more_than_image_and_tables_has_nothing_free() {
+        assert_eq!(free_behind(IMAGE_END, PageSize::Huge2M, mib(2)), Some(Bytes::ZERO));
+        assert_eq!(free_behind(IMAGE_END, PageSize::Huge2M, mib(4) + kib(4)), Some(kib(4)));
     }
 
     #[test]

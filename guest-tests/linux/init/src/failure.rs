@@ -21,6 +21,11 @@ impl Failure {
         Failure { code: ExitCode::Unsupported, message: message.to_string() }
     }
 
+    /// A word, or what the image was made for, makes no sense.
+    pub fn bad_arguments(message: impl fmt::Display) -> Failure {
+        Failure { code: ExitCode::BadArguments, message: message.to_string() }
+    }
+
     /// Prints both lines.
     pub fn report(&self) -> ExitCode {
         emit(&Message::Panic { message: &self.message });

@@ -3,12 +3,12 @@
 use std::fs;
 use std::thread::available_parallelism;
 
-use wideleaf_kernels::registry::{self, MemoryNeed, Started};
-use wideleaf_kernels::{Arena, KernelError, native};
+use wideleaf_kernels::registry::{self, Started};
+use wideleaf_kernels::{Arena, Kernel, KernelError, native};
 use wideleaf_memory::GuestRam;
 use wideleaf_policies::Bytes;
 use wideleaf_protocol::linux::{KERNEL_FILE, KEY_THREADS};
-use wideleaf_protocol::{CommandLine, Entry, ExitCode, Message, Name, VCPUS_MAX};
+use wideleaf_protocol::{CommandLine, Entry, ExitCode, Message, Name};
 
 use crate::failure::Failure;
 use crate::memory::{self, Backed};
@@ -23,15 +23,18 @@ pub fn run() -> Result<ExitCode, Failure> {
         Some(line) => line.to_owned(),
         None => made_for()?,
     };
-    let threads = threads(parameters.threads)?;
-    let need = need(&line, threads).map_err(|error| Failure { code: error.exit_code(), message: error.to_string() })?;
-    if parameters.page == Page::Thp {
+    let kernel = kernel_on(&line).map_err(refusal)?;
+    let processors = available_parallelism().map_or(1, usize::from);
+    let threads = threads(parameters.threads, kernel, processors)?;
+    let need = kernel.memory_for(&line, threads).map_err(refusal)?;
+    let page = parameters.page.unwrap_or_default();
+    if page == Page::Thp {
         memory::permit_huge_pages(&cmdline);
     }
-    let ram = memory::map(parameters.page, parameters.memory, need)?;
+    let ram = memory::map(page, parameters.memory, need)?;
     let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody else asks for the words of this RAM");
     let arena = Arena::from_words(words.as_mut_slice());
-    let started = Started { entry: Entry::Linux, guest_page: parameters.page.asked_for() };
+    let started = Started { entry: Entry::Linux, guest_page: page.asked_for() };
     let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
     let sink = Box::new(|message: &Message<'_>| {
         if matches!(message, Message::Exit { .. }) {
@@ -42,25 +45,32 @@ pub fn run() -> Result<ExitCode, Failure> {
     Ok(native::run(threads, tsc_hz, sink, |platform| registry::run(platform, &arena, &line, started)))
 }
 
-/// The memory that the kernel on this line needs.
-fn need(line: &str, threads: usize) -> Result<MemoryNeed, KernelError<'_>> {
-    let command_line = CommandLine::new(line).map_err(KernelError::CommandLine)?;
-    registry::find(command_line)?.memory_for(line, threads)
+/// The kernel that this line names.
+fn kernel_on(line: &str) -> Result<&'static Kernel, KernelError<'_>> {
+    registry::find(CommandLine::new(line).map_err(KernelError::CommandLine)?)
+}
+
+fn refusal(error: KernelError<'_>) -> Failure {
+    Failure { code: error.exit_code(), message: error.to_string() }
 }
 
 /// What the image was made for.
 fn made_for() -> Result<String, Failure> {
-    let line = fs::read_to_string(KERNEL_FILE).map_err(|error| Failure {
-        code: ExitCode::BadArguments,
-        message: format!("no wideleaf.kernel= on the Linux command line, and {KERNEL_FILE}: {error}"),
+    let line = fs::read_to_string(KERNEL_FILE).map_err(|error| {
+        let why = format_args!("no wideleaf.kernel= on the Linux command line, and {KERNEL_FILE}: {error}");
+        Failure::bad_arguments(why)
     })?;
     Ok(line.trim_end().to_owned())
 }
 
-/// Threads that wait spin, so there are never more of them than processors.
-fn threads(wanted: Option<usize>) -> Result<usize, Failure> {
-    let processors = available_parallelism().map_or(1, usize::from);
-    let threads = wanted.unwrap_or(processors.min(VCPUS_MAX));
+/// Where none are wanted, as many as the kernel can use. Threads that wait spin, so there are never more of them than processors.
+fn threads(wanted: Option<usize>, kernel: &Kernel, processors: usize) -> Result<usize, Failure> {
+    let Kernel { name, vcpus_max, .. } = *kernel;
+    let threads = wanted.unwrap_or(processors.min(vcpus_max));
+    if threads > vcpus_max {
+        let message = format!("{KEY_THREADS}={threads}: {name} can use {vcpus_max} at most");
+        return Err(Failure::bad_arguments(message));
+    }
     if threads > processors {
         let message = format!("{KEY_THREADS}={threads} is more than the machine has processors ({processors})");
         return Err(Failure::unsupported(message));
@@ -74,4 +84,30 @@ fn emit_backed(ram: &GuestRam) {
     let bytes = |name, bytes: Bytes| Message::Result { name, value: bytes.get() as f64, unit: Name::literal("B") };
     emit(&bytes(Name::literal("memory_resident"), resident));
     emit(&bytes(Name::literal("memory_in_large_pages"), large));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn threads_of(line: &str, wanted: Option<usize>, processors: usize) -> Result<usize, (ExitCode, String)> {
+        let kernel = kernel_on(line).expect("a kernel of ours");
+        threads(wanted, kernel, processors).map_err(|Failure { code, message }| (code, message))
+    }
+
+    #[test]
+    fn a_kernel_runs_on_as_many_processors_as_it_can_use() {
+        assert_eq!(threads_of("gups", None, 2), Ok(2));
+        assert_eq!(threads_of("gups", None, 64), Ok(16));
+        assert_eq!(threads_of("latency", None, 2), Ok(1));
+        assert_eq!(threads_of("gups", Some(2), 4), Ok(2));
+    }
+
+    #[test]
+    fn more_threads_than_a_kernel_or_a_machine_has_use_for_are_refused_with_the_word() {
+        let of_kernel = "wideleaf.threads=2: latency can use 1 at most".to_owned();
+        assert_eq!(threads_of("latency", Some(2), 4), Err((ExitCode::BadArguments, of_kernel)));
+        let of_machine = "wideleaf.threads=2 is more than the machine has processors (1)".to_owned();
+        assert_eq!(threads_of("gups", Some(2), 1), Err((ExitCode::Unsupported, of_machine)));
+    }
 }

@@ -88,14 +88,21 @@ fn set_up() -> Result<(), Failure> {
 /// Runs what is to be run, to its end and to its `exit` line.
 fn do_the_job() -> Result<(), Failure> {
     let cmdline = cmdline()?;
-    let is_program = Parameters::parse(&cmdline)?.kernel.is_none() && Path::new(PROGRAM_FILE).exists();
+    let parameters = Parameters::parse(&cmdline)?;
+    let is_program = parameters.kernel.is_none() && Path::new(PROGRAM_FILE).exists();
     if is_program {
+        parameters.check_for_program()?;
         let code = program::run()?;
         emit(&Message::Exit { code });
         return Ok(());
     }
     let status = Command::new("/proc/self/exe").arg(KERNEL_ROLE).status();
     let status = status.map_err(|error| Failure::unsupported(format_args!("cannot start the kernel: {error}")))?;
+    check_end(status)
+}
+
+/// A kernel that ended by itself has printed its `exit` line; one that did not has not.
+fn check_end(status: ExitStatus) -> Result<(), Failure> {
     match status.code().and_then(|code| ExitCode::from_port_value(u8::try_from(code).ok()?)) {
         Some(_) => Ok(()),
         None => Err(Failure { code: ExitCode::Panic, message: format!("the kernel {}", how_it_died(status)) }),
@@ -131,5 +138,31 @@ fn power_off() {
     // A machine that has no switch restarts; one that cannot restart stands still.
     for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT, RebootMode::RB_HALT_SYSTEM] {
         let _ = reboot(mode);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end of a process that does this.
+    fn end_of(script: &str) -> Result<(), Failure> {
+        check_end(Command::new("sh").args(["-c", script]).status().expect("there is a shell"))
+    }
+
+    #[test]
+    fn a_kernel_that_ended_by_itself_has_said_how() {
+        for code in ExitCode::ALL {
+            assert_eq!(end_of(&format!("exit {}", code.port_value())), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_killed_or_crashes_is_a_panic_with_its_reason() {
+        let panic = |message: &str| Err(Failure { code: ExitCode::Panic, message: message.to_owned() });
+        let killed = "the kernel was killed, as Linux does when memory is used up: give the guest more RAM";
+        assert_eq!(end_of("kill -KILL $$"), panic(killed));
+        assert_eq!(end_of("kill -SEGV $$"), panic("the kernel was ended by signal 11"));
+        assert_eq!(end_of("exit 77"), panic("the kernel ended with exit status: 77"));
     }
 }

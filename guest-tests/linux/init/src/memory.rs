@@ -9,6 +9,8 @@ use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
+use wideleaf_protocol::GuestPage;
+use wideleaf_protocol::linux::KEY_MEMORY;
 
 use crate::failure::Failure;
 use crate::parameters::Page;
@@ -17,13 +19,19 @@ use crate::parameters::Page;
 /// processes when it has none left.
 const PART_OF_AVAILABLE: u64 = 2;
 
+/// Which mode of transparent huge pages Linux is in, in brackets among the others. Documentation/admin-guide/mm/transhuge.rst.
+const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
 /// Memory on these pages: so much, or what the run needs.
 pub fn map(page: Page, bytes: Option<Bytes>, need: MemoryNeed) -> Result<Arc<GuestRam>, Failure> {
     let backing = backing(page);
     let size = backing.granule();
     let bytes = match (bytes, need) {
+        (Some(bytes), MemoryNeed::Bytes(needed)) if bytes.get() < needed => {
+            return Err(too_little(bytes, whole_pages(needed, size)));
+        }
         (Some(bytes), _) => bytes,
-        (None, MemoryNeed::Bytes(bytes)) => Bytes::new(bytes).checked_round_up(size).unwrap_or(Bytes::new(bytes)),
+        (None, MemoryNeed::Bytes(needed)) => whole_pages(needed, size),
         (None, MemoryNeed::AllThereIs) => part_of_all(backing)?,
     };
     check_there_is(bytes, backing)?;
@@ -31,16 +39,35 @@ pub fn map(page: Page, bytes: Option<Bytes>, need: MemoryNeed) -> Result<Arc<Gue
     GuestRam::map(&[range], backing).map_err(Failure::unsupported)
 }
 
+/// So many bytes on whole pages; where there are no such addresses, as they are: nobody has them anyway.
+fn whole_pages(bytes: u64, size: PageSize) -> Bytes {
+    Bytes::new(bytes).checked_round_up(size).unwrap_or(Bytes::new(bytes))
+}
+
+fn too_little(given: Bytes, needed: Bytes) -> Failure {
+    let enough_mib = needed.get() >> 20;
+    let remedy = format_args!("use at least {KEY_MEMORY}={enough_mib}M, or leave it out");
+    Failure::bad_arguments(format_args!("{KEY_MEMORY}={given}: the kernel needs {needed}; {remedy}"))
+}
+
 /// Linux turns transparent huge pages off by itself on machines of less than 512 MiB (mm/huge_memory.c, `hugepage_init`), whatever
 /// it was built with. Turns them on for who asks, unless the command line says something about them.
 pub fn permit_huge_pages(cmdline: &str) {
-    const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
     let is_chosen = cmdline.split_ascii_whitespace().any(|word| word.starts_with("transparent_hugepage="));
     let is_off = fs::read_to_string(ENABLED).is_ok_and(|modes| modes.contains("[never]"));
     if is_off && !is_chosen {
         // Where Linux does not let us, the results say that no memory was in large pages.
         let _ = fs::write(ENABLED, "madvise");
     }
+}
+
+/// The page size that a process gets which asks for none: huge where Linux is in the mode `always`.
+pub fn page_of_who_does_not_ask() -> GuestPage {
+    page_in_mode(&fs::read_to_string(ENABLED).unwrap_or_default())
+}
+
+fn page_in_mode(modes: &str) -> GuestPage {
+    if modes.contains("[always]") { GuestPage::Huge2M } else { GuestPage::Base4K }
 }
 
 fn backing(page: Page) -> BackingConfig {
@@ -117,6 +144,7 @@ pub fn backed(ram: &GuestRam) -> Option<Backed> {
 #[cfg(test)]
 mod tests {
     use wideleaf_policies::units::mib;
+    use wideleaf_protocol::ExitCode;
 
     use super::*;
 
@@ -124,7 +152,8 @@ mod tests {
     fn a_kernel_gets_what_it_needs_in_whole_windows() {
         let needed = |bytes, need| map(Page::Base4K, bytes, need).expect("some MiB").bytes();
         assert_eq!(needed(None, MemoryNeed::Bytes(5 << 20)), mib(6));
-        assert_eq!(needed(Some(mib(2)), MemoryNeed::Bytes(5 << 20)), mib(2));
+        assert_eq!(needed(Some(mib(8)), MemoryNeed::Bytes(5 << 20)), mib(8));
+        assert_eq!(needed(Some(mib(2)), MemoryNeed::AllThereIs), mib(2));
         assert!(needed(None, MemoryNeed::AllThereIs) >= mib(2));
     }
 
@@ -135,6 +164,20 @@ mod tests {
         words.iter().for_each(|word| word.store(1, std::sync::atomic::Ordering::Relaxed));
         let backed = backed(&ram).expect("Linux says what backs it");
         assert_eq!((backed.resident, backed.large), (mib(4), Bytes::ZERO));
+    }
+
+    #[test]
+    fn memory_below_the_need_is_refused_with_the_word_that_is_enough() {
+        let failure = map(Page::Base4K, Some(mib(4)), MemoryNeed::Bytes((4 << 20) + 1)).expect_err("a byte is missing");
+        let line = "wideleaf.memory=4 MiB: the kernel needs 6 MiB; use at least wideleaf.memory=6M, or leave it out";
+        assert_eq!((failure.code, failure.message.as_str()), (ExitCode::BadArguments, line));
+    }
+
+    #[test]
+    fn who_does_not_ask_gets_huge_pages_only_where_linux_always_gives_them() {
+        assert_eq!(page_in_mode("[always] madvise never\n"), GuestPage::Huge2M);
+        assert_eq!(page_in_mode("always [madvise] never\n"), GuestPage::Base4K);
+        assert_eq!(page_in_mode(""), GuestPage::Base4K);
     }
 
     #[test]

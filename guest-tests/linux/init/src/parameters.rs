@@ -11,7 +11,7 @@
 use thiserror::Error;
 use wideleaf_policies::Bytes;
 use wideleaf_protocol::linux::{KEY_KERNEL, KEY_MEMORY, KEY_PAGE, KEY_PREFIX, KEY_THREADS};
-use wideleaf_protocol::{ExitCode, GuestPage, VCPUS_MAX};
+use wideleaf_protocol::{GuestPage, VCPUS_MAX};
 
 use crate::failure::Failure;
 
@@ -51,7 +51,7 @@ pub struct Parameters<'a> {
     /// Threads.
     pub threads: Option<usize>,
     /// What backs the kernel's memory.
-    pub page: Page,
+    pub page: Option<Page>,
     /// How much of it.
     pub memory: Option<Bytes>,
 }
@@ -77,11 +77,14 @@ pub enum ParameterError {
         /// What it could be.
         expected: String,
     },
+    /// A word about a kernel, where a program runs.
+    #[error("{0}= is for kernels, and the image has a program: leave it out, or name a kernel with {KEY_KERNEL}=")]
+    ForKernels(&'static str),
 }
 
 impl From<ParameterError> for Failure {
     fn from(error: ParameterError) -> Failure {
-        Failure { code: ExitCode::BadArguments, message: error.to_string() }
+        Failure::bad_arguments(error)
     }
 }
 
@@ -104,6 +107,19 @@ impl<'a> Parameters<'a> {
         Ok(parameters)
     }
 
+    /// Whether a program can be run with these words: it has its memory and its threads from Linux.
+    ///
+    /// # Errors
+    /// [`ParameterError::ForKernels`] for a word that would be without effect.
+    pub fn check_for_program(&self) -> Result<(), ParameterError> {
+        let Parameters { kernel: _, threads, page, memory } = self;
+        let given = [(KEY_THREADS, threads.is_some()), (KEY_PAGE, page.is_some()), (KEY_MEMORY, memory.is_some())];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((key, _)) => Err(ParameterError::ForKernels(key)),
+            None => Ok(()),
+        }
+    }
+
     fn set(&mut self, key: &str, value: &'a str) -> Result<&'static str, ParameterError> {
         let wrong = |key, expected: String| ParameterError::Value { key, value: value.to_owned(), expected };
         match key {
@@ -120,7 +136,7 @@ impl<'a> Parameters<'a> {
             }
             KEY_PAGE => {
                 let page = Page::ALL.iter().find(|(name, _)| *name == value);
-                self.page = page.ok_or_else(|| wrong(KEY_PAGE, "4k, thp, 2m or 1g".to_owned()))?.1;
+                self.page = Some(page.ok_or_else(|| wrong(KEY_PAGE, "4k, thp, 2m or 1g".to_owned()))?.1);
                 Ok(KEY_PAGE)
             }
             KEY_MEMORY => {
@@ -156,8 +172,12 @@ mod tests {
     #[test]
     fn our_words_are_found_among_those_of_linux() {
         let line = "console=ttyS0 wideleaf.kernel=\"npb.cg class=S\" quiet wideleaf.threads=2 wideleaf.page=2m wideleaf.memory=64M\n";
-        let parameters =
-            Parameters { kernel: Some("npb.cg class=S"), threads: Some(2), page: Page::Huge2M, memory: Some(mib(64)) };
+        let parameters = Parameters {
+            kernel: Some("npb.cg class=S"),
+            threads: Some(2),
+            page: Some(Page::Huge2M),
+            memory: Some(mib(64)),
+        };
         assert_eq!(Parameters::parse(line), Ok(parameters));
         assert_eq!(Parameters::parse("console=ttyS0 panic=-1 -- x"), Ok(Parameters::default()));
     }
@@ -168,6 +188,18 @@ mod tests {
         assert_eq!(of("a \"wideleaf.kernel=gups log2_words=16\" b"), Ok(Some("gups log2_words=16")));
         assert_eq!(of("a wideleaf.kernel=\"gups log2_words=16\" b"), Ok(Some("gups log2_words=16")));
         assert_eq!(of("a wideleaf.kernel=gups b"), Ok(Some("gups")));
+    }
+
+    #[test]
+    fn a_word_about_a_kernel_is_refused_where_a_program_runs() {
+        let check = |line: &str| Parameters::parse(line).expect("it makes sense").check_for_program();
+        assert_eq!(check("console=ttyS0 quiet"), Ok(()));
+        let words = [(KEY_THREADS, "2"), (KEY_PAGE, "thp"), (KEY_MEMORY, "64M")];
+        for (key, value) in words {
+            assert_eq!(check(&format!("quiet {key}={value}")), Err(ParameterError::ForKernels(key)));
+        }
+        let line = ParameterError::ForKernels(KEY_PAGE).to_string();
+        assert!(line.starts_with("wideleaf.page= is for kernels, and the image has a program: leave it out"), "{line}");
     }
 
     #[test]

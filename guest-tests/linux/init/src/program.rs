@@ -13,10 +13,10 @@ use wideleaf_kernels::native;
 use wideleaf_kernels::team::ticks;
 use wideleaf_protocol::linux::{ARGUMENTS_FILE, EXIT_STATUS, PROGRAM_FILE, PROGRAM_PHASE, STATUS};
 use wideleaf_protocol::message::PREFIX;
-use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message, PROTOCOL_VERSION};
+use wideleaf_protocol::{Entry, ExitCode, Message, PROTOCOL_VERSION};
 
 use crate::failure::Failure;
-use crate::{TSC_MEASURED_OVER, emit};
+use crate::{TSC_MEASURED_OVER, emit, memory};
 
 /// A line longer than this is relayed in pieces: nobody has to keep it.
 const PIECE_BYTES_MAX: u64 = 64 << 10;
@@ -30,7 +30,8 @@ pub fn run() -> Result<ExitCode, Failure> {
         version: PROTOCOL_VERSION,
         kernel: PROGRAM_PHASE,
         vcpus: available_parallelism().map_or(1, usize::from) as u32,
-        guest_page: GuestPage::Base4K,
+        // What a program asks for itself nobody knows before it does.
+        guest_page: memory::page_of_who_does_not_ask(),
         tsc_hz: native::measure_tsc_hz(TSC_MEASURED_OVER),
         entry: Entry::Linux,
     });

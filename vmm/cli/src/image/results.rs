@@ -17,13 +17,15 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 use wideleaf_protocol::linux::PROGRAM_PHASE;
-use wideleaf_protocol::{ExitCode, Message, Mismatch, PROTOCOL_VERSION, Status, parse};
+use wideleaf_protocol::{ExitCode, Message, Mismatch, Name, PROTOCOL_VERSION, Status, parse};
 
 use crate::failure::Failure;
 use crate::report::{
-    Gaps, Measurement, Verification, number, rate, table, write_gaps, write_results, write_verification,
+    Figure, FigureBlock, Gaps, Hello, Measurement, Verification, number, rate, table, write_gaps, write_results,
+    write_verification,
 };
 use crate::run::{outcome_of, verdict};
+use crate::session::{rate_over, seconds_of};
 
 /// More of a log is not read: a serial line of 115200 baud brings that much in a day.
 pub const LOG_BYTES_MAX: u64 = 1 << 30;
@@ -31,16 +33,13 @@ pub const LOG_BYTES_MAX: u64 = 1 << 30;
 /// What a guest printed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct GuestReport {
-    /// The kernel that ran; `program` for a program.
-    pub kernel: String,
-    /// vCPUs or threads that took part.
-    pub vcpus: u32,
-    /// Page size of its memory, as far as it was asked for.
-    pub guest_page: String,
-    /// How it was started: `pvh`, `direct`, `native` or `linux`.
-    pub entry: String,
+    /// What said hello.
+    #[serde(flatten)]
+    pub hello: Hello,
     /// How it ended: `success`, or what the guest said.
     pub outcome: String,
+    /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
+    pub figure: Option<Figure>,
     /// The guest's own verification, if it has one.
     pub verification: Option<Verification>,
     /// The guest's own measurements, by name.
@@ -62,6 +61,16 @@ pub struct GuestPhase {
     pub seconds: Option<f64>,
     /// Work done, in the last progress line.
     pub units: u64,
+    /// Units of work per second from the begin to that line.
+    pub rate_per_s: Option<f64>,
+    #[serde(skip)]
+    begin_tsc: u64,
+}
+
+impl GuestPhase {
+    fn new(name: &str, begin_tsc: u64) -> GuestPhase {
+        GuestPhase { name: name.to_owned(), seconds: None, units: 0, rate_per_s: None, begin_tsc }
+    }
 }
 
 /// What has been read so far.
@@ -69,8 +78,6 @@ pub struct GuestPhase {
 struct Reading {
     report: GuestReport,
     tsc_hz: u64,
-    /// When the phase began that runs now.
-    began_at: u64,
     is_program_running: bool,
     mismatch: Option<String>,
     panic: Option<String>,
@@ -100,17 +107,21 @@ impl GuestReport {
         verdict(&self.outcome, self.verification.as_ref(), &self.results)
     }
 
+    fn latest(&mut self, phase: Name<'_>) -> Option<&mut GuestPhase> {
+        self.phases.iter_mut().rev().find(|open| open.name == phase.as_str())
+    }
+
     /// For people.
     pub fn to_table(&self) -> String {
         let mut out = String::new();
-        let GuestReport { kernel, vcpus, guest_page, entry, .. } = self;
-        let _ = writeln!(out, "{kernel}\n  {vcpus} vCPU, {guest_page} pages asked for, started through {entry}");
+        let Hello { kernel, vcpus, guest_page, entry } = &self.hello;
+        let worker = self.hello.worker();
+        let _ = writeln!(out, "{kernel}\n  {worker}s: {vcpus}, {guest_page} pages asked for, started through {entry}");
         if !self.phases.is_empty() {
             let mut phases = table(&["phase", "seconds", "rate"]);
             for phase in &self.phases {
                 let seconds = phase.seconds.map_or("-".into(), |seconds| format!("{seconds:.3}"));
-                let per_second = phase.seconds.filter(|seconds| phase.units > 0 && *seconds > 0.0);
-                let rate = per_second.map_or("-".into(), |seconds| rate(phase.units as f64 / seconds));
+                let rate = phase.rate_per_s.filter(|_| phase.units > 0).map_or("-".into(), rate);
                 phases.add_row([phase.name.as_str().into(), number(seconds), number(rate)]);
             }
             let _ = writeln!(out, "{phases}");
@@ -119,6 +130,11 @@ impl GuestReport {
         write_gaps(&mut out, &self.gaps);
         for line in &self.program_output {
             let _ = writeln!(out, "  | {line}");
+        }
+        if let Some(figure) = &self.figure {
+            let (hello, results, verification) = (&self.hello, &self.results, self.verification.as_ref());
+            // No line of the guest says the class.
+            FigureBlock { hello, class: None, figure, results, verification }.write(&mut out);
         }
         write_verification(&mut out, self.verification.as_ref());
         let _ = writeln!(out, "  outcome: {}", self.outcome);
@@ -149,23 +165,25 @@ impl Reading {
                 return Err(Failure::Input(what));
             }
             Message::Hello { kernel, vcpus, guest_page, tsc_hz, entry, .. } => {
-                let (kernel, guest_page, entry) = (kernel.to_string(), guest_page.to_string(), entry.to_string());
-                let report = GuestReport { kernel, vcpus, guest_page, entry, ..GuestReport::default() };
+                let hello = Hello::new(kernel, vcpus, guest_page, entry);
+                let report = GuestReport { hello, ..GuestReport::default() };
                 *self = Reading { report, tsc_hz, has_ours: true, ..Reading::default() };
             }
             Message::Begin { phase, tsc } => {
                 self.is_program_running = phase == PROGRAM_PHASE;
-                self.began_at = tsc;
-                report.phases.push(GuestPhase { name: phase.to_string(), seconds: None, units: 0 });
+                report.phases.push(GuestPhase::new(phase.as_str(), tsc));
             }
-            Message::Progress { done, .. } => {
-                report.phases.last_mut().into_iter().for_each(|phase| phase.units = done);
+            Message::Progress { phase, tsc, done, .. } => {
+                if let Some(open) = report.latest(phase) {
+                    open.units = done;
+                    open.rate_per_s = rate_over(done, tsc.saturating_sub(open.begin_tsc), self.tsc_hz);
+                }
             }
-            Message::End { tsc, .. } => {
+            Message::End { phase, tsc } => {
                 self.is_program_running = false;
-                let ticks = tsc.saturating_sub(self.began_at);
-                let seconds = (self.tsc_hz > 0).then(|| ticks as f64 / self.tsc_hz as f64);
-                report.phases.last_mut().into_iter().for_each(|phase| phase.seconds = seconds);
+                if let Some(open) = report.latest(phase) {
+                    open.seconds = seconds_of(tsc.saturating_sub(open.begin_tsc), self.tsc_hz);
+                }
             }
             Message::Result { name, value, unit } => {
                 report.results.insert(name.to_string(), Measurement { value, unit: unit.to_string() });
@@ -196,8 +214,10 @@ impl Reading {
         let no_end = || Failure::GuestCrashed("the log has no exit line: the guest crashed, or was ended".to_owned());
         let exit = self.exit.ok_or_else(no_end)?;
         // A guest that refuses its command line has not come to a kernel.
-        let name = if self.report.kernel.is_empty() { "the guest" } else { &self.report.kernel };
+        let kernel = &self.report.hello.kernel;
+        let name = if kernel.is_empty() { "the guest" } else { kernel };
         self.report.outcome = outcome_of(exit, self.panic.as_deref(), name, "the Linux command line")?;
+        self.report.figure = Figure::of(kernel, &self.report.results);
         if let Some(verification) = &mut self.report.verification {
             verification.first_mismatch = self.mismatch;
         }
@@ -233,14 +253,45 @@ SeaBIOS (version 1.16)\r
     #[test]
     fn our_lines_are_found_among_those_of_linux() {
         let report = GuestReport::of_log(CG).expect("a whole run");
-        assert_eq!((report.kernel.as_str(), report.vcpus, report.guest_page.as_str()), ("npb.cg", 2, "2m"));
+        let Hello { kernel, vcpus, guest_page, .. } = &report.hello;
+        assert_eq!((kernel.as_str(), *vcpus, guest_page.as_str()), ("npb.cg", 2, "2m"));
         let phase = &report.phases[0];
         assert_eq!((phase.name.as_str(), phase.seconds, phase.units), ("compute", Some(3.0), 60));
+        // Of the first two of its three seconds: what came after the last progress line nobody counted.
+        assert_eq!(phase.rate_per_s, Some(30.0));
         assert_eq!(report.results["mops"].value, 12.5);
         assert_eq!((report.outcome.as_str(), report.program_output.len()), ("success", 0));
         report.judge().expect("verified");
         let table = report.to_table();
-        assert!(table.contains("mops: 12.500000 Mop/s") && table.contains("20.0 /s"), "{table}");
+        assert!(table.contains("mops: 12.500000 Mop/s") && table.contains("30.0 /s"), "{table}");
+    }
+
+    #[test]
+    fn a_line_belongs_to_the_phase_that_it_names() {
+        let begin = "@wideleaf begin phase=check tsc=4000000";
+        let late = "@wideleaf progress phase=compute tsc=3000000 done=80 total=80";
+        let log = CG.replace("@wideleaf end", &format!("{begin}\n{late}\n@wideleaf end"));
+        let report = GuestReport::of_log(&log).expect("a whole run");
+        let phases = report.phases.iter().map(|phase| (phase.name.as_str(), phase.seconds, phase.rate_per_s));
+        let expected = [("compute", Some(3.0), Some(40.0)), ("check", None, None)];
+        assert_eq!(phases.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn the_figure_of_a_kernel_of_ours_stands_for_the_run() {
+        let report = GuestReport::of_log(CG).expect("a whole run");
+        let figure = report.figure.as_ref().expect("it is among the results");
+        assert_eq!((figure.name.as_str(), figure.value, figure.unit.as_str()), ("mops", 12.5, "Mop/s"));
+        let block = [
+            "  npb.cg",
+            "    threads        2",
+            "    mops           12.500 Mop/s",
+            "    per thread     6.250 Mop/s",
+            "    verification   SUCCESSFUL",
+        ];
+        assert!(report.to_table().contains(&block.join("\n")), "{}", report.to_table());
+        let program = GuestReport::of_log(&CG.replace("kernel=npb.cg", "kernel=program")).expect("a whole run");
+        assert!(program.figure.is_none());
     }
 
     #[test]
@@ -251,7 +302,7 @@ SeaBIOS (version 1.16)\r
             GuestReport::of_log(&(CG.to_owned() + &failed)).expect("a whole run").judge().expect_err("not verified");
         assert_eq!(
             (failure.exit_code(), failure.to_string()),
-            (1, "verification failed: 1 of 1 words are wrong".to_owned())
+            (1, "verification failed: 1 of 1 words or results are wrong".to_owned())
         );
     }
 

@@ -15,7 +15,7 @@ use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::CommandLine;
 use wideleaf_protocol::arguments::KEY_KERNEL;
 use wideleaf_vmm::HostLimits;
-use wideleaf_vmm::boot::room::ram_with_free;
+use wideleaf_vmm::boot::room::{free_with_ram, ram_with_free};
 use wideleaf_vmm::config;
 
 use crate::args::RunArgs;
@@ -106,16 +106,25 @@ pub fn ram_for(kernel: &Kernel, cmdline: &str, args: &RunArgs, host_page: PageSi
     let largest_page = guest_page.map_or(host_page, |page| page.max(host_page));
     match args.memory {
         None => round_up(ram.max(MEMORY_DEFAULT), MEMORY_STEP.max(largest_page.bytes())),
-        Some(memory) if memory >= ram => Ok(memory),
+        Some(memory) if free_of(memory, guest_page)? >= needed => Ok(memory),
         Some(memory) => {
-            let enough = round_up(ram, largest_page.bytes())?.get() >> 20;
-            let name = kernel.name;
-            let whose = if args.native { "" } else { ", and the guest some for itself" };
+            let enough = round_up(ram, largest_page.bytes())?;
+            // RAM beyond the hole at 3 GiB can leave less in one piece than RAM that ends there.
+            let at_least = if enough > memory { "at least " } else { "" };
+            let (name, enough_mib) = (kernel.name, enough.get() >> 20);
+            let whose = if args.native { "" } else { " in one piece, and the guest some for itself" };
             Err(Failure::Usage(format!(
-                "--memory {memory}: {name} needs {needed}{whose}; use at least --memory {enough}M, or leave it out"
+                "--memory {memory}: {name} needs {needed}{whose}; use {at_least}--memory {enough_mib}M, or leave it out"
             )))
         }
     }
+}
+
+/// What so much RAM leaves the kernel in one piece.
+fn free_of(ram: Bytes, guest_page: Option<PageSize>) -> Result<Bytes, Failure> {
+    let Some(page) = guest_page else { return Ok(ram) };
+    let free = free_with_ram(IMAGE, page, ram).map_err(|error| Failure::Input(error.to_string()))?;
+    free.ok_or_else(|| more_than_any_machine_has(ram))
 }
 
 /// The least RAM, in whole windows, that leaves the kernel so much.
@@ -124,12 +133,16 @@ fn least_ram(needed: Bytes, guest_page: Option<PageSize>) -> Result<Bytes, Failu
         None => needed.checked_round_up(PageSize::Huge2M),
         Some(page) => ram_with_free(IMAGE, page, needed).map_err(|error| Failure::Input(error.to_string()))?,
     };
-    ram.ok_or_else(|| Failure::Usage(format!("{needed} of memory are more than any machine has")))
+    ram.ok_or_else(|| more_than_any_machine_has(needed))
 }
 
 fn round_up(bytes: Bytes, step: Bytes) -> Result<Bytes, Failure> {
     let rounded = bytes.get().checked_next_multiple_of(step.get()).map(Bytes::new);
-    rounded.ok_or_else(|| Failure::Usage(format!("{bytes} of memory are more than any machine has")))
+    rounded.ok_or_else(|| more_than_any_machine_has(bytes))
+}
+
+fn more_than_any_machine_has(bytes: Bytes) -> Failure {
+    Failure::Usage(format!("{bytes} of memory are more than any machine has"))
 }
 
 #[cfg(test)]
@@ -177,6 +190,20 @@ mod tests {
         let (_, remedy) = short.split_once("use at least --memory ").expect("it has a remedy");
         let enough = remedy.split_once(',').map_or(remedy, |(size, _)| size);
         assert!(ram(&["gups", &format!("--memory={enough}")]).is_ok(), "{short}");
+    }
+
+    #[test]
+    fn more_ram_than_was_advised_is_refused_where_the_hole_leaves_it_less() {
+        let with = |sparse_mib: u64, memory: &[&str]| {
+            let cmdline = format!("--cmdline=log2_words=20 sparse={sparse_mib}M");
+            ram(&[&["gups", &cmdline, "--guest-page=4k"], memory].concat())
+        };
+        // The most that fits below the hole: the last window that the tables for a further gibibyte would take is in use.
+        let most =
+            (0..=3072).rev().step_by(2).find(|sparse| with(*sparse, &[]) == Ok(gib(3))).expect("3 GiB hold some");
+        assert_eq!(with(most, &["--memory=3G"]), Ok(gib(3)));
+        let refused = with(most, &["--memory=4G"]).expect_err("its pieces are shorter");
+        assert!(refused.contains("in one piece") && refused.contains("; use --memory 3072M, or"), "{refused}");
     }
 
     #[test]
