@@ -25,7 +25,7 @@ use wideleaf::report::RunReport;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::ratio::{Interval, bootstrap_median};
-use wideleaf_kernels::registry::{KERNELS, Kernel, MemoryNeed};
+use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
@@ -194,7 +194,7 @@ impl Rounds {
 }
 
 fn kernel(name: &str) -> &'static Kernel {
-    KERNELS.iter().find(|kernel| kernel.name == *name).expect("the kernels above are in the table")
+    registry::by_name(name).expect("the kernels above are in the table")
 }
 
 fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ended> {

@@ -161,14 +161,26 @@ impl Shape {
     }
 }
 
+/// All that the parameters ask for.
+struct Plan {
+    shape: Shape,
+    passes: u64,
+}
+
+impl Plan {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let passes = parameters.count("passes", PASSES.start, PASSES.end - 1)?.unwrap_or(4);
+        Ok(Self { shape: Shape::read(parameters)?, passes })
+    }
+}
+
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    let shape = Shape::read(parameters)?;
+    let Plan { shape, .. } = Plan::read(parameters)?;
     Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &shape)))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let shape = Shape::read(parameters)?;
-    let passes = parameters.count("passes", PASSES.start, PASSES.end - 1)?.unwrap_or(4);
+    let Plan { shape, passes } = Plan::read(parameters)?;
     let mut layout = Layout::at(arena.address());
     let places = Places::new(&mut layout, &shape);
     let mut typed = report::claim(platform, arena, &layout, Name::literal("blocks"))?;

@@ -32,7 +32,7 @@ use crate::parameters::{Parameter, Parameters};
 use crate::phases::{Density, SET_BYTES_MAX, Set, WINDOW_BYTES, WINDOW_WORDS};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::rounds::{Batches, Progress, Tally, part, run_rounds};
+use crate::rounds::{Batches, Progress, Tally, Until, part, run_rounds};
 use crate::words::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
 use crate::{Arena, Platform};
 
@@ -256,8 +256,27 @@ impl Extent {
     }
 }
 
+/// All that the parameters ask for.
+struct Plan {
+    extent: Extent,
+    until: Until,
+    /// Least time between two progress lines; 0 for none.
+    progress_ms: u64,
+}
+
+impl Plan {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let progress_ms = match parameters.count("progress_ms", 0, 1 << 32)?.unwrap_or(100) {
+            0 => 0,
+            interval => interval.max(PROGRESS_MS_MIN),
+        };
+        let until = Until::read(parameters, "rounds", 1 << 32, 1)?;
+        Ok(Self { extent: Extent::read(parameters)?, until, progress_ms })
+    }
+}
+
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    Ok(MemoryNeed::Bytes(Extent::read(parameters)?.bytes()))
+    Ok(MemoryNeed::Bytes(Plan::read(parameters)?.extent.bytes()))
 }
 
 /// Windows behind the table of which only one page each is ever touched. Its words are those of pattern and phases.
@@ -295,26 +314,9 @@ impl<'m> Sparse<'m> {
     }
 }
 
-/// When to stop repeating rounds.
-enum Until {
-    Rounds(u64),
-    Seconds(u64),
-}
-
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let extent = Extent::read(parameters)?;
-    let rounds = parameters.count("rounds", 1, 1 << 32)?;
-    let seconds = parameters.count("seconds", 1, 1 << 32)?;
-    let progress_ms = match parameters.count("progress_ms", 0, 1 << 32)?.unwrap_or(100) {
-        0 => 0,
-        interval => interval.max(PROGRESS_MS_MIN),
-    };
-    let until = match (rounds, seconds) {
-        (Some(_), Some(_)) => return Err(KernelError::Conflict { one: "rounds", other: "seconds" }),
-        (_, Some(_)) if platform.tsc_hz() == 0 => return Err(KernelError::NeedsClock { name: "seconds" }),
-        (_, Some(seconds)) => Until::Seconds(seconds),
-        (rounds, None) => Until::Rounds(rounds.unwrap_or(1)),
-    };
+    let Plan { extent, until, progress_ms } = Plan::read(parameters)?;
+    until.check_clock(platform)?;
     if arena.bytes() < extent.bytes() {
         return Err(KernelError::ArenaTooSmall { needed: extent.bytes(), bytes: arena.bytes() });
     }
@@ -342,10 +344,7 @@ fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_
     let vcpus = platform.vcpus();
     let batches = batches_per_round(table.len() as u64);
     let updates_per_round = batches * STREAMS as u64;
-    let planned = match until {
-        Until::Rounds(rounds) => rounds * updates_per_round,
-        Until::Seconds(_) => 0,
-    };
+    let planned = until.planned().saturating_mul(updates_per_round);
 
     platform.emit(&Message::Begin { phase: PHASE, tsc: platform.now() });
     let tally = Tally::default();
@@ -373,10 +372,7 @@ fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_
         let now = platform.now();
         end.store(now, Ordering::Relaxed);
         rounds_run.store(round + 1, Ordering::Relaxed);
-        match until {
-            Until::Rounds(rounds) => round + 1 < rounds,
-            Until::Seconds(seconds) => now.saturating_sub(start) < seconds.saturating_mul(platform.tsc_hz()),
-        }
+        !until.is_reached(platform, round + 1, now.saturating_sub(start))
     };
     let gaps = run_rounds(platform, work, again);
     platform.emit(&Message::End { phase: PHASE, tsc: platform.now() });

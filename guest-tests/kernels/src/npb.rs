@@ -22,12 +22,9 @@
 //! | [`rhs`] | fields and right-hand side of BT and SP |
 //! | [`steps`] | a run of BT or SP |
 //! | [`lines`] | neighbouring lines of points, solved side by side |
-//! | [`report`] | the phases and the result block as messages; other kernels use it too |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
-
-pub use crate::report;
 
 pub mod bt;
 pub mod cg;

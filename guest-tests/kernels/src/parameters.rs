@@ -45,14 +45,14 @@ impl<'a> Parameters<'a> {
         self.read(name, least, most, "a size in bytes (K, M, G, T)", parse_size)
     }
 
-    /// One of these words, as its index among them; `None` when it is not given.
+    /// One of these words in upper or lower case, as its index among them; `None` when it is not given.
     pub fn choice(
         &self,
         name: &'static str,
         choices: &'static [&'static str],
     ) -> Result<Option<usize>, KernelError<'a>> {
         let Some(value) = self.line.value(name) else { return Ok(None) };
-        match choices.iter().position(|choice| *choice == value) {
+        match position_of(value, choices) {
             Some(index) => Ok(Some(index)),
             None => Err(KernelError::BadChoice { name, value, choices }),
         }
@@ -72,4 +72,9 @@ impl<'a> Parameters<'a> {
             _ => Err(KernelError::BadValue { name, value, what, least, most }),
         }
     }
+}
+
+/// Which of these words a value is, in upper or lower case.
+pub fn position_of(value: &str, choices: &[&str]) -> Option<usize> {
+    choices.iter().position(|choice| choice.eq_ignore_ascii_case(value))
 }

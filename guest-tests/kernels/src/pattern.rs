@@ -17,7 +17,7 @@ use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::rounds::{Batches, Progress, Tally, run_rounds};
+use crate::rounds::{Batches, Progress, Tally, Until, run_rounds};
 use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, write_first};
 use crate::{Arena, Platform};
 
@@ -59,31 +59,32 @@ const PASS_LINE_MS: u64 = 50;
 /// Least time between two lines about pages within a pass.
 const PAGE_LINE_MS: u64 = 250;
 
-/// When to stop repeating passes.
-enum Until {
-    Passes(u64),
-    Seconds(u64),
-}
-
 const PAGE_BYTES: u64 = PAGE_WORDS * 8;
 
+/// What the parameters ask for.
+struct Plan {
+    need: MemoryNeed,
+    until: Until,
+}
+
+impl Plan {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let bytes = parameters.size("bytes", PAGE_BYTES, 8 * WORDS_MAX)?;
+        let need = bytes.map_or(MemoryNeed::AllThereIs, MemoryNeed::Bytes);
+        Ok(Self { need, until: Until::read(parameters, "passes", PASSES_MAX, 3)? })
+    }
+}
+
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    let bytes = parameters.size("bytes", PAGE_BYTES, 8 * WORDS_MAX)?;
-    Ok(bytes.map_or(MemoryNeed::AllThereIs, MemoryNeed::Bytes))
+    Ok(Plan::read(parameters)?.need)
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let bytes = match memory(parameters, platform.vcpus())? {
+    let Plan { need, until } = Plan::read(parameters)?;
+    until.check_clock(platform)?;
+    let bytes = match need {
         MemoryNeed::Bytes(bytes) => bytes,
         MemoryNeed::AllThereIs => arena.bytes().min(8 * WORDS_MAX),
-    };
-    let passes = parameters.count("passes", 1, PASSES_MAX)?;
-    let seconds = parameters.count("seconds", 1, 1 << 32)?;
-    let until = match (passes, seconds) {
-        (Some(_), Some(_)) => return Err(KernelError::Conflict { one: "passes", other: "seconds" }),
-        (_, Some(_)) if platform.tsc_hz() == 0 => return Err(KernelError::NeedsClock { name: "seconds" }),
-        (_, Some(seconds)) => Until::Seconds(seconds),
-        (passes, None) => Until::Passes(passes.unwrap_or(3)),
     };
     if arena.bytes() < bytes.max(PAGE_BYTES) {
         return Err(KernelError::ArenaTooSmall { needed: bytes.max(PAGE_BYTES), bytes: arena.bytes() });
@@ -143,14 +144,10 @@ fn fill(platform: &dyn Platform, memory: &Memory<'_>) {
 /// every word has now.
 fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u64 {
     const PHASE: Name<'static> = Name::literal("pass");
-    let planned = match until {
-        Until::Passes(passes) => passes,
-        Until::Seconds(_) => 0,
-    };
     platform.emit(&Message::Begin { phase: PHASE, tsc: platform.now() });
     let passes_run = AtomicU64::new(0);
     let end = AtomicU64::new(0);
-    let pass_lines = Progress::new(platform, PHASE, planned, PASS_LINE_MS);
+    let pass_lines = Progress::new(platform, PHASE, until.planned(), PASS_LINE_MS);
     let page_lines = Progress::new(platform, Name::literal("pages"), memory.pages(), PAGE_LINE_MS);
     let tally = Tally::default();
     let start = platform.now();
@@ -176,10 +173,7 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
         let passes = pass + 1;
         end.store(now, Ordering::Relaxed);
         passes_run.store(passes, Ordering::Relaxed);
-        let is_time = match until {
-            Until::Passes(planned) => passes >= planned,
-            Until::Seconds(seconds) => now.saturating_sub(start) >= seconds.saturating_mul(platform.tsc_hz()),
-        };
+        let is_time = until.is_reached(platform, passes, now.saturating_sub(start));
         let is_last = is_time || passes == PASSES_MAX || memory.findings.errors() > 0;
         if is_last || pass_lines.is_due(now) {
             pass_lines.emit(now, passes);

@@ -39,7 +39,7 @@ pub const KERNEL: Kernel = Kernel {
     summary: "a hot set that moves beside a sparse, a cold and a constantly written one: tells policies apart",
     classes: &[],
     parameters: PARAMETERS,
-    quick: "hot=2M range=4M sparse=2M cold=2M constant=2M phase_ms=10",
+    quick: "hot=2M range=4M sparse=2M cold=2M constant=2M passes=4",
     figure: FIGURE,
     vcpus_max: VCPUS_MAX,
     memory,
@@ -294,11 +294,12 @@ pub const fn generation_of_touched(word: u64, passes: u64) -> u64 {
 #[derive(Clone, Copy)]
 enum Until {
     Passes(u64),
-    Ticks(u64),
+    Milliseconds(u64),
 }
 
-/// The phases of a run.
+/// All that the parameters ask for.
 struct Plan {
+    layout: Layout,
     phases: u64,
     until: Until,
     /// No phase has more passes than this, whatever the time.
@@ -306,12 +307,15 @@ struct Plan {
 }
 
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    Ok(MemoryNeed::Bytes(read_layout(parameters)?.bytes()))
+    Ok(MemoryNeed::Bytes(Plan::read(parameters)?.layout.bytes()))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let layout = read_layout(parameters)?;
-    let plan = read_plan(platform, parameters, layout.spans())?;
+    let plan = Plan::read(parameters)?;
+    let layout = &plan.layout;
+    if matches!(plan.until, Until::Milliseconds(_)) && platform.tsc_hz() == 0 {
+        return Err(KernelError::NeedsClock { name: "phase_ms" });
+    }
     if arena.bytes() < layout.bytes() {
         return Err(KernelError::ArenaTooSmall { needed: layout.bytes(), bytes: arena.bytes() });
     }
@@ -319,7 +323,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         let address = arena.address() + first_window * WINDOW_BYTES;
         platform.emit(&Message::Region { name, address, bytes: windows * WINDOW_BYTES });
     }
-    let run = Run::new(platform, arena, layout, plan);
+    let run = Run::new(platform, arena, plan);
     run.fill();
     run.all_phases();
     run.check()
@@ -343,18 +347,20 @@ fn read_layout<'a>(parameters: &Parameters<'a>) -> Result<Layout, KernelError<'a
     }))
 }
 
-fn read_plan<'a>(platform: &dyn Platform, parameters: &Parameters<'a>, spans: u64) -> Result<Plan, KernelError<'a>> {
-    let phases = parameters.count("phases", 1, PHASES_MAX)?.unwrap_or(spans);
-    let passes_max = PASSES_MAX / phases;
-    let phase_ms = parameters.count("phase_ms", 1, 1 << 32)?;
-    let passes = parameters.count("passes", 1, passes_max)?;
-    let until = match (passes, phase_ms) {
-        (Some(_), Some(_)) => return Err(KernelError::Conflict { one: "passes", other: "phase_ms" }),
-        (Some(passes), None) => Until::Passes(passes),
-        (None, _) if platform.tsc_hz() == 0 => return Err(KernelError::NeedsClock { name: "phase_ms" }),
-        (None, phase_ms) => Until::Ticks((platform.tsc_hz() / 1000).saturating_mul(phase_ms.unwrap_or(1000))),
-    };
-    Ok(Plan { phases, until, passes_max })
+impl Plan {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let layout = read_layout(parameters)?;
+        let phases = parameters.count("phases", 1, PHASES_MAX)?.unwrap_or(layout.spans());
+        let passes_max = PASSES_MAX / phases;
+        let phase_ms = parameters.count("phase_ms", 1, 1 << 32)?;
+        let passes = parameters.count("passes", 1, passes_max)?;
+        let until = match (passes, phase_ms) {
+            (Some(_), Some(_)) => return Err(KernelError::Conflict { one: "passes", other: "phase_ms" }),
+            (Some(passes), None) => Until::Passes(passes),
+            (None, phase_ms) => Until::Milliseconds(phase_ms.unwrap_or(1000)),
+        };
+        Ok(Self { layout, phases, until, passes_max })
+    }
 }
 
 /// A run: its memory, and what has been done to it so far.
@@ -362,7 +368,6 @@ struct Run<'r> {
     platform: &'r dyn Platform,
     words: &'r [AtomicU64],
     address: u64,
-    layout: Layout,
     plan: Plan,
     findings: Findings,
     meeting: Meeting,
@@ -409,12 +414,11 @@ impl PhaseName {
 }
 
 impl<'r> Run<'r> {
-    fn new(platform: &'r dyn Platform, arena: &Arena<'r>, layout: Layout, plan: Plan) -> Self {
+    fn new(platform: &'r dyn Platform, arena: &Arena<'r>, plan: Plan) -> Self {
         Self {
             platform,
-            words: &arena.words()[..layout.words() as usize],
+            words: &arena.words()[..plan.layout.words() as usize],
             address: arena.address(),
-            layout,
             plan,
             findings: Findings::default(),
             meeting: Meeting::default(),
@@ -432,7 +436,7 @@ impl<'r> Run<'r> {
 
     /// Of the span that is hot in a phase, as of the last phase's end.
     fn generation(&self, phase: u64) -> &AtomicU64 {
-        &self.generations[(phase % self.layout.spans()) as usize]
+        &self.generations[(phase % self.plan.layout.spans()) as usize]
     }
 
     /// Writes the first generation of every word that is ever touched.
@@ -441,7 +445,7 @@ impl<'r> Run<'r> {
         let vcpus = self.platform.vcpus();
         self.platform.emit(&Message::Begin { phase: PHASE, tsc: self.platform.now() });
         self.platform.run_on_all(&|vcpu| {
-            for set in self.layout.sets() {
+            for set in self.plan.layout.sets() {
                 let pages = part(set.pages(), vcpu, vcpus).map(|page| set.page(page));
                 let indices = pages.flat_map(|first| first..first + PAGE_WORDS);
                 indices.for_each(|index| write_first(self.slot(index), index));
@@ -457,7 +461,7 @@ impl<'r> Run<'r> {
         let gaps = run_rounds(self.platform, work, |phase| self.end(phase));
 
         self.emit_rate(FIGURE.name, &self.total);
-        let updates = self.total.passes() * self.layout.hot_words();
+        let updates = self.total.passes() * self.plan.layout.hot_words();
         let result = |name, value, unit| self.platform.emit(&Message::Result { name, value, unit });
         result(Name::literal("updates"), updates as f64, Name::literal("updates"));
         let hz = self.platform.tsc_hz();
@@ -477,7 +481,7 @@ impl<'r> Run<'r> {
     fn emit_rate(&self, name: Name<'_>, work: &Work) {
         let hz = self.platform.tsc_hz();
         if hz != 0 {
-            let updates = (work.passes() * self.layout.hot_words()) as f64;
+            let updates = (work.passes() * self.plan.layout.hot_words()) as f64;
             let value = updates / ticks_to_seconds(work.ticks().max(1), hz);
             self.platform.emit(&Message::Result { name, value, unit: FIGURE.unit });
         }
@@ -494,8 +498,8 @@ impl<'r> Run<'r> {
         let vcpus = self.platform.vcpus();
         let name = PhaseName::new(phase);
         let planned = match self.plan.until {
-            Until::Passes(passes) => passes * self.layout.hot_words(),
-            Until::Ticks(_) => 0,
+            Until::Passes(passes) => passes * self.plan.layout.hot_words(),
+            Until::Milliseconds(_) => 0,
         };
         let progress = Progress::new(self.platform, name.get(), planned, PROGRESS_MS);
         let (generation, passes_before) = (self.generation(phase).load(Ordering::Relaxed), self.total.passes());
@@ -503,7 +507,7 @@ impl<'r> Run<'r> {
         for pass in 0..self.plan.passes_max {
             clock.restart();
             let share = (vcpu + (pass % vcpus as u64) as usize) % vcpus;
-            self.update_hot(self.layout.hot_in(phase), generation + pass, share, |updates| {
+            self.update_hot(self.plan.layout.hot_in(phase), generation + pass, share, |updates| {
                 let now = clock.end_batch();
                 done += updates;
                 self.tally.set(vcpu, done);
@@ -512,7 +516,7 @@ impl<'r> Run<'r> {
                     clock.restart();
                 }
             });
-            for set in [&self.layout.sparse, &self.layout.constant] {
+            for set in [&self.plan.layout.sparse, &self.plan.layout.constant] {
                 self.touch(set, passes_before + pass, share, |_| {
                     clock.end_batch();
                 });
@@ -525,8 +529,8 @@ impl<'r> Run<'r> {
 
     /// Updates a share of the hot words; says after every batch how many it was.
     fn update_hot(&self, hot: Range<u64>, generation: u64, share: usize, after_batch: impl FnMut(u64)) {
-        let steps = part(self.layout.hot_words(), share, self.platform.vcpus());
-        let indices = Scattered::new(self.layout.hot, steps).map(|word| hot.start + word);
+        let steps = part(self.plan.layout.hot_words(), share, self.platform.vcpus());
+        let indices = Scattered::new(self.plan.layout.hot, steps).map(|word| hot.start + word);
         self.rewrite(indices, generation, after_batch);
     }
 
@@ -569,13 +573,13 @@ impl<'r> Run<'r> {
         let ticks = now.saturating_sub(self.began.load(Ordering::Relaxed));
         let is_time = match self.plan.until {
             Until::Passes(planned) => passes >= planned,
-            Until::Ticks(planned) => ticks >= planned,
+            Until::Milliseconds(ms) => ticks >= (self.platform.tsc_hz() / 1000).saturating_mul(ms),
         };
         let is_last = is_time || passes == self.plan.passes_max || self.findings.errors() > 0;
         if is_last {
             self.phase.passes.store(passes, Ordering::Relaxed);
             self.phase.ticks.store(ticks, Ordering::Relaxed);
-            progress.emit(now, passes * self.layout.hot_words());
+            progress.emit(now, passes * self.plan.layout.hot_words());
         }
         !is_last
     }
@@ -599,9 +603,9 @@ impl<'r> Run<'r> {
     /// Checks every word that was ever written, and says what was found over the whole run.
     fn check<'a>(&self) -> Result<(), KernelError<'a>> {
         const PHASE: Name<'static> = Name::literal("verify");
-        let Layout { hot_range, sparse, cold, constant, .. } = &self.layout;
+        let Layout { hot_range, sparse, cold, constant, .. } = &self.plan.layout;
         let passes = self.total.passes();
-        let span_pages = self.layout.hot * WINDOW_PAGES;
+        let span_pages = self.plan.layout.hot * WINDOW_PAGES;
         self.platform.emit(&Message::Begin { phase: PHASE, tsc: self.platform.now() });
         self.platform.run_on_all(&|vcpu| {
             self.check_set(hot_range, vcpu, |page, _| self.generation(page / span_pages).load(Ordering::Relaxed));
@@ -612,9 +616,9 @@ impl<'r> Run<'r> {
         });
         self.platform.emit(&Message::End { phase: PHASE, tsc: self.platform.now() });
 
-        let written = Written { words: self.layout.words(), newest_generation: FIRST_GENERATION + passes };
-        let in_each_pass = self.layout.hot_words() + sparse.pages() + constant.pages();
-        let at_the_end: u64 = self.layout.sets().iter().map(|set| set.pages() * PAGE_WORDS).sum();
+        let written = Written { words: self.plan.layout.words(), newest_generation: FIRST_GENERATION + passes };
+        let in_each_pass = self.plan.layout.hot_words() + sparse.pages() + constant.pages();
+        let at_the_end: u64 = self.plan.layout.sets().iter().map(|set| set.pages() * PAGE_WORDS).sum();
         self.findings.report(self.platform, self.address, written, passes * in_each_pass + at_the_end)
     }
 

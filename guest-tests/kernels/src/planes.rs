@@ -37,7 +37,7 @@ unsafe impl<T: Send> Send for OwnRows<'_, T> {}
 /// range belong to nobody.
 ///
 /// # Panics
-/// When the slice is not whole planes. The iterator panics at a range that begins before the end of the one before it, or that
+/// When a plane has no element or more than can be counted, or the slice is not whole planes. The iterator panics at a range that begins before the end of the one before it, or that
 /// ends outside the plane.
 pub fn deal_rows<'s, T>(
     slice: &'s mut [T],
@@ -45,7 +45,8 @@ pub fn deal_rows<'s, T>(
     row_len: usize,
     ranges: impl Iterator<Item = Range<usize>>,
 ) -> impl Iterator<Item = OwnRows<'s, T>> {
-    let plane_len = rows_per_plane * row_len;
+    let plane_len = rows_per_plane.checked_mul(row_len).expect("the elements of a plane can be counted");
+    assert!(plane_len > 0, "a plane has elements");
     assert!(slice.len().is_multiple_of(plane_len), "{} elements are no planes of {plane_len}", slice.len());
     let (start, planes) = (slice.as_mut_ptr(), slice.len() / plane_len);
     let mut dealt = 0;
@@ -158,6 +159,18 @@ mod tests {
     fn rows_that_overlap_are_not_dealt() {
         let mut slice = [0; 8];
         let _ = deal_rows(&mut slice, 4, 2, [0..2, 1..3].into_iter()).count();
+    }
+
+    #[test]
+    #[should_panic(expected = "can be counted")]
+    fn planes_of_more_elements_than_can_be_counted_are_not_dealt() {
+        let _ = deal_rows(&mut [0; 8], 1 << 62, 8, core::iter::once(0..1));
+    }
+
+    #[test]
+    #[should_panic(expected = "a plane has elements")]
+    fn planes_of_nothing_are_not_dealt() {
+        let _ = deal_rows(&mut [0; 8], 4, 0, core::iter::once(0..1));
     }
 
     #[test]

@@ -133,7 +133,12 @@ pub struct Started {
 /// The kernel a command line names.
 pub fn find<'a>(line: CommandLine<'a>) -> Result<&'static Kernel, KernelError<'a>> {
     let name = line.value(KEY_KERNEL).ok_or(KernelError::NoKernel)?;
-    KERNELS.iter().find(|kernel| kernel.name == *name).ok_or(KernelError::UnknownKernel { name })
+    by_name(name).ok_or(KernelError::UnknownKernel { name })
+}
+
+/// The kernel of this name.
+pub fn by_name(name: &str) -> Option<&'static Kernel> {
+    KERNELS.iter().find(|kernel| kernel.name == *name)
 }
 
 /// A whole run: finds the kernel that `line` names, says hello, runs it, and says how it ended. The last line is `exit` with
@@ -272,8 +277,8 @@ impl fmt::Display for KernelError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CommandLine(error) => write!(f, "command line: {error}"),
-            Self::NoKernel => write!(f, "no kernel named; say kernel=NAME, where NAME is {}", KernelNames),
-            Self::UnknownKernel { name } => write!(f, "unknown kernel \"{name}\"; there is {}", KernelNames),
+            Self::NoKernel => write!(f, "no kernel named; say kernel=NAME, where NAME is {}", KernelNames::ALL),
+            Self::UnknownKernel { name } => write!(f, "unknown kernel \"{name}\"; there is {}", KernelNames::ALL),
             Self::UnknownParameter { name, known } => {
                 write!(f, "unknown parameter {name}=; there is ")?;
                 write_list(f, known.iter().map(|parameter| parameter.name))
@@ -310,11 +315,19 @@ fn write_list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'static s
     Ok(())
 }
 
-/// The names of all kernels, separated by commas.
-struct KernelNames;
+/// The names of the kernels of some kind, separated by commas.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelNames(fn(&Kernel) -> bool);
+
+impl KernelNames {
+    /// Every kernel's.
+    pub const ALL: Self = Self(|_| true);
+    /// Those of the kernels that have classes.
+    pub const WITH_CLASSES: Self = Self(|kernel| !kernel.classes.is_empty());
+}
 
 impl fmt::Display for KernelNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_list(f, KERNELS.iter().map(|kernel| kernel.name.as_str()))
+        write_list(f, KERNELS.iter().filter(|kernel| self.0(kernel)).map(|kernel| kernel.name.as_str()))
     }
 }

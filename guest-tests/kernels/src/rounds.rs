@@ -12,9 +12,10 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 
-use crate::Platform;
 use crate::gaps::{Histogram, Summary};
+use crate::parameters::Parameters;
 use crate::team::Barrier;
+use crate::{KernelError, Platform};
 
 /// Runs `work(vcpu, round, batches)` for round 0, 1, … on every vCPU until `again(round)`, asked by vCPU 0 alone while the
 /// others wait, says no. Returns what each vCPU recorded in its histogram, by vCPU.
@@ -38,6 +39,60 @@ pub fn run_rounds(
         slots[vcpu].set(histogram.summary());
     });
     slots.each_ref().map(Slot::get)
+}
+
+/// When to stop repeating rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// After so many rounds.
+    Rounds(u64),
+    /// After the round in which so many seconds have passed.
+    Seconds(u64),
+}
+
+/// The parameter that asks for a time instead of a number of rounds.
+const SECONDS: &str = "seconds";
+/// A run of this many seconds is over in a century.
+const SECONDS_MAX: u64 = 1 << 32;
+
+impl Until {
+    /// What the parameters ask for: `seconds`, or a number of rounds up to `most` under the name `rounds`.
+    pub fn read<'a>(
+        parameters: &Parameters<'a>,
+        rounds: &'static str,
+        most: u64,
+        default: u64,
+    ) -> Result<Self, KernelError<'a>> {
+        match (parameters.count(rounds, 1, most)?, parameters.count(SECONDS, 1, SECONDS_MAX)?) {
+            (Some(_), Some(_)) => Err(KernelError::Conflict { one: rounds, other: SECONDS }),
+            (None, Some(seconds)) => Ok(Self::Seconds(seconds)),
+            (count, None) => Ok(Self::Rounds(count.unwrap_or(default))),
+        }
+    }
+
+    /// Refuses seconds where nobody can tell them.
+    pub fn check_clock<'a>(self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
+        match self {
+            Self::Seconds(_) if platform.tsc_hz() == 0 => Err(KernelError::NeedsClock { name: SECONDS }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Rounds that are planned; 0 when the time decides, as progress lines have it.
+    pub const fn planned(self) -> u64 {
+        match self {
+            Self::Rounds(rounds) => rounds,
+            Self::Seconds(_) => 0,
+        }
+    }
+
+    /// Whether so many rounds, which took so many ticks, are enough.
+    pub fn is_reached(self, platform: &dyn Platform, rounds: u64, ticks: u64) -> bool {
+        match self {
+            Self::Rounds(planned) => rounds >= planned,
+            Self::Seconds(seconds) => ticks >= seconds.saturating_mul(platform.tsc_hz()),
+        }
+    }
 }
 
 /// Where all vCPUs of a job wait for each other while vCPU 0 decides for all. Reusable.

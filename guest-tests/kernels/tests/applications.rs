@@ -1,20 +1,11 @@
 //! STREAM, Sweep3D, the adaptive mesh and the latencies on native threads: whoever computes them, they verify themselves.
 mod runner;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
 /// 4 KiB pages of 32 MiB, which hold Sweep3D's 50³ cells with two threads.
 const PAGES: usize = 32 << 8;
-
-/// One test at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Runs it on that many threads, and expects it to pass with this in its verification.
 fn passes(threads: usize, line: &str, verified: &str) -> Vec<String> {
@@ -34,7 +25,6 @@ fn value(lines: &[String], name: &str) -> f64 {
 
 #[test]
 fn stream_passes_and_says_how_large_its_arrays_are() {
-    let _alone = alone();
     for threads in [1, 2] {
         let lines = passes(threads, "stream words=100003 times=5", "3");
         for name in ["copy", "scale", "add", "triad"] {
@@ -53,7 +43,6 @@ fn stream_passes_and_says_how_large_its_arrays_are() {
 
 #[test]
 fn sweep3d_gives_the_reference_s_numbers_for_50_cells() {
-    let _alone = alone();
     for threads in [1, 2] {
         // Large blocks, so that threads which share a CPU seldom meet.
         let lines = passes(threads, "sweep3d n=50 mk=25", "33");
@@ -63,14 +52,12 @@ fn sweep3d_gives_the_reference_s_numbers_for_50_cells() {
 
 #[test]
 fn sweep3d_of_another_size_keeps_its_neutrons() {
-    let _alone = alone();
     let lines = passes(1, "sweep3d n=17 mk=4 mmi=2", "1");
     assert!(value(&lines, "imbalance").abs() < 1e-10, "{lines:#?}");
 }
 
 #[test]
 fn the_mesh_is_what_it_must_be_in_every_number_and_sum() {
-    let _alone = alone();
     for (threads, line, checked) in [
         (1, "amr blocks=16 passes=3", 16 * 512 * 12 + 3 * 12),
         (2, "amr blocks=16 passes=3", 16 * 512 * 12 + 3 * 12),
@@ -84,7 +71,6 @@ fn the_mesh_is_what_it_must_be_in_every_number_and_sum() {
 
 #[test]
 fn latencies_are_told_for_every_footprint() {
-    let _alone = alone();
     let lines = passes(1, "latency bytes=1M rounds=1", "82");
     for spots in [8, 64, 240, 256] {
         assert!(value(&lines, &format!("pages{spots}")) > 0.0 && value(&lines, &format!("dense{spots}")) > 0.0);
@@ -96,7 +82,6 @@ fn latencies_are_told_for_every_footprint() {
 
 #[test]
 fn without_a_known_clock_latencies_are_in_ticks() {
-    let _alone = alone();
     let (code, lines) = run_with(1, 0, PAGES, "latency bytes=256K rounds=1", |_, _| ());
     assert_eq!(code, ExitCode::Success, "{lines:#?}");
     assert!(lines.iter().any(|line| line.contains("name=pages64 ") && line.ends_with(" unit=ticks")), "{lines:#?}");

@@ -4,9 +4,10 @@ mod runner;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use runner::{has, run, run_with};
+use wideleaf_kernels::registry::find;
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_kernels::{Arena, KERNELS};
-use wideleaf_protocol::{ExitCode, Message};
+use wideleaf_protocol::{CommandLine, ExitCode, Message};
 
 #[test]
 fn gups_passes_on_one_thread_with_no_error_at_all() {
@@ -211,6 +212,8 @@ fn wrong_arguments_end_with_one_clear_line() {
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),
         ("gups rounds=1 seconds=1", "rounds= and seconds= exclude each other"),
+        ("pattern passes=1 seconds=1", "passes= and seconds= exclude each other"),
+        ("phases passes=1 phase_ms=1", "passes= and phase_ms= exclude each other"),
         ("npb.cg class=D", "class=D: expected one of S, W, A, B, C"),
         ("gups fast", "command line: \"fast\" is not key=value (only the first word may be a kernel's name)"),
         ("pattern passes=0", "passes=0: expected a count from 1 to 16777214"),
@@ -220,6 +223,11 @@ fn wrong_arguments_end_with_one_clear_line() {
         assert_eq!(code, ExitCode::BadArguments, "{line}");
         let last_two = [format!("@wideleaf panic message={message}"), "@wideleaf exit code=2".to_owned()];
         assert_eq!(lines[lines.len() - 2..], last_two, "{line}");
+        let refused = CommandLine::new(line).ok().and_then(|line| find(line).ok());
+        if let Some(kernel) = refused {
+            let error = kernel.memory_for(line, 1).expect_err("refused before the start too");
+            assert_eq!(error.to_string(), message, "{line}");
+        }
     }
 }
 
@@ -233,13 +241,25 @@ fn what_the_machine_cannot_give_is_unsupported_and_not_a_bad_argument() {
 }
 
 #[test]
-fn every_parameter_of_every_kernel_is_taken_by_its_kernel() {
+fn every_parameter_of_every_kernel_is_taken_by_its_kernel_and_checked_before_it_starts() {
     for kernel in KERNELS {
         for parameter in kernel.parameters {
             let line = format!("{} {}=x", kernel.name, parameter.name);
             let (code, lines) = run(1, 16, &line);
             assert_eq!(code, ExitCode::BadArguments, "{line}");
-            assert!(has(&lines, &format!("panic message={}=x: expected", parameter.name)), "{lines:#?}");
+            let refusal = format!("{}=x: expected", parameter.name);
+            assert!(has(&lines, &format!("panic message={refusal}")), "{lines:#?}");
+            let before = kernel.memory_for(&line, 1).map_err(|error| error.to_string());
+            assert!(before.as_ref().is_err_and(|error| error.starts_with(&refusal)), "{line}: {before:?}");
         }
+    }
+}
+
+#[test]
+fn a_class_is_a_letter_in_upper_or_lower_case() {
+    for kernel in KERNELS.iter().filter(|kernel| !kernel.classes.is_empty()) {
+        let memory = |line| kernel.memory_for(line, 1);
+        assert!(memory("class=a").is_ok(), "{}", kernel.name);
+        assert_eq!(memory("class=a"), memory("class=A"), "{}", kernel.name);
     }
 }

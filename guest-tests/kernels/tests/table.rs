@@ -2,8 +2,6 @@
 //! that a new one is covered by its entry in the table.
 mod runner;
 
-use std::sync::{Mutex, PoisonError};
-
 use runner::{has, run, run_with};
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::MemoryNeed;
@@ -12,9 +10,6 @@ use wideleaf_kernels::{KERNELS, Kernel, KernelError};
 use wideleaf_protocol::ExitCode;
 
 const PAGE_BYTES: u64 = 4096;
-
-/// One test at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// The quick run of each kernel.
 fn quick_lines() -> impl Iterator<Item = (&'static Kernel, String)> {
@@ -51,7 +46,6 @@ fn every_size_is_refused_for_exactly_the_memory_that_the_table_says() {
 
 #[test]
 fn a_quick_run_passes_in_the_memory_that_the_table_says_and_prints_its_figure() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let both =
         |quick: (&'static Kernel, String)| (1..=quick.0.vcpus_max.min(2)).map(move |vcpus| (quick.clone(), vcpus));
     for ((kernel, line), vcpus) in quick_lines().flat_map(both) {
@@ -67,10 +61,10 @@ fn a_quick_run_passes_in_the_memory_that_the_table_says_and_prints_its_figure() 
 
 #[test]
 fn without_a_known_clock_no_figure_is_printed() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for (kernel, line) in quick_lines() {
         let pages = bytes_of(kernel, &line, 1).unwrap_or(64 * PAGE_BYTES).div_ceil(PAGE_BYTES);
-        let (_, lines) = run_with(1, 0, pages as usize, &line, |_, _| ());
+        let (code, lines) = run_with(1, 0, pages as usize, &line, |_, _| ());
+        assert_eq!(code, ExitCode::Success, "{line}: {lines:#?}");
         assert!(!has(&lines, &format!("result name={} ", kernel.figure.name)), "{line}: {lines:#?}");
     }
 }

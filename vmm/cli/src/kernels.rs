@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, ContentArrangement};
 use serde::Serialize;
 use wideleaf_kernels::parameters::Parameter;
-use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
 use wideleaf_kernels::{KERNELS, Kernel};
 
 use crate::args::KernelsArgs;
@@ -73,8 +73,8 @@ pub fn main(args: &KernelsArgs) -> Result<(), Failure> {
     match args.kernel.as_deref() {
         None => output.write(&KernelList::new(KERNELS), KernelList::to_table),
         Some(name) => {
-            let unknown = || Failure::Usage(format!("there is no kernel {name:?}; there is {}", kernel::names()));
-            let kernel = kernel::named(name).ok_or_else(unknown)?;
+            let unknown = || Failure::Usage(format!("there is no kernel {name:?}; there is {}", KernelNames::ALL));
+            let kernel = by_name(name).ok_or_else(unknown)?;
             output.write(&KernelInfo::new(kernel), KernelInfo::to_details)
         }
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use wideleaf_kernels::npb::classes::Class;
-use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
 use wideleaf_kernels::{Arena, Kernel, native};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
@@ -177,12 +177,12 @@ pub(crate) fn list_policies() -> Result<(), Failure> {
 impl RunSpec {
     fn new(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Failure> {
         let Some(name) = args.workload.as_deref() else {
-            let what = format!("a built-in kernel ({}) or an image file", kernel::names());
+            let what = format!("a built-in kernel ({}) or an image file", KernelNames::ALL);
             return Err(Failure::Usage(format!("say what to run: {what}; `wideleaf run --help` has examples")));
         };
-        let kernel = kernel::named(name);
+        let kernel = by_name(name);
         if kernel.is_none() && args.native {
-            let names = kernel::names();
+            let names = KernelNames::ALL;
             return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
         }
         let ram_start = policy.make().ram_start();
@@ -228,7 +228,7 @@ impl RunSpec {
 
     fn kernel(&self) -> Option<&'static Kernel> {
         match self.workload {
-            Workload::Kernel(name) => kernel::named(name),
+            Workload::Kernel(name) => by_name(name),
             Workload::Image(_) => None,
         }
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use wideleaf_kernels::Kernel;
+use wideleaf_kernels::{Kernel, registry};
 use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
@@ -29,7 +29,6 @@ use crate::report::{
     Counters, Figure, Gaps, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary, Region,
     SampleAt, SensorSummary, Verification, VmmCost,
 };
-use crate::run::kernel;
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
 pub struct Session {
@@ -174,7 +173,7 @@ impl Session {
         log.first_line_at.get_or_insert_with(Instant::now);
         match *message {
             Message::Hello { tsc_hz, entry, kernel, .. } => {
-                log.kernel = kernel::named(kernel.as_str());
+                log.kernel = registry::by_name(kernel.as_str());
                 log.tsc_hz = tsc_hz;
                 log.entry = Some(entry);
             }

@@ -12,7 +12,7 @@ use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_kernels::npb::classes::Class;
-use wideleaf_kernels::registry::MemoryNeed;
+use wideleaf_kernels::registry::{MemoryNeed, by_name};
 use wideleaf_kernels::{KERNELS, Kernel};
 use wideleaf_protocol::VCPUS_MAX;
 
@@ -55,7 +55,8 @@ fn all_are_verified(vcpus: &[usize], how: &[&str]) {
 
 #[test]
 fn every_kernel_is_verified_natively() {
-    // With two threads the kernels' own tests run them.
+    // With two threads the kernels' own tests run them, all but class W of npb.lu: its threads meet twenty thousand times, which takes
+    // minutes where other work shares their CPUs. Two vCPUs run it below.
     all_are_verified(&[1], &["--native"]);
 }
 
@@ -71,7 +72,7 @@ fn a_run_says_its_class_and_what_it_needs_and_people_can_read_its_result() {
     let scratch = Scratch::new();
     let report = report_of(&scratch, &["run", "--native", "npb.is", "--class=w"]);
     assert_eq!((&report["setup"]["class"], &report["setup"]["cmdline"]), (&"W".into(), &"class=W".into()));
-    let is = KERNELS.iter().find(|kernel| kernel.name == *"npb.is").unwrap();
+    let is = by_name("npb.is").unwrap();
     let Ok(MemoryNeed::Bytes(needed)) = is.memory_for("class=W", 1) else { panic!("sorting needs some memory") };
     assert_eq!(report["setup"]["memory_needed_bytes"], needed);
     // Class S where nothing is said, and memory enough for it.

@@ -16,11 +16,11 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
 use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
-use super::report;
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::{Kernel, MemoryNeed};
+use crate::report;
 use crate::{Arena, KernelError, Platform};
 
 /// BT in the table of kernels.

@@ -13,11 +13,11 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
-use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::registry::{Kernel, MemoryNeed};
+use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
 /// CG in the table of kernels.

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::KernelError;
-use crate::parameters::{Parameter, Parameters};
+use crate::parameters::{Parameter, Parameters, position_of};
 
 /// A problem size. S is for tests, W for a workstation of 1994; A, B and C are about four times as large each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,11 @@ impl Class {
     /// The class that the command line names, or S.
     pub fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         Ok(Self::ALL[parameters.choice(Self::PARAMETER.name, Self::LETTERS)?.unwrap_or(0)])
+    }
+
+    /// The class of this letter, in upper or lower case.
+    pub fn from_letter(letter: &str) -> Option<Self> {
+        position_of(letter, Self::LETTERS).map(|index| Self::ALL[index])
     }
 
     /// Its letter.

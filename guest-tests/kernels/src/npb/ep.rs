@@ -10,11 +10,11 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::logarithm::ln;
 use super::random::Random;
-use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::{Layout, Place};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split};
 use crate::registry::{Kernel, MemoryNeed};
+use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
 /// EP in the table of kernels.

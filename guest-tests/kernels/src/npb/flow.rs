@@ -19,9 +19,9 @@ use core::ops::Range;
 
 use wideleaf_protocol::Name;
 
-use super::report::Compared;
 use crate::Platform;
 use crate::parts::{Results, cut, deal, ranges};
+use crate::report::Compared;
 
 /// Numbers at a point: density, momentum along x, y and z, energy.
 pub const COMPONENTS: usize = 5;
@@ -41,7 +41,7 @@ pub const C1345: f64 = C1C5 * C3C4;
 /// How much more a velocity diffuses along its own axis.
 pub const OWN_AXIS: f64 = 4.0 / 3.0;
 /// Weight of the damping: a quarter of the largest diffusion.
-pub const DAMPING: f64 = 0.25;
+const DAMPING: f64 = 0.25;
 /// Diffusion of all components along x, y and z.
 pub const DIFFUSION: [f64; 3] = [0.75, 0.75, 1.0];
 
@@ -133,6 +133,7 @@ impl Grid {
             kinetic: viscous * (1.0 - C1C5),
             squared: viscous / 6.0,
             energy: viscous * C1C5,
+            damping: DAMPING,
         }
     }
 }
@@ -152,6 +153,21 @@ pub struct Factors {
     pub squared: f64,
     /// Of the energy per mass (con5).
     pub energy: f64,
+    /// Of the fourth difference that damps (dssp).
+    pub damping: f64,
+}
+
+impl Factors {
+    /// Weights of diffusion and damping along an axis, for the points two and one before, here, one and two behind: all that is
+    /// linear in u and the same for every component.
+    pub fn linear_weights(&self, grid: &Grid, axis: usize, index: usize) -> [f64; 5] {
+        let diffusion = self.second * DIFFUSION[axis];
+        let mut weights = damping_weights(index, grid.edge).map(|weight| -self.damping * weight);
+        weights[1] += diffusion;
+        weights[2] -= 2.0 * diffusion;
+        weights[3] += diffusion;
+        weights
+    }
 }
 
 /// Weights of the damping for the points two and one before, here, one and two behind. Near a face those that are outside, and
@@ -244,7 +260,7 @@ fn along(factors: &Factors, axis: usize, line: &[Point; 5], damping: [f64; 5]) -
         factors.second * DIFFUSION[axis] * (behind[m] - 2.0 * here[m] + before[m])
             - factors.first * (flux_behind[m] - flux_before[m])
             + (viscous_behind[m] - 2.0 * viscous[m] + viscous_before[m])
-            - DAMPING * damped
+            - factors.damping * damped
     })
 }
 
@@ -271,7 +287,8 @@ fn viscous(factors: &Factors, axis: usize, u: &Point) -> Point {
     viscous
 }
 
-fn kinetic_energy(u: &Point) -> f64 {
+/// Kinetic energy at a point.
+pub fn kinetic_energy(u: &Point) -> f64 {
     (u[1] * u[1] + u[2] * u[2] + u[3] * u[3]) / (2.0 * u[0])
 }
 

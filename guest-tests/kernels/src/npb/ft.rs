@@ -16,12 +16,12 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::fourier::{Block, Column, Complex, Direction, LINES, fill_with_roots};
 use super::random::{Random, SEED};
-use super::report::{self, COMPUTE, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges};
 use crate::planes::deal_rows;
 use crate::registry::{Kernel, MemoryNeed};
+use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
 /// FT in the table of kernels.

@@ -19,14 +19,13 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::flow::{
-    self, C1, C2, C3C4, C1345, COMPONENTS, DAMPING, DIFFUSION, ERROR_NAMES, Factors, Grid, OWN_AXIS, Point,
-    RESIDUAL_NAMES, damping_weights,
+    self, C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, ERROR_NAMES, Factors, Grid, OWN_AXIS, Point, RESIDUAL_NAMES,
 };
-use super::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges};
 use crate::registry::{Kernel, MemoryNeed};
+use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
 use crate::wavefront::{Direction, Front, Wavefront};
 use crate::{Arena, KernelError, Platform};
 
@@ -229,7 +228,7 @@ fn surface_integral(grid: &Grid, u: &[Point]) -> f64 {
     let sides = [1..last, 1..last - 1, 2..last];
     let pressure = |point| {
         let u = &u[grid.place(point)];
-        C2 * (u[4] - kinetic_energy(u))
+        C2 * (u[4] - flow::kinetic_energy(u))
     };
     let faces = (0..3).flat_map(|axis| [(axis, sides[axis].start), (axis, sides[axis].end - 1)]);
     let sum: f64 = faces.map(|(axis, at)| sum_over_face(&sides, axis, at, pressure)).sum();
@@ -248,10 +247,6 @@ fn sum_over_face(sides: &[Range<usize>; 3], axis: usize, at: usize, value: impl 
         squares(&sides[one], i) * squares(&sides[other], j) * value(point)
     };
     points.map(at_point).sum()
-}
-
-fn kinetic_energy(u: &Point) -> f64 {
-    0.5 * (u[1] * u[1] + u[2] * u[2] + u[3] * u[3]) / u[0]
 }
 
 /// Where everything will be.
@@ -453,7 +448,7 @@ impl<'a> Flow<'a> {
         let (mut centre, mut weights, mut around) = (0.0, [[0.0; 4]; 3], [[&[][..]; 4]; 3]);
         for axis in 0..3 {
             let stride = self.grid.stride(axis);
-            let [two_before, before, here, behind, two_behind] = linear_weights(factors, &self.grid, axis, point[axis]);
+            let [two_before, before, here, behind, two_behind] = factors.linear_weights(&self.grid, axis, point[axis]);
             centre += here;
             weights[axis] = [two_before, before, behind, two_behind];
             for (n, strides) in [0, 1, 3, 4].into_iter().enumerate() {
@@ -496,16 +491,6 @@ impl<'a> Flow<'a> {
                 + factors.energy * second_difference(a.energy, b.energy, c.energy);
         }
     }
-}
-
-/// Weights along an axis of diffusion and damping, for the points two and one before, here, one and two behind.
-fn linear_weights(factors: &Factors, grid: &Grid, axis: usize, index: usize) -> [f64; 5] {
-    let mut weights = damping_weights(index, grid.edge).map(|weight| -DAMPING * weight);
-    let diffusion = factors.second * DIFFUSION[axis];
-    weights[1] += diffusion;
-    weights[2] -= 2.0 * diffusion;
-    weights[3] += diffusion;
-    weights
 }
 
 /// What flows along an axis.

@@ -11,7 +11,7 @@
 use core::array;
 use core::ops::Range;
 
-use super::flow::{self, C1, C2, COMPONENTS, DAMPING, DIFFUSION, Factors, Grid, OWN_AXIS, Point, damping_weights};
+use super::flow::{self, C1, C2, COMPONENTS, Factors, Grid, OWN_AXIS, Point};
 use crate::Platform;
 use crate::arena::{Layout, Place, Typed};
 use crate::parts::{cut, deal, ranges};
@@ -164,7 +164,7 @@ fn derive_row<const SCALARS: usize>(u: &[Point], scalars: [&mut [f64]; SCALARS])
 }
 
 fn scaled(factors: Factors, dt: f64) -> Factors {
-    let Factors { first, second, velocity, kinetic, squared, energy } = factors;
+    let Factors { first, second, velocity, kinetic, squared, energy, damping } = factors;
     Factors {
         first: dt * first,
         second: dt * second,
@@ -172,6 +172,7 @@ fn scaled(factors: Factors, dt: f64) -> Factors {
         kinetic: dt * kinetic,
         squared: dt * squared,
         energy: dt * energy,
+        damping: dt * damping,
     }
 }
 
@@ -220,7 +221,8 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     /// Forcing, diffusion and damping of a run of points with equal weights.
     fn linear(&self, run: Range<usize>, y: usize, z: usize, part: &mut [Point]) {
         let start = self.grid.place([run.start, y, z]);
-        let weights: [[f64; 5]; 3] = array::from_fn(|axis| self.weights(axis, [run.start, y, z][axis]));
+        let weights: [[f64; 5]; 3] =
+            array::from_fn(|axis| self.factors.linear_weights(&self.grid, axis, [run.start, y, z][axis]));
         let centre: f64 = weights.iter().map(|weights| weights[2]).sum();
         let numbers = part.len() * COMPONENTS;
         // Where there is no such neighbour its weight is 0, and the point itself stands for it.
@@ -240,14 +242,6 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
             }
             *number = sum;
         }
-    }
-
-    /// Weights along an axis of what is linear in `u`.
-    fn weights(&self, axis: usize, index: usize) -> [f64; 5] {
-        let diffusion = self.factors.second * DIFFUSION[axis];
-        let damping = damping_weights(index, self.grid.edge);
-        let second_difference = [0.0, 1.0, -2.0, 1.0, 0.0];
-        array::from_fn(|point| diffusion * second_difference[point] - self.dt * DAMPING * damping[point])
     }
 
     /// Adds to `change` what flux and viscosity have along an axis, for the points from `start` on. As u = ρ·(1, v, …), the flux of

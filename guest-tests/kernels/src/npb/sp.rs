@@ -17,13 +17,13 @@ use core::f64::consts::FRAC_1_SQRT_2;
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
-use super::flow::{C1C5, C2, C3C4, COMPONENTS, DAMPING, DIFFUSION, OWN_AXIS, Point, damping_weights};
+use super::flow::{C1C5, C2, C3C4, COMPONENTS, DIFFUSION, OWN_AXIS, Point, damping_weights};
 use super::lines::{Lanes, LineSolver, Lines, WIDTH, by_component, by_line};
-use super::report;
 use super::rhs::{Fields, QS, RHO_I, SPEED, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::{Kernel, MemoryNeed};
+use crate::report;
 use crate::{Arena, KernelError, Platform};
 
 /// SP in the table of kernels.
@@ -207,7 +207,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
             speed: scalars[SPEED],
             first: factors.first,
             second: factors.second,
-            damping: sources.dt * DAMPING,
+            damping: sources.factors.damping,
         }
     }
 

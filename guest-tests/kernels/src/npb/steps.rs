@@ -8,10 +8,10 @@ use wideleaf_protocol::Name;
 
 use super::flow::{self, COMPONENTS, ERROR_NAMES, Grid, Point, RESIDUAL_NAMES};
 use super::lines::{LineSolver, in_planes, solve_across_planes, solve_plane};
-use super::report::{self, COMPUTE, INIT, VERIFY};
 use super::rhs::{FieldPlaces, Fields, Sources};
 use crate::arena::{Layout, Place};
 use crate::registry::MemoryNeed;
+use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
 /// Norms that are compared.

@@ -10,7 +10,11 @@ use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message, parse};
 const WINDOW_PAGES: usize = 512;
 const STARTED: Started = Started { entry: Entry::Native, guest_page: GuestPage::Base4K };
 
-/// Runs a command line in an arena of `pages` 4 KiB pages that begins, as a guest's does, at a 2 MiB border; `meddle` sees every line before the kernel goes on.
+/// One run at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs a command line, alone, in an arena of `pages` 4 KiB pages that begins, as a guest's does, at a 2 MiB border; `meddle` sees every
+/// line before the kernel goes on.
 pub fn run_with(
     threads: usize,
     tsc_hz: u64,
@@ -18,6 +22,7 @@ pub fn run_with(
     line: &str,
     meddle: impl Fn(&Message<'_>, &Arena<'_>) + Sync,
 ) -> (ExitCode, Vec<String>) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut words = vec![0xdead_beef; (pages + WINDOW_PAGES) * 512];
     let border = words.as_ptr().align_offset(WINDOW_PAGES * 4096);
     let arena = Arena::from_words(&mut words[border..border + pages * 512]);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use wideleaf_kernels::registry::{KERNELS, find};
+use wideleaf_kernels::registry::{by_name, find};
 use wideleaf_protocol::CommandLine;
 
 use crate::failure::Failure;
@@ -52,9 +52,10 @@ fn kernel_line(bench: &str) -> Result<String, Failure> {
 fn with_class(bench: &str) -> Option<String> {
     let (word, rest) = bench.split_once(char::is_whitespace).unwrap_or((bench, ""));
     let (name, class) = word.rsplit_once('.')?;
-    let full = format!("npb.{name}");
-    let mut kernels = KERNELS.iter().filter(|kernel| !kernel.classes.is_empty());
-    let kernel = kernels.find(|kernel| kernel.name == *name || kernel.name == *full)?;
+    let kernel = by_name(name).or_else(|| by_name(&format!("npb.{name}")))?;
+    if kernel.classes.is_empty() {
+        return None;
+    }
     Some(format!("{} class={class} {rest}", kernel.name).trim_end().to_owned())
 }
 
@@ -114,6 +115,7 @@ mod tests {
     fn a_kernel_is_named_with_its_class_or_with_its_parameters() {
         let line = |bench| kernel_line(bench).map_err(|failure| failure.to_string());
         assert_eq!(line("cg.A"), Ok("npb.cg class=A".to_owned()));
+        assert_eq!(line("cg.a"), Ok("npb.cg class=a".to_owned()));
         assert_eq!(line("npb.is.S buckets=1"), Ok("npb.is class=S buckets=1".to_owned()));
         assert_eq!(line("gups log2_words=22"), Ok("gups log2_words=22".to_owned()));
         assert_eq!(line("npb.cg class=W"), Ok("npb.cg class=W".to_owned()));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_guest_image::IMAGE;
+use wideleaf_kernels::registry::KernelNames;
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
@@ -14,7 +15,7 @@ use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel};
+use super::{Console, Ended, RunSpec, Workload, from_config_error};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::say;
@@ -105,7 +106,7 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
         // A device may never end, and a FIFO may never begin.
         Workload::Image(path) if !path.is_file() => {
-            let names = kernel::names();
+            let names = KernelNames::ALL;
             return Err(Failure::Input(format!("{path:?} is neither a built-in kernel ({names}) nor a file")));
         }
         Workload::Image(path) => ImageSource::File(path.clone()),

@@ -2,14 +2,14 @@
 //! cannot run is refused here, before anything of it exists.
 //!
 //! ```text
-//!   KERNEL ─▶ named ─▶ with_class ─▶ memory_needed ─▶ ram_for ─▶ guest RAM: as asked, or enough
+//!   KERNEL ─▶ by_name ─▶ with_class ─▶ memory_needed ─▶ ram_for ─▶ guest RAM: as asked, or enough
 //! ```
 
 use wideleaf_guest_image::IMAGE;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::parameters::Parameters;
-use wideleaf_kernels::registry::MemoryNeed;
-use wideleaf_kernels::{KERNELS, Kernel, KernelError};
+use wideleaf_kernels::registry::{KernelNames, MemoryNeed};
+use wideleaf_kernels::{Kernel, KernelError};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::CommandLine;
@@ -27,21 +27,6 @@ pub const MEMORY_DEFAULT: Bytes = gib(1);
 /// RAM that is chosen is a multiple of this: a memslot, and a size that a person can read.
 const MEMORY_STEP: Bytes = mib(64);
 
-/// The kernel of this name.
-pub fn named(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().find(|kernel| kernel.name == *name)
-}
-
-/// The names of all kernels.
-pub fn names() -> String {
-    names_of(|_| true)
-}
-
-fn names_of(is_meant: impl Fn(&Kernel) -> bool) -> String {
-    let names: Vec<_> = KERNELS.iter().filter(|kernel| is_meant(kernel)).map(|kernel| kernel.name.as_str()).collect();
-    names.join(", ")
-}
-
 /// The letters of a kernel's classes.
 pub fn letters(kernel: &Kernel) -> String {
     let letters: Vec<_> = kernel.classes.iter().map(|class| class.letter()).collect();
@@ -50,7 +35,7 @@ pub fn letters(kernel: &Kernel) -> String {
 
 /// The refusal of `--class` for what has none.
 pub fn no_classes(name: &str) -> Failure {
-    let those = names_of(|kernel| !kernel.classes.is_empty());
+    let those = KernelNames::WITH_CLASSES;
     Failure::Usage(format!("{name} has no classes: leave --class out; those with classes are {those}"))
 }
 
@@ -63,8 +48,7 @@ pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result
     if kernel.classes.is_empty() {
         return Err(no_classes(kernel.name.as_str()));
     }
-    let is_it = |class: &&Class| class.letter().eq_ignore_ascii_case(letter);
-    let class = kernel.classes.iter().find(is_it).ok_or_else(|| {
+    let class = Class::from_letter(letter).filter(|class| kernel.classes.contains(class)).ok_or_else(|| {
         let there = letters(kernel);
         Failure::Usage(format!("{} has no class {letter:?}; it has {there}", kernel.name))
     })?;
@@ -153,13 +137,14 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use clap::Parser;
+    use wideleaf_kernels::registry::by_name;
 
     /// RAM of a run with these arguments, which name a kernel first.
     fn ram(arguments: &[&str]) -> Result<Bytes, String> {
         let Command::Run(args) = Cli::parse_from([&["wideleaf", "run"], arguments].concat()).command else {
             panic!("it is `run`")
         };
-        let kernel = named(arguments[0]).expect("a kernel is named first");
+        let kernel = by_name(arguments[0]).expect("a kernel is named first");
         let cmdline = with_class(kernel, args.class.as_deref(), &args.cmdline).map_err(|error| error.to_string())?;
         let host_page = args.host_page.unwrap_or(PageSize::Base4K);
         ram_for(kernel, &cmdline, &args, host_page).map_err(|error| error.to_string())
