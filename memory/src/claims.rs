@@ -227,7 +227,8 @@ impl GiantClaim {
         Arc::ptr_eq(&self.claims, claims)
     }
 
-    /// Runs an exchange of the giant's mapping, which others must not take for a hole.
+    /// Runs an exchange of the giant's mapping, which others must not take for a hole. It must not panic: it would never be
+    /// over to them.
     pub(crate) fn exchanging<T>(&self, exchange: impl FnOnce() -> T) -> T {
         self.claims.exchanges_begun.fetch_add(1, Ordering::SeqCst);
         let result = exchange();
@@ -241,8 +242,8 @@ impl GiantClaim {
     }
 
     /// It is on this page now, or on none.
-    pub(crate) fn moved_to(&self, page: Option<GiantPage>) {
-        self.claims.giants().entry(self.giant).or_default().page = page.map(Arc::new);
+    pub(crate) fn moved_to(&self, page: Option<Arc<GiantPage>>) {
+        self.claims.giants().entry(self.giant).or_default().page = page;
     }
 
     /// Nobody may touch this giant ever again: the guest stands still, and its memory stays as it is.
@@ -307,7 +308,7 @@ mod tests {
     fn a_window_on_a_giant_page_is_left_alone_until_it_is_back() {
         let claims = claims();
         let page = GiantPage::new(GiantFile::of_ordinary_memory().expect("it takes no memory yet"), None);
-        claims.giant(FIRST).expect("free").moved_to(Some(page));
+        claims.giant(FIRST).expect("free").moved_to(Some(Arc::new(page)));
         assert_eq!(claims.window(IN_FIRST).expect_err("one page"), Claimed::OnGiantPage);
         assert!(claims.dirty_log(slot(Bytes::ZERO, gib(1))).is_ok(), "the second level may be held all the same");
         let seen = |window, backing| claims.known(WindowBacking { window, resident: 512, backing }).backing;

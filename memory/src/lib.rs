@@ -37,6 +37,7 @@ pub mod host;
 pub mod manager;
 pub mod mishaps;
 pub mod mover;
+pub mod panicked;
 pub mod pool;
 pub mod recorder;
 pub mod region;

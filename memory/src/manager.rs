@@ -15,7 +15,6 @@
 //! later.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -34,6 +33,7 @@ use wideleaf_policies::{
 use crate::backing::BackingConfig;
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
 use crate::host::{Host, HostError};
+use crate::panicked::{Panicked, caught};
 use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
@@ -47,7 +47,7 @@ mod giants;
 mod pacing;
 mod sampling;
 
-use acting::{Mechanism, Panicked, Performed, SwapHand, Swaps, perform_claimed};
+use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
 use pacing::{PULSE, Pacing};
 use sampling::{Sampling, SharedAccess};
@@ -292,8 +292,8 @@ impl Means<'_> {
     /// Acts, and refuses where that panics: whoever has a window in hand lets go of it first, and claims end with their guards.
     fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
         // What a panic may leave half-way is of this VM, and nobody acts on that again (`ManagerLoop::is_left_alone`).
-        catch_unwind(AssertUnwindSafe(|| self.act_on(begun, hands))).unwrap_or_else(|payload| {
-            let panicked = (begun.planned.action.vm(), Panicked::new(payload.as_ref()));
+        caught(|| self.act_on(begun, hands)).unwrap_or_else(|panicked| {
+            let panicked = (begun.planned.action.vm(), panicked);
             self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
             Performed::not_tried(OutcomeResult::Refused(Refusal::Other(0)), self.host.now())
         })
@@ -314,6 +314,9 @@ impl Means<'_> {
 
 /// A thread is started for no fewer windows: it takes a tenth of a millisecond to start, a window half of one.
 const COPIES_PER_THREAD_LEAST: usize = 4;
+
+/// When a window may be acted on that is not ours to act on.
+const NEVER: Moment = Moment::after_start(Duration::MAX);
 
 /// The loop plans with it, and the thread that answers first touches asks it. Locked for as long as it takes to decide
 /// or to learn, never while anything is done.
@@ -350,7 +353,7 @@ pub struct ManagerLoop {
     should_stop: Arc<AtomicBool>,
     /// Of the actions of this tick.
     panics: Mutex<Vec<(VmId, Panicked)>>,
-    /// By VM in the order given: an action of it has panicked.
+    /// By VM in the order given: an action of it has panicked. Nothing is done to it any more, and no sample taken.
     is_left_alone: Vec<bool>,
 }
 
@@ -453,10 +456,11 @@ impl ManagerLoop {
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
         }
-        for ((sampling, vm), rows) in self.sampling.iter_mut().zip(&self.vms).zip(&snapshot.vms) {
+        for (index, rows) in snapshot.vms.iter().enumerate().filter(|(index, _)| !self.is_left_alone[*index]) {
+            let vm = &self.vms[index];
             let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
             let acted_on = self.plan.actions().iter().filter_map(acted_on).collect();
-            sampling.start(self.host.as_ref(), vm, rows, &acted_on, &mut self.report);
+            self.sampling[index].start(self.host.as_ref(), vm, rows, &acted_on, &mut self.report);
         }
         self.report.ticks += 1;
         self.report.budget_refusals = self.budget.refusals();
@@ -466,7 +470,8 @@ impl ManagerLoop {
 
     /// Whether the next tick should come soon after one that did so much.
     fn is_busy(&self, done: u64) -> bool {
-        done > 0 || self.sampling.iter().any(Sampling::is_bursting)
+        let mut of_vms = self.sampling.iter().zip(&self.is_left_alone);
+        done > 0 || of_vms.any(|(sampling, is_left_alone)| !is_left_alone && sampling.is_bursting())
     }
 
     /// What has been counted so far.
@@ -524,6 +529,9 @@ impl ManagerLoop {
             }
             self.giants.mark(index, &mut rows);
             leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
+            if self.is_left_alone[index] {
+                rows.ready_at.fill(NEVER);
+            }
             rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
                 Ok(stats) => Some(stats),
                 Err(error) => {
@@ -604,11 +612,20 @@ impl ManagerLoop {
     }
 
     fn leave_alone_what_panicked(&mut self) {
-        let panics = self.panics.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (vm, panicked) in panics.drain(..) {
-            tracing::error!("{vm} is left alone from now on: an action {panicked}");
-            self.report.panics.push(format!("{vm} is left alone from now on: an action {panicked}"));
-            self.vms.iter().zip(&mut self.is_left_alone).for_each(|(of, is)| *is |= of.id == vm);
+        let panics = std::mem::take(self.panics.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for (vm, panicked) in panics {
+            self.leave_alone(vm, &format!("an action {panicked}"));
+        }
+    }
+
+    /// Nothing is done to this VM any more, and no policy asked to: what has panicked may have left anything behind.
+    fn leave_alone(&mut self, vm: VmId, why: &str) {
+        let told = format!("{vm} is left alone from now on: {why}");
+        tracing::error!("{told}");
+        self.report.panics.push(told);
+        for (index, _) in self.vms.iter().enumerate().filter(|(_, of)| of.id == vm) {
+            self.is_left_alone[index] = true;
+            self.swaps[index] = None;
         }
     }
 
@@ -701,7 +718,7 @@ fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTre
         told.insert((rows.vm, slot.id));
         let row_of = |gpa| rows.windows.partition_point(|window| window.start() < gpa);
         let (first, end) = (row_of(slot.range.start()), row_of(slot.range.end()));
-        rows.ready_at[first..end].fill(Moment::after_start(Duration::MAX));
+        rows.ready_at[first..end].fill(NEVER);
     }
 }
 

@@ -2,6 +2,8 @@
 //! before a swap is in it afterwards, whatever went wrong in between.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -12,10 +14,11 @@ use wideleaf_memory::claims::Claimed;
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::second_level::fake::FakeSecondLevel;
+use wideleaf_memory::second_level::own_logs::OwnLogs;
 use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
-use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Paging, SecondLevel};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host, LinuxHost, Paging, SecondLevel};
 use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{Bytes, Gpa, GpaRange, MappingStats, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, MappingStats, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 const GIANT: Gpa = Gpa::new(1 << 30);
 const PAGE_SIZE: PageSize = PageSize::Base4K;
@@ -63,7 +66,7 @@ fn pool_of_one() -> tempfile::TempDir {
 /// A VM on fakes, with some words in it.
 struct FakeVm {
     host: FakeHost,
-    second_level: FakeSecondLevel,
+    second_level: Arc<FakeSecondLevel>,
     ram: Arc<GuestRam>,
     giants: GiantPages,
     pool: tempfile::TempDir,
@@ -80,21 +83,38 @@ impl FakeVm {
         let slots: Vec<GpaRange> = slots.into_iter().zip(ranges).map(|(s, b)| GpaRange::new(s, b).unwrap()).collect();
         let pool = pool_of_one();
         let giants = GiantPages::new(HugetlbPools::at(pool.path()), false, limits);
-        FakeVm { host, second_level: FakeSecondLevel::new(&slots), ram, giants, pool }
+        FakeVm { host, second_level: Arc::new(FakeSecondLevel::new(&slots)), ram, giants, pool }
+    }
+
+    fn site(&self) -> SwapSite<'_> {
+        SwapSite { host: &self.host, ram: &self.ram, second_level: self.second_level.as_ref() }
     }
 
     fn promote(&self) -> GiantSwap {
-        let site = SwapSite { host: &self.host, ram: &self.ram, second_level: &self.second_level };
-        self.giants.promote(site, GIANT)
+        self.giants.promote(self.site(), GIANT)
     }
 
     fn demote(&self) -> GiantSwap {
-        let site = SwapSite { host: &self.host, ram: &self.ram, second_level: &self.second_level };
-        self.giants.demote(site, GIANT, PageSize::Base4K)
+        self.giants.demote(self.site(), GIANT, PageSize::Base4K)
     }
 
     fn is_giant(&self) -> bool {
         self.ram.claims().is_on_giant_page(WindowIndex::containing(GIANT))
+    }
+
+    fn is_mapped_giant(&self) -> bool {
+        let mut runs = Vec::new();
+        self.host.scan(self.ram.hva(GIANT).unwrap(), gib(1), &mut runs).unwrap();
+        runs.iter().filter(|run| run.is_huge).map(|run| run.bytes).sum::<Bytes>() == gib(1)
+    }
+
+    /// Every word is in guest RAM, or where its pages were moved aside.
+    fn assert_kept(&self, when: &str) {
+        for place in places() {
+            let aside = self.host.moved_aside_to().map(|start| start + (place - GIANT));
+            let found = self.ram.hva(place).into_iter().chain(aside).find(|at| word_at(*at) == Some(place.get()));
+            assert!(found.is_some(), "{when}: the word at {place} is nowhere");
+        }
     }
 
     /// No dirty log is on but those a swap has said it left, and the guest runs.
@@ -147,6 +167,13 @@ fn whoever_comes_next_knows_the_giants_that_somebody_else_made() {
     vm.assert_at_rest(&demoted, "demoted");
 }
 
+/// The word at an address of this process; `None` where nothing is mapped.
+fn word_at(at: Hva) -> Option<u64> {
+    let mut bytes = [0; 8];
+    File::open("/proc/self/mem").unwrap().read_exact_at(&mut bytes, at.get()).ok()?;
+    Some(u64::from_ne_bytes(bytes))
+}
+
 /// More calls than a swap makes.
 const CALLS_BOUND: u64 = 14;
 
@@ -197,6 +224,76 @@ fn a_demotion_loses_nothing_whichever_call_of_the_second_level_fails() {
     assert_eq!(failing_each_call(true, |vm, call| vm.second_level.fail_call(call, libc::ENOMEM)), 7);
 }
 
+/// Panics in one call after the other: the guest goes on with all its words, or stands still and they are kept. Gives back how
+/// many swaps panicked, and how many of them left the guest standing still.
+fn panicking_in_each_call(is_promoted_first: bool, panic: impl Fn(&FakeVm, u64)) -> (usize, usize) {
+    let (mut panicked, mut stuck) = (0, 0);
+    for call in 0..CALLS_BOUND {
+        let vm = FakeVm::new(PATIENT);
+        if is_promoted_first {
+            assert_eq!(vm.promote().result, OutcomeResult::Done);
+        }
+        panic(&vm, call);
+        let swap = if is_promoted_first { vm.demote() } else { vm.promote() };
+        panic(&vm, u64::MAX >> 1); // one that is still to come is not the swap's
+        let when = format!("call {call} panicked, {swap:?}");
+        panicked += usize::from(swap.panicked.is_some());
+        stuck += usize::from(swap.is_stuck);
+        assert_eq!(vm.is_giant(), vm.is_mapped_giant(), "{when}");
+        assert_eq!(vm.ram.claims().is_under_way(WindowIndex::containing(GIANT)), swap.is_stuck, "{when}");
+        assert_eq!(vm.second_level.resume().is_ok(), swap.is_stuck, "{when}: it is paused if it is stuck");
+        let mut looks = 0;
+        vm.ram.claims().steadily(|| looks += 1);
+        assert_eq!(looks, 1, "{when}: the exchange is over to whoever looks");
+        let logged = vm.second_level.slots().iter().filter(|slot| slot.is_dirty_logged).count();
+        assert!(logged <= 1, "{when}: at most the log that panicked when it was to be switched off stays on");
+        if swap.is_stuck {
+            vm.assert_kept(&when);
+        } else {
+            assert_filled(&vm.ram, &when);
+        }
+    }
+    (panicked, stuck)
+}
+
+#[test]
+fn a_promotion_that_panics_loses_nothing_whichever_host_call_it_was() {
+    // As many calls as can fail, and the look afterwards; stuck in the exchange: move aside, map over, populate.
+    assert_eq!(panicking_in_each_call(false, |vm, call| vm.host.panic_in_call(call)), (11, 3));
+}
+
+#[test]
+fn a_promotion_that_panics_loses_nothing_whichever_call_of_the_second_level_it_was() {
+    // Two logs on, two fetched, pause, two fetched, resume, two off. Who cannot be resumed is stuck.
+    assert_eq!(panicking_in_each_call(false, |vm, call| vm.second_level.panic_in_call(call)), (10, 1));
+}
+
+#[test]
+fn a_demotion_that_panics_loses_nothing_whichever_host_call_it_was() {
+    // Map aside, advise, scan; stuck where it moves in.
+    assert_eq!(panicking_in_each_call(true, |vm, call| vm.host.panic_in_call(call)), (4, 1));
+}
+
+#[test]
+fn a_demotion_that_panics_loses_nothing_whichever_call_of_the_second_level_it_was() {
+    assert_eq!(panicking_in_each_call(true, |vm, call| vm.second_level.panic_in_call(call)), (10, 1));
+}
+
+#[test]
+fn a_log_that_somebody_else_switched_on_is_heard_of_before_anything_is_copied() {
+    let vm = FakeVm::new(PATIENT);
+    let theirs = vm.second_level.slots()[2];
+    vm.second_level.set_dirty_log(theirs.id, true).unwrap();
+    vm.second_level.write(theirs.range.start());
+    let own = OwnLogs::new(vm.second_level.clone(), vm.ram.claims().clone());
+    let swap = vm.giants.promote(SwapSite { second_level: &own, ..vm.site() }, GIANT);
+    assert_eq!((swap.result, swap.cost.copied), (OutcomeResult::Refused(Refusal::Busy), Bytes::ZERO));
+    let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
+    assert_eq!(logged, [false, false, true], "as before");
+    assert_eq!(vm.second_level.take_dirty_log(theirs.id).unwrap()[0], 1, "it has what was written");
+    assert!(!vm.is_giant());
+}
+
 #[test]
 fn a_guest_that_may_not_stand_still_long_enough_is_let_alone() {
     let vm = FakeVm::new(SwapLimits { pause_max: Duration::ZERO, rounds_max: 5 });
@@ -244,8 +341,10 @@ fn a_slot_that_is_held_stays_held_and_no_write_is_lost() {
     let vm = FakeVm::new(PATIENT);
     let second = vm.second_level.slots()[1].id;
     vm.second_level.set_dirty_log(second, true).unwrap();
+    vm.second_level.write(GIANT);
     let promoted = vm.promote();
     assert_eq!((promoted.result, promoted.logs_left_on), (OutcomeResult::Done, 0));
+    assert_eq!(promoted.written_pages, 0, "what was written before the copy is not copied twice");
     let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
     assert_eq!(logged, [false, true, false], "as before");
     assert_filled(&vm.ram, "held");
@@ -271,10 +370,10 @@ fn a_pool_without_a_page_is_a_refusal() {
 fn what_is_no_whole_giant_of_anonymous_ram_has_no_mechanism() {
     let vm = FakeVm::new(PATIENT);
     let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
-    let site = SwapSite { host: &vm.host, ram: &vm.ram, second_level: &vm.second_level };
+    let site = SwapSite { host: &vm.host, ram: &vm.ram, second_level: vm.second_level.as_ref() };
     assert_eq!(vm.giants.promote(site, Gpa::new(0) + gib(2)).result, no_mechanism);
     let shared = map(BackingKind::Memfd);
-    let site = SwapSite { host: &vm.host, ram: &shared, second_level: &vm.second_level };
+    let site = SwapSite { host: &vm.host, ram: &shared, second_level: vm.second_level.as_ref() };
     assert_eq!(vm.giants.promote(site, GIANT).result, no_mechanism, "others may have it mapped");
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -35,12 +35,28 @@ struct Gated {
     inner: FakeSecondLevel,
     is_open: Mutex<bool>,
     opened: Condvar,
+    is_paused: AtomicBool,
+    in_pause: Mutex<Option<Hook>>,
 }
+
+/// Something that happens once.
+type Hook = Box<dyn FnOnce() + Send>;
 
 impl Gated {
     fn new(is_open: bool) -> Arc<Gated> {
         let slots = [0, 1].map(|giant| GpaRange::new(Gpa::new(0) + gib(giant), gib(1)).unwrap());
-        Arc::new(Gated { inner: FakeSecondLevel::new(&slots), is_open: Mutex::new(is_open), opened: Condvar::new() })
+        Arc::new(Gated {
+            inner: FakeSecondLevel::new(&slots),
+            is_open: Mutex::new(is_open),
+            opened: Condvar::new(),
+            is_paused: AtomicBool::new(false),
+            in_pause: Mutex::default(),
+        })
+    }
+
+    /// In the next pause, before the exchange, `happens` is called by who moves the giant.
+    fn in_pause(&self, happens: impl FnOnce() + Send + 'static) {
+        *self.in_pause.lock().unwrap() = Some(Box::new(happens));
     }
 
     fn open(&self) {
@@ -67,16 +83,22 @@ impl SecondLevel for Gated {
     }
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let hook = self.in_pause.lock().unwrap().take_if(|_| self.is_paused.load(Ordering::Relaxed));
+        hook.into_iter().for_each(|happens| happens());
         self.inner.take_dirty_log(slot)
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {
         drop(self.opened.wait_while(self.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
-        self.inner.pause()
+        self.inner.pause()?;
+        self.is_paused.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn resume(&self) -> Result<(), SecondLevelError> {
-        self.inner.resume()
+        self.inner.resume()?;
+        self.is_paused.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
@@ -363,6 +385,49 @@ fn whichever_call_fails_the_giant_gets_there_in_the_end() {
         let report = bed.work.finish();
         assert!(is_there(&report), "call {call}: {:?}", report.outcomes);
     }
+}
+
+/// The VM is left alone: nothing more is asked of it, and what is asked is not done.
+fn assert_left_alone(bed: &mut Bed, script: &Script) {
+    let panics = &bed.work.report().panics;
+    assert_eq!(panics.len(), 1, "{panics:?}");
+    assert!(panics[0].contains("vm 0 is left alone") && panics[0].contains("as by a mistake of ours"), "{panics:?}");
+    script.then(&[
+        Action::Promote { vm: VM, window: SECOND_GIANT, to: PageSize::Giant1G },
+        Action::Promote { vm: VM, window: SECOND_GIANT, to: PageSize::Huge2M },
+    ]);
+    bed.work.tick();
+    assert_eq!(script.seen().1, Moment::after_start(Duration::MAX), "a policy that keeps to its contract names none");
+    let report = bed.work.report();
+    assert_eq!(count(report, "giant_promote", "skipped_no_mechanism"), 1, "{:?}", report.outcomes);
+    assert_eq!(count(report, "none", "skipped_no_mechanism"), 1, "{:?}", report.outcomes);
+}
+
+#[test]
+fn a_panic_in_the_pause_lets_the_guest_go_on_and_its_vm_alone() {
+    let script = Script::default();
+    let mut bed = Bed::new(Box::new(script.clone()), true);
+    bed.second_level.in_pause(|| panic!("as by a mistake of ours"));
+    script.then(&[PROMOTE]);
+    bed.tick_until("giant_promote", "refused_other");
+    assert!(matches!(bed.second_level.resume(), Err(SecondLevelError::WrongState(_))), "nothing is paused");
+    assert!(bed.second_level.slots().iter().all(|slot| !slot.is_dirty_logged));
+    bed.assert_words();
+    assert_eq!(count(bed.work.report(), "giant_promote", "guest_stuck"), 0);
+    assert_left_alone(&mut bed, &script);
+}
+
+#[test]
+fn a_panic_in_the_exchange_is_counted_as_a_guest_that_is_stuck() {
+    let script = Script::default();
+    let mut bed = Bed::new(Box::new(script.clone()), true);
+    let (host, start) = (bed.host.clone(), bed.ram.base());
+    bed.second_level.in_pause(move || host.panic_at(start)); // who populates the giant panics
+    script.then(&[PROMOTE]);
+    bed.tick_until("giant_promote", "guest_stuck");
+    assert_left_alone(&mut bed, &script);
+    assert!(bed.second_level.resume().is_ok(), "it is paused");
+    assert!(bed.ram.claims().is_under_way(FIRST) && bed.ram.claims().is_on_giant_page(FIRST), "as far as it came");
 }
 
 #[test]

@@ -425,6 +425,20 @@ fn giant_makes_a_giant_of_huge_windows_and_leaves_too_empty_ones() {
 }
 
 #[test]
+fn giant_waits_until_every_window_of_a_giant_is_ready() {
+    for late in [0, 100, 511] {
+        let drawn = "f".repeat(512);
+        let vms =
+            vec![vm_with(0, &drawn, |at, row| row.ready_at = if at == late { seconds(2) } else { Moment::START })];
+        let snapshot = Snapshot { host: ONE_GIANT_FREE, vms };
+        let others: Vec<Action> = (0..512).filter(|window| *window != late as u64).map(promote).collect();
+        assert_eq!(Desk::new("giant").plan(&snapshot, seconds(1)), others, "one by one, but for window {late}");
+        let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
+        assert_eq!(Desk::new("giant").plan(&snapshot, seconds(2)), [giant]);
+    }
+}
+
+#[test]
 fn ethp_promotes_what_is_accessed_and_demotes_what_is_idle_for_seven_seconds() {
     let histories = [samples("xxx-"), samples("----"), samples("----"), AccessHistory::default()];
     let snapshot = of(vec![vm_with(0, "fHfH", |at, row| row.access = histories[at])]);

@@ -55,7 +55,7 @@ fn set_bits(word: u64) -> impl Iterator<Item = u64> {
         .map(|rest| u64::from(rest.trailing_zeros()))
 }
 
-/// Dirty logging of all memslots over one giant.
+/// Dirty logging of all memslots over one giant. Dropped, it switches off what it switched on.
 pub(super) struct DirtyLog<'a> {
     second_level: &'a dyn SecondLevel,
     slots: Vec<Slot>,
@@ -66,19 +66,21 @@ impl<'a> DirtyLog<'a> {
     /// Switches it on where it is not yet on (a slot that is held at 4K is logged already). From now on every write of
     /// a vCPU into the giant is in one of the logs.
     ///
+    /// What is logged already is fetched once, and thrown away: it was written before anything is copied. Whoever may not fetch
+    /// it hears so here, before a gibibyte was copied in vain.
+    ///
     /// # Errors
     /// [`SecondLevelError`]; no log that was off is then on, unless switching it off failed too.
     pub(super) fn start(second_level: &'a dyn SecondLevel, giant: GpaRange) -> Result<DirtyLog<'a>, SecondLevelError> {
-        let slots = second_level.slots().into_iter().filter(|slot| slot.range.overlaps(giant)).collect();
+        let slots: Vec<Slot> = second_level.slots().into_iter().filter(|slot| slot.range.overlaps(giant)).collect();
+        let (logged, off): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|slot| slot.is_dirty_logged);
         let mut log = DirtyLog { second_level, slots, switched_on: Vec::new() };
-        for slot in log.slots.iter().filter(|slot| !slot.is_dirty_logged) {
-            match second_level.set_dirty_log(slot.id, true) {
-                Ok(()) => log.switched_on.push(slot.id),
-                Err(error) => {
-                    log.stop();
-                    return Err(error);
-                }
-            }
+        for slot in logged {
+            second_level.take_dirty_log(slot.id)?;
+        }
+        for slot in off {
+            second_level.set_dirty_log(slot.id, true)?;
+            log.switched_on.push(slot.id);
         }
         Ok(log)
     }
@@ -93,22 +95,35 @@ impl<'a> DirtyLog<'a> {
 
     /// Switches off what `start` switched on. How many slots refused: they stay mapped with 4 KiB leaves until somebody
     /// recovers them.
-    pub(super) fn stop(self) -> u32 {
-        let refused = |slot: &&SlotId| match self.second_level.set_dirty_log(**slot, false) {
-            Ok(()) => false,
-            Err(error) => {
+    pub(super) fn stop(mut self) -> u32 {
+        self.switch_off()
+    }
+
+    /// One by one, so that after a panic the others are still to be switched off.
+    fn switch_off(&mut self) -> u32 {
+        let mut refused = 0;
+        while let Some(slot) = self.switched_on.pop() {
+            if let Err(error) = self.second_level.set_dirty_log(slot, false) {
                 tracing::warn!(slot = slot.0, %error, "the dirty log stays on");
-                true
+                refused += 1;
             }
-        };
-        self.switched_on.iter().filter(refused).count() as u32
+        }
+        refused
+    }
+}
+
+impl Drop for DirtyLog<'_> {
+    fn drop(&mut self) {
+        self.switch_off();
     }
 }
 
 /// What a failure of the second level means to a policy.
 pub(super) fn refused(error: &SecondLevelError) -> OutcomeResult {
     OutcomeResult::Refused(match error {
-        SecondLevelError::PauseTimedOut { .. } => Refusal::Busy,
+        SecondLevelError::PauseTimedOut { .. } | SecondLevelError::Claimed(_) | SecondLevelError::OfOthers(_) => {
+            Refusal::Busy
+        }
         SecondLevelError::Ioctl { source, .. } => Refusal::Other(source.raw_os_error().unwrap_or(0)),
         _ => Refusal::Other(0),
     })

@@ -16,8 +16,13 @@
 //! What is promised: the guest stands still for about [`SwapLimits::pause_max`] at most, or nothing changes
 //! ([`Refusal::OutrunByWrites`]). Where the exchange fails, the old mapping is back before the guest goes on.
 //!
+//! A panic is a mistake of ours and costs no byte of the guest's: before the exchange and after it the guest goes on with what
+//! is mapped. In its midst nobody knows what is mapped, so the guest stays paused, and its memory is kept wherever it is.
+//!
 //! KVM maps no page larger than its memslot: with slots of less than 1 GiB only the host's own tables become giant.
 
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, PageSize, Refusal, Skip};
@@ -26,6 +31,7 @@ use super::dirty::{DirtyLog, DirtyPages, refused};
 use crate::backing::BackingKind;
 use crate::claims::{Claimed, GiantClaim};
 use crate::host::{Advice, Host, HostError, PageRun, SideContents};
+use crate::panicked::{self, Panicked};
 use crate::pool::{HugetlbPools, PoolError, PoolLease};
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
@@ -38,6 +44,9 @@ const EXCHANGE_ALLOWANCE: Duration = Duration::from_micros(500);
 
 /// How often something is tried that must succeed lest the guest stay paused.
 const MUST_SUCCEED_ATTEMPTS: u32 = 3;
+
+/// What a panic is to a policy: no errno says why.
+const AFTER_A_PANIC: OutcomeResult = OutcomeResult::Refused(Refusal::Other(0));
 
 /// What copying one base page takes until it was measured: 1 GiB/s, slower than any machine we know.
 const PAGE_TIME_AT_FIRST: Duration = Duration::from_micros(4);
@@ -80,7 +89,7 @@ impl SwapSite<'_> {
 }
 
 /// A swap that was tried, or found needless.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GiantSwap {
     /// What came of it.
     pub result: OutcomeResult,
@@ -101,9 +110,11 @@ pub struct GiantSwap {
     pub bloat: Bytes,
     /// Memslots whose dirty log could not be switched off again: they stay at 4 KiB until they are recovered.
     pub logs_left_on: u32,
-    /// The old mapping could not be restored, or the guest not be resumed, though tried again and again: its vCPUs stand
-    /// still and its memory is kept, so that nothing is lost, but it will not go on.
+    /// The old mapping could not be restored, or the guest not be resumed, though tried again and again, or who exchanged the
+    /// mappings panicked: its vCPUs stand still and its memory is kept, so that nothing is lost, but it will not go on.
     pub is_stuck: bool,
+    /// Who moved it panicked: a mistake of ours, after which this VM is better left alone.
+    pub panicked: Option<Panicked>,
 }
 
 impl GiantSwap {
@@ -119,12 +130,18 @@ impl GiantSwap {
             bloat: Bytes::ZERO,
             logs_left_on: 0,
             is_stuck: false,
+            panicked: None,
         }
     }
 
     /// Nothing was tried, because of this.
     pub(crate) fn not_tried(result: OutcomeResult) -> GiantSwap {
         GiantSwap { result, ..GiantSwap::begun() }
+    }
+
+    /// Nobody knows how far it came.
+    pub(crate) fn ended_by(panicked: Panicked) -> GiantSwap {
+        GiantSwap { panicked: Some(panicked), ..GiantSwap::not_tried(AFTER_A_PANIC) }
     }
 }
 
@@ -159,9 +176,8 @@ impl GiantPages {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
             check_promotable(site, &claim)?;
             let lease = self.room()?;
-            let page = GiantPage::new(site.host.create_giant()?, lease);
-            swap.promote(page.file())?;
-            claim.moved_to(Some(page));
+            let page = Arc::new(GiantPage::new(site.host.create_giant()?, lease));
+            swap.promote(&page)?;
             swap.look_again()
         });
         end(claim, swap)
@@ -185,9 +201,7 @@ impl GiantPages {
                 PageSize::Huge2M => Advice::HugePage,
                 PageSize::Giant1G => return Err(OutcomeResult::Skipped(Skip::AlreadyDone).into()),
             };
-            swap.demote(page.file(), advice)?;
-            claim.moved_to(None);
-            Ok(())
+            swap.demote(page.file(), advice)
         });
         end(claim, swap)
     }
@@ -220,40 +234,59 @@ fn check_promotable(site: SwapSite<'_>, claim: &GiantClaim) -> Result<(), Unswap
     Ok(())
 }
 
-/// Why nothing was swapped.
-enum Unswapped {
-    /// Everything is as it was.
-    Unchanged(OutcomeResult),
-    /// The old mapping could not be restored; the vCPUs must not go on.
-    Stuck(HostError),
+/// Why nothing was swapped, or nobody can tell.
+struct Unswapped {
+    result: OutcomeResult,
+    panicked: Option<Panicked>,
+    /// The old mapping is not back; the vCPUs must not go on. Otherwise everything is as it was.
+    is_stuck: bool,
+}
+
+impl Unswapped {
+    /// The same in the midst of an exchange, where a panic leaves nobody to know what is mapped.
+    fn in_exchange(self) -> Unswapped {
+        Unswapped { is_stuck: self.is_stuck || self.panicked.is_some(), ..self }
+    }
 }
 
 impl From<OutcomeResult> for Unswapped {
     fn from(result: OutcomeResult) -> Unswapped {
-        Unswapped::Unchanged(result)
+        Unswapped { result, panicked: None, is_stuck: false }
     }
 }
 
 impl From<HostError> for Unswapped {
     fn from(error: HostError) -> Unswapped {
-        Unswapped::Unchanged((&error).into())
+        OutcomeResult::from(&error).into()
     }
+}
+
+impl From<Panicked> for Unswapped {
+    fn from(panicked: Panicked) -> Unswapped {
+        Unswapped { panicked: Some(panicked), ..AFTER_A_PANIC.into() }
+    }
+}
+
+/// A panic of `act` is a failure like any other.
+fn caught<T>(act: impl FnOnce() -> Result<T, Unswapped>) -> Result<T, Unswapped> {
+    panicked::caught(act).unwrap_or_else(|panicked| Err(panicked.into()))
 }
 
 impl From<PoolError> for Unswapped {
     fn from(error: PoolError) -> Unswapped {
         tracing::debug!(%error, "no giant page");
-        Unswapped::Unchanged(match error {
+        let result = match error {
             PoolError::Short(_) => OutcomeResult::Refused(Refusal::NoHugePage),
             PoolError::NoPool(..) => OutcomeResult::Skipped(Skip::NoMechanism),
             PoolError::File { source, .. } => (&HostError { what: "the hugetlb pool's files", source }).into(),
             PoolError::Malformed { .. } => OutcomeResult::Refused(Refusal::Other(0)),
-        })
+        };
+        result.into()
     }
 }
 
 /// Puts `next` in the place of what is mapped, while no vCPU runs. Where it fails, the old mapping is back, or the error
-/// is [`Unswapped::Stuck`].
+/// says that the guest is stuck. Which page the giant is on is told the claim in it: nothing can come in between.
 type Exchange<'a> = &'a dyn Fn() -> Result<(), Unswapped>;
 
 /// One swap under way.
@@ -292,47 +325,51 @@ impl<'a> Swap<'a> {
             page_time: PAGE_TIME_AT_FIRST,
             report: GiantSwap::begun(),
         };
-        match act(&mut swap) {
-            Ok(()) => {}
-            Err(Unswapped::Unchanged(result)) => swap.report.result = result,
-            Err(Unswapped::Stuck(error)) => {
-                tracing::error!(%giant, %error, "cannot restore guest RAM; the guest stays paused");
-                swap.report.result = (&error).into();
-                swap.report.is_stuck = true;
-            }
+        if let Err(Unswapped { result, panicked, .. }) = caught(|| act(&mut swap)) {
+            (swap.report.result, swap.report.panicked) = (result, panicked);
+        }
+        if swap.report.is_stuck {
+            tracing::error!(%giant, "the guest stays paused");
         }
         swap.report.elapsed = site.host.now().since(began);
         swap.report.cost.cpu = site.host.thread_cpu_time().saturating_sub(began_cpu);
         swap.report
     }
 
-    fn promote(&mut self, page: &GiantFile) -> Result<(), Unswapped> {
+    fn promote(&mut self, page: &Arc<GiantPage>) -> Result<(), Unswapped> {
         let (host, ram, giant, start) = (self.site.host, self.site.ram, self.giant, self.site.hva(self.giant));
+        let claim = self.claim;
         // Collapse and hold leave different marks on different windows, and each mark is a mapping of its own.
         host.advise(start, GIANT, ram.backing().advice_at_start())?;
         if !host.is_one_mapping(start, GIANT)? {
             return Err(OutcomeResult::Refused(Refusal::NotEligible).into());
         }
-        let next = host.map_aside(SideContents::Giant(page))?;
+        let next = host.map_aside(SideContents::Giant(page.file()))?;
         host.advise(next.start(), GIANT, Advice::PopulateWrite)?;
-        let kept = host.map_aside(SideContents::Nothing)?;
+        // Perhaps the only copy of a guest's memory: it stays, for whoever looks at what went wrong, unless all went well.
+        let kept = ManuallyDrop::new(host.map_aside(SideContents::Nothing)?);
         let exchanged = self.copy_and_exchange(&next, &|| {
             host.move_aside(ram, giant, &kept)?;
-            let placed =
-                host.map_over(ram, giant, page).and_then(|()| host.advise(start, GIANT, Advice::PopulateWrite));
-            placed.map_err(|error| restored(error, || host.move_in(&kept, ram, giant)))
+            let placed = host.map_over(ram, giant, page.file()).and_then(|()| {
+                claim.moved_to(Some(page.clone()));
+                host.advise(start, GIANT, Advice::PopulateWrite)
+            });
+            let restore = || host.move_in(&kept, ram, giant).map(|()| claim.moved_to(None));
+            placed.map_err(|error| restored(error, restore))
         });
-        keep_if_stuck(&exchanged, kept);
+        if !is_stuck(&exchanged) {
+            drop(ManuallyDrop::into_inner(kept));
+        }
         self.report.bloat = GIANT.saturating_sub(self.occupied);
         exchanged
     }
 
     fn demote(&mut self, page: &GiantFile, advice: Advice) -> Result<(), Unswapped> {
-        let (host, ram, giant) = (self.site.host, self.site.ram, self.giant);
+        let (host, ram, giant, claim) = (self.site.host, self.site.ram, self.giant, self.claim);
         let next = host.map_aside(SideContents::Anonymous)?;
         host.advise(next.start(), GIANT, advice)?;
         self.copy_and_exchange(&next, &|| {
-            let placed = host.move_in(&next, ram, giant);
+            let placed = host.move_in(&next, ram, giant).map(|()| claim.moved_to(None));
             placed.map_err(|error| restored(error, || host.map_over(ram, giant, page)))
         })
     }
@@ -391,8 +428,9 @@ impl<'a> Swap<'a> {
     ) -> Result<bool, Unswapped> {
         let began = self.site.host.now();
         self.site.second_level.pause().map_err(|error| refused(&error))?;
-        let exchanged = self.exchange_in_time(began, log, next, exchange);
-        if !matches!(exchanged, Err(Unswapped::Stuck(_))) {
+        self.report.is_stuck = true; // until it is resumed
+        let exchanged = caught(|| self.exchange_in_time(began, log, next, exchange));
+        if !is_stuck(&exchanged) {
             self.resume();
         }
         self.report.pauses += 1;
@@ -414,14 +452,14 @@ impl<'a> Swap<'a> {
             return Ok(false);
         }
         self.copy_pending(next, self.site.host.now());
-        self.claim.exchanging(exchange).map(|()| true)
+        self.claim.exchanging(|| caught(exchange).map_err(Unswapped::in_exchange)).map(|()| true)
     }
 
     fn resume(&mut self) {
         let attempt = || self.site.second_level.resume();
-        if let Err(error) = retried(attempt) {
-            tracing::error!(giant = %self.giant, %error, "cannot resume the guest");
-            self.report.is_stuck = true;
+        match retried(attempt) {
+            Ok(()) => self.report.is_stuck = false,
+            Err(error) => tracing::error!(giant = %self.giant, %error, "cannot resume the guest"),
         }
     }
 
@@ -461,7 +499,10 @@ impl<'a> Swap<'a> {
 fn restored(error: HostError, restore: impl Fn() -> Result<(), HostError>) -> Unswapped {
     match retried(restore) {
         Ok(()) => error.into(),
-        Err(lost) => Unswapped::Stuck(lost),
+        Err(lost) => {
+            tracing::error!(%lost, "cannot restore guest RAM");
+            Unswapped { is_stuck: true, ..lost.into() }
+        }
     }
 }
 
@@ -476,9 +517,6 @@ fn retried<E>(attempt: impl Fn() -> Result<(), E>) -> Result<(), E> {
     last
 }
 
-/// The only copy of a paused guest's memory stays, for whoever looks at what went wrong.
-fn keep_if_stuck(exchanged: &Result<(), Unswapped>, kept: SideMapping) {
-    if matches!(exchanged, Err(Unswapped::Stuck(_))) {
-        std::mem::forget(kept);
-    }
+fn is_stuck<T>(exchanged: &Result<T, Unswapped>) -> bool {
+    exchanged.as_ref().is_err_and(|unswapped| unswapped.is_stuck)
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use wideleaf_policies::{Cost, OutcomeResult, Refusal, Skip, WindowIndex};
 
-use crate::second_level::{SecondLevel, SecondLevelError};
+use super::dirty::refused;
+use crate::second_level::SecondLevel;
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +29,7 @@ pub fn set_hold(second_level: &dyn SecondLevel, window: WindowIndex, hold: Hold)
         return OutcomeResult::Skipped(Skip::AlreadyDone);
     }
     match second_level.set_dirty_log(slot.id, is_on) {
-        Err(SecondLevelError::Ioctl { source, .. }) => {
-            OutcomeResult::Refused(Refusal::Other(source.raw_os_error().unwrap_or(0)))
-        }
-        Err(SecondLevelError::Claimed(_) | SecondLevelError::OfOthers(_)) => OutcomeResult::Refused(Refusal::Busy),
-        Err(_) => OutcomeResult::Refused(Refusal::Other(0)),
+        Err(error) => refused(&error),
         Ok(()) if find().is_none_or(|slot| slot.is_dirty_logged != is_on) => {
             OutcomeResult::Refused(Refusal::NotObserved)
         }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
@@ -45,6 +45,7 @@ struct State {
     meanwhile: Option<Meanwhile>,
     mappings_are_in_pieces: bool,
     panics_at: Option<Hva>,
+    moved_aside_to: Option<Hva>,
 }
 
 /// Something else that happens.
@@ -132,6 +133,16 @@ impl FakeHost {
         self.state().panics_at = Some(start);
     }
 
+    /// The `call`-th call from now on (the next is 0) panics, once, before it has changed anything.
+    pub fn panic_in_call(&self, call: u64) {
+        self.state().calls.panic(call);
+    }
+
+    /// Where the pages went that were moved aside last.
+    pub fn moved_aside_to(&self) -> Option<Hva> {
+        self.state().moved_aside_to
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
@@ -143,7 +154,8 @@ impl FakeHost {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no test panics while it holds the fake host")
+        // A call that panics has changed nothing yet.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, what: &'static str) -> Result<std::sync::MutexGuard<'_, State>, HostError> {
@@ -306,6 +318,7 @@ impl Host for FakeHost {
         let mut state = self.enter(WHAT)?;
         to.take(ram, giant).map_err(|source| HostError { what: WHAT, source })?;
         state.relocate(ram.base() + (giant - Gpa::new(0)), to.start());
+        state.moved_aside_to = Some(to.start());
         Ok(())
     }
 

@@ -9,7 +9,6 @@
 //!   release                  ─▶ release     zero pages of the window
 //! ```
 
-use std::any::Any;
 use std::time::Duration;
 
 use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
@@ -92,20 +91,6 @@ impl Performed {
             freed: Bytes::ZERO,
             unswapped: None,
         }
-    }
-}
-
-/// Somebody panicked: a mistake of ours, that must not become a second one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("panicked: {0}")]
-pub(super) struct Panicked(String);
-
-impl Panicked {
-    /// `payload` is what was caught.
-    pub fn new(payload: &(dyn Any + Send)) -> Panicked {
-        let literal = payload.downcast_ref::<&str>().copied();
-        let text = literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        Panicked(text.unwrap_or("without a word").to_owned())
     }
 }
 

@@ -10,22 +10,23 @@
 //! The giant is claimed before the thread starts, so no window of it is acted on in the same tick either: neither the loop
 //! nor the access sensor gets one, and nobody switches its dirty log (see [`crate::claims`]).
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Bytes, Moment, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot,
-    VmSnapshot, WindowIndex,
+    AccessHistory, Action, Backing, Bytes, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot, VmSnapshot,
+    WindowIndex,
 };
 
-use super::acting::Panicked;
-use super::{ManagedVm, ManagerLoop, Mechanism, Performed};
+use super::{ManagedVm, ManagerLoop, Mechanism, NEVER, Performed};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
 use crate::host::Host;
+use crate::panicked::Panicked;
 use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
@@ -163,14 +164,14 @@ impl Giants {
     }
 
     /// What came of the giant that was under way, if it no longer is.
-    fn ended(&mut self) -> Option<(Request, Result<GiantSwap, Panicked>)> {
+    fn ended(&mut self) -> Option<(Request, GiantSwap)> {
         let under_way = self.under_way.take_if(|under_way| under_way.thread.is_finished())?;
         Some(under_way.join())
     }
 
     /// Waits for the giant that is under way, if one is: as long as it takes to copy it and what is written meanwhile, a
     /// bounded number of times ([`SwapLimits::rounds_max`]).
-    fn wait(&mut self) -> Option<(Request, Result<GiantSwap, Panicked>)> {
+    fn wait(&mut self) -> Option<(Request, GiantSwap)> {
         self.under_way.take().map(UnderWay::join)
     }
 
@@ -188,7 +189,7 @@ impl Giants {
                     rows.zero[row] = None;
                 }
                 if giant.is_under_way {
-                    rows.ready_at[row] = Moment::after_start(Duration::MAX);
+                    rows.ready_at[row] = NEVER;
                 }
             }
         }
@@ -200,8 +201,10 @@ impl Giants {
 }
 
 impl UnderWay {
-    fn join(self) -> (Request, Result<GiantSwap, Panicked>) {
-        (self.request, self.thread.join().map_err(|payload| Panicked::new(payload.as_ref())))
+    fn join(self) -> (Request, GiantSwap) {
+        // What panics in a swap is caught there; beside it, its claim stays.
+        let panicked = |payload: Box<dyn Any + Send>| GiantSwap::ended_by(Panicked::new(payload.as_ref()));
+        (self.request, self.thread.join().unwrap_or_else(panicked))
     }
 }
 
@@ -258,13 +261,11 @@ impl ManagerLoop {
         begun.is_ok()
     }
 
-    fn record_giant(&mut self, request: Request, swap: Result<GiantSwap, Panicked>) {
-        let swap = swap.unwrap_or_else(|panicked| {
-            // Its claim stays: nobody knows how far it came.
+    fn record_giant(&mut self, request: Request, swap: GiantSwap) {
+        if let Some(panicked) = &swap.panicked {
             let giant = request.first.start();
-            self.report.panics.push(format!("the giant at {giant} is left alone from now on: who moved it {panicked}"));
-            GiantSwap::not_tried(OutcomeResult::Refused(Refusal::Other(0)))
-        });
+            self.leave_alone(request.planned.action.vm(), &format!("who moved its giant at {giant} {panicked}"));
+        }
         tracing::debug!(?swap, "{} of {}", request.way.mechanism().name(), request.first.start());
         let GiantSwap { result, cost, unavailable, .. } = swap;
         let mechanism = request.way.mechanism();

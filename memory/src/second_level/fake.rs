@@ -2,7 +2,7 @@
 //! can be made to fail.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
@@ -57,6 +57,11 @@ impl FakeSecondLevel {
         self.state().calls.fail(call, errno);
     }
 
+    /// The `call`-th call that can fail from now on (the next is 0) panics, once, before it has changed anything.
+    pub fn panic_in_call(&self, call: u64) {
+        self.state().calls.panic(call);
+    }
+
     /// From now on switching dirty logs says yes and does nothing.
     pub fn ignore_dirty_log(&self) {
         self.state().ignores_dirty_log = true;
@@ -71,7 +76,8 @@ impl FakeSecondLevel {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no test panics while it holds the fake second level")
+        // A call that panics has changed nothing yet.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, what: &'static str) -> Result<std::sync::MutexGuard<'_, State>, SecondLevelError> {

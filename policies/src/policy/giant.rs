@@ -63,7 +63,8 @@ impl Giant {
         let first = rows.start;
         let is_whole = rows.len() == WINDOWS_PER_GIANT;
         let is_backed = !matches!(vm.backing[first], Backing::Unbacked | Backing::Giant1G);
-        if !is_whole || !is_backed || vm.ready_at[first] > now {
+        // Every row: a part of it may be in somebody else's hand (a log, an action that backs off).
+        if !is_whole || !is_backed || vm.ready_at[rows.clone()].iter().any(|ready_at| *ready_at > now) {
             return false;
         }
         let present: u32 = vm.resident[rows].iter().map(|resident| u32::from(*resident)).sum();
