@@ -5,17 +5,19 @@
 //!   guest    native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      what our second level costs
 //!   vcpus    guest, 1 vCPU  ⇄  guest, 2 vCPUs             how the work divides
 //!   pages    native, 4 KiB  ⇄  native, 2 MiB              what large pages are worth
+//!   verify   native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      class A of all NPB, B of four: do they give the published values
+//!   tlb      both, 4 KiB and 2 MiB                       the levels that `latency` finds: entries, cost of a miss
 //! ```
 //!
 //! Arms of one kernel take turns, each run in RAM that was faulted in before, after the host's memory was warmed. Ratios are those of
-//! seconds within a round. Every run verifies itself, and one that does not ends the bench.
+//! rates within a round. Every run verifies itself, and one that does not ends the bench.
 //!
-//! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages [ROUNDS] [KERNEL]` (default `speed`, 5 rounds and all
-//! kernels; `guest` and `vcpus` need KVM). References: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
+//! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages|verify|tlb [ROUNDS] [KERNEL]` (default `speed`, 5 rounds
+//! (`verify`: 1) and all kernels; all but `speed` and `pages` need KVM). References, measured in other runs than ours: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
 //! instruction set, HPCC 1.5.0, Sweep3D 2.2b, on an AMD EPYC with 2 MiB pages; good to 20 %.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
@@ -43,6 +45,7 @@ struct Arm {
 }
 
 const NATIVE_4K: Arm = Arm { name: "native, 4k", is_native: true, page: PageSize::Base4K, vcpus: 1 };
+const GUEST_4K: Arm = Arm { name: "guest, 2m in 4k", is_native: false, page: PageSize::Base4K, vcpus: 1 };
 const NATIVE_2M: Arm = Arm { name: "native, 2m", is_native: true, page: PageSize::Huge2M, vcpus: 1 };
 const GUEST_2M: Arm = Arm { name: "guest, 2m in 2m", is_native: false, page: PageSize::Huge2M, vcpus: 1 };
 const GUEST_2M_TWICE: Arm = Arm { name: "guest, 2 vCPUs", is_native: false, page: PageSize::Huge2M, vcpus: 2 };
@@ -58,7 +61,7 @@ struct Work {
 enum Expected {
     /// Mop/s of the best references, the slower and the faster one.
     Rate(f64, f64),
-    /// Seconds of the first arm in those of the second, of the references: the slower and the faster one.
+    /// Rate of the second arm in that of the first, of the references: the lower and the higher one.
     Ratio(f64, f64),
     /// A ratio of at least this.
     AtLeast(f64),
@@ -73,6 +76,7 @@ const RATIO_NEAR: f64 = 0.08;
 
 struct Comparison {
     name: &'static str,
+    rounds: usize,
     arms: &'static [Arm],
     works: &'static [Work],
 }
@@ -81,9 +85,10 @@ const fn work(kernel: &'static str, parameters: &'static str, expected: Expected
     Work { kernel, parameters, expected }
 }
 
-const COMPARISONS: [Comparison; 4] = [
+const COMPARISONS: [Comparison; 6] = [
     Comparison {
         name: "speed",
+        rounds: 5,
         arms: &[NATIVE_2M],
         works: &[
             work("npb.bt", "class=A", Expected::Rate(5800.0, 6900.0)),
@@ -98,6 +103,7 @@ const COMPARISONS: [Comparison; 4] = [
     },
     Comparison {
         name: "guest",
+        rounds: 5,
         arms: &[NATIVE_2M, GUEST_2M],
         works: &[
             work("npb.bt", "class=W", Expected::AtLeast(0.95)),
@@ -109,10 +115,14 @@ const COMPARISONS: [Comparison; 4] = [
             work("npb.mg", "class=A", Expected::AtLeast(0.95)),
             work("npb.sp", "class=W", Expected::AtLeast(0.95)),
             work("gups", "log2_words=25", Expected::AtLeast(0.95)),
+            work("stream", "words=20000000", Expected::AtLeast(0.95)),
+            work("sweep3d", "n=50", Expected::AtLeast(0.95)),
+            work("amr", "passes=8", Expected::AtLeast(0.95)),
         ],
     },
     Comparison {
         name: "vcpus",
+        rounds: 5,
         arms: &[GUEST_2M, GUEST_2M_TWICE],
         works: &[
             work("npb.cg", "class=A", Expected::Shown),
@@ -123,6 +133,7 @@ const COMPARISONS: [Comparison; 4] = [
     },
     Comparison {
         name: "pages",
+        rounds: 5,
         arms: &[NATIVE_4K, NATIVE_2M],
         works: &[
             work("gups", "log2_words=26", Expected::Ratio(1.5, 1.5)),
@@ -132,18 +143,49 @@ const COMPARISONS: [Comparison; 4] = [
             work("sweep3d", "n=150", Expected::Ratio(1.11, 1.11)),
         ],
     },
+    Comparison {
+        name: "verify",
+        rounds: 1,
+        arms: &[NATIVE_2M, GUEST_2M],
+        works: &[
+            work("npb.bt", "class=A", Expected::Shown),
+            work("npb.cg", "class=A", Expected::Shown),
+            work("npb.ep", "class=A", Expected::Shown),
+            work("npb.ft", "class=A", Expected::Shown),
+            work("npb.is", "class=A buckets=0", Expected::Shown),
+            work("npb.is", "class=A buckets=1", Expected::Shown),
+            work("npb.lu", "class=A", Expected::Shown),
+            work("npb.mg", "class=A", Expected::Shown),
+            work("npb.sp", "class=A", Expected::Shown),
+            work("npb.cg", "class=B", Expected::Shown),
+            work("npb.ft", "class=B", Expected::Shown),
+            work("npb.is", "class=B buckets=0", Expected::Shown),
+            work("npb.is", "class=B buckets=1", Expected::Shown),
+            work("npb.mg", "class=B", Expected::Shown),
+        ],
+    },
+    Comparison {
+        name: "tlb",
+        rounds: 3,
+        arms: &[NATIVE_4K, NATIVE_2M, GUEST_4K, GUEST_2M],
+        works: &[work("latency", "", Expected::Shown)],
+    },
 ];
 
-/// Seconds and figures of all runs of a kernel: by round, then by arm.
+/// The comparison whose results are levels and not a figure.
+const TLB: &str = "tlb";
+/// Levels of a TLB that are looked for in the results of `latency`.
+const LEVELS_MAX: usize = 4;
+
+/// Figures of all runs of a kernel, which are rates: by round, then by arm.
 struct Rounds {
-    seconds: Vec<Vec<f64>>,
     figures: Vec<Vec<f64>>,
 }
 
 impl Rounds {
     /// How much faster the second arm is than the first.
     fn speed_up(&self) -> Interval {
-        bootstrap_median(&self.seconds.iter().map(|arms| vec![arms[0] / arms[1]]).collect::<Vec<_>>())
+        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[1] / arms[0]]).collect::<Vec<_>>())
     }
 
     fn figure(&self, arm: usize) -> Interval {
@@ -186,13 +228,11 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
 }
 
 fn measure(work: &Work, arms: &[Arm], rounds: usize, interrupts: &Interrupts) -> Result<Rounds, Ended> {
-    let mut measured = Rounds { seconds: Vec::new(), figures: Vec::new() };
+    let mut measured = Rounds { figures: Vec::new() };
     let figure = kernel(work.kernel).figure.name;
     for _ in 0..rounds {
         let reports = arms.iter().map(|arm| run(work, *arm, interrupts)).collect::<Result<Vec<_>, _>>()?;
-        let result = |name: &str| reports.iter().map(|report| report.results[name].value).collect();
-        measured.seconds.push(result("seconds"));
-        measured.figures.push(result(figure.as_str()));
+        measured.figures.push(reports.iter().map(|report| report.results[figure.as_str()].value).collect());
     }
     Ok(measured)
 }
@@ -237,16 +277,24 @@ fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let names = COMPARISONS.map(|comparison| comparison.name);
-    let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus or pages")?];
-    let rounds = arguments.number(1, 5)?;
+    let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus, pages, verify or tlb")?];
+    let rounds = arguments.number(1, comparison.rounds)?;
     let only = arguments.text(2);
+    let works: Vec<&Work> =
+        comparison.works.iter().filter(|work| only.is_none_or(|only| work.kernel == only)).collect();
+    if let (Some(text), []) = (only, &works[..]) {
+        return Err(Ended::Argument { number: 3, text: text.into(), expected: "a kernel of this comparison" });
+    }
     if comparison.arms.iter().any(|arm| !arm.is_native) {
         needs_kvm()?;
     }
     let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    if comparison.name == TLB {
+        return report_levels(comparison, rounds, &interrupts, waiting);
+    }
     let mut all = Vec::new();
-    for work in comparison.works.iter().filter(|work| only.is_none_or(|only| work.kernel == only)) {
-        waiting.pass(std::time::Duration::ZERO)?;
+    for work in works {
+        waiting.pass(Duration::ZERO)?;
         all.push((work, measure(work, comparison.arms, rounds, &interrupts)?));
     }
     report(comparison, rounds, &all);
@@ -278,6 +326,38 @@ fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
         );
     }
     println!("  {}", machine());
+}
+
+/// What `latency` finds in each arm, run by run.
+fn report_levels(
+    comparison: &Comparison,
+    rounds: usize,
+    interrupts: &Interrupts,
+    waiting: &Waiting,
+) -> Result<(), Ended> {
+    let mut rows = table(&["arm", "level", "entries", "a miss", "spread", "agreed"]);
+    for (_, arm) in (0..rounds).flat_map(|round| comparison.arms.iter().map(move |arm| (round, arm))) {
+        waiting.pass(Duration::ZERO)?;
+        let found = run(&comparison.works[0], *arm, interrupts)?.results;
+        let result = |name: &str| found.get(name).map(|result| result.value);
+        for level in 1..=LEVELS_MAX {
+            let (Some(entries), Some(ns)) = (result(&format!("entries{level}")), result(&format!("miss{level}")))
+            else {
+                continue;
+            };
+            let ticks = |name: &str| result(&format!("{name}{level}")).unwrap_or(f64::NAN);
+            rows.add_row([
+                arm.name.into(),
+                number(level),
+                number(entries),
+                number(format!("{ns:.2} ns, {:.1} ticks", ticks("miss_ticks"))),
+                number(format!("{:.1} ticks", ticks("spread_ticks"))),
+                number(format!("{} of 3", result("matches").unwrap_or(0.0))),
+            ]);
+        }
+    }
+    println!("kernels, {TLB}: pointer chases, {rounds} runs of each arm in turn\n{rows}\n  {}", machine());
+    Ok(())
 }
 
 fn main() -> ExitCode {
