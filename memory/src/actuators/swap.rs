@@ -58,7 +58,7 @@ pub struct Swapper {
 /// What becomes of a page table whose last page is given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PageTables {
-    /// Nothing was made ready yet.
+    /// Nothing was made ready yet, or huge pages were short whenever it was tried.
     #[default]
     Unknown,
     GivenBack,
@@ -67,7 +67,8 @@ enum PageTables {
 }
 
 /// How often the two slots are compared before a kernel is said to keep page tables, which is for good. Compared once, a
-/// shortage of huge pages that ends in between looks the same; compared twice, two of them that do. A third time costs 0.3 ms.
+/// shortage of huge pages that ends in between looks the same; compared twice, two of them that do. Only a kernel that keeps them is
+/// compared a third time.
 const COMPARISONS: u32 = 3;
 
 impl Swapper {
