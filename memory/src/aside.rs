@@ -2,16 +2,20 @@
 //! back (or better ones in their place) before anybody who touched it meanwhile goes on.
 //!
 //! ```text
-//!                  set_aside                      touched: [`Aside::serve`]
-//!   [in place] ───────────────▶ [Away(slot)] ────────────────────────────▶ [Touched]
-//!        ▲  ▲                      │     │ refused, even to copy it back      │
-//!        │  └───── bring_back ─────┘     ▼                                    │ bring_back: "it was touched"
-//!        │                           [Stuck(slot)]  nobody is woken,          │
-//!        └─────────── retried ───────────┘          retried until it works    │
-//!        └────────────────────────────────────────────────────────────────────┘
-//!
-//!   hold ─▶ [InHand(slot)] ── replace_with(huge page) ─▶ in place      a Held that is dropped moves its window back
+//!               hold                   leave                touched: [`Aside::serve`]
+//!   [in place] ──────▶ [InHand(slot)] ──────▶ [Away(slot)] ──────────────────────────▶ [Touched]
+//!    ▲  ▲  ▲               │     │             │     │                                   ▲    │
+//!    │  │  └─ replace_with,┘     │             │     │ refused, even to copy it back     │    │
+//!    │  │     or dropped         │             │     ▼                                   │    │
+//!    │  │                        │ dropped,    │    [Stuck(slot)]  nobody is woken,      │    │
+//!    │  │                        └─ refused ───│───▶ │    │        retried until it works│    │
+//!    │  └───────────────── bring_back ─────────┘     │    └─ touched ───────────────────┘    │
+//!    ├────────────────────────────────── retried ────┘                                       │
+//!    └────────────────────────────────── bring_back: "it was touched" ───────────────────────┘
 //! ```
+//!
+//! [`Aside::set_aside`] is hold and leave: a window that was touched in between is brought back as it is left. A swap is hold and
+//! replace_with, and a window in hand that is dropped is moved back.
 //!
 //! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers where each window
 //! is. It is held while touched windows are moved back (0.1 ms each), so that no step of that has to be looked at twice; it is not
@@ -21,7 +25,7 @@
 //! What cannot be moved back (a page that a forked child shares, or that is pinned) is copied back. Where that fails too,
 //! for want of memory, its waiters stay asleep and it is tried again. A guest that waits is better than one that reads zeroes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -68,7 +72,7 @@ struct Rooms {
     claims: BTreeMap<WindowIndex, PartClaim>,
     free: Vec<u16>,
     /// Slots whose old pages could not be given back yet.
-    unclean: Vec<u16>,
+    unclean: VecDeque<u16>,
     is_closed: bool,
     report: AsideReport,
 }
@@ -146,7 +150,7 @@ impl Aside {
             stays: BTreeMap::new(),
             claims: BTreeMap::new(),
             free,
-            unclean: Vec::new(),
+            unclean: VecDeque::new(),
             is_closed: false,
             report: AsideReport::default(),
         };
@@ -372,14 +376,14 @@ impl Aside {
         if self.mover.held(place)?.is_empty() { self.mover.discard(place, ALL_PAGES) } else { Ok(()) }
     }
 
-    /// Gives back the old pages of windows that were replaced; only then can others move there.
+    /// Gives back the old pages of windows that were replaced; only then can others move there. One slot at a time: the rest is
+    /// there for whoever else needs one.
     fn clean(&self) {
-        let unclean = std::mem::take(&mut self.rooms().unclean);
-        for slot in unclean {
-            let cleaned = self.mover.discard(Place::Aside(slot), ALL_PAGES);
-            let mut rooms = self.rooms();
-            let slots = if cleaned.is_ok() { &mut rooms.free } else { &mut rooms.unclean };
-            slots.push(slot);
+        let unclean = self.rooms().unclean.len();
+        for _ in 0..unclean {
+            let Some(slot) = self.rooms().unclean.pop_front() else { return };
+            let mut cleaning = Cleaning { aside: self, slot, is_clean: false };
+            cleaning.is_clean = self.mover.discard(Place::Aside(slot), ALL_PAGES).is_ok();
         }
     }
 
@@ -428,6 +432,24 @@ impl Rooms {
     }
 }
 
+/// A slot whose old pages are being given back. Dropped, it is free, or as unclean as before, in a panic too.
+struct Cleaning<'a> {
+    aside: &'a Aside,
+    slot: u16,
+    is_clean: bool,
+}
+
+impl Drop for Cleaning<'_> {
+    fn drop(&mut self) {
+        let mut rooms = self.aside.rooms();
+        if self.is_clean {
+            rooms.free.push(self.slot);
+        } else {
+            rooms.unclean.push_back(self.slot);
+        }
+    }
+}
+
 /// A window that is aside while this lives. Dropped, it is moved back.
 pub(crate) struct Held<'a> {
     aside: &'a Aside,
@@ -464,7 +486,7 @@ impl Held<'_> {
         let unavailable = aside.host.now().since(self.began);
         self.let_go(|rooms| {
             rooms.is_in_place(window);
-            rooms.unclean.push(slot);
+            rooms.unclean.push_back(slot);
             rooms.report.replaced += 1;
         });
         aside.clean();

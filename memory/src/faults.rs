@@ -304,8 +304,8 @@ impl<S> Faults<S> {
         self.regions[touch.region].states[touch.row].as_ref()
     }
 
-    /// It is there from now on, if it is not let go.
-    pub(crate) fn keep(&mut self, touch: Touch, state: S) {
+    /// The window is there on its way from now on, if it is not let go: that is for good.
+    pub(crate) fn set_state(&mut self, touch: Touch, state: S) {
         if let Some(before) = self.state_mut(touch) {
             *before = state;
         }

@@ -361,7 +361,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
         self.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
         let Err(refused) = self.faults.let_go(touch) else { return Ok(()) };
         tracing::debug!("{} stays registered: {refused}", touch.window);
-        self.faults.keep(touch, State::Kept);
+        self.faults.set_state(touch, State::Kept);
         let page = PageSize::Base4K.bytes();
         match self.faults.uffd().zero_page(touch.page, page).map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => {

@@ -27,6 +27,8 @@ pub mod linux;
 pub const ASIDE_SLOTS: u16 = 64;
 /// How many huge pages can be held ready: 16 MiB, a few milliseconds of swapping.
 pub const READY_SLOTS: u16 = 8;
+/// The ready slot behind these, where it is tried out what becomes of page tables: it has had one.
+pub const TRIAL_SLOT: u16 = READY_SLOTS;
 
 /// All pages of a window.
 pub const ALL_PAGES: Range<u16> = 0..BASE_PAGES_PER_WINDOW;
@@ -38,7 +40,7 @@ pub enum Place {
     Guest(WindowIndex),
     /// Where nobody does, below [`ASIDE_SLOTS`].
     Aside(u16),
-    /// Where huge pages are kept ready, below [`READY_SLOTS`].
+    /// Where huge pages are kept ready, below [`READY_SLOTS`], or [`TRIAL_SLOT`].
     Ready(u16),
 }
 

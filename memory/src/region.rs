@@ -54,8 +54,9 @@ impl RamRange {
 
 /// All RAM of one VM (or of one native kernel), mapped in this process.
 ///
-/// A guest's memory is reached by address only; there are no references into it but atomic ones, because the guest
-/// writes it at any time.
+/// RAM that a guest runs on ([`GuestRam::share`]) is reached by address, and by references to atomic words only, because the guest
+/// writes it at any time. RAM of a native kernel may be lent to one owner as plain words ([`GuestRam::exclusive_words`]): whatever
+/// is done to its pages meanwhile keeps what the owner has there.
 #[derive(Debug)]
 pub struct GuestRam {
     ranges: Vec<RamRange>,
@@ -66,6 +67,11 @@ pub struct GuestRam {
     /// The memfd, with the ranges one behind the other. The VMM's children and an attached debugger find the RAM through it.
     file: Option<File>,
 }
+
+/// RAM that no guest can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the words of this RAM belong to one owner, a kernel in this process: map other RAM for a guest")]
+pub struct RamHasOwner;
 
 /// Why guest RAM could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +168,14 @@ impl GuestRam {
         self.reservation.base()
     }
 
+    /// Settles that the words have no owner and get none: whoever gives the RAM to a guest does this first.
+    ///
+    /// # Errors
+    /// [`RamHasOwner`] where [`GuestRam::exclusive_words`] came before.
+    pub fn share(&self) -> Result<(), RamHasOwner> {
+        if self.reservation.share() { Ok(()) } else { Err(RamHasOwner) }
+    }
+
     /// The words of one range, for any number of threads of this process.
     ///
     /// # Panics
@@ -171,7 +185,7 @@ impl GuestRam {
     }
 
     /// The words of one range for one owner, a kernel that runs in this process instead of in a guest. `None` where the owner is
-    /// not the first to ask for words of this RAM. The manager may be at work on it all the same: it moves pages through the
+    /// not the first to ask for words of this RAM, or where a guest has it. The manager may be at work on it all the same: it moves pages through the
     /// kernel, which keeps their contents, and looks at words from outside, as it does at a guest's.
     ///
     /// # Panics
@@ -363,6 +377,24 @@ mod tests {
         let ram = two_mib();
         ram.words(ram.ranges()[0])[7].store(8, Ordering::Relaxed);
         assert!(ram.exclusive_words(ram.ranges()[0]).is_none());
+    }
+
+    #[test]
+    fn a_guest_gets_no_ram_that_has_an_owner_and_a_guests_ram_gets_none() {
+        let (owned, shared) = (two_mib(), two_mib());
+        let _words = owned.exclusive_words(owned.ranges()[0]).expect("nobody has asked before");
+        assert_eq!(owned.share(), Err(RamHasOwner));
+        assert_eq!((shared.share(), shared.share()), (Ok(()), Ok(())), "a second VM may have it too");
+        assert!(shared.exclusive_words(shared.ranges()[0]).is_none());
+        assert_eq!(shared.words(shared.ranges()[0])[7].load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "belong to one owner")]
+    fn nothing_is_copied_over_words_that_have_an_owner() {
+        let (from, to) = (two_mib(), two_mib());
+        let _words = to.exclusive_words(to.ranges()[0]).expect("nobody has asked before");
+        from.piece(from.ranges()[0]).copy_to(to.piece(to.ranges()[0]));
     }
 
     #[test]

@@ -386,7 +386,7 @@ impl Reserving {
             return self.release(touch);
         }
         self.book.reserve(self.faults.vm(touch), touch.window, self.host.now());
-        self.faults.keep(touch, State::Reserved(Populated::default()));
+        self.faults.set_state(touch, State::Reserved(Populated::default()));
         self.counted.count(|report| report.reserved += 1);
         self.populate(touch)
     }
@@ -476,10 +476,10 @@ impl Reserving {
     fn let_go(&mut self, touch: Touch) -> bool {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
         advised.unwrap_or_else(|error| tracing::warn!("{} at {}: {error}", touch.window, touch.start));
-        let released = self.faults.let_go(touch);
-        let is_released = released.inspect_err(|error| tracing::debug!("{} stays: {error}", touch.window)).is_ok();
-        self.faults.keep(touch, State::Kept);
-        is_released
+        let Err(refused) = self.faults.let_go(touch) else { return true };
+        tracing::debug!("{} stays registered: {refused}", touch.window);
+        self.faults.set_state(touch, State::Kept);
+        false
     }
 
     /// Answers a touch of a window that stays registered without a reservation.

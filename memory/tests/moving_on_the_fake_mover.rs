@@ -288,9 +288,9 @@ fn a_copy_that_was_of_no_use_does_not_show_in_the_holes_of_a_later_window() {
 fn without_a_huge_page_nothing_is_taken_aside() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
-    bed.mover.offer_huge_pages(false);
+    bed.mover.run_short(0..u64::MAX);
     assert_eq!(bed.swapper().swap(bed.host.as_ref(), W).result, OutcomeResult::Refused(Refusal::NoHugePage));
-    assert_eq!(bed.aside.report().set_aside, 0);
+    assert_eq!((bed.aside.report().set_aside, bed.mover.may_be_huge(W)), (0, false));
     bed.assert_at_rest();
 }
 
@@ -316,6 +316,102 @@ fn a_kernel_that_keeps_page_tables_is_found_out_before_a_window_is_touched() {
         assert_eq!(result, OutcomeResult::Refused(Refusal::Other(libc::EOPNOTSUPP)));
     }
     assert_eq!((bed.aside.report().set_aside, bed.is_huge(W)), (0, false));
+    assert!(!bed.mover.may_be_huge(W), "its mark is lifted for a swap and not for an attempt");
+    bed.assert_at_rest();
+}
+
+/// Whenever huge pages run short, for however many populates: more than finding out about page tables takes.
+fn shortages() -> impl Iterator<Item = std::ops::Range<u64>> {
+    (0..12).flat_map(|first| (1..12).map(move |populates| first..first + populates))
+}
+
+/// What the swaps of a window came to, one attempt after the other.
+fn attempts(bed: &Bed, attempts: usize) -> Vec<OutcomeResult> {
+    let mut swapper = bed.swapper();
+    (0..attempts).map(|_| swapper.swap(bed.host.as_ref(), W).result).collect()
+}
+
+#[test]
+fn a_shortage_of_huge_pages_is_not_taken_for_a_kernel_that_keeps_page_tables() {
+    for shortage in shortages() {
+        let bed = Bed::new();
+        bed.mover.write(W, ALL_PAGES);
+        bed.mover.run_short(shortage.clone());
+        // An attempt populates once at least: the last one comes after the longest shortage.
+        let results = attempts(&bed, 12);
+        let ended = results.iter().position(|result| *result == OutcomeResult::Done).expect("the shortage ends");
+        let before = &results[..ended];
+        assert!(before.iter().all(|result| *result == OutcomeResult::Refused(Refusal::NoHugePage)), "{shortage:?}");
+        bed.assert_at_rest();
+    }
+}
+
+#[test]
+fn a_kernel_that_keeps_page_tables_is_found_out_in_spite_of_a_shortage() {
+    for shortage in shortages() {
+        let bed = Bed::new();
+        bed.mover.write(W, ALL_PAGES);
+        bed.mover.keep_tables();
+        bed.mover.run_short(shortage.clone());
+        let results = attempts(&bed, usize::from(READY_SLOTS));
+        assert_eq!(results.last(), Some(&OutcomeResult::Refused(Refusal::Other(libc::EOPNOTSUPP))), "{shortage:?}");
+        assert_eq!((bed.aside.report().set_aside, bed.mover.may_be_huge(W)), (0, false), "{shortage:?}");
+        bed.assert_at_rest();
+    }
+}
+
+#[test]
+fn what_one_swapper_finds_out_about_page_tables_the_others_know() {
+    let bed = Bed::new();
+    let windows = three_windows(&bed);
+    let mut populates = Vec::new();
+    for (mut swapper, window) in Swapper::several(&bed.aside, 2).into_iter().zip(windows) {
+        let before = bed.mover.populates();
+        assert_eq!(swapper.swap(bed.host.as_ref(), window).result, OutcomeResult::Done);
+        populates.push(bed.mover.populates() - before);
+    }
+    assert_eq!(populates, [3, 1], "two in the trial slot, and the page itself");
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_slot_that_cannot_be_given_back_yet_is_there_for_others_while_it_is_another_ones_turn() {
+    let bed = Bed::new();
+    let window = |number: u16| WindowIndex::new(u64::from(number));
+    (0..ASIDE_SLOTS + 2).for_each(|number| bed.mover.write(window(number), ALL_PAGES));
+    // The old pages of two windows stay in their slots, and windows are aside in all others.
+    bed.mover.while_emptying(|| Some(libc::EAGAIN));
+    let mut swapper = bed.swapper();
+    for number in [0, 1] {
+        assert_eq!(swapper.swap(bed.host.as_ref(), window(number)).result, OutcomeResult::Done);
+    }
+    (2..ASIDE_SLOTS).for_each(|number| bed.aside.set_aside(window(number)).unwrap());
+    // While one of the two is given back for a window, somebody takes another window aside.
+    let (aside, turns) = (bed.aside.clone(), AtomicUsize::new(0));
+    bed.mover.while_emptying(move || {
+        if turns.fetch_add(1, Ordering::Relaxed) == 0 {
+            aside.set_aside(window(ASIDE_SLOTS)).unwrap();
+        }
+        None
+    });
+    bed.aside.set_aside(window(ASIDE_SLOTS + 1)).unwrap();
+    assert!((2..ASIDE_SLOTS + 2).all(|number| bed.aside.is_aside(window(number))));
+    bed.aside.close();
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_panic_while_slots_are_given_back_loses_none() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    bed.mover.while_emptying(|| panic!("as a test of what comes after"));
+    let mut swapper = bed.swapper();
+    catch_unwind(AssertUnwindSafe(|| swapper.swap(bed.host.as_ref(), W))).expect_err("it panics");
+    bed.mover.while_emptying(|| None);
+    let windows: Vec<_> = (0..u64::from(ASIDE_SLOTS)).map(|number| WindowIndex::new(10 + number)).collect();
+    windows.iter().for_each(|window| bed.aside.set_aside(*window).unwrap());
+    assert!(matches!(bed.aside.set_aside(W), Err(AsideError::Full)));
+    windows.iter().for_each(|window| assert!(bed.aside.bring_back(*window).unwrap().is_none()));
     bed.assert_at_rest();
 }
 

@@ -7,11 +7,19 @@
 //! ```
 //!
 //! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`): where one is, a huge page that is moved in is
-//! split. A kernel that keeps them is found out with the first page that is made ready, and no window is touched. Where only one
-//! stays, the outcome is "not observed", and the contents are right all the same.
+//! split. A kernel that keeps them is found out before the first page is made ready, and no window is touched:
+//!
+//! ```text
+//!   trial slot   populated, split, given back ─▶ populated again: huge? ── yes ─▶ page tables are given back
+//!                                                        │ no
+//!   ready slot   never had a page table  ──────▶ populated: huge? ── no ─▶ not known yet: the host is short of huge pages
+//!                                                        └── yes, as often as it is compared ─▶ page tables are kept
+//! ```
+//!
+//! Where only one stays, the outcome is "not observed", and the contents are right all the same.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
@@ -20,7 +28,7 @@ use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, Win
 use crate::aside::{Aside, AsideError};
 use crate::claims::Claimed;
 use crate::host::{Host, HostError};
-use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS};
+use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS, TRIAL_SLOT};
 
 /// A swap that was tried, or found needless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,34 +51,42 @@ pub struct Swapper {
     ready: Vec<u16>,
     /// Slots without.
     empty: Vec<u16>,
-    page_tables: PageTables,
+    /// Found out by one of the VM's swappers for all.
+    page_tables: Arc<Mutex<PageTables>>,
 }
 
 /// What becomes of a page table whose last page is given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PageTables {
-    /// Nothing was made ready yet.
+    /// Nothing was made ready yet, or huge pages were short whenever it was tried.
+    #[default]
     Unknown,
     GivenBack,
     /// Nothing can be swapped, and no slot that has one gets a huge page again.
     Kept,
 }
 
+/// How often the two slots are compared before a kernel is said to keep page tables, which is for good. Compared once, a
+/// shortage of huge pages that ends in between looks the same; compared twice, two of them that do. Only a kernel that keeps them is
+/// compared a third time.
+const COMPARISONS: u32 = 3;
+
 impl Swapper {
     /// Nothing is ready yet.
     pub fn new(aside: Arc<Aside>) -> Swapper {
-        Swapper::with_slots(aside, 0..READY_SLOTS)
+        Swapper::with_slots(aside, 0..READY_SLOTS, Arc::default())
     }
 
     /// As many as asked for, [`READY_SLOTS`] at most, each to be used by a thread of its own.
     pub fn several(aside: &Arc<Aside>, count: u16) -> Vec<Swapper> {
         let count = count.clamp(1, READY_SLOTS);
         let slots = |i: u16| i * READY_SLOTS / count..(i + 1) * READY_SLOTS / count;
-        (0..count).map(|i| Swapper::with_slots(aside.clone(), slots(i))).collect()
+        let page_tables = Arc::default();
+        (0..count).map(|i| Swapper::with_slots(aside.clone(), slots(i), Arc::clone(&page_tables))).collect()
     }
 
-    fn with_slots(aside: Arc<Aside>, slots: Range<u16>) -> Swapper {
-        Swapper { aside, ready: Vec::new(), empty: slots.collect(), page_tables: PageTables::Unknown }
+    fn with_slots(aside: Arc<Aside>, slots: Range<u16>, page_tables: Arc<Mutex<PageTables>>) -> Swapper {
+        Swapper { aside, ready: Vec::new(), empty: slots.collect(), page_tables }
     }
 
     /// Makes huge pages ready, so that [`Swapper::swap`] need not: 0.2 ms each, best while the budget is waited for.
@@ -119,9 +135,10 @@ impl Swapper {
         if before.is_huge {
             return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
-        self.aside.mover().allow_huge(window).map_err(refused)?;
         let slot = self.take_ready().map_err(refused)?;
-        let exchanged = self.exchange(window, slot);
+        // Only now: a window that cannot be swapped keeps its mark.
+        let allowed = self.aside.mover().allow_huge(window).map_err(refused);
+        let exchanged = allowed.and_then(|()| self.exchange(window, slot));
         if exchanged.is_err() {
             self.clear(slot); // the copy in it, if it came that far, is of no use
         }
@@ -137,9 +154,6 @@ impl Swapper {
     /// A slot with a huge page: one that was ready, or one made now. It counts as empty from now on, whatever becomes of its page:
     /// what is left in it goes before it is populated again.
     fn take_ready(&mut self) -> Result<u16, HostError> {
-        if self.page_tables == PageTables::Kept {
-            return Err(keeps_page_tables());
-        }
         if self.ready.is_empty() {
             self.make_ready()?;
         }
@@ -150,24 +164,29 @@ impl Swapper {
 
     fn make_ready(&mut self) -> Result<(), HostError> {
         let slot = *self.empty.last().expect("each slot is ready or empty");
-        let made = populate_huge(self.aside.mover(), slot).and_then(|()| self.find_out_page_tables(slot));
+        let made = self.check_page_tables(slot).and_then(|()| populate_huge(self.aside.mover(), slot));
         match made {
             Ok(()) => self.ready.extend(self.empty.pop()),
-            Err(_) => self.clear(slot),
+            Err(_) => {
+                self.clear(slot);
+                // Base pages may have left it a page table that stays: the next attempt is made with another slot.
+                self.empty.rotate_right(1);
+            }
         }
         made
     }
 
-    /// Splits the huge page in a slot, gives it back, and sees whether there can be another: not where a page table stayed.
-    fn find_out_page_tables(&mut self, slot: u16) -> Result<(), HostError> {
-        if self.page_tables == PageTables::Unknown {
-            self.aside.mover().discard(Place::Ready(slot), 0..1)?;
-            let is_given_back = is_populated_huge(self.aside.mover(), slot)?;
-            self.page_tables = if is_given_back { PageTables::GivenBack } else { PageTables::Kept };
+    /// Sees that page tables are given back. `slot` is one without.
+    fn check_page_tables(&self, slot: u16) -> Result<(), HostError> {
+        // Changed by one assignment: a panic elsewhere leaves it true. Others wait for what this one finds out.
+        let mut known = self.page_tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == PageTables::Unknown {
+            *known = find_out_page_tables(self.aside.mover(), slot)?;
         }
-        match self.page_tables {
+        match *known {
+            PageTables::GivenBack => Ok(()),
             PageTables::Kept => Err(keeps_page_tables()),
-            _ => Ok(()),
+            PageTables::Unknown => Err(no_huge_page()),
         }
     }
 
@@ -206,16 +225,38 @@ fn is_populated_huge(mover: &dyn Mover, slot: u16) -> Result<bool, HostError> {
     Ok(mover.look(place)?.is_huge)
 }
 
+/// Compares the trial slot, which has had a page table, with `slot`, which has not. Nothing stays in the trial slot.
+fn find_out_page_tables(mover: &dyn Mover, slot: u16) -> Result<PageTables, HostError> {
+    let found = compare(mover, slot);
+    mover.discard(Place::Ready(TRIAL_SLOT), ALL_PAGES)?;
+    found
+}
+
+fn compare(mover: &dyn Mover, slot: u16) -> Result<PageTables, HostError> {
+    for _ in 0..COMPARISONS {
+        mover.populate(TRIAL_SLOT)?;
+        mover.discard(Place::Ready(TRIAL_SLOT), 0..1)?; // a huge page is split by it
+        if is_populated_huge(mover, TRIAL_SLOT)? {
+            return Ok(PageTables::GivenBack);
+        }
+        if !is_populated_huge(mover, slot)? {
+            return Ok(PageTables::Unknown);
+        }
+    }
+    Ok(PageTables::Kept)
+}
+
 fn keeps_page_tables() -> HostError {
     let source = std::io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     HostError { what: "giving back a page table (Linux 6.14)", source }
 }
 
 fn populate_huge(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
-    if is_populated_huge(mover, slot)? {
-        return Ok(());
-    }
-    Err(HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) })
+    if is_populated_huge(mover, slot)? { Ok(()) } else { Err(no_huge_page()) }
+}
+
+fn no_huge_page() -> HostError {
+    HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) }
 }
 
 fn refused(error: HostError) -> OutcomeResult {

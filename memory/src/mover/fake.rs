@@ -17,10 +17,14 @@ use crate::host::HostError;
 pub struct FakeMover {
     state: Mutex<State>,
     meanwhile: Mutex<Option<Meanwhile>>,
+    emptying: Mutex<Option<Emptying>>,
 }
 
 /// What happens while a copy is made.
 type Meanwhile = Arc<dyn Fn() + Send + Sync>;
+
+/// What happens while all of a slot aside is given back, and the errno that it is answered with.
+type Emptying = Arc<dyn Fn() -> Option<i32> + Send + Sync>;
 
 type Page = (Place, u16);
 
@@ -41,7 +45,11 @@ struct State {
     /// Pages that cannot be moved from where they are.
     pinned: BTreeSet<Page>,
     pages_per_move: u16,
-    has_huge_pages: bool,
+    /// Windows without the mark that forbids huge pages.
+    may_be_huge: BTreeSet<WindowIndex>,
+    populates: u64,
+    /// Of these, which bring base pages.
+    short_populates: Range<u64>,
     keeps_tables: bool,
     calls: FakeCalls,
     has_failed_for_good: Option<i32>,
@@ -71,12 +79,15 @@ impl Default for FakeMover {
                 lost: Vec::new(),
                 pinned: BTreeSet::new(),
                 pages_per_move: BASE_PAGES_PER_WINDOW,
-                has_huge_pages: true,
+                may_be_huge: BTreeSet::new(),
+                populates: 0,
+                short_populates: 0..0,
                 keeps_tables: false,
                 calls: FakeCalls::default(),
                 has_failed_for_good: None,
             }),
             meanwhile: Mutex::default(),
+            emptying: Mutex::default(),
         }
     }
 }
@@ -124,9 +135,19 @@ impl FakeMover {
         self.state().pages_per_move = pages;
     }
 
-    /// Whether populating brings a huge page.
-    pub fn offer_huge_pages(&self, has_huge_pages: bool) {
-        self.state().has_huge_pages = has_huge_pages;
+    /// The populates of these numbers, counted from the first of all, bring base pages.
+    pub fn run_short(&self, populates: Range<u64>) {
+        self.state().short_populates = populates;
+    }
+
+    /// How often a slot was populated.
+    pub fn populates(&self) -> u64 {
+        self.state().populates
+    }
+
+    /// Whether the mark that forbids huge pages was lifted from a window.
+    pub fn may_be_huge(&self, window: WindowIndex) -> bool {
+        self.state().may_be_huge.contains(&window)
     }
 
     /// The kernel is one before Linux 6.14: a page table stays when its last page is given back.
@@ -147,6 +168,12 @@ impl FakeMover {
     /// `work` is done in the midst of every copy of a window, by the thread that copies, which nothing keeps from panicking.
     pub fn while_copying(&self, work: impl Fn() + Send + Sync + 'static) {
         *self.meanwhile() = Some(Arc::new(work));
+    }
+
+    /// `work` is done whenever all of a slot aside is given back, which nothing keeps from panicking. Where it returns an errno, that is
+    /// the answer.
+    pub fn while_emptying(&self, work: impl Fn() -> Option<i32> + Send + Sync + 'static) {
+        *self.emptying() = Some(Arc::new(work));
     }
 
     /// How many calls there were.
@@ -181,6 +208,10 @@ impl FakeMover {
 
     fn meanwhile(&self) -> MutexGuard<'_, Option<Meanwhile>> {
         self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn emptying(&self) -> MutexGuard<'_, Option<Emptying>> {
+        self.emptying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {
@@ -305,7 +336,12 @@ impl Mover for FakeMover {
     }
 
     fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
-        let mut state = self.enter("fake discard")?;
+        const WHAT: &str = "fake discard";
+        let emptying = self.emptying().clone().filter(|_| matches!(place, Place::Aside(_)) && pages == ALL_PAGES);
+        if let Some(errno) = emptying.and_then(|work| work()) {
+            return fail(WHAT, errno);
+        }
+        let mut state = self.enter(WHAT)?;
         for page in pages.clone() {
             state.pages.remove(&(place, page));
             state.pinned.remove(&(place, page));
@@ -335,8 +371,9 @@ impl Mover for FakeMover {
         Ok(Look { resident, is_huge: state.huge.contains(&place) })
     }
 
-    fn allow_huge(&self, _: WindowIndex) -> Result<(), HostError> {
-        self.enter("fake advice").map(drop)
+    fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.enter("fake advice")?.may_be_huge.insert(window);
+        Ok(())
     }
 
     fn populate(&self, slot: u16) -> Result<(), HostError> {
@@ -345,7 +382,11 @@ impl Mover for FakeMover {
         for page in ALL_PAGES {
             state.pages.entry((place, page)).or_insert(0);
         }
-        if state.has_huge_pages && !state.tables.contains(&place) {
+        let is_short = state.short_populates.contains(&state.populates);
+        state.populates += 1;
+        if is_short || state.tables.contains(&place) {
+            state.tables.insert(place);
+        } else {
             state.huge.insert(place);
         }
         Ok(())

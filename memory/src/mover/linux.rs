@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
-use super::{ASIDE_SLOTS, Look, Mover, Place, READY_SLOTS};
+use super::{ASIDE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
 use crate::region::GuestRam;
@@ -59,7 +59,7 @@ impl LinuxMover {
         }
         let uffd = Userfaultfd::open_for_moves()?;
         let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
-        let (aside, ready) = (WINDOW * u64::from(ASIDE_SLOTS), WINDOW * u64::from(READY_SLOTS));
+        let (aside, ready) = (WINDOW * u64::from(ASIDE_SLOTS), WINDOW * u64::from(TRIAL_SLOT + 1));
         let area = AddressReservation::new(aside + ready, PageSize::Huge2M)?;
         let start = area.map_at(Bytes::ZERO, aside + ready, None)?;
         madvise(start + aside, ready, Advice::HugePage).map_err(host_error("madvise(MADV_HUGEPAGE)"))?;

@@ -13,7 +13,7 @@
 //! its folios, while the kernel's own fault maps a huge folio whole, and KVM after it. Only where the kernel refuses to let go
 //! (it may need one mapping more than a process can have) the window is continued, and if that fails too the userfaultfd is
 //! closed, which lets go of everything. So a vCPU waits for an answer and never for a tick; and if the answering thread
-//! ends, in whatever way, the userfaultfd is closed and the reason kept. A read that was only interrupted does not end it.
+//! ends, in whatever way, the userfaultfd is closed and the reason kept.
 //!
 //! Pages the file does not have are no minor faults (those it has swapped out are: mm/shmem.c asks before it swaps in):
 //! whether one was mapped is looked up at the end.
@@ -90,10 +90,6 @@ struct Windows {
     failed: Option<String>,
 }
 
-/// So often in a row a read may be interrupted: no storm of signals is as long, and a kernel that says so for ever must not
-/// keep a thread busy for ever.
-const READ_ATTEMPTS: usize = 100;
-
 impl Watched {
     /// No window is away.
     pub fn new(door: Arc<dyn MinorFaults>) -> Watched {
@@ -160,13 +156,7 @@ impl Windows {
     fn serve(&mut self) -> Result<(), HostError> {
         let Some(door) = self.door.clone() else { return Ok(()) };
         let mut touches = Vec::new();
-        let mut read = door.read_touches(&mut touches);
-        for _ in 1..READ_ATTEMPTS {
-            if !read.as_ref().is_err_and(is_passing) {
-                break;
-            }
-            read = door.read_touches(&mut touches);
-        }
+        let read = door.read_touches(&mut touches);
         for window in touches {
             if let Some(touched) = self.touched.get_mut(&window) {
                 *touched = true;
@@ -198,11 +188,6 @@ impl Windows {
         self.door = None;
         self.service = None;
     }
-}
-
-/// Whether the same call may succeed at once.
-fn is_passing(error: &HostError) -> bool {
-    matches!(error.source.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
 /// Names of reasons in a sample, as `access.rs` has them.
@@ -519,31 +504,15 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_was_interrupted_is_repeated_and_nothing_ends() {
-        for errno in [libc::EINTR, libc::EAGAIN] {
-            let mut bed = Bed::new();
-            bed.start(&WINDOWS);
-            bed.door.touch(WINDOWS[1]);
-            bed.door.fail_calls(0, 3, errno);
-            bed.watched.serve().expect("the fourth read is answered");
-            assert_eq!(bed.door.waiting(), 0);
-            assert_eq!(bed.finish(), [Seen::Untouched, Seen::Touched, Seen::Untouched], "{errno}");
-            assert_eq!(bed.sensor.why_it_ended(), None, "{errno}");
-        }
-    }
-
-    #[test]
     fn a_read_that_fails_ends_the_sensor_with_the_reason() {
-        for (errno, times) in [(libc::EIO, 1), (libc::EINTR, READ_ATTEMPTS as u64)] {
-            let mut bed = Bed::new();
-            bed.start(&WINDOWS);
-            bed.door.touch(WINDOWS[1]);
-            bed.door.fail_calls(0, times, errno);
-            assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
-            assert_eq!(bed.door.waiting(), 0);
-            let why = bed.sensor.why_it_ended().expect("it has ended");
-            assert!(why.contains(&format!("os error {errno}")), "{why}");
-        }
+        let mut bed = Bed::new();
+        bed.start(&WINDOWS);
+        bed.door.touch(WINDOWS[1]);
+        bed.door.fail_calls(0, 1, libc::EIO);
+        assert_eq!(bed.finish(), [Seen::Unknown("service_ended"); 3]);
+        assert_eq!(bed.door.waiting(), 0);
+        let why = bed.sensor.why_it_ended().expect("it has ended");
+        assert!(why.contains(&format!("os error {}", libc::EIO)), "{why}");
     }
 
     #[test]

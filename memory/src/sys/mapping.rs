@@ -41,14 +41,14 @@ pub(crate) struct AddressReservation {
     /// What `mmap` returned: up to one alignment more than was asked for, so that an aligned base lies inside.
     mapped_at: usize,
     mapped_bytes: usize,
-    /// Settled by whoever is first to ask for words.
+    /// Settled by whoever is first to ask for words, or to share them with a guest.
     lent: OnceLock<Lent>,
 }
 
 /// How this program reaches the words of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
-    /// As atomic words, by anybody.
+    /// As atomic words, by anybody; guests may be at work on them.
     Shared,
     /// As plain words, by one.
     Exclusively,
@@ -92,7 +92,8 @@ impl AddressReservation {
         };
         let address = self.base + offset.as_usize();
         // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above). Either nothing refers to them yet
-        // (PROT_NONE), or they are reached as atomic words and by the kernel, for which other contents are a store.
+        // (PROT_NONE), or it is a giant's page that is mapped over it with the same contents, while whoever reaches them stands
+        // still (`actuators::giant`).
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,
@@ -109,6 +110,11 @@ impl AddressReservation {
         Ok(Hva::new(address as u64))
     }
 
+    /// Settles that nobody will have the words as an owner; `false` where somebody has.
+    pub(crate) fn share(&self) -> bool {
+        *self.lent.get_or_init(|| Lent::Shared) == Lent::Shared
+    }
+
     /// A part of the reservation. The caller, who mapped it, passes only what `map_at` mapped.
     ///
     /// # Panics
@@ -121,7 +127,10 @@ impl AddressReservation {
 
 /// Part of an address reservation: memory that is reached by guests, by the kernel, and by this program either as atomic words
 /// (`words`) or by one owner (`exclusive_words`), and that is looked at from outside (`peek`, `copy_to`) whoever writes to it.
-/// Whatever the kernel does to its pages keeps what the owner has there, or is to everybody else a store like any other.
+///
+/// What an owner has there is kept, and so is what a guest has. So who gives pages back ([`Piece::discard`]) gives back only what is
+/// empty or zero and out of reach meanwhile, or what a file keeps; who moves them ([`Piece::move_to`], `UFFDIO_MOVE`) sees that whoever
+/// reaches for them stands still or waits until they are there again; and nothing is copied over an owner's words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
     start: Hva,
@@ -143,15 +152,14 @@ impl<'a> Piece<'a> {
     /// # Panics
     /// Where the reservation has an owner.
     pub(crate) fn words(self) -> &'a [AtomicU64] {
-        let lent = *self.of.lent.get_or_init(|| Lent::Shared);
-        assert_eq!(lent, Lent::Shared, "the words at {} belong to one owner", self.start);
+        assert!(self.of.share(), "the words at {} belong to one owner", self.start);
         let start = self.start.get() as *const AtomicU64;
         // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
         // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
         unsafe { std::slice::from_raw_parts(start, self.count()) }
     }
 
-    /// Its words for one owner; `None` where somebody has asked for words of this reservation before.
+    /// Its words for one owner; `None` where somebody has asked for words of this reservation before, or has shared them.
     pub(crate) fn exclusive_words(self) -> Option<ExclusiveWords<'a>> {
         self.of.lent.set(Lent::Exclusively).ok()?;
         Some(ExclusiveWords(self))
@@ -194,11 +202,14 @@ impl<'a> Piece<'a> {
     }
 
     /// Gives the pages of mapped, private anonymous memory back (`MADV_DONTNEED`): it reads zero afterwards. The page
-    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`).
+    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`). A file's pages
+    /// are only unmapped, and stay its own.
+    ///
+    /// Of guest RAM the caller discards what holds nothing, or what is zero and cannot be written meanwhile, or what the file keeps.
     pub(crate) fn discard(self) -> std::io::Result<()> {
         let start = self.start.get() as *mut libc::c_void;
-        // SAFETY: the range is inside a reservation, whose memory is reached as atomic words only: that its words become
-        // zero is a store like any other.
+        // SAFETY: the range is inside a reservation that lives through the call and stays mapped. What an owner has in it is kept: it
+        // was zero, or the file has it. To everybody else words that become zero are a store like any other.
         let result = unsafe { libc::madvise(start, self.bytes.as_usize(), libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
@@ -211,9 +222,9 @@ impl<'a> Piece<'a> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         let (from, target) = (self.start.get() as *mut libc::c_void, to.start.get() as *mut libc::c_void);
         let bytes = self.bytes.as_usize();
-        // SAFETY: both pieces are inside reservations that live through the call, do not overlap (or the kernel refuses),
-        // and are reached as atomic words, by guests and by the kernel only: that the words change is a store like any
-        // other.
+        // SAFETY: both pieces are inside reservations that live through the call, and do not overlap (or the kernel refuses). One of
+        // them is a side mapping, which nobody refers to; whoever reaches the other one, a giant, stands still until it
+        // has its contents again (`actuators::giant`).
         let moved = unsafe { libc::mremap(from, bytes, bytes, flags, target) };
         if moved == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -222,13 +233,15 @@ impl<'a> Piece<'a> {
     /// of the copy. Past the caches: a window is as large as a core's, and the guest needs it more.
     ///
     /// # Panics
-    /// Where the two are one, or not made of whole cache lines.
+    /// Where the two are one, or not made of whole cache lines, or where the words of `to` have an owner.
     pub(crate) fn copy_to(self, to: Piece<'_>) {
         assert_eq!(self.bytes, to.bytes, "as much goes as comes");
         assert!(self.start != to.start, "a copy goes to another place");
+        assert_ne!(to.of.lent.get(), Some(&Lent::Exclusively), "the words at {} belong to one owner", to.start);
         let (from, target) = (self.start.get() as *const u8, to.start.get() as *mut u8);
-        // SAFETY: both pieces are inside reservations that live through the call and are reached as atomic words only.
-        // Where one is not mapped the copy ends in a SIGSEGV and not in somebody else's memory.
+        // SAFETY: both pieces are inside reservations that live through the call. The copy is made in assembly, which may read what
+        // an owner writes; what it writes has no owner (asserted above) and is reached as atomic words, if at all. Where one is
+        // not mapped the copy ends in a SIGSEGV and not in somebody else's memory.
         unsafe { memcpy::stream(from, target, self.bytes.as_usize()) };
     }
 }

@@ -4,7 +4,8 @@
 //! What is asked for is said by range ([`Mode`]), and no event but faults. Closing the descriptor (dropping the value)
 //! unregisters every range and wakes whoever waits.
 //!
-//! Pages are moved and copied between [`Piece`]s only: memory that nobody reaches but as atomic words.
+//! Pages are moved and copied between [`Piece`]s only. What they hold is kept: whoever reaches for a page that is on its way
+//! waits until it is there, and a page that is there is not overwritten.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -324,7 +325,8 @@ impl Userfaultfd {
     pub(crate) fn move_pages(&self, from: Piece<'_>, to: Piece<'_>) -> io::Result<Bytes> {
         let mut argument = transfer(from, to, MOVE_MODE_DONTWAKE | MOVE_MODE_ALLOW_SRC_HOLES);
         // SAFETY: the argument is the kernel's structure and lives until the call returns. Both ranges are pieces, whose
-        // memory is reached as atomic words only: that words change is a store like any other.
+        // memory stays mapped. No page that is there is overwritten, and a page that went is missing where it was: if that is
+        // registered here, as what a guest or an owner reaches is, who reaches for it waits until it is back.
         let answer = unsafe { uffdio_move(self.file.as_raw_fd(), &mut argument) };
         done(answer, Bytes::new(argument.len), argument.done)
     }
@@ -333,12 +335,13 @@ impl Userfaultfd {
     /// must be there: a fault in it, where it is registered itself, would wait for its own answer.
     pub(crate) fn copy_pages(&self, from: Piece<'_>, to: Piece<'_>) -> io::Result<Bytes> {
         let mut argument = transfer(from, to, COPY_MODE_DONTWAKE);
-        // SAFETY: as for a move; what `from` holds does not change.
+        // SAFETY: as for a move, but `from` keeps its pages too: only missing pages of registered memory are filled.
         let answer = unsafe { uffdio_copy(self.file.as_raw_fd(), &mut argument) };
         done(answer, Bytes::new(argument.len), argument.done)
     }
 
-    /// Appends the messages that are waiting, at most 16 of them (`MESSAGES_PER_READ`).
+    /// Appends the messages that are waiting, at most 16 of them (`MESSAGES_PER_READ`). A read that was interrupted finds none: the
+    /// kernel looks for messages before it looks for signals (`userfaultfd_ctx_read` in fs/userfaultfd.c).
     pub(crate) fn read(&self, messages: &mut Vec<Message>) -> io::Result<()> {
         let mut buffer = [0; MESSAGE_BYTES * MESSAGES_PER_READ];
         match (&self.file).read(&mut buffer) {

@@ -31,6 +31,8 @@ pub use vm::Vm;
 use std::io;
 use std::path::PathBuf;
 
+use wideleaf_memory::region::RamHasOwner;
+
 /// Why KVM does not do what is asked.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
@@ -73,6 +75,9 @@ pub enum KvmError {
         /// The first release that has it.
         since: &'static str,
     },
+    /// The RAM is not for a guest.
+    #[error(transparent)]
+    RamHasOwner(#[from] RamHasOwner),
     /// An ioctl failed.
     #[error("{what} failed: {source}")]
     Ioctl {

@@ -29,8 +29,9 @@ impl Vm {
     /// are no interrupt controllers and no vCPUs (0.5 ms against 8 ms for 32 slots).
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::RamHasOwner`] where a kernel in this process has the RAM to itself; [`KvmError::Ioctl`].
     pub fn create(system: &KvmSystem, ram: Arc<GuestRam>, slot_bytes: Bytes) -> Result<Arc<Vm>, KvmError> {
+        ram.share()?;
         let vm = Vm { fd: system.create_vm()?, slots: Mutex::new(cut(ram.ranges(), slot_bytes)), ram };
         for memslot in vm.lock_slots().iter() {
             vm.set_memslot(memslot)?;
@@ -136,12 +137,39 @@ impl Vm {
         };
         // SAFETY: [userspace_addr, + memory_size) is a piece of the mapping of `self.ram`, cut by `memslot::cut`; it
         // stays mapped while this `Vm` lives, and guest code runs only through a `Vcpu`, which holds this `Vm`. Slots
-        // do not overlap, and this process keeps no Rust reference into guest RAM.
+        // do not overlap, and this process has no Rust reference into the RAM but atomic ones (`GuestRam::share`).
         unsafe { self.fd.set_user_memory_region(region) }.map_err(KvmError::ioctl("KVM_SET_USER_MEMORY_REGION"))
     }
 
     fn lock_slots(&self) -> MutexGuard<'_, Vec<Memslot>> {
         // A slot is changed only after KVM agreed, so a panic elsewhere leaves the table true.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_memory::{BackingConfig, BackingKind};
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{GpaRange, PageSize};
+
+    #[test]
+    fn a_guest_and_an_owner_of_plain_words_exclude_each_other() {
+        let system = match KvmSystem::open() {
+            Ok(system) => system,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let layout = [GpaRange::new(Gpa::new(0), mib(2)).expect("fits")];
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let ram = || GuestRam::map(&layout, backing).expect("2 MiB can be mapped");
+
+        let owned = ram();
+        let _words = owned.exclusive_words(owned.ranges()[0]).expect("nobody has asked before");
+        let refused = Vm::create(&system, owned.clone(), mib(2)).expect_err("the RAM has an owner");
+        assert!(matches!(refused, KvmError::RamHasOwner(_)), "{refused}");
+
+        let vm = Vm::create(&system, ram(), mib(2)).expect("nobody has the RAM");
+        assert!(vm.ram().exclusive_words(vm.ram().ranges()[0]).is_none());
     }
 }
