@@ -103,7 +103,7 @@ pub(super) struct Swaps {
     refusals: u32,
 }
 
-/// So many such refusals in a row are no accident: a kernel before 6.14 keeps the page table and splits what is moved in.
+/// So many such refusals in a row are no accident: the kernel keeps page tables, or the RAM is not made for it.
 const SWAP_REFUSALS_MAX: u32 = 3;
 
 /// What one thread swaps windows of one VM with.
