@@ -13,6 +13,8 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 
 /// No pass takes so long, not even on the emulated processors of a lab.
 const PASS_MAX: Duration = Duration::from_secs(120);
+/// Nor does a vCPU's thread wait so long for a processor.
+const RESUMED_WITHIN: Duration = Duration::from_secs(30);
 /// How often it is looked whether there was a pass.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -86,13 +88,16 @@ impl PatternGuest {
         }
     }
 
-    /// That the guest runs on.
+    /// That the guest runs on. A vCPU that was just told to go on says so when its thread has got a processor.
     ///
     /// # Panics
-    /// Where a vCPU is paused or has ended.
+    /// Where a vCPU stays paused or has ended.
     pub fn assert_all_vcpus_run(&self) {
-        let states = self.machine.vcpu_states();
-        assert!(states.iter().all(|state| *state == VcpuState::Running), "{states:?}");
+        let deadline = Instant::now() + RESUMED_WITHIN;
+        while self.machine.vcpu_states().iter().any(|state| *state != VcpuState::Running) {
+            assert!(Instant::now() < deadline, "{:?}", self.machine.vcpu_states());
+            std::thread::sleep(LOOK_INTERVAL);
+        }
     }
 
     /// Ends the guest, which has found no wrong word: with one it would have ended by itself, and said so.
