@@ -24,6 +24,7 @@ use core::ops::Range;
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place, Typed};
+use crate::moves;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
 use crate::platform::ticks_to_seconds;
@@ -313,9 +314,11 @@ impl<'p, 'm> Mesh<'p, 'm> {
         }
         let stride = shape.strides()[direction];
         self.for_each_block(|_, block| {
+            let mut cells = [0.0; ROW_MAX];
+            let cells = &mut cells[..shape.edge()];
             for start in shape.rows(direction) {
                 for variable in 0..shape.variables {
-                    step_row(&shape, &mut block[start + variable..], stride, courant);
+                    step_row(&shape, &mut block[start + variable..], stride, courant, cells);
                 }
             }
         });
@@ -370,7 +373,7 @@ fn count_wrong_in(shape: &Shape, index: usize, block: &[f64], passes: usize) -> 
 fn copy_layers(shape: &Shape, first: usize, block: &[f64], layers: &mut [f64]) {
     let length = shape.guards * shape.variables;
     for (start, layer) in shape.rows(0).zip(layers.chunks_exact_mut(length)) {
-        layer.copy_from_slice(&block[start + first * shape.variables..][..length]);
+        moves::copy(&block[start + first * shape.variables..][..length], layer);
     }
 }
 
@@ -378,7 +381,7 @@ fn copy_layers(shape: &Shape, first: usize, block: &[f64], layers: &mut [f64]) {
 fn set_layers(shape: &Shape, first: usize, block: &mut [f64], layers: &[f64]) {
     let length = shape.guards * shape.variables;
     for (start, layer) in shape.rows(0).zip(layers.chunks_exact(length)) {
-        block[start + first * shape.variables..][..length].copy_from_slice(layer);
+        moves::copy(layer, &mut block[start + first * shape.variables..][..length]);
     }
 }
 
@@ -386,10 +389,8 @@ fn set_layers(shape: &Shape, first: usize, block: &mut [f64], layers: &[f64]) {
 fn wrap_guards(shape: &Shape, direction: usize, block: &mut [f64]) {
     let (stride, variables) = (shape.strides()[direction], shape.variables);
     for start in shape.rows(direction) {
-        let mut copy = |from: usize, to: usize| {
-            let from = start + from * stride;
-            block.copy_within(from..from + variables, start + to * stride);
-        };
+        let mut copy =
+            |from: usize, to: usize| moves::copy_within(block, start + from * stride, start + to * stride, variables);
         for layer in 0..shape.guards {
             copy(shape.cells + layer, layer);
             copy(shape.guards + layer, shape.guards + shape.cells + layer);
@@ -397,10 +398,8 @@ fn wrap_guards(shape: &Shape, direction: usize, block: &mut [f64]) {
     }
 }
 
-/// One variable of a row one step along it: `new = u − c·(F(right) − F(left))`.
-fn step_row(shape: &Shape, row: &mut [f64], stride: usize, courant: f64) {
-    let mut cells = [0.0; ROW_MAX];
-    let cells = &mut cells[..shape.edge()];
+/// One variable of a row one step along it: `new = u − c·(F(right) − F(left))`. `cells`: for as many as the row has.
+fn step_row(shape: &Shape, row: &mut [f64], stride: usize, courant: f64, cells: &mut [f64]) {
     cells.iter_mut().zip(row.iter().step_by(stride)).for_each(|(cell, number)| *cell = *number);
     let inside = shape.guards..shape.guards + shape.cells;
     let mut left = flow_right(&cells[inside.start - 2..], courant);
@@ -475,7 +474,7 @@ mod tests {
     fn at_half_a_step_a_ramp_moves_by_half_its_slope() {
         let shape = Shape { blocks: 1, cells: 4, guards: 2, variables: 1 };
         let mut row = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0];
-        step_row(&shape, &mut row, 1, 0.5);
+        step_row(&shape, &mut row, 1, 0.5, &mut [0.0; ROW_MAX][..shape.edge()]);
         assert_eq!(row, [0.0, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0, 14.0]);
     }
 

@@ -45,6 +45,7 @@ pub mod chase;
 pub mod gaps;
 pub mod gups;
 pub mod latency;
+pub mod moves;
 #[cfg(any(test, feature = "std"))]
 pub mod native;
 pub mod npb;

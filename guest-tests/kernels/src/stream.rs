@@ -12,13 +12,13 @@
 //! sizes wants arrays of four caches, so that no loop finds in a cache what the one before left there.
 
 use core::cmp::Ordering::{Equal, Less};
-use core::hint::black_box;
 use core::ops::Range;
 
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use crate::arena::{Layout, Place};
 use crate::caches;
+use crate::moves;
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::platform::ticks_to_seconds;
@@ -68,8 +68,6 @@ const TIMES: Range<u64> = 2..251;
 const SCALAR: f64 = 3.0;
 /// Largest mean relative error of an array that STREAM passes for 64-bit numbers.
 const TOLERANCE: f64 = 1e-13;
-/// Elements in a cache line.
-const LINE: usize = 8;
 
 /// One of the four loops.
 #[derive(Clone, Copy)]
@@ -263,7 +261,7 @@ impl<'m> Arrays<'m> {
 fn copy(platform: &dyn Platform, arrays: &mut Arrays<'_>) {
     let Arrays { a, c, .. } = arrays;
     let (a, members) = (&**a, platform.vcpus());
-    deal(platform, split(c, members).zip(ranges(a.len(), members)), |_, (c, range)| copy_by_lines(&a[range], c));
+    deal(platform, split(c, members).zip(ranges(a.len(), members)), |_, (c, range)| moves::copy(&a[range], c));
 }
 
 fn scale(platform: &dyn Platform, arrays: &mut Arrays<'_>) {
@@ -288,18 +286,6 @@ fn triad(platform: &dyn Platform, arrays: &mut Arrays<'_>) {
     deal(platform, split(a, members).zip(ranges(b.len(), members)), |_, (a, range)| {
         a.iter_mut().zip(&b[range.clone()]).zip(&c[range]).for_each(|((a, b), c)| *a = b + SCALAR * c);
     });
-}
-
-/// A copy that is a loop of moves wherever it runs. Without the barrier the compiler would call `memcpy`, which is one thing natively
-/// and another in the guest image.
-fn copy_by_lines(from: &[f64], to: &mut [f64]) {
-    let (from_lines, from_rest) = from.as_chunks::<LINE>();
-    let (to_lines, to_rest) = to.as_chunks_mut::<LINE>();
-    for (from, to) in from_lines.iter().zip(to_lines) {
-        *to = *from;
-        black_box(to);
-    }
-    to_rest.copy_from_slice(from_rest);
 }
 
 /// Mean distance of the elements from a value.
