@@ -15,6 +15,7 @@
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
 //! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
+//! | [`gate`] | none: asked whether a VM may be acted on | none |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
@@ -33,6 +34,7 @@ pub mod claims;
 mod fake_calls;
 mod faults;
 pub mod first_touch;
+pub mod gate;
 pub mod host;
 pub mod manager;
 pub mod mishaps;

@@ -37,6 +37,13 @@ fn vmm_depends_on_memory_policies_and_the_lines_it_shares_with_the_guest() {
 }
 
 #[test]
+fn guests_of_others_are_managed_without_a_vmm_of_ours() {
+    assert_eq!(ours("vmm/control"), names(&[]));
+    assert_eq!(ours("vmm/attach"), names(&["control", "memory", "policies"]));
+    assert_eq!(ours("vmm/daemon"), names(&["attach", "control", "memory", "policies"]));
+}
+
+#[test]
 fn the_guests_side_knows_nothing_of_the_host() {
     assert_eq!(ours("guest-tests/protocol"), names(&[]));
     assert_eq!(ours("guest-tests/kernels"), names(&["protocol"]));

@@ -1,0 +1,73 @@
+//! Whether a VM may be acted on now. Its own VMM has no such question; a guest that somebody else runs may be
+//! in the middle of something that our actions would disturb, or be gone.
+
+use std::fmt;
+
+/// Asked before every tick that would act, from the loop's thread: it answers at once, from what it knows.
+pub trait Gate: Send + Sync {
+    /// How it is now.
+    fn state(&self) -> GateState;
+
+    /// Whether pages that are absent from a window in use are absent on purpose: the guest gave them back (balloon, free page
+    /// reporting, virtio-mem), and a promotion of that window would bring them back.
+    fn keeps_holes(&self) -> bool;
+}
+
+/// What may be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateState {
+    /// Whatever the policy wants.
+    Open,
+    /// Nothing for now.
+    Closed(LeftAlone),
+    /// Nothing any more: the guest has ended.
+    Gone,
+}
+
+/// Why a whole VM is left alone for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LeftAlone {
+    /// It is being migrated: its pages are write-protected and read one by one.
+    Migration,
+    /// Somebody measures its dirty rate by a bitmap, for which KVM maps base pages.
+    DirtyRate,
+    /// Its memory is being saved, or brought back on demand (`userfaultfd`).
+    Snapshot,
+    /// A device may write to its pages at any time (VFIO): they are pinned, and the kernel moves none.
+    Pinned,
+    /// Its memory is encrypted (SEV, TDX): it can not be moved.
+    Encrypted,
+    /// Its monitor does not answer: what it is doing is not known.
+    NoAnswer,
+    /// Somebody asked for it.
+    Asked,
+}
+
+impl LeftAlone {
+    /// The name in reports and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LeftAlone::Migration => "migration",
+            LeftAlone::DirtyRate => "dirty_rate",
+            LeftAlone::Snapshot => "snapshot",
+            LeftAlone::Pinned => "pinned",
+            LeftAlone::Encrypted => "encrypted",
+            LeftAlone::NoAnswer => "no_answer",
+            LeftAlone::Asked => "asked",
+        }
+    }
+}
+
+impl fmt::Display for LeftAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LeftAlone::Migration => "it is being migrated",
+            LeftAlone::DirtyRate => "its dirty rate is being measured by bitmap",
+            LeftAlone::Snapshot => "its memory is being saved or restored",
+            LeftAlone::Pinned => "a device has its pages pinned (VFIO)",
+            LeftAlone::Encrypted => "its memory is encrypted",
+            LeftAlone::NoAnswer => "its monitor does not answer",
+            LeftAlone::Asked => "it was asked to be left alone",
+        })
+    }
+}

@@ -1,0 +1,1 @@
+//! Guests that somebody else started: QEMU's, with or without libvirt.

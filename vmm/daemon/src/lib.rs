@@ -1,0 +1,1 @@
+//! wideleafd: looks after the guests of a host.

@@ -1,0 +1,3 @@
+//! Runs the daemon.
+
+fn main() {}
