@@ -169,7 +169,7 @@ pub enum Answer {
     /// To [`Request::List`].
     Vms(Vec<VmView>),
     /// To whatever is about one.
-    Vm(VmView),
+    Vm(Box<VmView>),
     /// To [`Request::Explain`].
     Explanation(Explanation),
     /// To [`Request::Windows`].
