@@ -107,6 +107,16 @@ pub enum QmpError {
     /// Not QMP.
     #[error("this is not QMP: {0:?}")]
     NotQmp(String),
+    /// The socket is another process's.
+    #[error("the QMP socket {path} is of process {other} and not of {pid}")]
+    OfAnother {
+        /// The socket.
+        path: String,
+        /// Whose it should be.
+        pid: u32,
+        /// Whose it is.
+        other: u32,
+    },
     /// Events only.
     #[error("{EVENTS_MAX} events and no answer came from the monitor")]
     EventsOnly,
