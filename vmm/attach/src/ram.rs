@@ -170,10 +170,14 @@ struct Placed {
 
 /// Finds a guest's RAM: from its monitor where there is one, else by guessing.
 pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
-    let mappings = match process.mappings() {
+    let mut mappings = match process.mappings() {
         Ok(mappings) => mappings,
         Err(lost) => return RamMap { pieces: Vec::new(), notes: vec![lost.to_string()] },
     };
+    if process.vmm == Vmm::Wideleaf {
+        // Its own manager marks windows, and lifts the mark of those that it makes huge.
+        mappings.iter_mut().for_each(|mapping| mapping.is_kept_small = false);
+    }
     let mut notes = Vec::new();
     let asked = monitor.map(from_monitor).and_then(|asked| {
         asked.map_err(|error| notes.push(format!("guest-physical addresses are guessed: {error}"))).ok()
