@@ -360,7 +360,7 @@ fn cut(part: &Placed, mappings: &[Mapping], is_thp_off: bool, is_guess: bool) ->
 }
 
 fn kind(mapping: &Mapping) -> RamKind {
-    let is_of_the_kernel = |path: &str| ["/memfd:", "/dev/zero", "Vsys"].iter().any(|name| path.starts_with(name));
+    let is_of_the_kernel = |path: &str| ["/memfd:", "/dev/zero", "/sysv"].iter().any(|name| path.starts_with(name));
     match (&mapping.path, mapping.kernel_page) {
         (_, page) if page == PageSize::Giant1G.bytes() => RamKind::Hugetlb(PageSize::Giant1G),
         (_, page) if page == PageSize::Huge2M.bytes() => RamKind::Hugetlb(PageSize::Huge2M),
