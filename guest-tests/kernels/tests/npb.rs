@@ -98,7 +98,7 @@ fn a_small_arena_is_refused_before_anything_is_touched() {
         let (code, lines) = run(1, 16, &format!("{kernel} class=C"));
         assert_eq!(code, ExitCode::Unsupported, "{kernel}: {lines:#?}");
         let verbs: Vec<_> = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();
-        assert_eq!(verbs, ["hello", "panic", "exit"], "{kernel}: {lines:#?}");
+        assert_eq!(verbs, ["hello", "problem", "panic", "exit"], "{kernel}: {lines:#?}");
     }
 }
 
@@ -108,7 +108,27 @@ fn the_lines_come_in_the_order_a_host_relies_on() {
     let verbs = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default());
     // On a busy machine there may be time for one.
     let verbs: Vec<_> = verbs.filter(|verb| *verb != "progress").collect();
-    assert_eq!(verbs.join(" "), "hello region begin end begin end result result begin end verify exit");
+    assert_eq!(verbs.join(" "), "hello problem region begin end begin end result result begin end verify exit");
+}
+
+#[test]
+fn size_and_iterations_of_class_a_are_the_npbs() {
+    let problems = [
+        ("npb.bt", "size=64x64x64 iterations=200"),
+        ("npb.cg", "size=14000 iterations=15"),
+        // 2^(28 + 1) numbers; the NPB says 0 iterations.
+        ("npb.ep", "size=536870912 iterations=0"),
+        ("npb.ft", "size=256x256x128 iterations=6"),
+        ("npb.is", "size=8388608 iterations=10"),
+        ("npb.lu", "size=64x64x64 iterations=250"),
+        ("npb.mg", "size=256x256x256 iterations=4"),
+        ("npb.sp", "size=64x64x64 iterations=400"),
+    ];
+    for (kernel, problem) in problems {
+        // The line comes before the refusal.
+        let (_, lines) = run(1, 16, &format!("{kernel} class=A"));
+        assert!(has(&lines, &format!("problem class=A {problem}")), "{lines:#?}");
+    }
 }
 
 #[test]
