@@ -56,8 +56,7 @@ fn all_are_verified(vcpus: &[usize], how: &[&str]) {
 
 #[test]
 fn every_kernel_is_verified_natively() {
-    // With two threads the kernels' own tests run them, all but class W of npb.lu: its threads meet twenty thousand times, which takes
-    // minutes where other work shares their CPUs. Two vCPUs run it below.
+    // With two threads the kernels' own tests run them.
     all_are_verified(&[1], &["--native"]);
 }
 
