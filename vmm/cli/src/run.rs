@@ -575,7 +575,7 @@ fn run_native(
 }
 
 pub mod guest;
-pub(crate) mod kernel;
+pub mod kernel;
 
 /// RAM of a native kernel: one piece.
 pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {
