@@ -59,6 +59,11 @@ pub enum Command {
     Image(ImageArgs),
     /// Show the hugetlb pools and who has their pages; make one larger, or smaller by pages that nobody has
     Pool(PoolArgs),
+    /// Print what a shell completes: wideleaf completions bash > /etc/bash_completion.d/wideleaf
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a folder: what a package does
+    #[command(hide = true)]
+    Man(ManArgs),
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),
@@ -178,6 +183,21 @@ pub struct PoolChangeArgs {
     /// The folder that holds `sys/` and `proc/`
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     pub root: PathBuf,
+}
+
+/// `wideleaf completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+/// `wideleaf man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Where to
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
 }
 
 /// Arguments of what holds the pool for a demo.

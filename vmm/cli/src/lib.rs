@@ -9,6 +9,7 @@
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
+//!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
 
 pub mod args;
@@ -20,6 +21,7 @@ pub mod held_pool;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;
+pub mod manual;
 pub mod mappings;
 pub mod output;
 pub mod pool;
