@@ -43,6 +43,7 @@ use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFrames
 use crate::second_level::own_logs::OwnLogs;
 use crate::second_level::{SecondLevel, SlotId};
 use crate::sensors::host_backing::HostBackingSensor;
+use crate::sensors::kernel_flags::MergedPages;
 
 mod acting;
 mod giants;
@@ -127,6 +128,8 @@ pub struct ManagedVm {
     pub may_collapse_shared: bool,
     /// Parts of its RAM that can never be huge. What is not congruent is found without.
     pub barred: Vec<Barred>,
+    /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: a large page undoes the merging.
+    pub merged: Option<MergedPages>,
 }
 
 impl ManagedVm {
@@ -151,8 +154,17 @@ impl ManagedVm {
         backing: BackingConfig,
         second_level: Option<Arc<dyn SecondLevel>>,
     ) -> ManagedVm {
-        let (gate, barred) = (None, Vec::new());
-        ManagedVm { id, ranges, backing, second_level, ram: None, gate, may_collapse_shared: false, barred }
+        ManagedVm {
+            id,
+            ranges,
+            backing,
+            second_level,
+            ram: None,
+            gate: None,
+            may_collapse_shared: false,
+            barred: Vec::new(),
+            merged: None,
+        }
     }
 
     /// Whether pages that are absent from a window in use are to stay so.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{LATEST_ACTIONS_MAX, Live, ManagedVm, Manager, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::RamRange;
+use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{BudgetLimits, Gpa, GpaRange, Hva, OutcomeResult, PageSize, PerTenThousand, Refusal, VmId};
@@ -190,6 +192,29 @@ fn a_part_that_can_never_be_huge_does_not_keep_the_others_back() {
     let mut work = greedy(&host, ManagedVm { barred, ..of_kind(BackingKind::Anon) });
     assert_eq!(work.tick(), WINDOWS - 3);
     assert_eq!(why_not(&work.live()), BTreeMap::from([(WhyNot::CannotBeHuge(CannotBeHuge::OnDisk), 3)]));
+}
+
+/// A kernel that has merged the first page of window 2, which it keeps in frame 1, and no other.
+fn merged_pages() -> MergedPages {
+    const PRESENT: u64 = 1 << 63;
+    const KSM: u64 = 1 << 21;
+    let (pagemap, kpageflags) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let entry_of = |hva: Hva| hva.get() / kib(4).get() * 8;
+    pagemap.set_len(entry_of(RAM_AT + ram().gpa.bytes())).unwrap();
+    pagemap.write_all_at(&(PRESENT | 1).to_ne_bytes(), entry_of(RAM_AT + mib(4))).unwrap();
+    kpageflags.write_all_at(&KSM.to_ne_bytes(), 8).unwrap();
+    MergedPages::of_files(pagemap, kpageflags)
+}
+
+#[test]
+fn a_window_with_merged_pages_stays_as_it_is_and_is_looked_at_again_later() {
+    let host = host();
+    let mut work = greedy(&host, ManagedVm { merged: Some(merged_pages()), ..of_kind(BackingKind::Anon) });
+    work.tick();
+    work.tick();
+    assert_eq!(work.report().outcomes[&("collapse", "refused_merged")], 1, "it backs off");
+    assert_eq!(host.huge_windows(), WINDOWS - 1);
+    assert_eq!(why_not(&work.live()), BTreeMap::from([(WhyNot::Merged, 1)]));
 }
 
 #[test]
