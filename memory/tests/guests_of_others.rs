@@ -30,9 +30,10 @@ fn ram() -> RamRange {
     RamRange { gpa: gpa(0, WINDOWS), hva: RAM_AT }
 }
 
-/// All of the RAM present on base pages.
+/// Another process, with all of the RAM present on base pages.
 fn host() -> Arc<FakeHost> {
     let host = FakeHost::default();
+    host.be_of_another_process();
     host.make_present(RAM_AT, ram().gpa.bytes(), false);
     Arc::new(host)
 }
@@ -240,6 +241,14 @@ fn each_window_that_is_not_huge_has_one_reason() {
     never.tick();
     let expected = BTreeMap::from([(WhyNot::NeverTouched, 1), (WhyNot::PolicyNeverPromotes, WINDOWS - 2)]);
     assert_eq!(why_not(&never.live()), expected);
+}
+
+#[test]
+fn what_a_policy_wants_to_know_and_can_not_is_said() {
+    let mut work = ManagerLoop::new(host(), vec![of_kind(BackingKind::Anon)], by_name("coverage"), plenty());
+    work.tick();
+    let unanswered = &work.live().unanswered;
+    assert!(unanswered.iter().any(|line| line.contains("mapped in this process")), "{unanswered:?}");
 }
 
 #[test]
