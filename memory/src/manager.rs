@@ -599,6 +599,12 @@ impl ManagerLoop {
         !self.is_left_alone[vm] && self.gates[vm] == GateState::Open
     }
 
+    /// Whether a VM may be acted on that could not be at the latest tick, or the other way round.
+    fn has_gate_changed(&self) -> bool {
+        let mut gates = self.gates.iter().zip(&self.vms).filter(|(gate, _)| **gate != GateState::Gone);
+        gates.any(|(gate, vm)| *gate != self.steering.gate_state(vm))
+    }
+
     /// Whether all its VMs are gone. Then there is nothing more to do, ever.
     pub fn has_ended(&self) -> bool {
         !self.gates.is_empty() && self.gates.iter().all(|gate| *gate == GateState::Gone)
@@ -863,9 +869,11 @@ impl Manager {
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 let mut pacing = Pacing::new(&work.config, work.host.now());
                 let pulse = work.config.pulse;
+                let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
+                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), &work.vms)
+                };
                 while !work.has_ended()
-                    && shared.wait(pacing.pause(), pulse, || pacing.is_urgent(work.host.as_ref(), &work.vms))
-                        == RunState::Active
+                    && shared.wait(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) == RunState::Active
                 {
                     let done = work.tick();
                     pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));

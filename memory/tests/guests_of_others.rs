@@ -122,6 +122,19 @@ fn behind_a_closed_gate_everything_is_seen_and_nothing_done() {
 }
 
 #[test]
+fn a_gate_that_opens_is_seen_at_the_next_pulse() {
+    let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Migration)));
+    let hour = Duration::from_secs(3600);
+    let config =
+        ManagerConfig { tick_shortest: hour, tick_longest: hour, pulse: Some(Duration::from_millis(1)), ..plenty() };
+    let manager = Manager::spawn(host.clone(), vec![behind(&gate)], by_name("greedy"), config).unwrap();
+    manager.activate();
+    wait_until(|| manager.live().ticks == 1);
+    gate.set(GateState::Open);
+    wait_until(|| host.huge_windows() == WINDOWS);
+}
+
+#[test]
 fn a_gate_that_closes_in_the_middle_of_a_tick_stops_what_is_not_done_yet() {
     let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Snapshot)));
     *gate.open_for.lock().unwrap() = 4; // one for the tick, three for windows

@@ -4,6 +4,7 @@
 //!   something done, or much new in a sample   after `tick_shortest`, or four times what sensing took
 //!   nothing                                   after twice the time, up to `tick_longest`
 //!     and memory came into use meanwhile      at the next pulse, or twenty times what sensing took after the last tick
+//!     and a gate opened or closed             at the next pulse
 //! ```
 //!
 //! Sensing looks at every window, 9 us for one in base pages: a guest of 16 GiB takes 80 ms of CPU. So it is at most a fifth
