@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
-//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
+//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node`, `/proc/buddyinfo`, `/proc/*/smaps` | reading: none; of other users, and resizing: root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics; access: [`aside`] | none; access: as below |
 //! | [`sensors::minor_faults`] | `userfaultfd(2)`, minor faults (5.14) | as first touch |
 //! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin` | root |
