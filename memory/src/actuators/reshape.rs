@@ -14,7 +14,8 @@ use crate::sensors::host_backing::window_backing;
 pub(super) struct Reshape {
     /// Whether the window is to be huge afterwards; where it is so already nothing is done.
     pub to_huge: bool,
-    /// Given to the whole window first: without it the kernel refuses, or khugepaged undoes what was done.
+    /// Given to the whole window first, where the RAM is this process's: without it the kernel refuses, or khugepaged undoes what
+    /// was done. Another process's is not marked by us, and has the marks its owner gave it.
     pub mark: Advice,
     /// What is asked for...
     pub ask: Advice,
@@ -56,7 +57,9 @@ impl Reshape {
             return Ok(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
         let start = range.hva + (window.start() - range.gpa.start());
-        host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
+        if host.is_own() {
+            host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
+        }
         let began = host.now();
         let answer = host.advise(start, self.over, self.ask);
         reshaped.unavailable = host.now().since(began);
