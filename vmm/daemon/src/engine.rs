@@ -363,9 +363,9 @@ impl Engine {
 
     fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {
         let gone: Vec<Room> = self.table().rooms.extract_if(.., |room| which(room)).collect();
-        for room in &gone {
+        for room in gone {
             tracing::info!("room in the pool for {} goes back", room.domain);
-            rooms::give_back(&*self.doors.pools, &room.grown);
+            rooms::give_back(&*self.doors.pools, room.grown);
         }
     }
 
@@ -445,3 +445,6 @@ impl Engine {
 fn told<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
     locked(care).as_deref_mut().map(tell)
 }
+
+#[cfg(test)]
+mod tests;

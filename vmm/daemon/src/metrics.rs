@@ -199,9 +199,12 @@ fn actions(work: &WorkView) -> Vec<Row<f64>> {
 fn pool(pool: &PoolStatus) -> Vec<Row<f64>> {
     let labels =
         |node: String, state: &str| vec![("size", pool.size.to_string()), ("node", node), ("state", state.to_owned())];
-    let states = [("total", pool.total), ("free", pool.free), ("reserved", pool.reserved), ("surplus", pool.surplus)];
-    let whole = states.map(|(state, pages)| (labels("all".to_owned(), state), pages as f64));
-    let nodes = pool.free_by_node.iter().map(|(node, free)| (labels(node.to_string(), "free"), *free as f64));
+    let whole = [("total", pool.total), ("free", pool.free), ("reserved", pool.reserved), ("surplus", pool.surplus)];
+    let whole = whole.map(|(state, pages)| (labels("all".to_owned(), state), pages as f64));
+    let nodes = pool.nodes.iter().flat_map(|node| {
+        let states = [("total", node.total), ("free", node.free), ("surplus", node.surplus)];
+        states.map(|(state, pages)| (labels(node.node.to_string(), state), pages as f64))
+    });
     whole.into_iter().chain(nodes).collect()
 }
 

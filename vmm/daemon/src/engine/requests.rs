@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, Settings, Target};
 use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
+use wideleaf_memory::pool::Granted;
 
 use super::vm::{Hands, Vm};
 use super::{Engine, locked, now_s, told};
@@ -296,7 +297,7 @@ impl Engine {
         let grown =
             rooms::make(&*self.doors.pools, &wanted, &others).map_err(|error| format!("no room for {domain}: {error}"));
         if let Ok(grown) = &grown {
-            let pages: u64 = grown.iter().map(|request| request.pages).sum();
+            let pages: u64 = grown.iter().map(Granted::pages).sum();
             tracing::info!("room for {domain}: {pages} pages more");
             let room = Room { uuid, domain, wanted, grown: grown.clone(), has_started: false, made_at_s: now_s() };
             self.table().rooms.push(room);
