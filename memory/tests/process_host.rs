@@ -1,15 +1,20 @@
 //! Memory of another process, by this kernel: collapsed and split from outside, and what is left when the process ends.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::split::split_window;
-use wideleaf_memory::backing::BackingKind;
+use wideleaf_memory::backing::{BackingConfig, BackingKind};
+use wideleaf_memory::explain::WhyNot;
+use wideleaf_memory::gate::{Gate, GateState};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host, SideContents};
+use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{OutcomeResult, Refusal, WindowIndex};
+use wideleaf_policies::{Bytes, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
 
 mod other_process;
 
@@ -52,12 +57,7 @@ fn a_process_that_has_ended_is_gone_in_every_call_before_and_after_it_is_reaped(
     let ram = other.ram();
     assert!(!host.has_ended());
     other.child.kill().unwrap();
-    // Its memory goes first, then it is a zombie: within moments.
-    let is_over = (0..60_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        host.has_ended()
-    });
-    assert!(is_over);
+    wait_until(|| host.has_ended());
     for is_reaped in [false, true] {
         if is_reaped {
             other.kill();
@@ -106,4 +106,49 @@ fn only_its_page_sizes_are_changed_from_outside() {
     assert!(host.map_aside(SideContents::Nothing).is_err() && host.create_giant().is_err());
     assert_eq!((host.is_own(), other.huge_windows(&host)), (false, 0));
     assert!(other.is_whole());
+}
+
+/// As of a guest with a balloon: what is absent is to stay so.
+struct Ballooned;
+
+impl Gate for Ballooned {
+    fn state(&self) -> GateState {
+        GateState::Open
+    }
+
+    fn keeps_holes(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_manager_makes_the_memory_of_another_process_huge_keeps_its_holes_and_ends_with_it() {
+    let (mut other, host) = on_base_pages();
+    let host = Arc::new(host);
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let vm = ManagedVm::of_others(VmId(0), vec![other.ram()], backing, None);
+    let vm = ManagedVm { gate: Some(Arc::new(Ballooned)), ..vm };
+    let greedy = policy::by_name("greedy").unwrap().with_defaults();
+    // So short that the end is seen soon: nothing here depends on the time it takes.
+    let config = ManagerConfig { tick_longest: Duration::from_millis(50), ..ManagerConfig::for_guests_of_others() };
+    let manager = Manager::spawn(host.clone(), vec![vm], greedy, config).unwrap();
+    manager.activate();
+    wait_until(|| manager.live().outcomes.get(&("collapse", "done")) == Some(&(WINDOWS - 1)));
+    assert_eq!(manager.live().vms[0].why_not, BTreeMap::from([(WhyNot::Holes, 1)]));
+    assert!(other.is_whole());
+    assert_eq!(other.huge_windows(&host), WINDOWS - 1);
+    other.kill();
+    wait_until(|| manager.has_ended());
+    assert_eq!(manager.live().vms[0].gate, GateState::Gone);
+    let report = manager.stop();
+    assert_eq!((report.panics.len(), report.sensor_failures.len(), report.bloat), (0, 0, Bytes::ZERO));
+}
+
+/// A minute at most, for a machine with much else to do.
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let has_come = (0..60_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        is_so()
+    });
+    assert!(has_come, "waited a minute");
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Bytes, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use crate::host::{Advice, Host, HostError};
@@ -21,6 +22,17 @@ pub(super) struct Reshape {
     pub ask: Advice,
     /// ...and for how much, from the begin of the window.
     pub over: Bytes,
+    /// What becomes of pages that are absent.
+    pub holes: Holes,
+}
+
+/// What becomes of pages that are absent from a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holes {
+    /// They come into being, zero.
+    Filled,
+    /// They stay absent, and so the window as it is.
+    Kept,
 }
 
 /// What came of it.
@@ -55,6 +67,9 @@ impl Reshape {
         }
         if before.backing.is_large() == self.to_huge {
             return Ok(OutcomeResult::Skipped(Skip::AlreadyDone));
+        }
+        if self.holes == Holes::Kept && before.resident < BASE_PAGES_PER_WINDOW {
+            return Ok(OutcomeResult::Skipped(Skip::Hole));
         }
         let start = range.hva + (window.start() - range.gpa.start());
         if host.is_own() {

@@ -80,24 +80,22 @@ impl GuestGate {
 
     fn state_of_the_living(&self) -> (GateState, bool) {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
-        let from_process = self.from_process();
+        let of_process = self.process_says();
         match &self.monitor {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
                     let holes = keeps_holes(&self.process.command_line, answers.balloon_actual());
-                    (closed(from_process.or(answers.left_alone())), holes)
+                    (closed(of_process.or(answers.left_alone())), holes)
                 }
-                Err(_) => (closed(from_process.or(Some(LeftAlone::NoAnswer))), true),
+                Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), true),
             },
-            None => {
-                (closed(from_process.or_else(|| self.from_libvirt())), keeps_holes(&self.process.command_line, None))
-            }
+            None => (closed(of_process.or_else(|| self.libvirt_says())), keeps_holes(&self.process.command_line, None)),
         }
     }
 
     /// What its files in `/proc` tell. Where they can not be read, nothing.
-    fn from_process(&self) -> Option<LeftAlone> {
+    fn process_says(&self) -> Option<LeftAlone> {
         let descriptors = self.process.descriptors_now().unwrap_or_default();
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
@@ -105,16 +103,16 @@ impl GuestGate {
     }
 
     /// What libvirt does with a domain: as it wrote down, or else as it says.
-    fn from_libvirt(&self) -> Option<LeftAlone> {
+    fn libvirt_says(&self) -> Option<LeftAlone> {
         let domain = self.process.domain.as_ref()?;
         match fs::read_to_string(self.process.places.domain_file(domain, "xml")?) {
             Ok(xml) => of_job(job_of_status(&xml)),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.from_virsh(domain),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.virsh_says(domain),
             Err(_) => Some(LeftAlone::NoAnswer),
         }
     }
 
-    fn from_virsh(&self, domain: &str) -> Option<LeftAlone> {
+    fn virsh_says(&self, domain: &str) -> Option<LeftAlone> {
         let mut latest = self.virsh.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, answer)) = *latest
             && at.elapsed() < VIRSH_EVERY

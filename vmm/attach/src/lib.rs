@@ -10,4 +10,5 @@ pub mod qmp;
 pub mod ram;
 pub mod refuse;
 pub mod second_level;
+pub mod survey;
 pub mod virsh;

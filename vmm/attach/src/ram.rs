@@ -99,6 +99,16 @@ pub enum NeverHuge {
 }
 
 impl NeverHuge {
+    /// The name in reports and metrics, as the manager gives it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            NeverHuge::Address(_) | NeverHuge::FileOffset(_) => "misaligned",
+            NeverHuge::OnDisk(_) | NeverHuge::PrivateFile => "file_on_disk",
+            NeverHuge::NoHugePage => "marked_no_huge_page",
+            NeverHuge::ThpOff => "huge_pages_disabled",
+        }
+    }
+
     /// Whether it is a matter of where it is mapped.
     pub const fn is_misaligned(&self) -> bool {
         matches!(self, NeverHuge::Address(_) | NeverHuge::FileOffset(_))
