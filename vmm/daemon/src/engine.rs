@@ -154,7 +154,7 @@ impl Engine {
                 None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
             }
         }
-        self.give_back_rooms(|room| !running.iter().any(|found| found.uuid.as_deref() == Some(&room.uuid)));
+        self.give_back_abandoned(&running);
         *locked(&self.saved) = Saved::Old;
         self.save();
     }
@@ -209,6 +209,9 @@ impl Engine {
             let vm = table.vms.get(&process).ok_or("it has just ended")?;
             let said = vm::merged(&vm.said, changes);
             let wanted = table.config.wanted(&vm.found.name, &said)?;
+            if (&vm.said, &vm.wanted) == (&said, &wanted) {
+                return Ok(());
+            }
             (said, wanted, vm.care())
         };
         if let Some(care) = care {
@@ -241,7 +244,7 @@ impl Engine {
         for (process, care) in cares {
             match told(&care, |care| (!care.has_ended()).then(|| care.view())) {
                 Some(Some(view)) => self.see(process, view),
-                Some(None) => self.forget(process, "has ended"),
+                Some(None) => self.bury(process),
                 None => {}
             }
         }
@@ -327,17 +330,22 @@ impl Engine {
         }
     }
 
-    /// Takes a VM off the table, and what it had of the pools back.
-    fn forget(&self, process: ProcessId, why: &str) {
-        let Some(vm) = self.table().vms.remove(&process) else { return };
-        tracing::info!("{} (pid {}) {why}", vm.found.name, process.pid);
-        if let Some(uuid) = &vm.found.uuid {
-            self.give_back_rooms(|room| room.uuid == *uuid);
+    /// Takes a VM that has ended off the table, and what was made for it back.
+    fn bury(&self, process: ProcessId) {
+        if let Some(Found { uuid: Some(uuid), .. }) = self.forget(process, "has ended") {
+            self.give_back_rooms(|room| room.uuid == uuid);
         }
+        self.save();
+    }
+
+    /// Takes a VM off the table and leaves it to itself.
+    fn forget(&self, process: ProcessId, why: &str) -> Option<Found> {
+        let vm = self.table().vms.remove(&process)?;
+        tracing::info!("{} (pid {}) {why}", vm.found.name, process.pid);
         if let Some(care) = vm.care().and_then(|care| locked(&care).take()) {
             care.stop();
         }
-        self.save();
+        Some(vm.found)
     }
 
     /// Looks for guests that came and rooms that nobody came for.
@@ -356,9 +364,14 @@ impl Engine {
         for found in &came {
             self.take_or_warn(found, Settings::default(), WorkView::default());
         }
-        let uuids: Vec<&str> = running.iter().filter_map(|found| found.uuid.as_deref()).collect();
-        self.give_back_rooms(|room| rooms::is_abandoned(room, &uuids, now_s()));
+        self.give_back_abandoned(&running);
         self.save();
+    }
+
+    fn give_back_abandoned(&self, running: &[Found]) {
+        let is_running = |room: &Room| running.iter().any(|found| found.uuid.as_ref() == Some(&room.uuid));
+        self.table().rooms.iter_mut().filter(|room| is_running(room)).for_each(|room| room.has_started = true);
+        self.give_back_rooms(|room| !is_running(room) && room.is_abandoned(now_s()));
     }
 
     fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {

@@ -127,10 +127,11 @@ pub fn give_back(pools: &dyn Pools, grown: Vec<Granted>) {
     }
 }
 
-/// Whether nobody needs the room any more: no guest has its UUID, and it has had time to come.
-pub fn is_abandoned(room: &Room, running: &[&str], now_s: u64) -> bool {
-    let is_running = running.contains(&room.uuid.as_str());
-    !is_running && now_s.saturating_sub(room.made_at_s) > UNUSED_MAX.as_secs()
+impl Room {
+    /// Whether nobody needs it, where its domain does not run: it did, or it has had the time to come.
+    pub fn is_abandoned(&self, now_s: u64) -> bool {
+        self.has_started || now_s.saturating_sub(self.made_at_s) > UNUSED_MAX.as_secs()
+    }
 }
 
 /// Pools that exist only here, and can run out.
@@ -242,8 +243,8 @@ mod tests {
 
     #[test]
     fn a_room_is_abandoned_when_its_domain_does_not_come_or_is_gone() {
-        assert!(!is_abandoned(&room(1, false), &["u"], 9_999));
-        assert!(!is_abandoned(&room(1, false), &["v"], 1_120));
-        assert!(is_abandoned(&room(1, false), &["v"], 1_121));
+        let is_abandoned = |has_started, now_s| room(1, has_started).is_abandoned(now_s);
+        assert_eq!([1_000, 1_120, 1_121].map(|now_s| is_abandoned(false, now_s)), [false, false, true]);
+        assert!(is_abandoned(true, 1_000));
     }
 }

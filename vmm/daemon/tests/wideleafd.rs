@@ -15,7 +15,7 @@ use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Answer, Envelope, Request, Settings, Target};
 use wideleaf_control::view::{Care, DaemonView, VmView};
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
-use wideleaf_guest_tests::{Need, is_there};
+use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_policies::units::mib;
 
 /// A machine that compiles on all cores meanwhile needs some time.
@@ -56,8 +56,9 @@ impl Place {
 
     fn configure_with(&self, metrics: &str, more: &str) {
         let (socket, state) = (self.socket(), self.file("state.json"));
-        let text =
-            format!("[socket]\npath = {socket:?}\n[state]\npath = {state:?}\n[metrics]\nlisten = {metrics:?}\n{more}\n");
+        let text = format!(
+            "[socket]\npath = {socket:?}\n[state]\npath = {state:?}\n[metrics]\nlisten = {metrics:?}\n{more}\n"
+        );
         std::fs::write(self.file("wideleafd.toml"), text).unwrap();
     }
 
@@ -283,7 +284,7 @@ fn a_vm_of_ours_is_there_for_as_long_as_its_connection() {
 
 #[test]
 fn a_real_guest_is_still_managed_with_its_settings_after_the_daemon_was_killed() {
-    if !is_there(Need::Kvm, usable("/dev/kvm")) || !is_there(Need::Qemu, has_qemu()) {
+    if !has_kvm() || !is_there(Need::Qemu, has_qemu()) {
         return;
     }
     let command_line = "pattern bytes=32M seconds=600";
@@ -311,11 +312,6 @@ fn a_real_guest_is_still_managed_with_its_settings_after_the_daemon_was_killed()
     assert!(copied(&daemon) >= before);
     assert!(daemon.end(Signal::SIGTERM).success());
     guest.check_all_words();
-}
-
-fn usable(device: &str) -> Result<(), String> {
-    let opened = std::fs::File::options().read(true).write(true).open(device);
-    opened.map(|_| ()).map_err(|error| format!("{device}: {error}"))
 }
 
 fn has_qemu() -> Result<(), String> {

@@ -198,21 +198,17 @@ impl Engine {
         }
     }
 
-    /// Whom `text`, a name, a process id or a UUID, means.
+    /// Whom `text`, a name, a process id or a UUID, means. Those that are managed come first: processes are looked through only where
+    /// none of them is meant.
     fn meant(&self, text: &str) -> Result<Meant, String> {
+        let managed: Vec<Found> = self.table().vms.values().map(|vm| vm.found.clone()).collect();
+        if let Some(found) = the_one_called(text, &managed)? {
+            return Ok(Meant::Managed(found.process));
+        }
         let others = self.others_found();
-        let table = self.table();
-        let managed = table.vms.values().map(|vm| &vm.found);
-        let all: Vec<&Found> = managed.chain(&others).collect();
-        let meant: Vec<&&Found> = all.iter().filter(|found| is_called(found, text)).collect();
-        match meant.as_slice() {
-            [found] if table.vms.contains_key(&found.process) => Ok(Meant::Managed(found.process)),
-            [found] => Ok(Meant::Other((**found).clone())),
-            [] => Err(unknown(text, &all)),
-            several => {
-                let pids: Vec<String> = several.iter().map(|found| found.process.pid.to_string()).collect();
-                Err(format!("{} VMs are called {text:?}: name one by its process id ({})", pids.len(), pids.join(", ")))
-            }
+        match the_one_called(text, &others)? {
+            Some(found) => Ok(Meant::Other(found.clone())),
+            None => Err(unknown(text, managed.iter().chain(&others))),
         }
     }
 
@@ -233,6 +229,7 @@ impl Engine {
             table.left.insert(process);
         }
         self.forget(process, "is left to itself");
+        self.save();
         Ok(Answer::Done)
     }
 
@@ -285,7 +282,7 @@ impl Engine {
     fn unregister(&self, connection: ConnectionId) {
         let process = self.table().vms.values().find(|vm| is_of(vm, connection)).map(|vm| vm.found.process);
         if let Some(process) = process {
-            self.forget(process, "has ended");
+            self.bury(process);
         }
     }
 
@@ -319,10 +316,19 @@ fn is_called(found: &Found, text: &str) -> bool {
     found.name == text || found.uuid.as_deref() == Some(text) || text.parse() == Ok(found.process.pid)
 }
 
-fn unknown(text: &str, all: &[&Found]) -> String {
-    let mut names: Vec<&str> = all.iter().take(NAMES_MAX).map(|found| found.name.as_str()).collect();
-    if all.len() > NAMES_MAX {
-        names.push("…");
+fn the_one_called<'a>(text: &str, all: &'a [Found]) -> Result<Option<&'a Found>, String> {
+    let called: Vec<&Found> = all.iter().filter(|found| is_called(found, text)).collect();
+    if let [] | [_] = called.as_slice() {
+        return Ok(called.first().copied());
+    }
+    let pids: Vec<String> = called.iter().map(|found| found.process.pid.to_string()).collect();
+    Err(format!("{} VMs are called {text:?}: name one by its process id ({})", pids.len(), pids.join(", ")))
+}
+
+fn unknown<'a>(text: &str, all: impl Iterator<Item = &'a Found>) -> String {
+    let mut names: Vec<&str> = all.take(NAMES_MAX + 1).map(|found| found.name.as_str()).collect();
+    if names.len() > NAMES_MAX {
+        names[NAMES_MAX] = "…";
     }
     match names.as_slice() {
         [] => format!("there is no VM {text:?}, and no other"),

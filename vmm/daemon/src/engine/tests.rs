@@ -397,14 +397,32 @@ fn room_goes_back_when_its_vm_ends_without_a_word() {
 }
 
 #[test]
-fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the_others() {
+fn room_of_a_detached_vm_stays_until_it_ends() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
-    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 10)).expect("there is room");
-    bench.ask(prepare("gone", 20)).expect("there is room");
-    assert_eq!(bench.pools.now().growth_left, 70);
+    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
+    bench.attach(10).expect("it runs");
+    bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
+    bench.engine.scout();
+    assert_eq!(bench.pools.now().growth_left, 40);
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.engine.scout();
+    assert_eq!(bench.pools.now().growth_left, 100);
+}
+
+#[test]
+fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the_others() {
+    let bench = Bench::new("");
+    for (pid, name, pages) in [(10, "stays", 10), (11, "goes", 20)] {
+        bench.guests.start(pid, name);
+        bench.ask(prepare(&format!("00000000-0000-0000-0000-{pid:012}"), pages)).expect("there is room");
+    }
+    bench.ask(prepare("starting", 40)).expect("there is room");
+    bench.engine.scout();
+    assert_eq!(bench.pools.now().growth_left, 30);
+    bench.guests.change(11, |guest| guest.has_ended = true);
     let bench = bench.restarted();
-    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (90, 1));
+    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (50, 2));
 }
 
 fn own_view(pid: u32) -> Box<VmView> {
