@@ -169,7 +169,7 @@ fn it_answers_a_line_with_a_line_and_is_scraped() {
     BufReader::new(&stream).read_line(&mut reply).unwrap();
     assert!(reply.contains(&format!("\"pid\":{}", daemon.child.id())), "{reply}");
     let scraped = scrape(UnixStream::connect(place.file("metrics.sock")).unwrap());
-    assert!(scraped.contains("\nwideleaf_daemon_vms 0"), "{scraped}");
+    assert!(scraped.contains("\nwideleaf_daemon_vms{} 0.0\n"), "{scraped}");
 }
 
 #[test]
