@@ -116,8 +116,8 @@ fn start_metrics(config: &Config, engine: &Arc<Engine>) -> Result<Option<Metrics
     let engine = engine.clone();
     let metrics = MetricsServer::start(listen, move || engine.scrape())
         .map_err(|source| RunError::Metrics { listen: listen.to_string(), source })?;
-    if let Some(metrics) = &metrics {
-        tracing::info!("metrics are at {}", metrics.address());
+    if metrics.is_some() {
+        tracing::info!("metrics are at {listen}");
     }
     Ok(metrics)
 }

@@ -320,11 +320,6 @@ impl MetricsServer {
         Ok(Some(MetricsServer { server, thread, listen: listen.clone() }))
     }
 
-    /// Where it listens, the port that the kernel chose included.
-    pub fn address(&self) -> String {
-        self.server.server_addr().to_string()
-    }
-
     /// Ends it.
     pub fn stop(self) {
         self.server.unblock();

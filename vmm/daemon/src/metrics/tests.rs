@@ -171,7 +171,8 @@ fn get(mut stream: impl Read + Write, request: &str) -> String {
 fn it_is_scraped_over_http_and_nothing_else_is_there() {
     let listen = Listen::Tcp("127.0.0.1:0".parse().expect("an address"));
     let server = MetricsServer::start(&listen, scrape).expect("a port is free").expect("it is not off");
-    let ask = |request: &str| get(TcpStream::connect(server.address()).expect("it listens"), request);
+    let address = server.server.server_addr().to_ip().expect("a TCP port");
+    let ask = |request: &str| get(TcpStream::connect(address).expect("it listens"), request);
     let reply = ask("GET /metrics");
     assert!(reply.starts_with("HTTP/1.1 200") && reply.contains(CONTENT_TYPE) && reply.contains("# EOF"), "{reply}");
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));
