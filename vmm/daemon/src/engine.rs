@@ -191,11 +191,8 @@ impl Engine {
         let vm = taken?;
         tracing::info!("{} (pid {}) is managed: policy {}", vm.found.name, vm.found.process.pid, vm.wanted.policy);
         table.left.remove(&found.process);
-        table
-            .rooms
-            .iter_mut()
-            .filter(|room| Some(&room.uuid) == found.uuid.as_ref())
-            .for_each(|room| room.has_started = true);
+        let is_its_own = |room: &&mut Room| Some(&room.uuid) == found.uuid.as_ref();
+        table.rooms.iter_mut().filter(is_its_own).for_each(|room| room.has_started = true);
         table.vms.insert(found.process, vm);
         drop(table);
         self.share_out();

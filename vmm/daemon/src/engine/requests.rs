@@ -212,8 +212,12 @@ impl Engine {
         }
     }
 
-    fn attach(&self, target: &Target, settings: Settings) -> Result<Found, String> {
+    /// A guest that is named by its monitor is asked over it.
+    fn attach(&self, target: &Target, mut settings: Settings) -> Result<Found, String> {
         let found = self.doors.guests.resolve(target)?;
+        if let (Target::Qmp(path), None) = (target, &settings.qmp) {
+            settings.qmp = Some(path.clone());
+        }
         self.take(&found, settings, WorkView::default())?;
         self.save();
         Ok(found)

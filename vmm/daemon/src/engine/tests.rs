@@ -10,7 +10,7 @@ use wideleaf_control::view::{Care as CareView, Guarantee};
 use wideleaf_policies::units::{gib, mib};
 
 use super::*;
-use crate::guests::fake::FakeGuests;
+use crate::guests::fake::{FakeGuests, monitor_of};
 use crate::peer::{Access, Peer};
 use crate::rooms::{FakePool, FakePools};
 use crate::server::{Answers, ConnectionId};
@@ -144,6 +144,17 @@ fn a_guest_is_attached_once_however_often_it_is_asked_for() {
     }
     assert_eq!((bench.guests.guest(10).attached, bench.list().len()), (1, 1));
     assert!(matches!(bench.ask(Request::Daemon), Ok(Answer::Daemon(daemon)) if daemon.vms == 1));
+}
+
+#[test]
+fn a_guest_that_is_named_by_its_monitor_is_asked_over_it_also_after_a_restart() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    let target = Target::Qmp(monitor_of("web"));
+    bench.ask(Request::Attach { target, settings: Settings::default() }).expect("it runs");
+    assert_eq!(bench.guests.guest(10).qmp, Some(monitor_of("web")));
+    bench.guests.change(10, |guest| guest.qmp = None);
+    assert_eq!(bench.restarted().guests.guest(10).qmp, Some(monitor_of("web")));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Guests that exist only here: they come and go, grow and fail as a test says.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_control::protocol::Target;
@@ -29,6 +30,8 @@ pub struct FakeGuest {
     pub attached: u32,
     /// How often it was left to itself.
     pub stopped: u32,
+    /// The monitor that is asked about it.
+    pub qmp: Option<PathBuf>,
     /// What it was told last.
     pub policy: Option<PolicySetting>,
     /// What it was told last.
@@ -77,6 +80,11 @@ impl FakeGuest {
     }
 }
 
+/// Where the monitor of a guest of that name is.
+pub fn monitor_of(name: &str) -> PathBuf {
+    PathBuf::from(format!("/run/{name}.qmp"))
+}
+
 /// The guests of a host that a test makes up. Clones are the same host.
 #[derive(Clone, Debug, Default)]
 pub struct FakeGuests(Arc<Mutex<BTreeMap<u32, FakeGuest>>>);
@@ -95,6 +103,7 @@ impl FakeGuests {
             attach_error: None,
             attached: 0,
             stopped: 0,
+            qmp: None,
             policy: None,
             limits: None,
             may_grow: true,
@@ -133,7 +142,7 @@ impl Guests for FakeGuests {
         let is_it = |found: &Found| match target {
             Target::Pid(pid) => found.process.pid == *pid,
             Target::Domain(name) => found.name == *name || found.uuid.as_ref() == Some(name),
-            Target::Qmp(_) => false,
+            Target::Qmp(path) => *path == monitor_of(&found.name),
         };
         self.find().into_iter().find(is_it).ok_or_else(|| format!("there is no guest {target:?}"))
     }
@@ -158,6 +167,7 @@ impl Guests for FakeGuests {
         self.change(pid, |guest| {
             guest.attached += 1;
             guest.policy = Some(wanted.policy.clone());
+            guest.qmp = wanted.qmp.clone();
         });
         Ok(Box::new(FakeCare { guests: self.clone(), pid }))
     }

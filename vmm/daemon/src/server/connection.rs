@@ -19,8 +19,8 @@ use wideleaf_control::protocol::{Envelope, LINE_BYTES_MAX, Reply, Request, VERSI
 
 use crate::peer::Peer;
 
-/// No request is longer: the longest is a VM's view, some 100 KiB for a VM of a thousand pieces of RAM. (What the daemon replies may be longer,
-/// a map of windows for one.)
+/// No request is longer: the longest is a VM's view, some 100 KiB for a VM of a thousand pieces of RAM. (What the daemon replies
+/// may be longer, a map of windows for one.)
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(REQUEST_BYTES_MAX <= LINE_BYTES_MAX, "a request is a line");
