@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
 use wideleaf_daemon::{daemon, host};
 
@@ -29,14 +29,21 @@ struct Cli {
     /// Print what the configuration says, or the first mistake in it, and end
     #[arg(long)]
     check: bool,
+    /// Print the manual page, for packages, and end
+    #[arg(long, hide = true)]
+    man: bool,
 }
 
-/// What the configuration is no good for, and what the host lacks, are two exit codes, as `wideleaf` has them.
+/// A configuration that makes no sense, a host that lacks something, output that can not be written: as `wideleaf` has them.
 const EXIT_INPUT: u8 = 3;
 const EXIT_HOST: u8 = 4;
+const EXIT_OUTPUT: u8 = 7;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if cli.man {
+        return print_manual();
+    }
     let (config, path) = match read(&cli.config) {
         Ok(read) => read,
         Err(error) => return failed(EXIT_INPUT, &error),
@@ -49,6 +56,13 @@ fn main() -> ExitCode {
     match daemon::run(config, path, host::doors()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(EXIT_HOST, &error),
+    }
+}
+
+fn print_manual() -> ExitCode {
+    match clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(EXIT_OUTPUT, &error),
     }
 }
 

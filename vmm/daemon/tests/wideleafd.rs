@@ -160,6 +160,14 @@ fn a_file_that_was_named_and_is_not_there_is_a_mistake() {
 }
 
 #[test]
+fn it_prints_its_manual_page() {
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_wideleafd"));
+    let output = command.arg("--man").assert().success().get_output().clone();
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(page.contains(".TH wideleafd 1") && page.contains("SIGHUP reads the configuration again"), "{page}");
+}
+
+#[test]
 fn it_answers_a_line_with_a_line_and_is_scraped() {
     let place = Place::new();
     let daemon = place.start();
