@@ -8,8 +8,12 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`client`] | asks the daemon one thing |
 //! | [`protocol`] | requests, replies, their version |
 //! | [`view`] | what is said about a VM, with a daemon or without one |
+//!
+//! The README has an example of every message.
 
+pub mod client;
 pub mod protocol;
 pub mod view;

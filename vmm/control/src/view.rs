@@ -1,6 +1,8 @@
 //! What is said about a VM. The same whoever looks: the daemon that manages it, or a command that looks at the process once.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +99,16 @@ pub struct VmView {
     pub notes: Vec<String>,
 }
 
+impl VmView {
+    /// Whether it reaches what it is to reach; `None` for best effort, and where nothing is present.
+    pub fn is_guarantee_met(&self) -> Option<bool> {
+        match self.guarantee {
+            Guarantee::BestEffort => None,
+            Guarantee::Coverage(share) => self.backing.coverage().map(|coverage| coverage >= share),
+        }
+    }
+}
+
 /// What a VM is to reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -106,6 +118,49 @@ pub enum Guarantee {
     BestEffort,
     /// That share of its present memory in large pages, in ten thousandths; a VM that stays under it is reported.
     Coverage(u32),
+}
+
+/// A guarantee that can not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no guarantee: write best-effort, or a share of memory in large pages like 95% or 99.5%")]
+pub struct GuaranteeError {
+    /// What was written.
+    pub text: String,
+}
+
+/// `best-effort`, or a share above zero and up to 100 % with up to two decimals: what a user writes, and what is shown.
+impl FromStr for Guarantee {
+    type Err = GuaranteeError;
+
+    fn from_str(text: &str) -> Result<Guarantee, GuaranteeError> {
+        if text == "best-effort" {
+            return Ok(Guarantee::BestEffort);
+        }
+        share_of(text).map(Guarantee::Coverage).ok_or_else(|| GuaranteeError { text: text.to_owned() })
+    }
+}
+
+/// `95%` or `99.5%` in ten thousandths.
+fn share_of(text: &str) -> Option<u32> {
+    let (whole, decimals) = text.strip_suffix('%')?.split_once('.').unwrap_or((text.strip_suffix('%')?, "0"));
+    let is_number = |digits: &str, most: usize| {
+        (1..=most).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit())
+    };
+    if !is_number(whole, 3) || !is_number(decimals, 2) {
+        return None;
+    }
+    let share: u32 = format!("{whole}{decimals:0<2}").parse().ok()?;
+    (1..=10_000).contains(&share).then_some(share)
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Guarantee::BestEffort => f.write_str("best-effort"),
+            Guarantee::Coverage(share) if share % 100 == 0 => write!(f, "{}%", share / 100),
+            Guarantee::Coverage(share) => write!(f, "{}.{:02}%", share / 100, share % 100),
+        }
+    }
 }
 
 /// One piece of guest RAM.
@@ -275,4 +330,34 @@ pub struct WindowRange {
     pub second_level: String,
     /// `0` (cold) to `9` (hot), `?` where no sensor tells.
     pub heat: String,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn a_guarantee_is_shown_as_it_is_written() {
+        for (text, guarantee) in [
+            ("best-effort", Guarantee::BestEffort),
+            ("95%", Guarantee::Coverage(9_500)),
+            ("99.50%", Guarantee::Coverage(9_950)),
+            ("0.01%", Guarantee::Coverage(1)),
+            ("100%", Guarantee::Coverage(10_000)),
+        ] {
+            assert_eq!(text.parse(), Ok(guarantee));
+            assert_eq!(guarantee.to_string(), text);
+        }
+        assert_eq!("99.5%".parse(), Ok(Guarantee::Coverage(9_950)));
+    }
+
+    #[test]
+    fn what_is_no_share_is_refused_with_what_is() {
+        for text in ["", "95", "%", "0%", "100.01%", "101%", "1e1%", "-5%", "+5%", "95.%", ".5%", "95.123%", "9 5%"] {
+            let error = text.parse::<Guarantee>().unwrap_err();
+            assert!(error.to_string().contains("best-effort, or a share"), "{text:?}");
+        }
+    }
 }

@@ -1,0 +1,249 @@
+//! A client of the daemon: one connection, one request, one reply, each a line.
+//!
+//! ```text
+//!   connect ─▶ write the request ─▶ read until the line ends ─▶ Answer
+//!      │              │                    │      │
+//!      │              └── Silent ──────────┘      └── Closed, TooLong, Malformed, Refused
+//!      └── NoDaemon, NotPermitted
+//! ```
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
+
+/// How long a question may take. The daemon answers from what it saw in its last second, so it needs milliseconds; who waits longer
+/// than this believes that the command hangs.
+pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a change may take. The daemon then looks at the guest, and may ask its monitor some questions that take up to a second
+/// each.
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("no wideleafd listens at {}: start it with `wideleafd` or `systemctl start wideleafd`, or name its socket with --socket", path.display())]
+    NoDaemon {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The socket belongs to somebody else.
+    #[error("no permission to connect to {}: run as root or as a member of the group that wideleafd's configuration names", path.display())]
+    NotPermitted {
+        /// Of the socket.
+        path: PathBuf,
+    },
+    /// The reply did not come in time.
+    #[error("wideleafd did not reply within {} s: it is stopped or busy, see its log", timeout.as_secs())]
+    Silent {
+        /// How long it was waited for.
+        timeout: Duration,
+    },
+    /// The connection ended before the reply did.
+    #[error("wideleafd closed the connection after {received} bytes of its reply: see its log")]
+    Closed {
+        /// Bytes of the reply until then.
+        received: usize,
+    },
+    /// The reply has no end.
+    #[error(
+        "wideleafd's reply is longer than {LINE_BYTES_MAX} bytes: it is of another version, or something else listens there"
+    )]
+    TooLong,
+    /// The reply is no reply.
+    #[error(
+        "wideleafd's reply is none of protocol version {VERSION} ({why}): it is of another version, or something else listens there"
+    )]
+    Malformed {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The daemon says no, in its own words. Another version of the protocol is refused in this way.
+    #[error("wideleafd: {0}")]
+    Refused(String),
+    /// Something else.
+    #[error("cannot talk to wideleafd: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Asks the daemon at `socket` one thing.
+///
+/// # Errors
+/// [`ClientError`], each a line for people that says what to do.
+pub fn ask(socket: &Path, request: Request) -> Result<Answer, ClientError> {
+    let timeout = timeout_of(&request);
+    let stream = UnixStream::connect(socket).map_err(|error| not_connected(socket, error))?;
+    ask_over(stream, request, timeout)
+}
+
+/// The same over a connection that is there; it is used for one request.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_over(stream: UnixStream, request: Request, timeout: Duration) -> Result<Answer, ClientError> {
+    let mut line = serde_json::to_vec(&Envelope::from(request)).map_err(io::Error::from)?;
+    line.push(b'\n');
+    stream.set_write_timeout(Some(timeout))?;
+    match (&stream).write_all(&line) {
+        // Who has closed already may have said why.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(silent_or_broken(error, timeout)),
+        _ => {}
+    }
+    match parse(&read_line(&stream, timeout)?)? {
+        Reply::Ok(answer) => Ok(*answer),
+        Reply::Error(text) => Err(ClientError::Refused(one_line(&text))),
+    }
+}
+
+/// What a line of the daemon says.
+///
+/// # Errors
+/// [`ClientError::Malformed`].
+pub fn parse(line: &[u8]) -> Result<Reply, ClientError> {
+    serde_json::from_slice(line).map_err(|error| ClientError::Malformed { why: one_line(&error.to_string()) })
+}
+
+fn timeout_of(request: &Request) -> Duration {
+    match request {
+        Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. } | Request::Reload => CHANGE_TIMEOUT,
+        _ => QUESTION_TIMEOUT,
+    }
+}
+
+fn not_connected(socket: &Path, error: io::Error) -> ClientError {
+    let path = socket.to_owned();
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NoDaemon { path },
+        io::ErrorKind::PermissionDenied => ClientError::NotPermitted { path },
+        _ => ClientError::Io(error),
+    }
+}
+
+/// Reads until the end of the line, the deadline or [`LINE_BYTES_MAX`]: also a peer that sends a byte now and then is left in time.
+fn read_line(stream: &UnixStream, timeout: Duration) -> Result<Vec<u8>, ClientError> {
+    let deadline = Instant::now() + timeout;
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    while line.len() <= LINE_BYTES_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ClientError::Silent { timeout });
+        }
+        stream.set_read_timeout(Some(left))?;
+        let bytes = match reader.fill_buf() {
+            Ok([]) => return Err(ClientError::Closed { received: line.len() }),
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                return Err(ClientError::Closed { received: line.len() });
+            }
+            Err(error) => return Err(silent_or_broken(error, timeout)),
+        };
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&bytes[..end.unwrap_or(bytes.len())]);
+        let taken = end.map_or(bytes.len(), |end| end + 1);
+        reader.consume(taken);
+        if end.is_some() {
+            return Ok(line);
+        }
+    }
+    Err(ClientError::TooLong)
+}
+
+fn silent_or_broken(error: io::Error, timeout: Duration) -> ClientError {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent { timeout },
+        _ => ClientError::Io(error),
+    }
+}
+
+/// Whatever is shown is one line, whoever wrote it, and no control character reaches the terminal.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a client makes of a peer that reads the request, writes `bytes` and goes.
+    fn reply_of(bytes: Vec<u8>) -> Result<Answer, ClientError> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let peer = thread::spawn(move || {
+            let mut request = String::new();
+            BufReader::new(&theirs).read_line(&mut request).unwrap();
+            // Who has heard enough may be gone before all is written.
+            let _ = (&theirs).write_all(&bytes);
+            request
+        });
+        let answer = ask_over(ours, Request::List, QUESTION_TIMEOUT);
+        assert_eq!(peer.join().unwrap(), format!("{{\"version\":{VERSION},\"request\":\"list\"}}\n"));
+        answer
+    }
+
+    fn text_of(answer: Result<Answer, ClientError>) -> String {
+        answer.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_answer_ends_with_its_line() {
+        assert_eq!(reply_of(b"{\"ok\":{\"vms\":[]}}\n{\"ok\":\"done\"}\n".to_vec()).unwrap(), Answer::Vms(Vec::new()));
+    }
+
+    #[test]
+    fn a_refusal_is_one_line_in_the_daemons_words() {
+        let refused = reply_of(b"{\"error\":\"version 7 is spoken here,\\nnot 1\"}\n".to_vec());
+        assert_eq!(text_of(refused), "wideleafd: version 7 is spoken here, not 1");
+    }
+
+    #[test]
+    fn whoever_goes_in_the_middle_is_named() {
+        assert!(text_of(reply_of(b"{\"ok\"".to_vec())).contains("closed the connection after 5 bytes"));
+        assert!(text_of(reply_of(Vec::new())).contains("after 0 bytes"));
+    }
+
+    #[test]
+    fn what_is_no_reply_says_that_the_version_may_be_another() {
+        for line in [&b"hello\n"[..], b"{\"ok\":{\"cake\":1}}\n", b"\n", b"{\"version\":2}\n"] {
+            let text = text_of(reply_of(line.to_vec()));
+            assert!(text.contains("another version") && text.lines().count() == 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_left() {
+        assert!(text_of(reply_of(vec![b'x'; LINE_BYTES_MAX + (1 << 20)])).contains("longer than"));
+    }
+
+    #[test]
+    fn a_peer_that_says_nothing_is_left() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let answer = ask_over(ours, Request::List, Duration::from_millis(20));
+        assert!(matches!(answer, Err(ClientError::Silent { .. })), "{answer:?}");
+        drop(theirs);
+    }
+
+    #[test]
+    fn nobody_there_says_how_to_start_one() {
+        let text = text_of(ask(Path::new("/nowhere/control.sock"), Request::List));
+        assert!(text.starts_with("no wideleafd listens at /nowhere/control.sock: start it"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_client_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            // Bytes by chance are no reply.
+            prop_assert!(reply_of(bytes).is_err());
+        }
+    }
+}
