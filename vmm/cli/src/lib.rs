@@ -8,13 +8,17 @@
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
+//!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
+//!            set, attach, detach, reload ▶ the daemon
 //! ```
 
 pub mod args;
+pub mod attach;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
 pub mod failure;
+pub mod guests;
 pub mod held_pool;
 pub mod image;
 pub mod interrupts;
@@ -25,3 +29,5 @@ pub mod report;
 pub mod run;
 pub mod session;
 pub mod simulate;
+pub mod source;
+pub mod top;
