@@ -5,13 +5,21 @@ mod host;
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use program::Scratch;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::signal::Signal;
+use nix::sys::termios::{LocalFlags, tcgetattr};
+use program::{Running, Scratch};
 use serde_json::{Value, json};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target, VERSION};
 
@@ -300,4 +308,87 @@ fn no_control_character_of_a_vm_reaches_the_terminal() {
         let text = output(&scratch, &daemon, command);
         assert!(text.contains("evil") && !text.contains(['\u{1b}', '\u{7}']), "{command:?}: {text:?}");
     }
+}
+
+/// A terminal of 80 by 24 with `wideleaf top` in it. This test is its keyboard and its eyes.
+struct Terminal {
+    top: Running,
+    ours: File,
+    theirs: OwnedFd,
+    shown: String,
+}
+
+impl Terminal {
+    fn start(scratch: &Scratch, daemon: &FakeDaemon) -> Terminal {
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave: theirs } = openpty(&size, None).unwrap();
+        fcntl(&master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        let mut command = Command::new(scratch.program());
+        command.args(["top", "--interval=100ms", "--socket", daemon.socket()]).env("TERM", "xterm");
+        command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(Stdio::piped());
+        let top = Running(command.spawn().unwrap());
+        Terminal { top, ours: master.into(), theirs, shown: String::new() }
+    }
+
+    fn read(&mut self) {
+        let mut bytes = [0; 4096];
+        // Nothing new is an error: it would have to be waited for.
+        while let Ok(length @ 1..) = self.ours.read(&mut bytes) {
+            self.shown.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        }
+    }
+
+    /// Waits for a word. Only what changes on the screen is written, so that the blanks between two words may not be.
+    fn wait_for(&mut self, text: &str) {
+        while !self.shown.contains(text) {
+            self.read();
+            assert_eq!(self.top.0.try_wait().unwrap(), None, "it ended before {text:?}: {}", self.shown);
+            thread::yield_now();
+        }
+    }
+
+    fn type_in(&mut self, keys: &[u8]) {
+        self.ours.write_all(keys).unwrap();
+    }
+}
+
+#[test]
+fn top_gives_the_terminal_back_however_it_ends() {
+    let ends: [(&dyn Fn(&mut Terminal), i32); 4] = [
+        (&|terminal| terminal.type_in(b"q"), 0),
+        (&|terminal| terminal.type_in(b"\x03"), 130),
+        (&|terminal| terminal.top.signal(Signal::SIGTERM), 130),
+        (&|terminal| terminal.top.signal(Signal::SIGINT), 130),
+    ];
+    let scratch = Scratch::new();
+    let daemon = FakeDaemon::start(&scratch);
+    for (end, code) in ends {
+        let mut terminal = Terminal::start(&scratch, &daemon);
+        terminal.wait_for("unmanaged");
+        assert!(!tcgetattr(&terminal.theirs).unwrap().local_flags.contains(LocalFlags::ICANON), "keys come at once");
+        end(&mut terminal);
+        while terminal.top.0.try_wait().unwrap().is_none() {
+            terminal.read();
+            thread::yield_now();
+        }
+        terminal.read();
+        let flags = tcgetattr(&terminal.theirs).unwrap().local_flags;
+        assert!(flags.contains(LocalFlags::ICANON | LocalFlags::ECHO), "{flags:?}");
+        assert!(terminal.shown.contains("\x1b[?1049l"), "the screen before is shown again");
+        assert_eq!(terminal.top.end().0, Some(code));
+    }
+}
+
+#[test]
+fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
+    let scratch = Scratch::new();
+    let daemon = FakeDaemon::start(&scratch);
+    let mut terminal = Terminal::start(&scratch, &daemon);
+    terminal.wait_for("unmanaged");
+    terminal.type_in(b"p");
+    terminal.wait_for("prealloc");
+    terminal.type_in(b"\x1b[B\r");
+    terminal.wait_for("MISSED");
+    let changes = Settings { policy: Some("aligned".into()), ..Settings::default() };
+    assert!(daemon.asked.lock().unwrap().contains(&Request::Set { vm: "4711".into(), changes }));
 }
