@@ -9,14 +9,12 @@ pub mod settings;
 pub mod tables;
 
 use clap::Args;
-use serde::Serialize;
 use wideleaf_control::protocol::{Request, Settings};
-use wideleaf_control::view::{DaemonView, VmView};
 
 use crate::args::FormatArg;
 use crate::failure::Failure;
 use crate::output::{Output, print};
-use crate::source::{SocketArg, Source, done, vm_of};
+use crate::source::{SocketArg, done, vm_of};
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\
@@ -120,34 +118,13 @@ pub struct ReloadArgs {
     socket: SocketArg,
 }
 
-/// What `wideleaf list` shows.
-#[derive(Debug, Serialize)]
-pub struct HostReport {
-    /// Who told.
-    pub source: String,
-    /// The daemon, where there is one.
-    pub daemon: Option<DaemonView>,
-    /// All VMs.
-    pub vms: Vec<VmView>,
-}
-
-impl HostReport {
-    /// Asks for all of it.
-    ///
-    /// # Errors
-    /// [`Failure::Host`] where the daemon stops to answer.
-    pub fn of(source: &dyn Source) -> Result<HostReport, Failure> {
-        Ok(HostReport { source: source.origin(), daemon: source.daemon()?, vms: source.vms()? })
-    }
-}
-
 /// Runs `wideleaf list`.
 ///
 /// # Errors
 /// [`Failure`].
 pub fn list(args: &ListArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
-    let report = HostReport::of(args.socket.source()?.as_ref())?;
+    let report = args.socket.source()?.host()?;
     output.write(&report, tables::host)
 }
 

@@ -10,6 +10,7 @@
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
 //!            set, attach, detach, reload ▶ the daemon
+//!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
 
 pub mod args;
@@ -23,6 +24,7 @@ pub mod held_pool;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;
+pub mod manual;
 pub mod mappings;
 pub mod output;
 pub mod report;

@@ -6,14 +6,18 @@
 //!   no --socket, nobody listens ─▶ the processes themselves: read-only, and each view says what is missing
 //! ```
 
+pub mod looking;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Serialize;
 use wideleaf_control::client::{self, ClientError};
 use wideleaf_control::protocol::{Answer, Request, SOCKET_PATH, Settings};
 use wideleaf_control::view::{DaemonView, Explanation, VmView, WindowMap};
 
 use crate::failure::Failure;
+use looking::Looking;
 
 /// `--socket`.
 #[derive(Args, Clone, Debug)]
@@ -45,8 +49,14 @@ impl SocketArg {
         match client::ask(self.path(), Request::Daemon) {
             Ok(Answer::Daemon(_)) => Ok(Box::new(Daemon { socket: self.clone() })),
             Ok(other) => Err(unexpected(&other)),
+            Err(error) if self.may_do_without(&error) => Ok(Box::new(Looking::instead_of_a_daemon_at(self.path()))),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether this only says that there is no daemon, and none was named.
+    pub fn may_do_without(&self, error: &ClientError) -> bool {
+        self.socket.is_none() && matches!(error, ClientError::NoDaemon { .. })
     }
 }
 
@@ -59,22 +69,26 @@ impl From<ClientError> for Failure {
     }
 }
 
+/// A host and its VMs.
+#[derive(Debug, Serialize)]
+pub struct HostReport {
+    /// Who told.
+    pub source: String,
+    /// The daemon, where there is one.
+    pub daemon: Option<DaemonView>,
+    /// All VMs.
+    pub vms: Vec<VmView>,
+    /// Why there may be more.
+    pub notes: Vec<String>,
+}
+
 /// Who tells about VMs. A `name` is a VM's name, its process id or its UUID.
 pub trait Source: Send {
-    /// Who it is, for the line above a table.
-    fn origin(&self) -> String;
-
-    /// The daemon, where it is one.
-    ///
-    /// # Errors
-    /// [`Failure::Host`] where it does not answer any more.
-    fn daemon(&self) -> Result<Option<DaemonView>, Failure>;
-
     /// All VMs it knows.
     ///
     /// # Errors
-    /// As [`Source::daemon`].
-    fn vms(&self) -> Result<Vec<VmView>, Failure>;
+    /// [`Failure::Host`] where it does not answer any more.
+    fn host(&self) -> Result<HostReport, Failure>;
 
     /// One VM.
     ///
@@ -107,20 +121,14 @@ struct Daemon {
 }
 
 impl Source for Daemon {
-    fn origin(&self) -> String {
-        format!("wideleafd at {}", self.socket.path().display())
-    }
-
-    fn daemon(&self) -> Result<Option<DaemonView>, Failure> {
-        match self.socket.ask(Request::Daemon)? {
-            Answer::Daemon(daemon) => Ok(Some(daemon)),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn vms(&self) -> Result<Vec<VmView>, Failure> {
+    fn host(&self) -> Result<HostReport, Failure> {
+        let source = format!("wideleafd at {}", self.socket.path().display());
+        let daemon = match self.socket.ask(Request::Daemon)? {
+            Answer::Daemon(daemon) => Some(daemon),
+            other => return Err(unexpected(&other)),
+        };
         match self.socket.ask(Request::List)? {
-            Answer::Vms(vms) => Ok(vms),
+            Answer::Vms(vms) => Ok(HostReport { source, daemon, vms, notes: Vec::new() }),
             other => Err(unexpected(&other)),
         }
     }

@@ -8,14 +8,15 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 use wideleaf::failure::Failure;
-use wideleaf::guests::HostReport;
+use wideleaf::source::HostReport;
 use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
 use wideleaf::top::watch::{Ask, Detail, Seen};
 use wideleaf_control::view::{WindowMap, WindowRange};
 
 fn seen(windows: WindowMap) -> Seen {
-    let report = HostReport { source: "wideleafd".into(), daemon: Some(host::daemon()), vms: host::vms() };
+    let report =
+        HostReport { source: "wideleafd".into(), daemon: Some(host::daemon()), vms: host::vms(), notes: Vec::new() };
     let detail = Detail { pid: host::web().pid, windows: Ok(windows), explanation: Ok(host::explanation()) };
     Seen { host: Ok(report), detail: Some(detail), message: None }
 }
@@ -282,7 +283,7 @@ fn no_screen_is_too_small() {
 #[test]
 fn a_host_without_vms_is_no_mistake() {
     let mut screen = Screen::new(None);
-    let report = HostReport { source: "the processes".into(), daemon: None, vms: Vec::new() };
+    let report = HostReport { source: "the processes".into(), daemon: None, vms: Vec::new(), notes: Vec::new() };
     assert_eq!(screen.take(Seen { host: Ok(report), detail: None, message: None }), Effect::None);
     for code in [KeyCode::Down, KeyCode::Char('o'), KeyCode::Char('p')] {
         assert_eq!(press(&mut screen, code), Effect::None);

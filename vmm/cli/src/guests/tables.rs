@@ -10,8 +10,8 @@ use wideleaf_control::view::{
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
-use super::HostReport;
 use crate::report::{number, table};
+use crate::source::HostReport;
 
 /// The latest actions that `wideleaf info` shows.
 const ACTIONS_SHOWN: usize = 8;
@@ -27,6 +27,7 @@ pub fn host(report: &HostReport) -> String {
     }
     if report.vms.is_empty() {
         out.push_str("no VM runs on this host\n");
+        write_notes(&mut out, &report.notes);
         return out;
     }
     let header = [
@@ -53,6 +54,7 @@ pub fn host(report: &HostReport) -> String {
     for (note, names) in notes_of_all(&report.vms) {
         let _ = writeln!(out, "  {}: {}", names.join(", "), clean(note));
     }
+    write_notes(&mut out, &report.notes);
     out
 }
 

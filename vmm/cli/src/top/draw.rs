@@ -19,8 +19,8 @@ use wideleaf_policies::PageSize;
 use super::heat_map::{Backing, Grid, MapCell, Row, lay_out};
 use super::screen::{Overlay, Screen, Tab, policies};
 use crate::failure::Failure;
-use crate::guests::HostReport;
 use crate::guests::tables::{action_line, bytes, care, percent, ram, share_of};
+use crate::source::HostReport;
 
 /// From this width on the list has all its columns.
 const WIDE: u16 = 76;

@@ -11,8 +11,8 @@ use wideleaf_control::view::{VmView, WindowMap};
 use wideleaf_policies::policy::POLICIES;
 
 use super::watch::{Ask, Detail, Seen};
-use crate::guests::HostReport;
 use crate::guests::settings::OFF;
+use crate::source::HostReport;
 
 /// What fills the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,9 +12,8 @@ use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Explanation, WindowMap};
 
 use crate::failure::Failure;
-use crate::guests::HostReport;
 use crate::guests::tables::care_line;
-use crate::source::Source;
+use crate::source::{HostReport, Source};
 
 /// What the screen wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +94,7 @@ pub fn look(source: &dyn Source, watched: Option<u32>, message: Option<String>) 
         windows: source.windows(&pid.to_string()),
         explanation: source.explanation(&pid.to_string()),
     };
-    Seen { host: HostReport::of(source), detail: watched.map(detail), message }
+    Seen { host: source.host(), detail: watched.map(detail), message }
 }
 
 fn set_policy(source: &dyn Source, pid: u32, policy: String) -> String {
