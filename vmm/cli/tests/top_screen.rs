@@ -289,6 +289,6 @@ fn a_host_without_vms_is_no_mistake() {
         assert_eq!(press(&mut screen, code), Effect::None);
         assert_eq!(screen.overlay, Overlay::None);
     }
-    let expected = ["wideleaf top: 0 VMs, the processes", "no VM runs on this host", KEYS];
+    let expected = ["wideleaf top: 0 VMs, looked at read-only: there is no wideleafd", "no VM runs on this host", KEYS];
     assert_eq!(lines(&screen, 80, 24), expected);
 }

@@ -130,7 +130,7 @@ fn write_ram(out: &mut String, ram: &[RamView]) {
     let _ = writeln!(out, "\n{rows}");
     for block in ram {
         if let Some(why) = &block.never_huge {
-            let _ = writeln!(out, "  {} can never be huge: {}", clean(&block.name), clean(why));
+            let _ = writeln!(out, "  {} at {:#x} can never be huge: {}", clean(&block.name), block.gpa, clean(why));
         }
     }
 }

@@ -75,7 +75,7 @@ fn draw_title(screen: &Screen, area: Rect, buffer: &mut Buffer) {
 fn told_by(host: &HostReport) -> String {
     let vms = host.vms.len();
     match &host.daemon {
-        None => format!("{vms} VMs, {}", host.source),
+        None => format!("{vms} VMs, looked at read-only: there is no wideleafd"),
         Some(daemon) => {
             let short = if daemon.is_host_short { " (short)" } else { "" };
             format!("{vms} VMs, {} free{short}, wideleafd {}", bytes(daemon.host_free), daemon.version)

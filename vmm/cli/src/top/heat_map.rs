@@ -111,9 +111,10 @@ pub struct Grid {
 /// since.
 pub fn lay_out(map: &WindowMap, before: Option<&WindowMap>, columns: usize, height: usize) -> Grid {
     let columns = columns.max(1);
-    let longest = map.ranges.iter().map(|range| range.backing.len()).max().unwrap_or(0);
+    let (ranges, before) = (joined(map), before.map(joined).unwrap_or_default());
+    let longest = ranges.iter().map(|range| range.backing.len()).max().unwrap_or(0);
     let rows_with = |windows_per_cell: usize| -> usize {
-        map.ranges.iter().map(|range| range.backing.len().div_ceil(windows_per_cell * columns)).sum()
+        ranges.iter().map(|range| range.backing.len().div_ceil(windows_per_cell * columns)).sum()
     };
     let mut windows_per_cell = 1;
     // At the end every range has one row: fewer there can not be.
@@ -121,13 +122,39 @@ pub fn lay_out(map: &WindowMap, before: Option<&WindowMap>, columns: usize, heig
         windows_per_cell *= 2;
     }
     let mut rows: Vec<Row> =
-        map.ranges.iter().flat_map(|range| rows_of(range, before, windows_per_cell, columns)).collect();
+        ranges.iter().flat_map(|range| rows_of(range, &before, windows_per_cell, columns)).collect();
     let rows_left_out = rows.len().saturating_sub(height);
     rows.truncate(height);
     Grid { windows_per_cell, rows, rows_left_out }
 }
 
-fn rows_of(range: &WindowRange, before: Option<&WindowMap>, windows_per_cell: usize, columns: usize) -> Vec<Row> {
+/// Ranges with no hole between them as one: a VM's RAM may be told in pieces that the guest does not see.
+fn joined(map: &WindowMap) -> Vec<WindowRange> {
+    let mut ranges: Vec<WindowRange> = Vec::new();
+    for range in &map.ranges {
+        match ranges.last_mut().filter(|last| end(last) == range.gpa && is_whole(last)) {
+            Some(last) => {
+                last.backing.push_str(&range.backing);
+                last.second_level.push_str(&range.second_level);
+                last.heat.push_str(&range.heat);
+            }
+            None => ranges.push(range.clone()),
+        }
+    }
+    ranges
+}
+
+/// The address behind its last window.
+fn end(range: &WindowRange) -> u64 {
+    range.gpa.saturating_add(range.backing.len() as u64 * PageSize::Huge2M.bytes().get())
+}
+
+/// Whether its columns are of one length, so that what is put behind them belongs to the same windows.
+fn is_whole(range: &WindowRange) -> bool {
+    [range.second_level.len(), range.heat.len()] == [range.backing.len(); 2]
+}
+
+fn rows_of(range: &WindowRange, before: &[WindowRange], windows_per_cell: usize, columns: usize) -> Vec<Row> {
     let windows = windows_of(range, before);
     let per_row = windows_per_cell * columns;
     let row = |(index, windows): (usize, &[MapCell])| Row {
@@ -138,8 +165,8 @@ fn rows_of(range: &WindowRange, before: Option<&WindowMap>, windows_per_cell: us
 }
 
 /// Every window of a range as a cell of its own.
-fn windows_of(range: &WindowRange, before: Option<&WindowMap>) -> Vec<MapCell> {
-    let before = before.and_then(|map| map.ranges.iter().find(|known| known.gpa == range.gpa));
+fn windows_of(range: &WindowRange, before: &[WindowRange]) -> Vec<MapCell> {
+    let before = before.iter().find(|known| known.gpa == range.gpa);
     let character = |text: &str, index: usize| text.as_bytes().get(index).copied().unwrap_or(b'?');
     let window = |(index, backing): (usize, &u8)| MapCell {
         backing: Backing::of(*backing, character(&range.second_level, index)),
@@ -185,6 +212,15 @@ mod tests {
         assert_eq!(grid.windows_per_cell, 1);
         assert_eq!(letters(&grid), ["22s4....", "11"]);
         assert_eq!(grid.rows[1].gpa, 4 << 30);
+    }
+
+    #[test]
+    fn pieces_with_no_hole_between_them_are_one_stretch() {
+        let window = PageSize::Huge2M.bytes().get();
+        let map = map(vec![range(0, "2", "2", "9"), range(window, "44", "44", "00"), range(4 * window, "1", "1", "?")]);
+        let grid = lay_out(&map, None, 8, 4);
+        assert_eq!(letters(&grid), ["244", "1"]);
+        assert_eq!(grid.rows[0].cells[1].heat, Some(0));
     }
 
     #[test]
