@@ -1,17 +1,20 @@
 # Two commands do everything on a fresh machine (Debian or alike, Rust installed):
 #   make demo   builds wideleaf and shows what live promotion does
 #   make test   checks formatting, lints, documentation and all tests
-# The others: make lab (both labs' tables), make bench, make build.
+# The others: make lab (both labs' tables), make bench, make build, make deb (a Debian package in target/debian).
 
 BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 
-.PHONY: build demo test lab bench tools
+.PHONY: build demo test lab bench tools deb
 
 build:
 	cargo build --release --locked -p wideleaf
 
 demo: build
 	@$(BIN) demo
+
+deb:
+	@packaging/build-deb
 
 # What the tests run beside Rust. As root it is installed, else it is named.
 tools:

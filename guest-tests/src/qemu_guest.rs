@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -149,6 +150,7 @@ pub struct QemuGuest {
 
 /// A guest that has not done by then what was asked of it hangs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
+const MONITOR_ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// How often it is looked whether it has.
 const PACE: Duration = Duration::from_millis(5);
 
@@ -233,6 +235,22 @@ impl QemuGuest {
     pub fn check_all_words(&mut self) {
         let before = self.said().marks.len();
         self.wait_until("two passes over all words", |said| said.marks.len() >= before + 2);
+    }
+
+    /// Stops its processors, as `stop` of QEMU's monitor does. Nobody else may be connected to that.
+    ///
+    /// # Errors
+    /// Where the monitor does not answer.
+    pub fn stop_vcpus(&self) -> io::Result<()> {
+        let mut monitor = UnixStream::connect(self.qmp())?;
+        monitor.set_read_timeout(Some(MONITOR_ANSWERS_WITHIN))?;
+        let mut lines = BufReader::new(monitor.try_clone()?).lines();
+        for command in ["qmp_capabilities", "stop"] {
+            writeln!(monitor, "{{\"execute\":\"{command}\"}}")?;
+            // A greeting and events come between.
+            while !lines.next().ok_or(io::ErrorKind::UnexpectedEof)??.contains("\"return\"") {}
+        }
+        Ok(())
     }
 
     /// Whether it is still running.

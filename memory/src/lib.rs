@@ -5,9 +5,10 @@
 //! |---|---|---|
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
-//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
+//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node`, `/proc/buddyinfo`, `/proc/*/smaps` | reading: none; of other users, and resizing: root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics; access: [`aside`] | none; access: as below |
 //! | [`sensors::minor_faults`] | `userfaultfd(2)`, minor faults (5.14) | as first touch |
+//! | [`sensors::kernel_flags`] | `/proc/kpageflags` | `CAP_SYS_ADMIN` |
 //! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin` | root |
 //! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`aside`] | none; swap: as below |
 //! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |

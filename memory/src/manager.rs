@@ -43,6 +43,7 @@ use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFrames
 use crate::second_level::own_logs::OwnLogs;
 use crate::second_level::{SecondLevel, SlotId};
 use crate::sensors::host_backing::HostBackingSensor;
+use crate::sensors::kernel_flags::MergedPages;
 
 mod acting;
 mod giants;
@@ -127,6 +128,8 @@ pub struct ManagedVm {
     pub may_collapse_shared: bool,
     /// Parts of its RAM that can never be huge. What is not congruent is found without.
     pub barred: Vec<Barred>,
+    /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: a large page undoes the merging.
+    pub merged: Option<MergedPages>,
 }
 
 impl ManagedVm {
@@ -151,8 +154,17 @@ impl ManagedVm {
         backing: BackingConfig,
         second_level: Option<Arc<dyn SecondLevel>>,
     ) -> ManagedVm {
-        let (gate, barred) = (None, Vec::new());
-        ManagedVm { id, ranges, backing, second_level, ram: None, gate, may_collapse_shared: false, barred }
+        ManagedVm {
+            id,
+            ranges,
+            backing,
+            second_level,
+            ram: None,
+            gate: None,
+            may_collapse_shared: false,
+            barred: Vec::new(),
+            merged: None,
+        }
     }
 
     /// Whether pages that are absent from a window in use are to stay so.
@@ -587,6 +599,12 @@ impl ManagerLoop {
         !self.is_left_alone[vm] && self.gates[vm] == GateState::Open
     }
 
+    /// Whether a VM may be acted on that could not be at the latest tick, or the other way round.
+    fn has_gate_changed(&self) -> bool {
+        let mut gates = self.gates.iter().zip(&self.vms).filter(|(gate, _)| **gate != GateState::Gone);
+        gates.any(|(gate, vm)| *gate != self.steering.gate_state(vm))
+    }
+
     /// Whether all its VMs are gone. Then there is nothing more to do, ever.
     pub fn has_ended(&self) -> bool {
         !self.gates.is_empty() && self.gates.iter().all(|gate| *gate == GateState::Gone)
@@ -851,9 +869,11 @@ impl Manager {
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 let mut pacing = Pacing::new(&work.config, work.host.now());
                 let pulse = work.config.pulse;
+                let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
+                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), &work.vms)
+                };
                 while !work.has_ended()
-                    && shared.wait(pacing.pause(), pulse, || pacing.is_urgent(work.host.as_ref(), &work.vms))
-                        == RunState::Active
+                    && shared.wait(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) == RunState::Active
                 {
                     let done = work.tick();
                     pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));

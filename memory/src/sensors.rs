@@ -5,6 +5,7 @@ pub mod damon;
 pub mod guest_tables;
 pub mod host_backing;
 pub mod host_memory;
+pub mod kernel_flags;
 pub mod minor_faults;
 pub mod resident;
 pub mod share;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{LATEST_ACTIONS_MAX, Live, ManagedVm, Manager, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::RamRange;
+use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{BudgetLimits, Gpa, GpaRange, Hva, OutcomeResult, PageSize, PerTenThousand, Refusal, VmId};
@@ -28,9 +30,10 @@ fn ram() -> RamRange {
     RamRange { gpa: gpa(0, WINDOWS), hva: RAM_AT }
 }
 
-/// All of the RAM present on base pages.
+/// Another process, with all of the RAM present on base pages.
 fn host() -> Arc<FakeHost> {
     let host = FakeHost::default();
+    host.be_of_another_process();
     host.make_present(RAM_AT, ram().gpa.bytes(), false);
     Arc::new(host)
 }
@@ -119,6 +122,19 @@ fn behind_a_closed_gate_everything_is_seen_and_nothing_done() {
 }
 
 #[test]
+fn a_gate_that_opens_is_seen_at_the_next_pulse() {
+    let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Migration)));
+    let hour = Duration::from_secs(3600);
+    let config =
+        ManagerConfig { tick_shortest: hour, tick_longest: hour, pulse: Some(Duration::from_millis(1)), ..plenty() };
+    let manager = Manager::spawn(host.clone(), vec![behind(&gate)], by_name("greedy"), config).unwrap();
+    manager.activate();
+    wait_until(|| manager.live().ticks == 1);
+    gate.set(GateState::Open);
+    wait_until(|| host.huge_windows() == WINDOWS);
+}
+
+#[test]
 fn a_gate_that_closes_in_the_middle_of_a_tick_stops_what_is_not_done_yet() {
     let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Snapshot)));
     *gate.open_for.lock().unwrap() = 4; // one for the tick, three for windows
@@ -192,6 +208,29 @@ fn a_part_that_can_never_be_huge_does_not_keep_the_others_back() {
     assert_eq!(why_not(&work.live()), BTreeMap::from([(WhyNot::CannotBeHuge(CannotBeHuge::OnDisk), 3)]));
 }
 
+/// A kernel that has merged the first page of window 2, which it keeps in frame 1, and no other.
+fn merged_pages() -> MergedPages {
+    const PRESENT: u64 = 1 << 63;
+    const KSM: u64 = 1 << 21;
+    let (pagemap, kpageflags) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let entry_of = |hva: Hva| hva.get() / kib(4).get() * 8;
+    pagemap.set_len(entry_of(RAM_AT + ram().gpa.bytes())).unwrap();
+    pagemap.write_all_at(&(PRESENT | 1).to_ne_bytes(), entry_of(RAM_AT + mib(4))).unwrap();
+    kpageflags.write_all_at(&KSM.to_ne_bytes(), 8).unwrap();
+    MergedPages::of_files(pagemap, kpageflags)
+}
+
+#[test]
+fn a_window_with_merged_pages_stays_as_it_is_and_is_looked_at_again_later() {
+    let host = host();
+    let mut work = greedy(&host, ManagedVm { merged: Some(merged_pages()), ..of_kind(BackingKind::Anon) });
+    work.tick();
+    work.tick();
+    assert_eq!(work.report().outcomes[&("collapse", "refused_merged")], 1, "it backs off");
+    assert_eq!(host.huge_windows(), WINDOWS - 1);
+    assert_eq!(why_not(&work.live()), BTreeMap::from([(WhyNot::Merged, 1)]));
+}
+
 #[test]
 fn each_window_that_is_not_huge_has_one_reason() {
     // window 0: huge   1: never touched   2: refused   3..8: no budget for more than one window at once
@@ -215,6 +254,14 @@ fn each_window_that_is_not_huge_has_one_reason() {
     never.tick();
     let expected = BTreeMap::from([(WhyNot::NeverTouched, 1), (WhyNot::PolicyNeverPromotes, WINDOWS - 2)]);
     assert_eq!(why_not(&never.live()), expected);
+}
+
+#[test]
+fn what_a_policy_wants_to_know_and_can_not_is_said() {
+    let mut work = ManagerLoop::new(host(), vec![of_kind(BackingKind::Anon)], by_name("coverage"), plenty());
+    work.tick();
+    let unanswered = &work.live().unanswered;
+    assert!(unanswered.iter().any(|line| line.contains("mapped in this process")), "{unanswered:?}");
 }
 
 #[test]

@@ -13,12 +13,14 @@ use wideleaf_memory::gate::{Gate, GateState};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host, SideContents};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig};
+use wideleaf_memory::sensors::guest_tables::{ProcessRam, TableMemory};
+use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
+use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
 
 mod other_process;
 
-use other_process::{OtherProcess, WINDOWS, full_windows};
+use other_process::{OtherProcess, WINDOWS, full_windows, word_at};
 
 #[test]
 #[ignore = "it is the other process of the tests here, and they start it"]
@@ -106,6 +108,40 @@ fn only_its_page_sizes_are_changed_from_outside() {
     assert!(host.map_aside(SideContents::Nothing).is_err() && host.create_giant().is_err());
     assert_eq!((host.is_own(), other.huge_windows(&host)), (false, 0));
     assert!(other.is_whole());
+}
+
+#[test]
+fn its_words_are_read_table_by_table_and_not_beyond_its_ram() {
+    let (mut other, host) = on_base_pages();
+    let ram = ProcessRam::open(&host, vec![other.ram()]).unwrap();
+    let mut entries = [0; 512];
+    for table in [0, 3, 700] {
+        assert!(ram.read_table(Gpa::new(table * 4096), &mut entries));
+        let first = table as usize * 512;
+        assert!(entries.iter().enumerate().all(|(index, entry)| *entry == word_at(first + index)), "table {table}");
+    }
+    assert!(!ram.read_table(other.ram().gpa.end(), &mut entries));
+    other.kill();
+    assert!(!ram.read_table(Gpa::new(0), &mut entries), "there is nothing to be read any more");
+}
+
+#[test]
+fn nothing_is_merged_where_nobody_asked_for_it() {
+    let (other, host) = on_base_pages();
+    let merged = match MergedPages::open(&host) {
+        Ok(merged) => merged,
+        Err(error) => return skip("kpageflags", &error.to_string()),
+    };
+    for window in full_windows() {
+        assert_eq!(merged.of_window(other.ram().hva + (window.start() - Gpa::new(0))).unwrap(), 0);
+    }
+}
+
+/// Says why a test can not run here; `WIDELEAF_REQUIRE` names what must be there all the same.
+fn skip(needs: &str, why: &str) {
+    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == needs), "{needs} is required: {why}");
+    eprintln!("skipped: {why}");
 }
 
 /// As of a guest with a balloon: what is absent is to stay so.

@@ -46,6 +46,7 @@ struct State {
     mappings_are_in_pieces: bool,
     panics_at: Option<Hva>,
     moved_aside_to: Option<Hva>,
+    is_of_another: bool,
 }
 
 /// Something else that happens.
@@ -138,6 +139,11 @@ impl FakeHost {
         self.state().calls.panic(call);
     }
 
+    /// From now on it is another process's address space, whose ranges can not be marked.
+    pub fn be_of_another_process(&self) {
+        self.state().is_of_another = true;
+    }
+
     /// Where the pages went that were moved aside last.
     pub fn moved_aside_to(&self) -> Option<Hva> {
         self.state().moved_aside_to
@@ -219,6 +225,10 @@ impl State {
 }
 
 impl Host for FakeHost {
+    fn is_own(&self) -> bool {
+        !self.state().is_of_another
+    }
+
     fn now(&self) -> Moment {
         Moment::after_start(self.state().now)
     }
@@ -237,6 +247,9 @@ impl Host for FakeHost {
         {
             *times -= 1;
             return fail(*errno);
+        }
+        if state.is_of_another && !matches!(advice, Advice::Collapse | Advice::Cold) {
+            return fail(libc::ENOTSUP);
         }
         if advice == Advice::PopulateRead {
             state.populate(pages(start, bytes)); // which need not be whole windows

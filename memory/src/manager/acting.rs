@@ -211,6 +211,10 @@ fn promote(
     hand: Option<&mut SwapHand<'_>>,
     window: WindowIndex,
 ) -> Performed {
+    if let Some(result) = keeps_merged(vm, range, window) {
+        let mechanism = Mechanism::Collapse;
+        return Performed { mechanism, ..Performed::not_tried(result, host.now()) };
+    }
     if vm.keeps_holes() {
         return collapsed(host, collapse_full_window(host, range, window), None);
     }
@@ -218,6 +222,16 @@ fn promote(
     match swap {
         Some(swap) if !is_for_collapse(swap.result) => swapped(host, swap),
         tried => collapsed(host, collapse_window(host, range, window), tried),
+    }
+}
+
+/// The refusal, where pages of the window are merged, or that can not be seen.
+fn keeps_merged(vm: &ManagedVm, range: RamRange, window: WindowIndex) -> Option<OutcomeResult> {
+    let start = range.hva + (window.start() - range.gpa.start());
+    match vm.merged.as_ref()?.of_window(start) {
+        Ok(0) => None,
+        Ok(_) => Some(OutcomeResult::Refused(Refusal::Merged)),
+        Err(error) => Some(error.into()),
     }
 }
 

@@ -65,6 +65,8 @@ pub struct Live {
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
     /// What panicked while it acted.
     pub panics: Vec<String>,
+    /// Questions of the policy that nothing here can answer, each with the reason.
+    pub unanswered: Vec<String>,
     /// The latest actions that were tried, oldest first; [`LATEST_ACTIONS_MAX`] at most.
     pub latest: VecDeque<ActionSeen>,
 }
@@ -138,6 +140,7 @@ impl Publisher {
             sensor_failures: BTreeMap::new(),
             ticks_left_alone: BTreeMap::new(),
             panics: Vec::new(),
+            unanswered: Vec::new(),
             latest: VecDeque::new(),
         };
         let slot = Arc::new(Mutex::new(Arc::new(nothing)));
@@ -208,6 +211,7 @@ impl ManagerLoop {
             sensor_failures: report.sensor_failures.clone(),
             ticks_left_alone: report.ticks_left_alone.clone(),
             panics: report.panics.clone(),
+            unanswered: report.unanswered.clone(),
             latest: self.publisher.latest.clone(),
         };
         *self.publisher.slot.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);

@@ -4,6 +4,7 @@
 //!   something done, or much new in a sample   after `tick_shortest`, or four times what sensing took
 //!   nothing                                   after twice the time, up to `tick_longest`
 //!     and memory came into use meanwhile      at the next pulse, or twenty times what sensing took after the last tick
+//!     and a gate opened or closed             at the next pulse
 //! ```
 //!
 //! Sensing looks at every window, 9 us for one in base pages: a guest of 16 GiB takes 80 ms of CPU. So it is at most a fifth
@@ -65,9 +66,11 @@ impl Pacing {
         self.in_use = in_use(host, vms);
     }
 
-    /// Whether a window's worth of memory came into use since the last tick. On a host that does not say, never.
+    /// Whether a window's worth of memory came into use since the last tick; or whether the host does not say any more, as
+    /// when the process has ended. On a host that never said, never.
     pub fn is_urgent(&mut self, host: &dyn Host, vms: &[ManagedVm]) -> bool {
-        let (Some(now), Some(least)) = (in_use(host, vms), self.in_use) else { return false };
+        let Some(least) = self.in_use else { return false };
+        let Some(now) = in_use(host, vms) else { return true };
         self.in_use = Some(least.min(now));
         let has_grown = now.saturating_sub(least) >= u64::from(BASE_PAGES_PER_WINDOW);
         has_grown && host.now().since(self.ticked_at) >= self.sensed_in * PULSE_PART
@@ -124,6 +127,21 @@ mod tests {
             set_resident(&host, pages);
             assert_eq!(pacing.is_urgent(&host, &[]), is_urgent, "{pages}");
         }
+    }
+
+    #[test]
+    fn all_pages_of_another_process_count_and_its_end_is_urgent() {
+        let host = FakeHost::default();
+        host.be_of_another_process();
+        set_resident_of_which_files(&host, 9000, 8000);
+        let mut pacing = pacing(&host, Duration::ZERO);
+        assert!(!pacing.is_urgent(&host, &[]));
+        set_resident_of_which_files(&host, 9512, 8512);
+        assert!(pacing.is_urgent(&host, &[]));
+        set_resident_of_which_files(&host, 9000, 8000);
+        assert!(!pacing.is_urgent(&host, &[]));
+        host.fail_call(0, libc::ESRCH);
+        assert!(pacing.is_urgent(&host, &[]));
     }
 
     #[test]

@@ -14,28 +14,76 @@
 //! touches the page, as the guest's own walk would.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange, GuestMapping, PageSize, WindowIndex};
 
-use crate::region::GuestRam;
+use crate::host::HostError;
+use crate::host::process::ProcessHost;
+use crate::region::{GuestRam, RamRange};
 use crate::second_level::{SecondLevel, SecondLevelError};
 
 /// Tables one walk reads at most: 512 MiB of them, as many as 256 GiB in base pages have. Reading all takes well below
 /// a second; a guest with more gets an answer that says it is not complete.
 pub const TABLES_MAX: usize = 1 << 17;
 
-/// Where tables are read from.
+/// The entries of one table.
+pub type Entries = [u64; ENTRIES];
+
+/// Where tables are read from: guest RAM of ours ([`GuestRam`]) or of another process ([`ProcessRam`]).
 pub trait TableMemory {
-    /// The eight bytes at an address that is a multiple of eight; `None` outside RAM.
-    fn word(&self, at: Gpa) -> Option<u64>;
+    /// Reads the table at an address that is a multiple of 4 KiB. Whether all of it is RAM that can be read; if not, `entries` holds
+    /// anything.
+    fn read_table(&self, at: Gpa, entries: &mut Entries) -> bool;
 }
 
 impl TableMemory for GuestRam {
-    fn word(&self, at: Gpa) -> Option<u64> {
-        let range = self.ranges().iter().find(|range| range.gpa.contains(at))?;
-        let index = (at - range.gpa.start()).as_usize() / size_of::<u64>();
-        Some(self.piece(*range).peek(index))
+    fn read_table(&self, at: Gpa, entries: &mut Entries) -> bool {
+        let Some(range) = self.ranges().iter().find(|range| has_table(range.gpa, at)) else { return false };
+        let (piece, first) = (self.piece(*range), (at - range.gpa.start()).as_usize() / size_of::<u64>());
+        entries.iter_mut().enumerate().for_each(|(index, entry)| *entry = piece.peek(first + index));
+        true
     }
+}
+
+/// Guest RAM that another process has mapped, read through its `/proc/PID/mem` (proc_pid_mem(5)): who may attach a debugger may
+/// (its owner, or `CAP_SYS_PTRACE`).
+#[derive(Debug)]
+pub struct ProcessRam {
+    mem: File,
+    ranges: Vec<RamRange>,
+}
+
+impl ProcessRam {
+    /// RAM of this process, mapped at `ranges`.
+    ///
+    /// # Errors
+    /// [`HostError`] where its memory may not be read.
+    pub fn open(process: &ProcessHost, ranges: Vec<RamRange>) -> Result<ProcessRam, HostError> {
+        Ok(ProcessRam { mem: process.open_file("mem")?, ranges })
+    }
+}
+
+impl TableMemory for ProcessRam {
+    fn read_table(&self, at: Gpa, entries: &mut Entries) -> bool {
+        let Some(range) = self.ranges.iter().find(|range| has_table(range.gpa, at)) else { return false };
+        let mut bytes = [0; TABLE.get() as usize];
+        let hva = range.hva + (at - range.gpa.start());
+        if self.mem.read_exact_at(&mut bytes, hva.get()).is_err() {
+            return false;
+        }
+        let (words, _) = bytes.as_chunks();
+        entries.iter_mut().zip(words).for_each(|(entry, word)| *entry = u64::from_le_bytes(*word));
+        true
+    }
+}
+
+/// Size of a table.
+const TABLE: Bytes = PageSize::Base4K.bytes();
+
+fn has_table(range: GpaRange, at: Gpa) -> bool {
+    range.contains(at) && range.end() - at >= TABLE
 }
 
 /// How many levels the guest's tables have: five where CR4.LA57 is set (SDM vol. 3, 4.5).
@@ -96,11 +144,11 @@ pub fn walk(
     for root in roots {
         walk.enqueue(Table { at: Gpa::new(root & ADDRESS), level, is_user: true });
     }
-    let mut tables = 0;
+    let (mut tables, mut entries) = (0, [0; ENTRIES]);
     while tables < tables_max
         && let Some(table) = walk.queue.pop()
     {
-        walk.read_table(memory, table);
+        walk.read_table(memory, table, &mut entries);
         tables += 1;
     }
     GuestTables { is_complete: walk.queue.is_empty(), windows: walk.into_windows(), tables }
@@ -115,7 +163,7 @@ const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Bit 12 of a large leaf chooses a memory type; those between it and the address are reserved.
 const LARGE_PAT: u64 = 1 << 12;
-const ENTRIES: u64 = 512;
+const ENTRIES: usize = 512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Table {
@@ -210,10 +258,11 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn read_table(&mut self, memory: &dyn TableMemory, table: Table) {
-        for index in 0..ENTRIES {
-            let at = table.at + Bytes::new(index * size_of::<u64>() as u64);
-            let Some(entry) = memory.word(at) else { return };
+    fn read_table(&mut self, memory: &dyn TableMemory, table: Table, entries: &mut Entries) {
+        if !memory.read_table(table.at, entries) {
+            return;
+        }
+        for entry in *entries {
             let is_user = table.is_user && entry & USER != 0;
             match Entry::parse(entry, table.level) {
                 Entry::Nothing => {}
@@ -277,10 +326,12 @@ mod tests {
     }
 
     impl TableMemory for Words {
-        fn word(&self, at: Gpa) -> Option<u64> {
+        fn read_table(&self, at: Gpa, entries: &mut Entries) -> bool {
             assert!(self.range.contains(at), "{at} is read, and no RAM");
-            assert_eq!(at.get() % 8, 0);
-            self.words.get((at - self.range.start()).as_usize() / 8).copied()
+            assert_eq!(at.get() % 4096, 0);
+            let first = (at - self.range.start()).as_usize() / 8;
+            entries.copy_from_slice(&self.words[first..][..ENTRIES]);
+            true
         }
     }
 
@@ -364,7 +415,7 @@ mod tests {
     #[test]
     fn a_table_that_leads_to_itself_ends() {
         let mut ram = Words::new(0, mib(2));
-        (0..ENTRIES).for_each(|index| ram.set(0x1000, index, 0x1000 | LINK));
+        (0..ENTRIES as u64).for_each(|index| ram.set(0x1000, index, 0x1000 | LINK));
         let found = ram.walk(&[0x1000], TableLevels::Five);
         assert_eq!((found.tables, found.is_complete), (5, true));
         assert_eq!(mappings(&found), [GuestMapping::Base4K]);

@@ -18,13 +18,17 @@ const WORDS_PER_WINDOW: usize = 512 * WORDS_PER_PAGE;
 /// Of the last window only these pages are there: a guest that gave the others back.
 const PAGES_OF_THE_LAST: usize = 100;
 
+/// What the word at this place of its memory is.
+pub fn word_at(index: usize) -> u64 {
+    (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
 /// What the other process does. Ends when its standard input does.
 pub fn be_the_other_process() {
     let mut memory = vec![0_u64; (WINDOWS as usize + 1) * WORDS_PER_WINDOW];
     let first = (memory.as_ptr() as usize).next_multiple_of(WORDS_PER_WINDOW * 8) - memory.as_ptr() as usize;
     let ram = &mut memory[first / 8..][..WINDOWS as usize * WORDS_PER_WINDOW];
     let touched = (WINDOWS as usize - 1) * WORDS_PER_WINDOW + PAGES_OF_THE_LAST * WORDS_PER_PAGE;
-    let word_at = |index: usize| (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     ram[..touched].iter_mut().enumerate().for_each(|(index, word)| *word = word_at(index));
     eprintln!("{:x}", ram.as_ptr() as usize);
     for line in std::io::stdin().lines() {

@@ -29,6 +29,10 @@ use crate::virsh::{Job, Virsh, job_of_status};
 /// What was seen longer ago says nothing: some refreshes were missed, so something hangs.
 const FACTS_AGE_MAX: Duration = Duration::from_secs(5);
 
+/// Reading its open files costs as much as all the rest. What they tell seldom changes, and where it just did the kernel refuses
+/// to move what is pinned.
+const FILES_EVERY: Duration = Duration::from_secs(5);
+
 /// virsh costs a process each time.
 const VIRSH_EVERY: Duration = Duration::from_secs(10);
 
@@ -44,10 +48,27 @@ const QUESTIONS: [Question; 6] =
 pub struct GuestGate {
     process: VmProcess,
     monitor: Option<Arc<Monitor>>,
-    virsh: Mutex<Option<(Instant, Option<LeftAlone>)>>,
+    files: Mutex<Option<Answer>>,
+    virsh: Mutex<Option<Answer>>,
     facts: Mutex<Facts>,
     is_asked: AtomicBool,
     holes_are_wanted: AtomicBool,
+}
+
+/// What something said when.
+type Answer = (Instant, Option<LeftAlone>);
+
+/// The answer there is, or a new one where it is too old.
+fn no_older_than(
+    age: Duration,
+    latest: &Mutex<Option<Answer>>,
+    ask: impl FnOnce() -> Option<LeftAlone>,
+) -> Option<LeftAlone> {
+    let mut latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+    match *latest {
+        Some((at, answer)) if at.elapsed() < age => answer,
+        _ => latest.insert((Instant::now(), ask())).1,
+    }
 }
 
 /// What was seen at the latest refresh.
@@ -63,8 +84,8 @@ impl GuestGate {
     pub fn new(process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
         let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
         let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (virsh, facts) = (Mutex::default(), Mutex::new(facts));
-        let gate = GuestGate { process, monitor, virsh, facts, is_asked, holes_are_wanted };
+        let (files, virsh, facts) = (Mutex::default(), Mutex::default(), Mutex::new(facts));
+        let gate = GuestGate { process, monitor, files, virsh, facts, is_asked, holes_are_wanted };
         gate.refresh();
         gate
     }
@@ -87,7 +108,7 @@ impl GuestGate {
 
     fn state_of_the_living(&self) -> (GateState, bool) {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
-        let of_process = self.process_says();
+        let of_process = no_older_than(FILES_EVERY, &self.files, || self.files_say());
         match &self.monitor {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
@@ -102,7 +123,7 @@ impl GuestGate {
     }
 
     /// What its files in `/proc` tell. Where they can not be read, nothing.
-    fn process_says(&self) -> Option<LeftAlone> {
+    fn files_say(&self) -> Option<LeftAlone> {
         let descriptors = self.process.descriptors_now().unwrap_or_default();
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
@@ -120,15 +141,9 @@ impl GuestGate {
     }
 
     fn virsh_says(&self, domain: &str) -> Option<LeftAlone> {
-        let mut latest = self.virsh.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, answer)) = *latest
-            && at.elapsed() < VIRSH_EVERY
-        {
-            return answer;
-        }
-        let answer = Virsh::default().job(domain).map_or(Some(LeftAlone::NoAnswer), of_job);
-        *latest = Some((Instant::now(), answer));
-        answer
+        no_older_than(VIRSH_EVERY, &self.virsh, || {
+            Virsh::default().job(domain).map_or(Some(LeftAlone::NoAnswer), of_job)
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Facts> {

@@ -10,12 +10,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use procfs::ProcError;
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process, VmFlags};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, VmFlags};
+use procfs::{FromBufRead as _, ProcError};
 use wideleaf_control::view::Vmm;
 use wideleaf_policies::{Bytes, Hva, PageSize};
 
@@ -174,7 +174,7 @@ impl VmProcess {
     pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
         let error = |source| process_error(pid, source);
         let process = open(places, pid).map_err(error)?;
-        let arguments = process.cmdline().map_err(error)?;
+        let arguments = arguments(&process).map_err(error)?;
         if arguments.is_empty() {
             return Ok(None); // a thread of the kernel's, or one that has ended
         }
@@ -246,7 +246,8 @@ impl VmProcess {
         };
         let process = open(&self.places, self.pid).map_err(lost)?;
         let file_systems = file_systems(&process);
-        Ok(process.smaps().map_err(lost)?.into_iter().map(|map| mapping(&map, &file_systems)).collect())
+        let maps = smaps(&process).map_err(lost)?;
+        Ok(maps.into_iter().map(|map| mapping(&map, &file_systems)).collect())
     }
 }
 
@@ -270,6 +271,22 @@ fn short(error: &ProcError) -> String {
         ProcError::NotFound(_) => "the process has ended".into(),
         other => other.to_string(),
     }
+}
+
+/// Its arguments, whatever bytes they are made of.
+fn arguments(process: &Process) -> Result<Vec<String>, ProcError> {
+    let mut bytes = Vec::new();
+    process.open_relative("cmdline")?.read_to_end(&mut bytes)?;
+    let arguments = bytes.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
+    Ok(arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
+}
+
+/// The process chooses the names in there. Those that look like System V shared memory are in small letters here, since the parser
+/// trusts them to be well made.
+fn smaps(process: &Process) -> Result<MemoryMaps, ProcError> {
+    let mut bytes = Vec::new();
+    process.open_relative("smaps")?.read_to_end(&mut bytes)?;
+    MemoryMaps::from_buf_read(String::from_utf8_lossy(&bytes).replace("/SYSV", "/sysv").as_bytes())
 }
 
 /// The program's name: of its file, else as it calls itself.
@@ -417,6 +434,21 @@ pub(crate) mod tests {
         fs::remove_dir(places.proc.join("10/fd")).expect("it is empty");
         let guest = VmProcess::look(&places, 10).expect("it is there").expect("taken for a VM");
         assert!(guest.descriptors.expect_err("lost").to_string().contains("CAP_SYS_PTRACE"));
+    }
+
+    #[test]
+    fn names_that_a_process_chose_to_annoy_are_no_harm() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 12, &["qemu-system-x86_64", "-name", "caf"], &["anon_inode:kvm-vm"]);
+        fs::write(places.proc.join("12/cmdline"), b"qemu-system-x86_64\0-name\0caf\xe9\0").expect("written");
+        let line = |path: &str| format!("7f0000000000-7f0000200000 rw-s 00000000 00:01 7    {path}\nSize: 2048 kB\n");
+        let guest = VmProcess::look(&places, 12).expect("it is there").expect("a VM");
+        assert_eq!(guest.name, "caf\u{fffd}");
+        for (path, seen) in [("/SYSVx", "/sysvx"), ("/dev/zero (deleted)", "/dev/zero (deleted)")] {
+            fs::write(places.proc.join("12/smaps"), line(path)).expect("written");
+            let mappings = guest.mappings().expect("readable");
+            assert_eq!((mappings.len(), mappings[0].path.as_deref()), (1, Some(seen)));
+        }
     }
 
     #[test]

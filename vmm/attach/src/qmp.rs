@@ -148,6 +148,7 @@ impl Qmp {
     pub fn connect(path: &Path, within: Duration) -> Result<Qmp, QmpError> {
         let connect = |source| QmpError::Connect { path: path.display().to_string(), source };
         let stream = UnixStream::connect(path).map_err(connect)?;
+        stream.set_read_timeout(Some(within)).and_then(|()| stream.set_write_timeout(Some(within))).map_err(connect)?;
         let mut qmp = Qmp { stream, received: Vec::new(), within };
         let until = Instant::now() + within;
         match message(&qmp.line(until)?)? {
@@ -189,7 +190,6 @@ impl Qmp {
     }
 
     fn send(&mut self, lines: &str) -> Result<(), QmpError> {
-        self.stream.set_write_timeout(Some(self.within)).map_err(QmpError::Broken)?;
         self.stream.write_all(lines.as_bytes()).map_err(|error| self.failed(error))
     }
 
@@ -218,9 +218,10 @@ impl Qmp {
             if looked_at > LINE_BYTES_MAX {
                 return Err(QmpError::TooLong);
             }
-            // A timeout of zero would be none at all.
-            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
-            self.stream.set_read_timeout(Some(left)).map_err(QmpError::Broken)?;
+            // A read waits for `within` at most, so that an answer in pieces takes twice that at most.
+            if Instant::now() > until {
+                return Err(QmpError::TimedOut(self.within));
+            }
             match self.stream.read(&mut chunk).map_err(|error| self.failed(error))? {
                 0 => return Err(QmpError::Closed),
                 count => self.received.extend_from_slice(&chunk[..count]),

@@ -170,10 +170,14 @@ struct Placed {
 
 /// Finds a guest's RAM: from its monitor where there is one, else by guessing.
 pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
-    let mappings = match process.mappings() {
+    let mut mappings = match process.mappings() {
         Ok(mappings) => mappings,
         Err(lost) => return RamMap { pieces: Vec::new(), notes: vec![lost.to_string()] },
     };
+    if process.vmm == Vmm::Wideleaf {
+        // Its own manager marks windows, and lifts the mark of those that it makes huge.
+        mappings.iter_mut().for_each(|mapping| mapping.is_kept_small = false);
+    }
     let mut notes = Vec::new();
     let asked = monitor.map(from_monitor).and_then(|asked| {
         asked.map_err(|error| notes.push(format!("guest-physical addresses are guessed: {error}"))).ok()
@@ -356,7 +360,7 @@ fn cut(part: &Placed, mappings: &[Mapping], is_thp_off: bool, is_guess: bool) ->
 }
 
 fn kind(mapping: &Mapping) -> RamKind {
-    let is_of_the_kernel = |path: &str| ["/memfd:", "/dev/zero", "Vsys"].iter().any(|name| path.starts_with(name));
+    let is_of_the_kernel = |path: &str| ["/memfd:", "/dev/zero", "/sysv"].iter().any(|name| path.starts_with(name));
     match (&mapping.path, mapping.kernel_page) {
         (_, page) if page == PageSize::Giant1G.bytes() => RamKind::Hugetlb(PageSize::Giant1G),
         (_, page) if page == PageSize::Huge2M.bytes() => RamKind::Hugetlb(PageSize::Huge2M),

@@ -83,7 +83,9 @@ impl OutsideView {
             }
         }
         let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
-        Err(format!("what KVM maps is not known{why}: needs a QMP socket of its own, root, or virsh"))
+        Err(format!(
+            "what KVM maps is not known{why}: needs a QMP socket of its own, root and a mounted debugfs, or virsh"
+        ))
     }
 }
 

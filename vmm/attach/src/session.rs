@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use wideleaf_control::view::{BackingView, Care, Explanation, Guarantee, Reason, VmView, WindowMap, WindowRange};
+use wideleaf_control::view::{BackingView, Care, Explanation, Guarantee, Reason, VmView, Vmm, WindowMap, WindowRange};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
 use wideleaf_memory::host::process::ProcessHost;
@@ -59,6 +59,9 @@ pub enum AttachError {
     /// The policy is of no use there.
     #[error("{0}")]
     Policy(String),
+    /// It has a manager of its own.
+    #[error("process {0} is `wideleaf run`, which manages its guest itself: say there which policy it should follow")]
+    ManagesItself(u32),
     /// Its memory can not be seen or advised.
     #[error("process {pid} can not be managed: {source} (needs root, or the user of the process and CAP_SYS_NICE)")]
     Host {
@@ -110,6 +113,9 @@ impl Attached {
     pub fn start(process: VmProcess, settings: Settings) -> Result<Attached, AttachError> {
         check(settings.policy.as_ref())?;
         let pid = process.pid;
+        if process.vmm == Vmm::Wideleaf {
+            return Err(AttachError::ManagesItself(pid));
+        }
         let host = ProcessHost::open(pid).map_err(|source| AttachError::Host { pid, source })?;
         // From here on the process is held by its descriptor; before, its number may have passed to another.
         if !process.is_alive() {
@@ -409,6 +415,7 @@ impl Drop for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::tests::{add_process, fake_places};
     use wideleaf_policies::snapshot::WindowRow;
     use wideleaf_policies::{GuestMapping, Moment};
 
@@ -439,6 +446,15 @@ mod tests {
         let seen: Vec<_> =
             ranges.iter().map(|r| (r.gpa, r.backing.as_str(), r.second_level.as_str(), r.heat.as_str())).collect();
         assert_eq!(seen, [(0, "24", "24", "9?"), (4 << 30, ".", ".", "5")]);
+    }
+
+    #[test]
+    fn a_vmm_that_manages_its_guest_itself_is_left_to_it() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["/usr/bin/wideleaf", "run", "gups"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("a VM");
+        let refused = Attached::start(process, Settings::default()).err().expect("refused");
+        assert!(matches!(refused, AttachError::ManagesItself(7)), "{refused}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use wideleaf_control::view::{
-    BackingView, Care, Explanation, Guarantee, MappingView, Reason, VmView, WindowMap, WindowRange,
+    BackingView, Care, Explanation, Guarantee, MappingView, Reason, VmView, Vmm, WindowMap, WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::explain::CannotBeHuge;
@@ -140,6 +140,9 @@ impl Survey {
             ),
             _ if piece.kind == RamKind::Shmem && !may_collapse_shared => {
                 said(CannotBeHuge::SharedStalls.name(), &CannotBeHuge::SharedStalls.to_string())
+            }
+            _ if self.process.vmm == Vmm::Wideleaf => {
+                said("not_chosen", "its own manager has not made it huge: its report says why")
             }
             _ => {
                 said(UNMANAGED, "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would")

@@ -2,15 +2,20 @@
 //! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::sync::Arc;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use wideleaf_attach::find;
 use wideleaf_attach::gate::GuestGate;
+use wideleaf_attach::monitor::Monitor;
 use wideleaf_attach::process::Places;
 use wideleaf_attach::qmp::{ANSWER_WITHIN, Qmp};
 use wideleaf_attach::ram::{self, NeverHuge, RamKind, RamMap};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::protocol::Target;
 use wideleaf_control::view::Vmm;
-use wideleaf_memory::gate::{Gate as _, GateState};
+use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
@@ -161,9 +166,7 @@ fn a_guest_is_found_by_process_name_and_monitor() {
 fn the_gate_is_open_for_a_guest_that_only_runs_and_gone_when_it_ends() {
     if can_run() {
         let mut guest = Guest::start(&["-M", "microvm", "-m", "128M"]);
-        let monitor =
-            std::sync::Arc::new(wideleaf_attach::monitor::Monitor::of(&guest.process(), &guest.qmp()).unwrap());
-        let gate = GuestGate::new(guest.process(), Some(monitor));
+        let gate = gate_of(&guest);
         assert_eq!((gate.state(), gate.keeps_holes()), (GateState::Open, false));
         guest.kill();
         gate.refresh();
@@ -171,13 +174,51 @@ fn the_gate_is_open_for_a_guest_that_only_runs_and_gone_when_it_ends() {
     }
 }
 
+/// A gate that asks the guest's monitor.
+fn gate_of(guest: &Guest) -> GuestGate {
+    let monitor = Monitor::of(&guest.process(), &guest.qmp()).unwrap();
+    GuestGate::new(guest.process(), Some(Arc::new(monitor)))
+}
+
+#[test]
+fn a_guest_that_waits_for_a_migration_is_left_alone() {
+    if can_run() {
+        let guest = Guest::start(&["-M", "microvm", "-m", "128M", "-incoming", "defer"]);
+        assert_eq!(gate_of(&guest).state(), GateState::Closed(LeftAlone::Migration));
+    }
+}
+
+#[test]
+fn a_monitor_that_hangs_closes_the_gate_until_it_answers_again() {
+    if can_run() {
+        let guest = Guest::start(&["-M", "microvm", "-m", "128M"]);
+        let gate = gate_of(&guest);
+        let pid = Pid::from_raw(guest.pid() as i32);
+        kill(pid, Signal::SIGSTOP).unwrap();
+        gate.refresh();
+        assert_eq!(gate.state(), GateState::Closed(LeftAlone::NoAnswer));
+        kill(pid, Signal::SIGCONT).unwrap();
+        eventually("an answer", || {
+            gate.refresh();
+            gate.state() == GateState::Open
+        });
+    }
+}
+
+#[test]
+fn a_socket_of_another_guest_is_not_believed() {
+    if can_run() {
+        let [one, other] = [0; 2].map(|_| Guest::start(&["-M", "microvm", "-m", "128M"]));
+        let error = Monitor::of(&one.process(), &other.qmp()).unwrap_err().to_string();
+        assert!(error.contains(&format!("is of process {} and not of {}", other.pid(), one.pid())), "{error}");
+    }
+}
+
 #[test]
 fn a_balloon_that_holds_something_keeps_its_holes() {
     if can_run() {
         let guest = Guest::start(&["-M", "q35", "-m", "256M", "-device", "virtio-balloon-pci,free-page-reporting=on"]);
-        let monitor =
-            std::sync::Arc::new(wideleaf_attach::monitor::Monitor::of(&guest.process(), &guest.qmp()).unwrap());
-        assert!(GuestGate::new(guest.process(), Some(monitor)).keeps_holes());
+        assert!(gate_of(&guest).keeps_holes());
     }
 }
 

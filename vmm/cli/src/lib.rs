@@ -7,6 +7,7 @@
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
+//!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
 //!            set, attach, detach, reload ▶ the daemon
@@ -27,6 +28,7 @@ pub mod kernels;
 pub mod manual;
 pub mod mappings;
 pub mod output;
+pub mod pool;
 pub mod report;
 pub mod run;
 pub mod session;

@@ -354,11 +354,12 @@ impl Terminal {
 
 #[test]
 fn top_gives_the_terminal_back_however_it_ends() {
-    let ends: [(&dyn Fn(&mut Terminal), i32); 4] = [
-        (&|terminal| terminal.type_in(b"q"), 0),
-        (&|terminal| terminal.type_in(b"\x03"), 130),
-        (&|terminal| terminal.top.signal(Signal::SIGTERM), 130),
-        (&|terminal| terminal.top.signal(Signal::SIGINT), 130),
+    type End = fn(&mut Terminal);
+    let ends: [(End, i32); 4] = [
+        (|terminal| terminal.type_in(b"q"), 0),
+        (|terminal| terminal.type_in(b"\x03"), 130),
+        (|terminal| terminal.top.signal(Signal::SIGTERM), 130),
+        (|terminal| terminal.top.signal(Signal::SIGINT), 130),
     ];
     let scratch = Scratch::new();
     let daemon = FakeDaemon::start(&scratch);
