@@ -25,7 +25,7 @@ Examples:
     wideleaf list
 
   Of a daemon that listens elsewhere, for programs:
-    wideleaf list --socket /tmp/control.sock --format json
+    wideleaf list --socket /run/other/control.sock --format json
 
   Names of the VMs with less than half of their memory in large pages:
     wideleaf list --format json | jq -r '.vms[] | select(.backing.huge_2m < .backing.base_4k) | .name'";
