@@ -212,7 +212,10 @@ mod tests {
             job_of_status("<domstatus>\n  <job type='none' async='migration out' phase='perform3' flags='0x0'>"),
             Job::Migration
         );
-        assert_eq!(job_of_status("<job type='modify' async='save'/>"), Job::Snapshot);
+        assert_eq!(
+            job_of_status("<job type='none' async='dump' flags='0x10' asyncStarted='1795298981303'/>"),
+            Job::Snapshot
+        );
         assert_eq!(job_of_status("<job type='modify' async='none'/><x async='save'/>"), Job::None);
         assert_eq!(job_of_status(""), Job::None);
     }
