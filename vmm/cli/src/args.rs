@@ -8,8 +8,11 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
+use crate::attach::AttachArgs;
+use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::image::ImageArgs;
 use crate::kernels;
+use crate::top::TopArgs;
 
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
@@ -31,9 +34,9 @@ First steps:
 Exit codes:
     0  done, and the guest verified its memory
     1  the guest found a wrong word or result, or said that it failed
-    2  an argument makes no sense
+    2  an argument makes no sense, or wideleafd refuses what was asked
     3  the image, the initrd, the configuration or the recording can not be used
-    4  the host lacks something: KVM, a hugetlb page, memory
+    4  the host lacks something: KVM, a hugetlb page, memory, wideleafd
     5  the guest crashed: triple fault, panic, an instruction KVM could not run
     6  the guest did not end within --timeout
     7  the result or the recording could not be written
@@ -57,6 +60,22 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed
     Image(ImageArgs),
+    /// Show all VMs of this host: what backs their RAM, who looks after it
+    List(ListArgs),
+    /// Show all about one VM
+    Info(VmArgs),
+    /// Show why windows of a VM are not in large pages, and what would change it
+    Explain(VmArgs),
+    /// Change the policy or the guarantee of a VM that wideleafd manages
+    Set(SetArgs),
+    /// Put a guest that somebody else started under wideleafd's management
+    Attach(AttachArgs),
+    /// Leave a VM to itself: wideleafd does nothing more for it
+    Detach(DetachArgs),
+    /// Let wideleafd read its configuration again
+    Reload(ReloadArgs),
+    /// Watch the VMs of this host: coverage, the map of one's memory, promotions as they happen
+    Top(TopArgs),
     /// Show the hugetlb pools and who has their pages; make one larger, or smaller by pages that nobody has
     Pool(PoolArgs),
     /// Print what a shell completes: wideleaf completions bash > /etc/bash_completion.d/wideleaf
@@ -513,7 +532,7 @@ fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
 }
 
 /// `name:key=value,…` with the contents of FILE for each value that is `@FILE`.
-fn with_files(text: &str) -> Result<String, String> {
+pub(crate) fn with_files(text: &str) -> Result<String, String> {
     let Some((name, settings)) = text.split_once(':') else { return Ok(text.to_owned()) };
     let settings = settings.split(',').map(|setting| match setting.split_once("=@") {
         Some((key, path)) => Ok(format!("{key}={}", lines_of(path)?)),
@@ -534,7 +553,7 @@ fn lines_of(path: &str) -> Result<String, String> {
 }
 
 /// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is refused: nobody remembers its unit.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     const FORM: &str = "not a time: write a whole number with ms, s, m or h behind it (250ms, 10s)";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

@@ -9,14 +9,18 @@
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
+//!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
+//!            set, attach, detach, reload ▶ the daemon
 //!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
 
 pub mod args;
+pub mod attach;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
 pub mod failure;
+pub mod guests;
 pub mod held_pool;
 pub mod image;
 pub mod interrupts;
@@ -29,3 +33,5 @@ pub mod report;
 pub mod run;
 pub mod session;
 pub mod simulate;
+pub mod source;
+pub mod top;

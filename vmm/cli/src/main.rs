@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
-use wideleaf::{demo, doctor, held_pool, image, kernels, manual, pool, run, simulate};
+use wideleaf::{attach, demo, doctor, guests, held_pool, image, kernels, manual, pool, run, simulate, top};
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
@@ -25,6 +25,14 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Image(args) => image::main(&args),
+        Command::List(args) => guests::list(&args),
+        Command::Info(args) => guests::info(&args),
+        Command::Explain(args) => guests::explain(&args),
+        Command::Set(args) => guests::set(&args),
+        Command::Attach(args) => attach::main(&args),
+        Command::Detach(args) => guests::detach(&args),
+        Command::Reload(args) => guests::reload(&args),
+        Command::Top(args) => top::main(&args),
         Command::Pool(args) => pool::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

@@ -1,0 +1,188 @@
+//! `wideleaf attach`: puts a guest that somebody else started under wideleafd's management, or manages it itself for as long as it runs.
+//!
+//! ```text
+//!   --dry-run ──────────────────────────────▶ what would be done, a line each
+//!   --foreground, or no daemon is there ────▶ the manager, in this process until Ctrl-C or the guest's end
+//!   else ───────────────────────────────────▶ the daemon
+//! ```
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use wideleaf_attach::find;
+use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::session::{self, AttachError, Attached};
+use wideleaf_control::client;
+use wideleaf_control::protocol::{Request, Settings, Target};
+use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
+use wideleaf_policies::PolicyChoice;
+
+use crate::args::FormatArg;
+use crate::failure::Failure;
+use crate::guests::settings::{OFF, parse_path, parse_policy};
+use crate::guests::tables;
+use crate::interrupts::Interrupts;
+use crate::output::{Output, say};
+use crate::source::{SocketArg, vm_of};
+
+/// How often it is looked whether a guest that is managed from here has ended, and whether somebody wants us to end.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What a guest is managed by where no policy and no daemon is there to say it.
+const DEFAULT_POLICY: &str = "auto";
+
+const ATTACH_EXAMPLES: &str = "\
+The guest runs on; nothing in it or in its VMM has to change. `wideleaf detach` leaves it to itself again. Without a daemon, and with
+--foreground, this command manages the guest itself until Ctrl-C (exit code 130) or until the guest ends, and then shows what it did.
+
+Examples:
+  What would be done, without doing it:
+    wideleaf attach web --dry-run
+
+  A libvirt domain, under the policy that wideleafd's configuration names:
+    wideleaf attach web
+
+  A process, only looked at:
+    wideleaf attach 4711 --policy off
+
+  What runs behind a monitor of QEMU's, which is then also asked for the exact RAM map:
+    wideleaf attach --qmp /run/web.qmp --policy coverage --guarantee 95%";
+
+/// `wideleaf attach`.
+#[derive(Args, Debug)]
+#[command(after_long_help = ATTACH_EXAMPLES)]
+pub struct AttachArgs {
+    /// Process id of the VMM, or name or UUID of a libvirt domain
+    #[arg(value_name = "PID|DOMAIN", required_unless_present = "qmp")]
+    target: Option<String>,
+
+    /// A monitor of QEMU's that nobody else is connected to: names the guest, or is asked about the one that is named
+    #[arg(long, value_name = "SOCKET", value_parser = parse_path)]
+    qmp: Option<PathBuf>,
+
+    /// A policy as for `wideleaf run`, or off: it is only looked at [default: as wideleafd's configuration says, else
+    /// auto]
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
+    policy: Option<String>,
+
+    /// The share of its present memory to have in large pages, or best-effort; less is reported [default: as
+    /// wideleafd's configuration says]
+    #[arg(long, value_name = "SHARE", value_parser = parse_guarantee)]
+    guarantee: Option<Guarantee>,
+
+    /// Collapse shared memory too, which stops the guest for 15 to 30 ms a window
+    #[arg(long)]
+    collapse_shared: bool,
+
+    /// Show what would be done, and do nothing
+    #[arg(long, conflicts_with = "foreground")]
+    dry_run: bool,
+
+    /// Manage the guest from this command, also where a daemon is there
+    #[arg(long)]
+    foreground: bool,
+
+    #[command(flatten)]
+    socket: SocketArg,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+}
+
+fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
+    text.parse()
+}
+
+impl AttachArgs {
+    /// A number is a process id: whose domain is called like one names it by its UUID.
+    fn target(&self) -> Result<Target, Failure> {
+        match (&self.target, &self.qmp) {
+            (Some(text), _) => Ok(text.parse().map_or_else(|_| Target::Domain(text.clone()), Target::Pid)),
+            (None, Some(path)) => Ok(Target::Qmp(path.clone())),
+            (None, None) => Err(Failure::Usage("name a process, a libvirt domain or --qmp SOCKET".into())),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            policy: self.policy.clone(),
+            guarantee: self.guarantee.map(|guarantee| guarantee.to_string()),
+            collapse_shared: self.collapse_shared.then_some(true),
+            qmp: self.qmp.clone(),
+        }
+    }
+}
+
+impl AttachArgs {
+    fn guest(&self) -> Result<VmProcess, Failure> {
+        Ok(find::resolve(&Places::default(), &self.target()?)?)
+    }
+
+    /// The same settings for a manager in this process.
+    fn session(&self) -> Result<session::Settings, Failure> {
+        let policy = match self.policy.as_deref().unwrap_or(DEFAULT_POLICY) {
+            OFF => None,
+            text => Some(PolicyChoice::parse(text).map_err(|error| Failure::Usage(error.to_string()))?),
+        };
+        Ok(session::Settings {
+            policy,
+            may_collapse_shared: self.collapse_shared,
+            qmp: self.qmp.clone(),
+            ..session::Settings::default()
+        })
+    }
+
+    fn view(&self, attached: &Attached) -> VmView {
+        VmView { guarantee: self.guarantee.unwrap_or_default(), ..attached.view() }
+    }
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`].
+pub fn main(args: &AttachArgs) -> Result<(), Failure> {
+    let output = Output::open(args.format, None)?;
+    if args.dry_run {
+        let plan = session::plan(&args.guest()?, &args.session()?)?;
+        return output.write(&plan, |lines| lines.iter().map(|line| tables::clean(line) + "\n").collect());
+    }
+    if args.foreground {
+        return manage(args, output);
+    }
+    let request = Request::Attach { target: args.target()?, settings: args.settings() };
+    match client::ask(args.socket.path(), request) {
+        Ok(answer) => output.write(&vm_of(answer)?, |vm| format!("{}\n", tables::care_line(vm))),
+        Err(error) if args.socket.may_do_without(&error) => {
+            say(format_args!("{error}; until then this command manages the guest"));
+            manage(args, output)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Manages the guest until it ends or somebody interrupts, and shows what was done.
+fn manage(args: &AttachArgs, output: Output) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let attached = Attached::start(args.guest()?, args.session()?)?;
+    say(tables::care_line(&args.view(&attached)));
+    while !interrupts.is_set() && !attached.has_ended() {
+        thread::sleep(LOOK_EVERY);
+    }
+    let view = args.view(&attached);
+    attached.stop();
+    output.write(&view, tables::vm)?;
+    interrupts.check()
+}
+
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Failure {
+        match error {
+            AttachError::Policy(_) => Failure::Usage(error.to_string()),
+            _ => Failure::Host(error.to_string()),
+        }
+    }
+}

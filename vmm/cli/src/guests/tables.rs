@@ -1,0 +1,311 @@
+//! VMs as text: a line each, all about one, why windows are not huge.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+
+use comfy_table::{Cell, ContentArrangement};
+use wideleaf_control::view::{
+    BackingView, Care, DaemonView, Explanation, Guarantee, MappingView, Quantiles, RamView, VmView, Vmm, WorkView,
+};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, PageSize};
+
+use crate::report::{number, table};
+use crate::source::HostReport;
+
+/// The latest actions that `wideleaf info` shows.
+const ACTIONS_SHOWN: usize = 8;
+
+/// What stands where nothing is known.
+const UNKNOWN: &str = "-";
+
+/// `wideleaf list`.
+pub fn host(report: &HostReport) -> String {
+    let mut out = format!("{}\n", clean(&report.source));
+    if let Some(daemon) = &report.daemon {
+        let _ = writeln!(out, "{}", daemon_line(daemon));
+    }
+    if report.vms.is_empty() {
+        out.push_str("no VM runs on this host\n");
+        write_notes(&mut out, &report.notes);
+        return out;
+    }
+    let header = [
+        "VM",
+        "pid",
+        "VMM",
+        "care",
+        "RAM",
+        "resident",
+        "on 2m+",
+        "4k",
+        "2m",
+        "1g",
+        "KVM 2m+",
+        "misaligned",
+        "guarantee",
+    ];
+    let mut rows = table(&header);
+    rows.set_content_arrangement(ContentArrangement::Dynamic);
+    for vm in &report.vms {
+        rows.add_row(row(vm));
+    }
+    let _ = writeln!(out, "{rows}");
+    for (note, names) in notes_of_all(&report.vms) {
+        let _ = writeln!(out, "  {}: {}", names.join(", "), clean(note));
+    }
+    write_notes(&mut out, &report.notes);
+    out
+}
+
+/// Each note once, with the names of the VMs that have it: most are about the host.
+fn notes_of_all(vms: &[VmView]) -> BTreeMap<&str, Vec<String>> {
+    let mut notes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for vm in vms {
+        vm.notes.iter().for_each(|note| notes.entry(note).or_default().push(clean(&vm.name)));
+    }
+    notes
+}
+
+fn row(vm: &VmView) -> [Cell; 13] {
+    let BackingView { base_4k, huge_2m, giant_1g, misaligned, .. } = vm.backing;
+    [
+        Cell::new(clean(&vm.name)),
+        number(vm.pid),
+        Cell::new(vmm_name(vm.vmm)),
+        Cell::new(care(vm)),
+        number(bytes(ram(vm))),
+        number(bytes(vm.backing.resident())),
+        number(percent(vm.backing.coverage())),
+        number(bytes(base_4k)),
+        number(bytes(huge_2m)),
+        number(bytes(giant_1g)),
+        number(percent(vm.mapping.as_ref().and_then(mapped_large))),
+        number(bytes(misaligned)),
+        Cell::new(guarantee(vm)),
+    ]
+}
+
+/// `wideleaf info`.
+pub fn vm(vm: &VmView) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: &dyn Display| {
+        let _ = writeln!(out, "{name:<16} {value}");
+    };
+    line("VM", &clean(&vm.name));
+    if let Some(uuid) = &vm.uuid {
+        line("UUID", &clean(uuid));
+    }
+    line("process", &format_args!("{}, {}", vm.pid, vmm_name(vm.vmm)));
+    line("care", &care(vm));
+    line("guarantee", &guarantee(vm));
+    line("RAM", &bytes(ram(vm)));
+    line("resident", &resident(&vm.backing));
+    line("  4 KiB pages", &bytes(vm.backing.base_4k));
+    line("  2 MiB pages", &bytes(vm.backing.huge_2m));
+    line("  1 GiB pages", &bytes(vm.backing.giant_1g));
+    line("not there yet", &bytes(vm.backing.unbacked));
+    line("misaligned", &misaligned(&vm.backing));
+    line("mapped by KVM", &vm.mapping.as_ref().map_or(UNKNOWN.to_owned(), mapping));
+    write_ram(&mut out, &vm.ram);
+    if let Some(work) = &vm.work {
+        write_work(&mut out, work);
+    }
+    write_notes(&mut out, &vm.notes);
+    out
+}
+
+fn write_ram(out: &mut String, ram: &[RamView]) {
+    let mut rows = table(&["RAM block", "guest-physical", "size", "in its process", "kind"]);
+    for block in ram {
+        let guessed = if block.is_guess { " (guessed)" } else { "" };
+        rows.add_row([
+            Cell::new(clean(&block.name)),
+            number(format_args!("{:#x}{guessed}", block.gpa)),
+            number(bytes(block.bytes)),
+            number(format_args!("{:#x}", block.hva)),
+            Cell::new(clean(&block.kind)),
+        ]);
+    }
+    let _ = writeln!(out, "\n{rows}");
+    for block in ram {
+        if let Some(why) = &block.never_huge {
+            let _ = writeln!(out, "  {} at {:#x} can never be huge: {}", clean(&block.name), block.gpa, clean(why));
+        }
+    }
+}
+
+fn write_work(out: &mut String, work: &WorkView) {
+    let mut rows = table(&["action", "outcome", "times"]);
+    for (mechanism, outcomes) in &work.outcomes {
+        for (outcome, times) in outcomes {
+            rows.add_row([Cell::new(clean(mechanism)), Cell::new(clean(outcome)), number(times)]);
+        }
+    }
+    if rows.row_count() > 0 {
+        let _ = writeln!(out, "\n{rows}");
+    }
+    let mut line = |name: &str, value: &dyn Display| {
+        let _ = writeln!(out, "{name:<16} {value}");
+    };
+    line("copied", &bytes(work.copied));
+    line("bloat", &bytes(work.bloat));
+    line("CPU time", &format_args!("{:.3} s, {:.3} s of it in actions", work.total_cpu_s, work.action_cpu_s));
+    line("budget said no", &work.budget_refusals);
+    line("out of reach", &pauses(&work.unavailable));
+    line("in page walks", &percent(work.walk_share));
+    for (sensor, times) in &work.sensor_failures {
+        line("sensor failed", &format_args!("{} ({times} times)", clean(sensor)));
+    }
+    for action in work.latest.iter().rev().take(ACTIONS_SHOWN) {
+        let _ = writeln!(out, "  {}", action_line(action));
+    }
+}
+
+/// One action: when, where, how and what came of it.
+pub fn action_line(action: &wideleaf_control::view::ActionView) -> String {
+    let time = time_of_day(action.at_s);
+    format!("{time} {:#011x} {} {}", action.gpa, clean(&action.mechanism), clean(&action.outcome))
+}
+
+/// `wideleaf explain`.
+pub fn explanation(explanation: &Explanation) -> String {
+    let Explanation { name, windows, huge, reasons, notes } = explanation;
+    let share = percent(share_of(*huge, *windows));
+    let mut out = format!("{}: {huge} of {windows} windows are in large pages ({share})\n", clean(name));
+    if !reasons.is_empty() {
+        let mut rows = table(&["windows", "reason", "what it means, and what would change it"]);
+        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        for reason in reasons {
+            rows.add_row([number(reason.windows), Cell::new(clean(&reason.name)), Cell::new(clean(&reason.text))]);
+        }
+        let _ = writeln!(out, "{rows}");
+    }
+    write_notes(&mut out, notes);
+    out
+}
+
+/// What is said about a VM after a change: who looks after it, and what it is to reach.
+pub fn care_line(vm: &VmView) -> String {
+    format!("{} (process {}): {}, guarantee {}", clean(&vm.name), vm.pid, care(vm), guarantee(vm))
+}
+
+/// The daemon in one line.
+pub fn daemon_line(daemon: &DaemonView) -> String {
+    let DaemonView { version, pid, copy_per_second, cpu_share, host_free, is_host_short, .. } = daemon;
+    let short = if *is_host_short { ": short, nothing is promoted that takes more" } else { "" };
+    format!(
+        "wideleafd {} (process {pid}), copies up to {}/s with up to {} of a core; {} free{short}",
+        clean(version),
+        bytes(*copy_per_second),
+        percent(Some(*cpu_share)),
+        bytes(*host_free)
+    )
+}
+
+/// Who looks after it: the policy where that says it.
+pub fn care(vm: &VmView) -> String {
+    let policy = vm.policy.as_deref().map_or("managed".to_owned(), clean);
+    match &vm.care {
+        Care::Unmanaged => "unmanaged".to_owned(),
+        Care::Managed => policy,
+        Care::Off => "off".to_owned(),
+        Care::LeftAlone { reason } => format!("{policy}, left alone: {}", clean(reason)),
+    }
+}
+
+fn guarantee(vm: &VmView) -> String {
+    match (vm.guarantee, vm.is_guarantee_met()) {
+        (Guarantee::BestEffort, _) => UNKNOWN.to_owned(),
+        (wanted, Some(true)) => format!("{wanted} met"),
+        (wanted, Some(false)) => format!("{wanted} MISSED"),
+        (wanted, None) => wanted.to_string(),
+    }
+}
+
+fn resident(backing: &BackingView) -> String {
+    format!("{}, {} of it in large pages", bytes(backing.resident()), percent(backing.coverage()))
+}
+
+fn misaligned(backing: &BackingView) -> String {
+    match backing.misaligned {
+        0 => "nothing".to_owned(),
+        some => format!("{}: no page of it can be huge", bytes(some)),
+    }
+}
+
+fn mapping(mapping: &MappingView) -> String {
+    let MappingView { pages_4k, pages_2m, pages_1g } = mapping;
+    let share = percent(mapped_large(mapping));
+    format!("{pages_4k} of 4 KiB, {pages_2m} of 2 MiB, {pages_1g} of 1 GiB ({share} of the memory in large ones)")
+}
+
+fn pauses(pauses: &Quantiles) -> String {
+    let Quantiles { count, median_s, p99_s, max_s, .. } = pauses;
+    let [median, p99, max] = [median_s, p99_s, max_s].map(|seconds| format!("{:.2} ms", seconds * 1e3));
+    match count {
+        0 => "never".to_owned(),
+        _ => format!("{count} times, half up to {median}, 99 % up to {p99}, the longest {max}"),
+    }
+}
+
+fn write_notes(out: &mut String, notes: &[String]) {
+    for note in notes {
+        let _ = writeln!(out, "  {}", clean(note));
+    }
+}
+
+/// Of the memory that KVM maps, what it maps with 2 MiB or more, in ten thousandths.
+fn mapped_large(mapping: &MappingView) -> Option<u32> {
+    let in_base_pages = |pages: u64, size: PageSize| pages.saturating_mul(size.bytes().pages(PageSize::Base4K));
+    let large = in_base_pages(mapping.pages_2m, PageSize::Huge2M)
+        .saturating_add(in_base_pages(mapping.pages_1g, PageSize::Giant1G));
+    share_of(large, large.saturating_add(mapping.pages_4k))
+}
+
+/// Ten thousandths; `None` of nothing.
+pub fn share_of(part: u64, whole: u64) -> Option<u32> {
+    (u128::from(part) * 10_000).checked_div(u128::from(whole)).map(|share| share.min(10_000) as u32)
+}
+
+/// All RAM of a VM.
+pub fn ram(vm: &VmView) -> u64 {
+    vm.ram.iter().map(|block| block.bytes).sum()
+}
+
+/// `71.3 %`.
+pub fn percent(share: Option<u32>) -> String {
+    share.map_or(UNKNOWN.to_owned(), |share| format!("{:.1} %", f64::from(share) / 100.0))
+}
+
+/// In GiB or MiB, three digits or so: what is read at a glance. Less than 1 MiB is told in KiB.
+pub fn bytes(bytes: u64) -> String {
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = mib(1).get();
+    match bytes {
+        0 => "0".to_owned(),
+        GIB.. if bytes.is_multiple_of(GIB) => format!("{} GiB", bytes / GIB),
+        GIB.. => format!("{:.1} GiB", bytes as f64 / GIB as f64),
+        MIB.. => format!("{} MiB", bytes / MIB),
+        _ => Bytes::new(bytes).to_string(),
+    }
+}
+
+/// Names of VMs, and what they say about themselves, were written by others: no control character of theirs reaches a terminal.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn vmm_name(vmm: Vmm) -> &'static str {
+    match vmm {
+        Vmm::Qemu => "qemu",
+        Vmm::Wideleaf => "wideleaf",
+        Vmm::Other => "other",
+    }
+}
+
+/// Seconds since the epoch as a time of day, UTC.
+fn time_of_day(at_s: f64) -> String {
+    let seconds = at_s as u64 % 86_400;
+    format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}

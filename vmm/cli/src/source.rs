@@ -1,0 +1,193 @@
+//! Where the views of the host's VMs come from: the daemon, or a look at the processes where there is none.
+//!
+//! ```text
+//!   --socket PATH ───────────────▶ the daemon there, or an error
+//!   no --socket, a daemon ───────▶ the daemon
+//!   no --socket, nobody listens ─▶ the processes themselves: read-only, and each view says what is missing
+//! ```
+
+pub mod looking;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use wideleaf_control::client::{self, ClientError};
+use wideleaf_control::protocol::{Answer, Request, SOCKET_PATH, Settings};
+use wideleaf_control::view::{DaemonView, Explanation, VmView, WindowMap};
+
+use crate::failure::Failure;
+use looking::Looking;
+
+/// `--socket`.
+#[derive(Args, Clone, Debug)]
+pub struct SocketArg {
+    /// Where wideleafd listens [default: /run/wideleaf/control.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+impl SocketArg {
+    /// The path, given or not.
+    pub fn path(&self) -> &Path {
+        self.socket.as_deref().unwrap_or(Path::new(SOCKET_PATH))
+    }
+
+    /// Asks the daemon, which has to be there.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] where it is not, [`Failure::Usage`] where it refuses.
+    pub fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        Ok(client::ask(self.path(), request)?)
+    }
+
+    /// Whoever tells about VMs.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] where a daemon is there and does not answer, or where `--socket` names none.
+    pub fn source(&self) -> Result<Box<dyn Source>, Failure> {
+        match client::ask(self.path(), Request::Daemon) {
+            Ok(Answer::Daemon(_)) => Ok(Box::new(Daemon { socket: self.clone() })),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) if self.may_do_without(&error) => Ok(Box::new(Looking::instead_of_a_daemon_at(self.path()))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether this only says that there is no daemon, and none was named.
+    pub fn may_do_without(&self, error: &ClientError) -> bool {
+        self.socket.is_none() && matches!(error, ClientError::NoDaemon { .. })
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        match error {
+            ClientError::Refused(_) => Failure::Usage(error.to_string()),
+            _ => Failure::Host(error.to_string()),
+        }
+    }
+}
+
+/// A host and its VMs.
+#[derive(Debug, Serialize)]
+pub struct HostReport {
+    /// Who told.
+    pub source: String,
+    /// The daemon, where there is one.
+    pub daemon: Option<DaemonView>,
+    /// All VMs.
+    pub vms: Vec<VmView>,
+    /// Why there may be more.
+    pub notes: Vec<String>,
+}
+
+/// Who tells about VMs. A `name` is a VM's name, its process id or its UUID.
+pub trait Source: Send {
+    /// All VMs it knows.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] where it does not answer any more.
+    fn host(&self) -> Result<HostReport, Failure>;
+
+    /// One VM.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] where there is none of that name, or more than one.
+    fn vm(&self, name: &str) -> Result<VmView, Failure>;
+
+    /// Why windows of it are not huge.
+    ///
+    /// # Errors
+    /// As [`Source::vm`].
+    fn explanation(&self, name: &str) -> Result<Explanation, Failure>;
+
+    /// What is behind every window of it.
+    ///
+    /// # Errors
+    /// As [`Source::vm`].
+    fn windows(&self, name: &str) -> Result<WindowMap, Failure>;
+
+    /// Changes what is said about it.
+    ///
+    /// # Errors
+    /// As [`Source::vm`]; [`Failure::Host`] where nobody manages VMs.
+    fn set(&self, name: &str, changes: Settings) -> Result<VmView, Failure>;
+}
+
+/// A daemon that has answered once.
+struct Daemon {
+    socket: SocketArg,
+}
+
+impl Source for Daemon {
+    fn host(&self) -> Result<HostReport, Failure> {
+        let source = format!("wideleafd at {}", self.socket.path().display());
+        let daemon = match self.socket.ask(Request::Daemon)? {
+            Answer::Daemon(daemon) => Some(daemon),
+            other => return Err(unexpected(&other)),
+        };
+        match self.socket.ask(Request::List)? {
+            Answer::Vms(vms) => Ok(HostReport { source, daemon, vms, notes: Vec::new() }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn vm(&self, name: &str) -> Result<VmView, Failure> {
+        vm_of(self.socket.ask(Request::Info { vm: name.into() })?)
+    }
+
+    fn explanation(&self, name: &str) -> Result<Explanation, Failure> {
+        match self.socket.ask(Request::Explain { vm: name.into() })? {
+            Answer::Explanation(explanation) => Ok(explanation),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn windows(&self, name: &str) -> Result<WindowMap, Failure> {
+        match self.socket.ask(Request::Windows { vm: name.into() })? {
+            Answer::Windows(map) => Ok(map),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn set(&self, name: &str, changes: Settings) -> Result<VmView, Failure> {
+        vm_of(self.socket.ask(Request::Set { vm: name.into(), changes })?)
+    }
+}
+
+/// The VM of an answer that has to be one.
+///
+/// # Errors
+/// [`Failure::Host`] where it is something else.
+pub fn vm_of(answer: Answer) -> Result<VmView, Failure> {
+    match answer {
+        Answer::Vm(vm) => Ok(*vm),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Nothing, of an answer that has to be just that.
+///
+/// # Errors
+/// [`Failure::Host`] where it is something else.
+pub fn done(answer: Answer) -> Result<(), Failure> {
+    match answer {
+        Answer::Done => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// An answer to another question than was asked.
+fn unexpected(answer: &Answer) -> Failure {
+    let kind = match answer {
+        Answer::Done => "nothing",
+        Answer::Daemon(_) => "itself",
+        Answer::Vms(_) => "all VMs",
+        Answer::Vm(_) => "one VM",
+        Answer::Explanation(_) => "an explanation",
+        Answer::Windows(_) => "windows",
+        Answer::Limits(_) => "limits",
+    };
+    Failure::Host(format!("wideleafd answered another question (it told {kind}): is it of another version?"))
+}

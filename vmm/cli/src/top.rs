@@ -1,0 +1,192 @@
+//! `wideleaf top`: the VMs of the host, again and again. Where standard output is no terminal, one screen as text.
+//!
+//! ```text
+//!   watch (a thread: asks the source) ── Seen ──▶ screen ──▶ draw ──▶ terminal | text
+//!                  ▲                                 │
+//!                  └────────────── Ask ──────────────┘◀── keys
+//! ```
+
+pub mod draw;
+pub mod heat_map;
+pub mod screen;
+pub mod watch;
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::layout::Rect;
+
+use crate::args::parse_duration;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::print;
+use crate::source::{SocketArg, Source};
+use screen::{Effect, Screen, Tab};
+use watch::{Watch, look};
+
+/// How long a key or a look may wait until it is seen: less than a person notices.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Looks more often than this would show little more, and cost the daemon.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// A screen of text: what a terminal has at the least, and wide enough for every column.
+const TEXT_WIDTH: u16 = 80;
+
+/// Rows of the text's map and of its explanation.
+const TEXT_HEIGHT: u16 = 24;
+
+/// Rows around a list: title, header, message and keys, and what was done for the VM.
+const TEXT_ROWS_BESIDE_VMS: u16 = 12;
+
+const TOP_EXAMPLES: &str = "\
+Keys: up and down choose a VM; Tab shows the list, the map of its memory, why it is not huge; p another policy; o policy off; ? help; q quit.
+A map has a letter per window of 2 MiB, or per power of two of them: 4, 2 and 1 for the size of the page behind it (4 KiB, 2 MiB, 1 GiB),
+s where KVM maps a large page in 4 KiB, + where there is more than one kind, and how hot it is from 0 to 9 where a sensor tells.
+
+Examples:
+  All VMs, every second:
+    wideleaf top
+
+  The map of one:
+    wideleaf top web
+
+  One screen as text:
+    wideleaf top web --once";
+
+/// `wideleaf top`.
+#[derive(Args, Debug)]
+#[command(after_long_help = TOP_EXAMPLES)]
+pub struct TopArgs {
+    /// Begin with the map of this VM: its name, process id or libvirt UUID
+    #[arg(value_name = "VM")]
+    vm: Option<String>,
+
+    /// Time between two looks: a number with ms, s, m or h behind it
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
+    interval: Duration,
+
+    /// One screen as text, then end: what happens where standard output is no terminal
+    #[arg(long)]
+    once: bool,
+
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    if interval < INTERVAL_MIN {
+        return Err(format!("less than {INTERVAL_MIN:?}"));
+    }
+    Ok(interval)
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`]; the terminal is then as it was.
+pub fn main(args: &TopArgs) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let source = args.socket.source()?;
+    let vm = args.vm.as_deref().map(|name| source.vm(name)).transpose()?.map(|vm| vm.pid);
+    if args.once || !io::stdout().is_terminal() {
+        return print(&text(source.as_ref(), vm));
+    }
+    let terminal = OpenTerminal::open()?;
+    run(terminal, Watch::start(source, args.interval), Screen::new(vm), &interrupts)
+}
+
+/// The terminal with our screen on it. It gets its own back however this ends: also a panic does that, by ratatui's hook.
+struct OpenTerminal(DefaultTerminal);
+
+impl OpenTerminal {
+    fn open() -> Result<OpenTerminal, Failure> {
+        ratatui::try_init().map(OpenTerminal).map_err(|error| {
+            ratatui::restore();
+            cannot_use_terminal(error)
+        })
+    }
+
+    fn draw(&mut self, screen: &Screen) -> Result<(), Failure> {
+        let drawn = self.0.draw(|frame| draw::draw(screen, frame.area(), frame.buffer_mut()));
+        drawn.map(|_| ()).map_err(cannot_use_terminal)
+    }
+}
+
+impl Drop for OpenTerminal {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+fn cannot_use_terminal(error: io::Error) -> Failure {
+    Failure::Output(format!("cannot use the terminal: {error}; --once prints one screen as text"))
+}
+
+fn run(mut terminal: OpenTerminal, watch: Watch, mut screen: Screen, interrupts: &Interrupts) -> Result<(), Failure> {
+    terminal.draw(&screen)?;
+    loop {
+        interrupts.check()?;
+        let mut effects = Vec::from_iter(next_event(&mut screen)?);
+        effects.extend(watch.looks().map(|seen| screen.take(seen)));
+        if !effects.is_empty() {
+            terminal.draw(&screen)?;
+        }
+        for effect in effects {
+            match effect {
+                Effect::None => {}
+                Effect::Quit => return Ok(()),
+                Effect::Interrupt => return Err(Failure::Interrupted),
+                Effect::Ask(ask) => watch.ask(ask),
+            }
+        }
+    }
+}
+
+/// What follows from the next key or the terminal's new size, if there is one in time.
+fn next_event(screen: &mut Screen) -> Result<Option<Effect>, Failure> {
+    match event::poll(PATIENCE) {
+        Ok(true) => {}
+        Ok(false) => return Ok(None),
+        // A signal came: the loop looks which.
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(None),
+        Err(error) => return Err(cannot_use_terminal(error)),
+    }
+    match event::read().map_err(cannot_use_terminal)? {
+        Event::Key(key) if key.kind == KeyEventKind::Press => Ok(Some(screen.on_key(key))),
+        Event::Resize(..) => Ok(Some(Effect::None)),
+        _ => Ok(None),
+    }
+}
+
+/// One look as text: the list, and where a VM was named its map and its explanation.
+fn text(source: &dyn Source, vm: Option<u32>) -> String {
+    let mut screen = Screen::new(vm);
+    // Nothing is asked afterwards: this is the only look.
+    screen.take(look(source, vm, None));
+    screen.tab = Tab::List;
+    let vms = u16::try_from(screen.vms().len()).unwrap_or(u16::MAX);
+    let mut out = text_of(&screen, vms.saturating_add(TEXT_ROWS_BESIDE_VMS));
+    if vm.is_some() {
+        for tab in [Tab::Map, Tab::Explain] {
+            screen.tab = tab;
+            out.push_str(&text_of(&screen, TEXT_HEIGHT));
+        }
+    }
+    out
+}
+
+/// The rows of a screen that are not empty, without its keys.
+fn text_of(screen: &Screen, height: u16) -> String {
+    let area = Rect::new(0, 0, TEXT_WIDTH, height);
+    let mut buffer = Buffer::empty(area);
+    draw::draw(screen, area, &mut buffer);
+    let row =
+        |y: u16| (0..TEXT_WIDTH).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned() + "\n";
+    (0..height - 1).map(row).filter(|row| row != "\n").collect()
+}

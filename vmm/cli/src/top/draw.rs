@@ -1,0 +1,295 @@
+//! Draws the screen. Everything a colour says is also said by a letter or a word, and the colours are of the sixteen that every
+//! terminal has: blue and yellow stay apart for who can not tell red from green.
+//!
+//! ```text
+//!   wideleaf top: who tells                        title
+//!   the tab                                        list, map or explanation
+//!   what came of the last change, or what failed   message
+//!   the keys                                       keys
+//! ```
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Margin, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Widget, Wrap};
+use wideleaf_control::view::{BackingView, Explanation, Reason, VmView, WindowMap};
+use wideleaf_policies::PageSize;
+
+use super::heat_map::{Backing, Grid, MapCell, Row, lay_out};
+use super::screen::{Overlay, Screen, Tab, policies};
+use crate::failure::Failure;
+use crate::guests::tables::{action_line, bytes, care, percent, ram, share_of};
+use crate::source::HostReport;
+
+/// From this width on the list has all its columns.
+const WIDE: u16 = 76;
+
+/// Cells of a bar.
+const BAR: usize = 12;
+
+/// Columns before the cells of a map: a guest-physical address of up to 36 bits and a space. A longer one moves the cells.
+const ADDRESS: u16 = 12;
+
+/// Cells in a row of a map at most: 512 windows are 1 GiB.
+const COLUMNS_MAX: usize = 512;
+
+/// The two that lead on come first: a narrow terminal has no more.
+const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  p policy  o off";
+
+const HELP: [(&str, &str); 8] = [
+    ("↑ ↓", "the VM before, the next one"),
+    ("Tab, Enter", "list, map of its memory, why not huge"),
+    ("Esc", "back to the list"),
+    ("p", "choose another policy for it"),
+    ("o", "policy off: it is only looked at"),
+    ("?", "this"),
+    ("q", "quit; the VMs stay as they are"),
+    ("", "a cell that changed is underlined"),
+];
+
+/// Draws all of it.
+pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    let rows = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(1), Constraint::Length(1)];
+    let [title, body, message, keys] = Layout::vertical(rows).areas(area);
+    draw_title(screen, title, buffer);
+    match screen.tab {
+        Tab::List => draw_list(screen, body, buffer),
+        Tab::Map => draw_map(screen, body, buffer),
+        Tab::Explain => draw_explanation(screen, body, buffer),
+    }
+    draw_message(screen, message, buffer);
+    Line::from(KEYS).dim().render(keys, buffer);
+    match screen.overlay {
+        Overlay::None => {}
+        Overlay::Help => draw_help(area, buffer),
+        Overlay::Policies(at) => draw_policies(screen, at, area, buffer),
+    }
+}
+
+fn draw_title(screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    let told_by = screen.host.as_ref().map_or_else(|| "looking".to_owned(), told_by);
+    Line::from(vec![Span::from("wideleaf top").bold(), Span::from(format!(": {told_by}"))]).render(area, buffer);
+}
+
+fn told_by(host: &HostReport) -> String {
+    let vms = host.vms.len();
+    match &host.daemon {
+        None => format!("{vms} VMs, looked at read-only: there is no wideleafd"),
+        Some(daemon) => {
+            let short = if daemon.is_host_short { " (short)" } else { "" };
+            format!("{vms} VMs, {} free{short}, wideleafd {}", bytes(daemon.host_free), daemon.version)
+        }
+    }
+}
+
+/// A failure outranks a message: the screen is then old.
+fn draw_message(screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    match (&screen.failure, &screen.message) {
+        (Some(failure), _) => Line::from(format!("as last seen: {failure}")).reversed().render(area, buffer),
+        (None, Some(message)) => Line::from(message.as_str()).render(area, buffer),
+        (None, None) => {}
+    }
+}
+
+fn draw_list(screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    let Some(host) = &screen.host else { return };
+    if host.vms.is_empty() {
+        return Line::from("no VM runs on this host").render(area, buffer);
+    }
+    let actions = latest_actions(screen);
+    // The VMs come first; what is left, up to a third, is for what was done.
+    let room_for_actions = actions.len().min(usize::from(area.height) / 3) as u16;
+    let [header, list, latest] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(room_for_actions)]).areas(area);
+    header_line(area.width).bold().render(header, buffer);
+    let chosen = screen.chosen_index();
+    let first = (chosen + 1).saturating_sub(usize::from(list.height));
+    for (row, (index, vm)) in list.rows().zip(host.vms.iter().enumerate().skip(first)) {
+        let line = vm_line(vm, area.width);
+        let line = if index == chosen { line.patch_style(Modifier::REVERSED) } else { line };
+        line.render(row, buffer);
+    }
+    for (row, action) in latest.rows().zip(actions) {
+        Line::from(action).render(row, buffer);
+    }
+}
+
+/// What was done for the chosen VM, the latest first.
+fn latest_actions(screen: &Screen) -> Vec<String> {
+    let work = screen.chosen().and_then(|vm| vm.work.as_ref());
+    work.map(|work| work.latest.iter().rev().map(action_line).collect()).unwrap_or_default()
+}
+
+fn name_width(width: u16) -> usize {
+    if width >= WIDE { 18 } else { usize::from(width).saturating_sub(BAR + 10).max(1) }
+}
+
+fn header_line(width: u16) -> Line<'static> {
+    let name = format!("{:<1$} ", "VM", name_width(width));
+    let columns = if width >= WIDE { format!("{:<14} {:>9} {:>9} ", "care", "RAM", "resident") } else { String::new() };
+    Line::from(format!("{name}{columns}{:<BAR$} {:>8}", "4k and 2m+", "on 2m+"))
+}
+
+fn vm_line(vm: &VmView, width: u16) -> Line<'static> {
+    let fixed = |text: &str, width: usize| format!("{text:<width$.width$} ");
+    let mut spans = vec![Span::from(fixed(&vm.name, name_width(width)))];
+    if width >= WIDE {
+        spans.push(Span::from(fixed(&care(vm), 14)));
+        spans.push(Span::from(format!("{:>9} {:>9} ", bytes(ram(vm)), bytes(vm.backing.resident()))));
+    }
+    spans.extend(bar(vm.backing));
+    let missed = if vm.is_guarantee_met() == Some(false) { "!" } else { " " };
+    spans.push(Span::from(format!(" {:>7}{missed}", percent(vm.backing.coverage()))));
+    Line::from(spans)
+}
+
+/// RAM in large pages, in base pages, and not there yet.
+fn bar(backing: BackingView) -> [Span<'static>; 3] {
+    let all = backing.resident() + backing.unbacked;
+    let cells = |part: u64| share_of(part, all).unwrap_or(0) as usize * BAR / 10_000;
+    let resident = cells(backing.resident());
+    let large = cells(backing.huge_2m + backing.giant_1g);
+    [
+        Span::from("█".repeat(large)).blue(),
+        Span::from("▒".repeat(resident - large)).yellow(),
+        Span::from("·".repeat(BAR - resident)),
+    ]
+}
+
+fn draw_map(screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    let Some(map) = detail_or_why(screen, |detail| &detail.windows, area, buffer) else { return };
+    let [title, cells, legend] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(2)]).areas(area);
+    Line::from(map_title(map)).render(title, buffer);
+    let has_heat = map.ranges.iter().any(|range| range.heat.bytes().any(|heat| heat.is_ascii_digit()));
+    let cell_width = if has_heat { 2 } else { 1 };
+    let room = usize::from(cells.width.saturating_sub(ADDRESS)) / cell_width;
+    // A power of two, so that rows begin at round addresses.
+    let columns = (1 << room.max(1).ilog2()).min(COLUMNS_MAX);
+    let grid = lay_out(map, screen.before.as_ref(), columns, usize::from(cells.height));
+    for (area, row) in cells.rows().zip(&grid.rows) {
+        row_line(row, has_heat).render(area, buffer);
+    }
+    Paragraph::new(legend_line(&grid, has_heat)).wrap(Wrap { trim: true }).render(legend, buffer);
+}
+
+fn map_title(map: &WindowMap) -> String {
+    let windows: usize = map.ranges.iter().map(|range| range.backing.len()).sum();
+    let large = |character: &u8| matches!(character, b'2' | b'1');
+    let huge: usize = map.ranges.iter().map(|range| range.backing.bytes().filter(|b| large(b)).count()).sum();
+    let share = percent(share_of(huge as u64, windows as u64));
+    format!("{}: {windows} windows of 2 MiB, {huge} in large pages ({share})", map.name)
+}
+
+fn row_line(row: &Row, has_heat: bool) -> Line<'static> {
+    let address = Span::from(format!("{:#011x} ", row.gpa)).dim();
+    let cells = row.cells.iter().flat_map(|cell| {
+        let heat = has_heat.then(|| Span::styled(heat_letter(cell.heat), heat_style(cell.heat)));
+        [Some(Span::styled(cell.backing.letter().to_string(), cell_style(cell))), heat].into_iter().flatten()
+    });
+    Line::from_iter(std::iter::once(address).chain(cells))
+}
+
+fn cell_style(cell: &MapCell) -> Style {
+    let style = match cell.backing {
+        Backing::Nothing => Style::new().fg(Color::DarkGray),
+        Backing::Base => Style::new().fg(Color::Black).bg(Color::Yellow),
+        Backing::Mixed => Style::new().fg(Color::Black).bg(Color::Gray),
+        Backing::Split => Style::new().fg(Color::White).bg(Color::Magenta),
+        Backing::Huge => Style::new().fg(Color::White).bg(Color::Blue),
+        Backing::Giant => Style::new().fg(Color::Black).bg(Color::Cyan),
+    };
+    if cell.has_changed { style.add_modifier(Modifier::UNDERLINED | Modifier::BOLD) } else { style }
+}
+
+fn heat_letter(heat: Option<u8>) -> String {
+    heat.map_or("?".to_owned(), |heat| heat.to_string())
+}
+
+fn heat_style(heat: Option<u8>) -> Style {
+    match heat {
+        Some(6..) => Style::new().add_modifier(Modifier::BOLD),
+        Some(1..) => Style::new(),
+        _ => Style::new().fg(Color::DarkGray),
+    }
+}
+
+/// What the letters mean that are on the screen, and how much a cell is.
+fn legend_line(grid: &Grid, has_heat: bool) -> Line<'static> {
+    let is_shown = |backing: &Backing| grid.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.backing == *backing);
+    let entry = |backing: Backing| {
+        let cell = MapCell { backing, heat: None, has_changed: false };
+        [Span::styled(backing.letter().to_string(), cell_style(&cell)), Span::from(format!("={}  ", backing.meaning()))]
+    };
+    let mut line = Line::from_iter(Backing::ALL.into_iter().filter(is_shown).flat_map(entry));
+    if has_heat {
+        line.push_span("0-9=heat  ");
+    }
+    let bytes_per_cell = PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64;
+    line.push_span(format!("a cell={}", bytes(bytes_per_cell)));
+    if grid.rows_left_out > 0 {
+        line.push_span(format!("  {} rows more than fit", grid.rows_left_out));
+    }
+    line
+}
+
+fn draw_explanation(screen: &Screen, area: Rect, buffer: &mut Buffer) {
+    let Some(explanation) = detail_or_why(screen, |detail| &detail.explanation, area, buffer) else { return };
+    let Explanation { name, windows, huge, reasons, notes } = explanation;
+    let share = percent(share_of(*huge, *windows));
+    let mut lines = vec![Line::from(format!("{name}: {huge} of {windows} windows are in large pages ({share})"))];
+    lines.extend(reasons.iter().flat_map(reason_lines));
+    lines.extend(notes.iter().map(|note| Line::from(note.as_str())));
+    Paragraph::new(lines).wrap(Wrap { trim: true }).render(area, buffer);
+}
+
+fn reason_lines(reason: &Reason) -> [Line<'_>; 2] {
+    let head = Line::from(format!("{} windows: {}", reason.windows, reason.name)).bold();
+    [head, Line::from(reason.text.as_str())]
+}
+
+/// A part of what is known of the chosen VM. Where it is not known, the reason is drawn instead.
+fn detail_or_why<'a, T>(
+    screen: &'a Screen,
+    part: impl Fn(&'a super::watch::Detail) -> &'a Result<T, Failure>,
+    area: Rect,
+    buffer: &mut Buffer,
+) -> Option<&'a T> {
+    let why = match screen.chosen_detail().map(part) {
+        Some(Ok(part)) => return Some(part),
+        Some(Err(failure)) => failure.to_string(),
+        None if screen.chosen().is_none() => "no VM runs on this host".to_owned(),
+        None => "looking".to_owned(),
+    };
+    Paragraph::new(why).wrap(Wrap { trim: true }).render(area, buffer);
+    None
+}
+
+fn draw_help(area: Rect, buffer: &mut Buffer) {
+    let lines = HELP.map(|(key, what)| Line::from(format!("{key:<10}  {what}")));
+    draw_box("keys", lines.to_vec(), 0, area, buffer);
+}
+
+fn draw_policies(screen: &Screen, at: usize, area: Rect, buffer: &mut Buffer) {
+    let title = screen.chosen().map_or(String::new(), |vm| format!("policy of {}", vm.name));
+    let line = |(index, (name, summary)): (usize, (&str, &str))| {
+        let line = Line::from(format!("{name:<11}  {summary}"));
+        if index == at { line.reversed() } else { line }
+    };
+    draw_box(&title, policies().enumerate().map(line).collect(), at, area, buffer);
+}
+
+/// A box in the middle with as many lines as fit, `shown` among them.
+fn draw_box(title: &str, lines: Vec<Line<'_>>, shown: usize, area: Rect, buffer: &mut Buffer) {
+    let width = lines.iter().map(Line::width).max().unwrap_or(0) as u16 + 4;
+    let height = lines.len() as u16 + 2;
+    let outer = area.centered(Constraint::Max(width), Constraint::Max(height));
+    Clear.render(outer, buffer);
+    Block::bordered().title(title).render(outer, buffer);
+    let inner = outer.inner(Margin::new(2, 1));
+    let first = (shown + 1).saturating_sub(usize::from(inner.height));
+    for (row, line) in inner.rows().zip(lines.into_iter().skip(first)) {
+        line.render(row, buffer);
+    }
+}

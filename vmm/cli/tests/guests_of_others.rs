@@ -1,0 +1,133 @@
+//! The commands of an operator on a real guest of QEMU's, without a daemon. They need QEMU and KVM (`WIDELEAF_REQUIRE=qemu,kvm` turns a
+//! skip into a failure).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod program;
+
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use program::{Running, Scratch};
+use serde_json::Value;
+use wideleaf::source::Source;
+use wideleaf::source::looking::Looking;
+use wideleaf_control::protocol::Settings;
+use wideleaf_control::view::{Care, VmView, Vmm};
+use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest, QemuRam, QemuSetup};
+use wideleaf_guest_tests::{Need, is_there};
+use wideleaf_policies::units::mib;
+
+/// Memory that the guest checks, over and over.
+const WORK: &str = "pattern bytes=33554432 seconds=600";
+
+fn can_run() -> bool {
+    let qemu = std::process::Command::new(QEMU).arg("--version").output();
+    is_there(Need::Qemu, qemu.map(drop).map_err(|error| format!("{QEMU}: {error}")))
+        && is_there(Need::Kvm, std::fs::File::open("/dev/kvm").map(drop).map_err(|error| format!("/dev/kvm: {error}")))
+}
+
+/// A guest at work on all of its memory.
+fn guest(name: &str, ram: QemuRam) -> QemuGuest {
+    let mut guest = QemuGuest::start(&QemuSetup::new(name, mib(128), ram, WORK)).unwrap();
+    guest.wait_until("a pass over its memory", |said| !said.marks.is_empty());
+    guest
+}
+
+fn looking() -> Looking {
+    Looking::instead_of_a_daemon_at(Path::new("none.sock"))
+}
+
+#[test]
+fn a_guest_of_qemus_is_seen_without_a_daemon() {
+    if !can_run() {
+        return;
+    }
+    let guest = guest("seen", QemuRam::AnonymousOnBasePages);
+    let host = looking().host().unwrap();
+    assert!(host.source.starts_with("no wideleafd listens at none.sock"), "{}", host.source);
+    let seen = host.vms.iter().find(|vm| vm.pid == guest.pid()).unwrap();
+    assert_eq!((seen.name.as_str(), seen.vmm, &seen.care), ("seen", Vmm::Qemu, &Care::Unmanaged));
+    assert_eq!(seen.ram.iter().map(|block| block.bytes).sum::<u64>(), mib(128).get());
+    assert!(seen.backing.base_4k >= mib(32).get(), "it checks 32 MiB: {:?}", seen.backing);
+    let by_pid = looking().vm(&guest.pid().to_string()).unwrap();
+    assert_eq!(by_pid.name, "seen");
+    let windows: usize = looking().windows("seen").unwrap().ranges.iter().map(|range| range.backing.len()).sum();
+    let explanation = looking().explanation("seen").unwrap();
+    assert_eq!(explanation.windows, windows as u64);
+    assert!(explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>() + explanation.huge == windows as u64);
+}
+
+#[test]
+fn without_a_daemon_nothing_is_changed_and_no_vm_is_made_up() {
+    let refused = looking().set("any", Settings::default()).unwrap_err().to_string();
+    assert!(refused.starts_with("no wideleafd listens at none.sock: start it"), "{refused}");
+    let unknown = looking().vm("no such VM").unwrap_err();
+    assert_eq!(unknown.exit_code(), 2);
+    assert!(unknown.to_string().starts_with("no VM on this host is called \"no such VM\""), "{unknown}");
+}
+
+#[test]
+fn a_process_without_a_guest_is_refused_by_name() {
+    let me = std::process::id().to_string();
+    let scratch = Scratch::new();
+    for mode in ["--dry-run", "--foreground"] {
+        scratch.refuses(&["attach", &me, mode], 2, &[&format!("process {me} ("), "has no KVM guest"]);
+    }
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+    if !can_run() {
+        return;
+    }
+    let guest = guest("dry", QemuRam::AnonymousOnBasePages);
+    let scratch = Scratch::new();
+    let pid = guest.pid().to_string();
+    let output = scratch.wideleaf(&["attach", &pid, "--dry-run", "--policy=greedy"]).assert().success();
+    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    assert!(text.contains("may be promoted, as greedy chooses"), "{text}");
+    assert_eq!(looking().vm("dry").unwrap().backing.huge_2m, 0);
+    scratch.refuses(&["attach", &pid, "--dry-run", "--policy=giant"], 2, &["for guests of `wideleaf run` alone"]);
+}
+
+#[test]
+fn a_guest_is_promoted_in_the_foreground_and_loses_no_word() {
+    if !can_run() {
+        return;
+    }
+    let mut guest = guest("promoted", QemuRam::AnonymousOnBasePages);
+    let scratch = Scratch::new();
+    let pid = guest.pid().to_string();
+    let mut attach = Running::start(&scratch, &["attach", &pid, "--foreground", "--policy=greedy", "--format=json"]);
+    while looking().vm(&pid).unwrap().backing.huge_2m < mib(32).get() {
+        assert_eq!(attach.0.try_wait().unwrap(), None, "it goes on until it is interrupted");
+        std::thread::yield_now();
+    }
+    guest.check_all_words();
+    attach.signal(Signal::SIGINT);
+    let json = std::io::read_to_string(attach.0.stdout.take().unwrap()).unwrap();
+    let (code, stderr) = attach.end();
+    assert_eq!(code, Some(130), "{stderr}");
+    let view: VmView = serde_json::from_str(&json).unwrap();
+    assert!(view.work.unwrap().outcomes["collapse"]["done"] >= 16, "32 MiB are 16 windows: {json}");
+    assert!(guest.is_alive(), "it is left to itself");
+}
+
+#[test]
+fn a_guest_that_ends_ends_the_command_that_manages_it() {
+    if !can_run() {
+        return;
+    }
+    let mut guest = guest("ended", QemuRam::Anonymous);
+    let scratch = Scratch::new();
+    let pid = guest.pid().to_string();
+    let mut attach = Running::start(&scratch, &["attach", &pid, "--foreground", "--policy=off", "--format=json"]);
+    let mut said = [0; 1];
+    std::io::Read::read_exact(attach.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+    guest.kill();
+    let json = std::io::read_to_string(attach.0.stdout.take().unwrap()).unwrap();
+    assert_eq!(attach.end().0, Some(0));
+    let view: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&view["name"], &view["policy"]), (&"ended".into(), &"off".into()));
+}
