@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
+use crate::hook::HookArgs;
 use crate::image::ImageArgs;
 use crate::kernels;
 
@@ -56,6 +57,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed
     Image(ImageArgs),
+    /// Let libvirt tell wideleafd of its guests: install the hook, take it away, see whether it works
+    Hook(HookArgs),
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),

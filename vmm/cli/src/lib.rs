@@ -7,6 +7,7 @@
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
+//!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //! ```
 
@@ -16,6 +17,7 @@ pub mod doctor;
 pub mod environment;
 pub mod failure;
 pub mod held_pool;
+pub mod hook;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;
