@@ -223,7 +223,7 @@ impl Domain<'_> {
         memory_mib: 128,
         wishes: "",
         backing: "",
-        cmdline: "kernel=pattern bytes=32M passes=1000000000",
+        cmdline: "kernel=pattern bytes=32M passes=1000000",
     };
 
     /// For `virsh define`; on KVM where there is one.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -106,9 +106,9 @@ impl Room {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut held = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut held).unwrap();
-        assert_eq!(held.trim(), "held");
+        let mut held = [0; 4];
+        holder.stdout.take().unwrap().read_exact(&mut held).unwrap();
+        assert_eq!(&held, b"held");
         Room(holder)
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   #!/bin/sh
 //!   # wideleaf hook: written by `wideleaf hook install`, taken away by `wideleaf hook uninstall`
-//!   [ ! -x PROGRAM ] || PROGRAM hook run "$@" >/dev/null || [ "$2:$?" != prepare:4 ]
+//!   [ ! -x PROGRAM ] || PROGRAM hook run -- "$@" >/dev/null || [ "$2:$?" != prepare:4 ]
 //! ```
 //!
 //! It outlives every version of the program, and the program itself: where that is gone, crashes or is killed, the guest starts all
@@ -45,7 +45,7 @@ pub fn text(socket: &Path) -> Result<String, Failure> {
     Ok(format!(
         "#!/bin/sh\n\
          {MARK} written by `wideleaf hook install`, taken away by `wideleaf hook uninstall`\n\
-         [ ! -x {program} ] || {program} hook run {option}\"$@\" >/dev/null || [ \"$2:$?\" != prepare:4 ]\n"
+         [ ! -x {program} ] || {program} hook run {option}-- \"$@\" >/dev/null || [ \"$2:$?\" != prepare:4 ]\n"
     ))
 }
 
@@ -155,6 +155,6 @@ mod tests {
     #[test]
     fn the_socket_is_named_where_it_is_another() {
         assert!(!text(Path::new(SOCKET_PATH)).expect("a script").contains("--socket"));
-        assert!(text(Path::new("/x/s")).expect("a script").contains("hook run --socket '/x/s' \"$@\""));
+        assert!(text(Path::new("/x/s")).expect("a script").contains("hook run --socket '/x/s' -- \"$@\""));
     }
 }
