@@ -359,3 +359,6 @@ fn answer(request: Request, scrape: &impl Fn() -> Scrape) {
         (false, _) => request.respond(Response::from_string("only GET\n").with_status_code(405)),
     };
 }
+
+#[cfg(test)]
+mod tests;
