@@ -47,6 +47,7 @@ pub struct GuestGate {
     virsh: Mutex<Option<(Instant, Option<LeftAlone>)>>,
     facts: Mutex<Facts>,
     is_asked: AtomicBool,
+    holes_are_wanted: AtomicBool,
 }
 
 /// What was seen at the latest refresh.
@@ -61,8 +62,9 @@ impl GuestGate {
     /// A gate that has looked once.
     pub fn new(process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
         let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
-        let is_asked = AtomicBool::new(false);
-        let gate = GuestGate { process, monitor, virsh: Mutex::default(), facts: Mutex::new(facts), is_asked };
+        let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (virsh, facts) = (Mutex::default(), Mutex::new(facts));
+        let gate = GuestGate { process, monitor, virsh, facts, is_asked, holes_are_wanted };
         gate.refresh();
         gate
     }
@@ -70,6 +72,11 @@ impl GuestGate {
     /// Closes it because somebody wants it, or opens it again.
     pub fn leave_alone(&self, is_asked: bool) {
         self.is_asked.store(is_asked, Ordering::Relaxed);
+    }
+
+    /// Keeps holes whatever the guest has, because the host is short of memory, or no longer.
+    pub fn keep_holes(&self, is_wanted: bool) {
+        self.holes_are_wanted.store(is_wanted, Ordering::Relaxed);
     }
 
     /// Looks again. Takes a tenth of a millisecond, and where the monitor does not answer half a second.
@@ -141,7 +148,7 @@ impl Gate for GuestGate {
     }
 
     fn keeps_holes(&self) -> bool {
-        self.lock().keeps_holes
+        self.holes_are_wanted.load(Ordering::Relaxed) || self.lock().keeps_holes
     }
 }
 

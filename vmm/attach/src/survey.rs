@@ -8,6 +8,7 @@ use wideleaf_control::view::{
     BackingView, Care, Explanation, Guarantee, MappingView, Reason, VmView, WindowMap, WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
+use wideleaf_memory::explain::CannotBeHuge;
 use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Host, HostError, PageRun};
@@ -18,8 +19,11 @@ use wideleaf_policies::{Backing, MappingStats, PageSize};
 use crate::gate::GuestGate;
 use crate::monitor::Monitor;
 use crate::process::VmProcess;
-use crate::ram::{self, RamMap, RamPiece};
+use crate::ram::{self, RamKind, RamMap, RamPiece};
 use crate::second_level::OutsideView;
+
+/// The reason of windows that a manager might promote.
+pub(crate) const UNMANAGED: &str = "unmanaged";
 
 /// What one look saw.
 #[derive(Clone, Debug)]
@@ -93,6 +97,11 @@ impl Survey {
 
     /// Why windows are not huge.
     pub fn explanation(&self) -> Explanation {
+        self.reasons(false)
+    }
+
+    /// The same, where shared memory may be collapsed or may not.
+    pub(crate) fn reasons(&self, may_collapse_shared: bool) -> Explanation {
         let rows = self
             .ram
             .pieces
@@ -103,7 +112,7 @@ impl Survey {
             Explanation { name: self.process.name.clone(), notes: self.notes.clone(), ..Explanation::default() };
         for (piece, row) in rows {
             explanation.windows += 1;
-            match self.why_not(piece, row) {
+            match self.why_not(piece, row, may_collapse_shared) {
                 None => explanation.huge += 1,
                 Some((name, text)) => count(&mut explanation.reasons, name, text),
             }
@@ -113,7 +122,7 @@ impl Survey {
     }
 
     /// The strongest reason, `None` for a window that is huge.
-    fn why_not(&self, piece: &RamPiece, row: &WindowBacking) -> Option<(String, String)> {
+    fn why_not(&self, piece: &RamPiece, row: &WindowBacking, may_collapse_shared: bool) -> Option<(String, String)> {
         let said = |name: &str, text: &str| Some((name.to_owned(), text.to_owned()));
         let is_partial = row.resident < BASE_PAGES_PER_WINDOW;
         match (&piece.never_huge, self.left_alone) {
@@ -129,10 +138,12 @@ impl Survey {
                 "holes",
                 "the guest may have given pages of it back (balloon, free page reporting, virtio-mem), which a promotion would bring again",
             ),
-            _ => said(
-                "unmanaged",
-                "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would",
-            ),
+            _ if piece.kind == RamKind::Shmem && !may_collapse_shared => {
+                said(CannotBeHuge::SharedStalls.name(), &CannotBeHuge::SharedStalls.to_string())
+            }
+            _ => {
+                said(UNMANAGED, "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would")
+            }
         }
     }
 }
@@ -232,7 +243,7 @@ pub(crate) fn add(backing: &mut BackingView, piece: &RamPiece, runs: &[PageRun])
 mod tests {
     use super::*;
     use crate::process::tests::{add_process, fake_places};
-    use crate::ram::{NeverHuge, RamKind};
+    use crate::ram::NeverHuge;
     use wideleaf_memory::RamRange;
     use wideleaf_policies::units::{kib, mib};
     use wideleaf_policies::{Gpa, GpaRange, Hva, WindowIndex};

@@ -124,6 +124,7 @@ fn a_survey_counts_every_byte_and_says_why_windows_are_not_huge() {
     if can_run() {
         let guest = Guest::start(&["-M", "microvm", "-m", "256M", "-name", "guest=surveyed,debug-threads=on"]);
         let process = guest.process();
+        eventually("a guest at work", || guest.console().contains(" begin "));
         let touched = mib(64).get();
         eventually("64 MiB in use", || Survey::take(&process, None).view().backing.resident() >= touched);
         let survey = Survey::take(&process, Some(&guest.qmp()));

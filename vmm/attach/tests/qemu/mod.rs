@@ -51,6 +51,7 @@ impl Guest {
                 "-no-reboot",
             ])
             .args(["-display", "none", "-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-qmp", &socket])
+            .args(["-serial", &format!("file:{}", folder.path().join("console").display())])
             .args(["-append", "pattern bytes=64M seconds=600", "-kernel"])
             .arg(&image)
             .args(arguments)
@@ -67,6 +68,11 @@ impl Guest {
     /// Its monitor.
     pub fn qmp(&self) -> PathBuf {
         self.folder.path().join("qmp")
+    }
+
+    /// What it has printed.
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("console")).unwrap_or_default()
     }
 
     /// Its process id.
