@@ -374,6 +374,29 @@ mod tests {
         assert_eq!(Config::default().budget.limits(), BudgetLimits::default());
     }
 
+    /// Of the file that is installed as an example.
+    const EXAMPLE: &str = include_str!("../../../packaging/wideleafd.toml");
+
+    #[test]
+    fn the_example_says_what_holds_without_it() {
+        assert_eq!(Config::parse(EXAMPLE).expect("nothing is wrong"), Config::default());
+    }
+
+    #[test]
+    fn what_the_example_has_as_comments_can_be_said_too() {
+        let said: String = EXAMPLE
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ").filter(|rest| rest.starts_with("[[") || rest.contains(" = ")).unwrap_or(line)
+            })
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        let config = Config::parse(&said).expect("nothing is wrong");
+        assert_eq!((config.vm.len(), config.socket.group.as_deref()), (1, Some("wideleaf")));
+        let wanted = config.wanted("web-1", &Settings::default()).expect("it makes sense");
+        assert_eq!((wanted.weight, wanted.bloat_max, wanted.collapse_shared), (2, Some(mib(256)), true));
+    }
+
     #[test]
     fn a_mistake_has_its_line_and_column() {
         assert!(mistake("[budget]\ncopy = 1\n").starts_with(":2:1: unknown field `copy`"));

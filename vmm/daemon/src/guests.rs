@@ -8,6 +8,7 @@ use wideleaf_policies::BudgetLimits;
 use crate::config::Wanted;
 
 pub mod fake;
+pub mod real;
 
 /// One process for ever: a process id may come again, with its start time it does not (proc_pid_stat(5), field 22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

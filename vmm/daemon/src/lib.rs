@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod engine;
 pub mod guarantee;
 pub mod guests;
+pub mod host;
 pub mod host_memory;
 pub mod metrics;
 pub mod peer;

@@ -26,7 +26,11 @@ impl RealGuests {
     /// The process of `found`; its number may be another's by now.
     fn process(&self, found: &Found) -> Result<VmProcess, String> {
         let process = find::with_pid(&self.places, found.process.pid).map_err(|error| error.to_string())?;
-        if process.started_at == found.process.started_at { Ok(process) } else { Err(format!("{} has ended", found.name)) }
+        if process.started_at == found.process.started_at {
+            Ok(process)
+        } else {
+            Err(format!("{} has ended", found.name))
+        }
     }
 
     fn survey(&self, found: &Found) -> Result<Survey, String> {

@@ -106,8 +106,12 @@ fn the_figures_are_those_of_the_views() {
 #[test]
 fn buckets_add_up_to_the_count() {
     let text = text(scrape());
-    let bucket = |le: &str| value(&text, "wideleaf_vm_unavailable_seconds_bucket", &["pid=\"10\"", &format!("le=\"{le}\"")]);
-    assert_eq!([bucket("0.0001"), bucket("0.0005"), bucket("0.001"), bucket("0.2"), bucket("+Inf")], [1.0, 2.0, 3.0, 3.0, 4.0]);
+    let bucket =
+        |le: &str| value(&text, "wideleaf_vm_unavailable_seconds_bucket", &["pid=\"10\"", &format!("le=\"{le}\"")]);
+    assert_eq!(
+        [bucket("0.0001"), bucket("0.0005"), bucket("0.001"), bucket("0.2"), bucket("+Inf")],
+        [1.0, 2.0, 3.0, 3.0, 4.0]
+    );
     assert_eq!(value(&text, "wideleaf_vm_unavailable_seconds_count", &["pid=\"10\""]), 4.0);
 }
 
@@ -151,7 +155,8 @@ fn every_metric_of_the_dashboard_exists_and_every_metric_is_on_it() {
 #[test]
 fn the_readme_lists_every_metric() {
     let text = file("README.md");
-    let listed: BTreeSet<String> = text.lines().filter(|line| line.starts_with("| `wideleaf_")).flat_map(named).map(str::to_owned).collect();
+    let listed: BTreeSet<String> =
+        text.lines().filter(|line| line.starts_with("| `wideleaf_")).flat_map(named).map(str::to_owned).collect();
     assert_eq!(listed, row_names());
 }
 
