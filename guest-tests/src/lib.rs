@@ -4,6 +4,7 @@
 pub mod chaos;
 pub mod holdings;
 pub mod pattern_guest;
+pub mod qemu_guest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

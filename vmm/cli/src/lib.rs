@@ -8,6 +8,7 @@
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
+//!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
 
 pub mod args;
@@ -19,6 +20,7 @@ pub mod held_pool;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;
+pub mod manual;
 pub mod mappings;
 pub mod output;
 pub mod report;
