@@ -6,6 +6,7 @@ pub mod holdings;
 pub mod libvirt;
 pub mod pattern_guest;
 pub mod programs;
+pub mod qemu_guest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

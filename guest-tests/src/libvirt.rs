@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::qemu_guest::base_pages_library;
 use crate::{Need, is_there};
 
 /// Where libvirt keeps images, inside.
@@ -110,8 +111,11 @@ impl Libvirt {
     /// # Panics
     /// Where libvirt does not take it.
     pub fn define(&self, domain: &Domain<'_>) {
+        let images = self.folder.path().join("images");
+        let library = domain.is_on_base_pages.then(|| base_pages_library(&images).expect("a C compiler"));
+        let library = library.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
         let file = format!("{}.xml", domain.name);
-        fs::write(self.folder.path().join("images").join(&file), domain.xml()).expect("a file");
+        fs::write(images.join(&file), domain.xml(library)).expect("a file");
         self.virsh(&["define", &format!("{IMAGES}/{file}")]).expect("a domain that libvirt takes");
     }
 
@@ -214,6 +218,8 @@ pub struct Domain<'a> {
     pub backing: &'a str,
     /// What the guest image is to do.
     pub cmdline: &'a str,
+    /// Whether QEMU is kept from asking for huge pages for it.
+    pub is_on_base_pages: bool,
 }
 
 impl Domain<'_> {
@@ -224,11 +230,18 @@ impl Domain<'_> {
         wishes: "",
         backing: "",
         cmdline: "kernel=pattern bytes=32M passes=1000000",
+        is_on_base_pages: false,
     };
 
-    /// For `virsh define`; on KVM where there is one.
-    pub fn xml(&self) -> String {
-        let Domain { name, memory_mib, wishes, backing, cmdline } = self;
+    /// For `virsh define`; on KVM where there is one, and with a library among the images put before QEMU's own.
+    fn xml(&self, library: Option<&str>) -> String {
+        let Domain { name, memory_mib, wishes, backing, cmdline, .. } = self;
+        let preload = library.map_or_else(String::new, |library| {
+            let set = format!("<qemu:env name='LD_PRELOAD' value='{IMAGES}/{library}'/>");
+            format!(
+                "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>{set}</qemu:commandline>"
+            )
+        });
         let (kind, cpu) = if Path::new("/dev/kvm").exists() {
             // Of a feature that QEMU makes up, and KVM does not have on AMD.
             let without = "<feature policy='disable' name='arch-capabilities'/>";
@@ -254,6 +267,7 @@ impl Domain<'_> {
                  <serial type='file'><source path='{IMAGES}/{name}.log'/></serial>
                  <memballoon model='none'/>
                </devices>
+               {preload}
              </domain>"
         )
     }

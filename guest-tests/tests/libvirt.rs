@@ -13,7 +13,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
+use wideleaf_control::client::{self, ClientError};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target};
+use wideleaf_control::view::Care;
+use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::libvirt::{Domain, IMAGES, Libvirt};
 use wideleaf_guest_tests::programs::built;
 use wideleaf_memory::pool::HugetlbPools;
@@ -238,4 +241,75 @@ fn nothing_of_libvirt_is_left_when_a_test_ends_or_fails() {
     assert!(failed.is_err());
     assert_eq!(ours(), 0);
     assert!(!folder.exists());
+}
+
+/// Starts a real wideleafd inside; it ends with the libvirt.
+fn start_wideleafd(libvirt: &Libvirt) {
+    let program = built(&["build", "-p", "wideleaf-daemon", "--bin", "wideleafd"], false);
+    let config = "[metrics]\nlisten = \"off\"\n[state]\npath = \"/run/wideleaf/state.json\"\n";
+    std::fs::write(libvirt.run_folder().join("wideleafd.toml"), config).unwrap();
+    let start = "setsid \"$0\" --config /run/wideleaf/wideleafd.toml >/run/wideleaf/log 2>&1 &";
+    assert!(libvirt.run(&["sh", "-c", start, program.to_str().unwrap()]).status.success());
+    libvirt.wait_until("wideleafd answers", || ask(libvirt, Request::List).is_ok());
+}
+
+fn ask(libvirt: &Libvirt, request: Request) -> Result<Answer, ClientError> {
+    client::ask(&libvirt.run_folder().join("control.sock"), request)
+}
+
+/// Who looks after the domain's pages, in the daemon's words; `None` where it does not know it.
+fn care(libvirt: &Libvirt, domain: &str) -> Option<Care> {
+    match ask(libvirt, Request::List).unwrap() {
+        Answer::Vms(vms) => vms.into_iter().find(|vm| vm.name == domain).map(|vm| vm.care),
+        other => panic!("{other:?} is no list"),
+    }
+}
+
+/// Huge mappings of a domain by KVM's own count, which libvirt asks QEMU for.
+fn pages_2m(libvirt: &Libvirt, domain: &str) -> u64 {
+    let text = libvirt.virsh(&["domstats", "--vm", domain]).unwrap();
+    let count = text.lines().find_map(|line| line.trim().strip_prefix("vm.pages_2m.cur="));
+    count.expect("QEMU tells KVM's statistics since 7.1").parse().unwrap()
+}
+
+#[test]
+fn wideleafd_promotes_a_domain_of_which_the_hook_tells_and_leaves_it_when_told() {
+    if !has_kvm() {
+        return;
+    }
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    start_wideleafd(&libvirt);
+    let off = Domain { wishes: "policy='off'", is_on_base_pages: true, ..Domain::PATTERN };
+    libvirt.define(&off);
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    libvirt.wait_until("the daemon knows it", || care(&libvirt, "pattern") == Some(Care::Off));
+    libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
+    assert_eq!(pages_2m(&libvirt, "pattern"), 0, "on base pages");
+
+    let changes = Settings { policy: Some("greedy".into()), ..Settings::default() };
+    ask(&libvirt, Request::Set { vm: "pattern".into(), changes }).unwrap();
+    // The 32 MiB that are checked are 16 windows, all of which are touched again at every pass.
+    libvirt.wait_until("KVM maps what is checked in huge pages", || pages_2m(&libvirt, "pattern") >= 16);
+
+    ask(&libvirt, Request::Detach { vm: "pattern".into() }).unwrap();
+    assert_ne!(care(&libvirt, "pattern"), Some(Care::Managed));
+    let before = passes(&libvirt, "pattern");
+    libvirt.wait_until("the guest goes on", || passes(&libvirt, "pattern") > before);
+    assert!(!libvirt.console("pattern").contains("mismatch"), "{}", libvirt.console("pattern"));
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    libvirt.wait_until("the daemon has forgotten it", || care(&libvirt, "pattern").is_none());
+}
+
+#[test]
+fn wideleafd_makes_room_for_a_domain_on_huge_pages_and_takes_it_back() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    start_wideleafd(&libvirt);
+    let status = || HugetlbPools::of_this_machine().status(PageSize::Huge2M).unwrap();
+    let before = status();
+    libvirt.define(&Domain { wishes: "guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN });
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
+    libvirt.wait_until("the daemon has it", || care(&libvirt, "pattern").is_some());
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    libvirt.wait_until("the pool is as it was", || status() == before);
 }

@@ -1,4 +1,4 @@
-//! The door to the kernel for one address space: everything the sensors read and the actuators change on the host's
+//! The door to the kernel for one address space, ours or another process's: everything the sensors read and the actuators change on the host's
 //! side goes through [`Host`], so that the fake one can fail at each call.
 
 use std::io;
@@ -15,6 +15,7 @@ use crate::sys::mapping::MapError;
 pub mod failing;
 pub mod fake;
 pub mod linux;
+pub mod process;
 
 /// What `madvise(2)` is asked for. None of them changes what the memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +56,14 @@ pub struct PageRun {
     pub is_huge: bool,
 }
 
-/// One address space of the host: ours.
+/// One address space of the host: ours ([`linux::LinuxHost`]), or another process's ([`process::ProcessHost`]).
 pub trait Host: Send + Sync {
+    /// Whether it is the address space of this process. Only there can ranges be marked ([`Advice::HugePage`],
+    /// [`Advice::NoHugePage`]) and memory be mapped and moved; another process's is read, collapsed and split, no more.
+    fn is_own(&self) -> bool {
+        true
+    }
+
     /// The time since the host was opened.
     fn now(&self) -> Moment;
 
@@ -129,7 +136,7 @@ pub trait Host: Send + Sync {
         real
     }
 
-    /// Reads a file of `/proc` or `/sys` whole.
+    /// Reads a file of `/proc` or `/sys` whole. `/proc/self` is the process whose address space it is.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
@@ -150,6 +157,11 @@ pub struct HostError {
 }
 
 impl HostError {
+    /// Whether the process whose address space it is has ended.
+    pub fn is_gone(&self) -> bool {
+        self.source.raw_os_error() == Some(libc::ESRCH)
+    }
+
     /// The refusal class a policy reacts to. The errno values and their meaning are those of `madvise(2)`,
     /// `MADV_COLLAPSE`.
     pub fn refusal(&self) -> Refusal {
@@ -158,6 +170,7 @@ impl HostError {
             Some(libc::EAGAIN | libc::EBUSY) => Refusal::Busy,
             Some(libc::EINVAL) => Refusal::NotEligible,
             Some(libc::EPERM | libc::EACCES) => Refusal::NotPermitted,
+            Some(libc::ESRCH) => Refusal::Gone,
             other => Refusal::Other(other.unwrap_or(0)),
         }
     }

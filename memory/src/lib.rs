@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
-//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node` | reading: none; resizing: root |
+//! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node`, `/proc/buddyinfo`, `/proc/*/smaps` | reading: none; of other users, and resizing: root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, KVM statistics; access: [`aside`] | none; access: as below |
 //! | [`sensors::minor_faults`] | `userfaultfd(2)`, minor faults (5.14) | as first touch |
 //! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin` | root |
@@ -15,7 +15,8 @@
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
 //! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
-//! | [`gate`] | none: asked whether a VM may be acted on | none |
+//! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
+//! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
@@ -31,6 +32,7 @@ pub mod aside;
 pub mod backing;
 pub mod capabilities;
 pub mod claims;
+pub mod explain;
 mod fake_calls;
 mod faults;
 pub mod first_touch;
@@ -51,7 +53,7 @@ mod sys;
 
 pub use backing::{BackingConfig, BackingKind};
 pub use first_touch::{FirstTouch, FirstTouchReport};
-pub use host::{Host, linux::LinuxHost};
+pub use host::{Host, linux::LinuxHost, process::ProcessHost};
 pub use manager::{Manager, ManagerConfig, ManagerReport};
 pub use region::{GuestRam, RamRange};
 pub use reserved_frames::{ReservedFrames, ReservedFramesReport};

@@ -8,7 +8,7 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   when the next one comes: pacing.rs
+//!   when the next one comes: pacing.rs      what others see of it: live.rs
 //! ```
 //!
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
@@ -21,37 +21,45 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use wideleaf_policies::account::{self, HostBacking};
+use wideleaf_policies::account::HostBacking;
+use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Budget, BudgetLimits, Bytes, GpaRange, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
-    PageSize, PerTenThousand, Plan, PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowRow,
+    Action, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan,
+    PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, WindowIndex,
 };
 
-use crate::backing::BackingConfig;
+use crate::backing::{BackingConfig, BackingKind};
+use crate::explain::{Barred, CannotBeHuge};
 use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
-use crate::host::{Host, HostError};
+use crate::gate::{Gate, GateState};
+use crate::host::Host;
 use crate::panicked::{Panicked, caught};
 use crate::recorder::{RecordTo, Recorder, RecorderReport};
 use crate::region::{GuestRam, RamRange};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
 use crate::second_level::own_logs::OwnLogs;
 use crate::second_level::{SecondLevel, SlotId};
-use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
-use crate::sensors::host_memory::host_memory;
+use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
 mod giants;
+mod live;
 mod pacing;
 mod sampling;
+mod sensing;
+mod steering;
 
 use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
+pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
+use live::{LiveSlot, Publisher};
 use pacing::{PULSE, Pacing};
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
+use steering::Steering;
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +70,8 @@ pub struct ManagerConfig {
     pub tick_shortest: Duration,
     /// Time to the next tick when nothing has happened for long.
     pub tick_longest: Duration,
+    /// How often it looks between ticks whether memory came into use; `None`: never, all waits for the next tick.
+    pub pulse: Option<Duration>,
     /// Threads that copy windows at once, as far as the budget has work for them.
     pub copy_threads: u16,
     /// Part of a core that the sensors of one VM may use that are not asked at every tick.
@@ -78,9 +88,22 @@ impl Default for ManagerConfig {
             limits: BudgetLimits::default(),
             tick_shortest: Duration::from_millis(10),
             tick_longest: Duration::from_secs(1),
+            pulse: Some(PULSE),
             copy_threads: 1,
             sampling: sampling::SAMPLING_BUDGET,
             sampling_burst: sampling::SAMPLING_BURST,
+        }
+    }
+}
+
+impl ManagerConfig {
+    /// For a guest that somebody else runs, one of many on a host: while it idles its loop wakes once a second, to read one
+    /// small file, and looks at its windows every ten seconds.
+    pub fn for_guests_of_others() -> ManagerConfig {
+        ManagerConfig {
+            tick_longest: Duration::from_secs(10),
+            pulse: Some(Duration::from_secs(1)),
+            ..ManagerConfig::default()
         }
     }
 }
@@ -97,12 +120,64 @@ pub struct ManagedVm {
     pub second_level: Option<Arc<dyn SecondLevel>>,
     /// Keeps the mapping alive for as long as the manager may act on it; tests on a fake host have none.
     pub ram: Option<Arc<GuestRam>>,
+    /// Says whether it may be acted on now; `None`: always.
+    pub gate: Option<Arc<dyn Gate>>,
+    /// Whether shared memory may be collapsed. The kernel unmaps it page by page, so that all of the guest stops for 15 to 30 ms a
+    /// window.
+    pub may_collapse_shared: bool,
+    /// Parts of its RAM that can never be huge. What is not congruent is found without.
+    pub barred: Vec<Barred>,
 }
 
 impl ManagedVm {
-    /// A VM whose RAM is `ram`.
+    /// A VM of ours whose RAM is `ram`.
     pub fn new(id: VmId, ram: Arc<GuestRam>, second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
-        ManagedVm { id, ranges: ram.ranges().to_vec(), backing: ram.backing(), second_level, ram: Some(ram) }
+        let (ranges, backing) = (ram.ranges().to_vec(), ram.backing());
+        ManagedVm {
+            ram: Some(ram),
+            may_collapse_shared: true,
+            ..ManagedVm::of_others(id, ranges, backing, second_level)
+        }
+    }
+
+    /// A VM whose RAM another process has mapped at `ranges` (ascending guest-physical addresses), for a loop over that process's
+    /// [`ProcessHost`](crate::host::process::ProcessHost). Shared memory is not collapsed, and no gate is asked, unless the fields say so.
+    ///
+    /// KVM's totals are of a whole VM: where one has RAM of several kinds, and so several of these, none of them can have a
+    /// `second_level` that counts.
+    pub fn of_others(
+        id: VmId,
+        ranges: Vec<RamRange>,
+        backing: BackingConfig,
+        second_level: Option<Arc<dyn SecondLevel>>,
+    ) -> ManagedVm {
+        let (gate, barred) = (None, Vec::new());
+        ManagedVm { id, ranges, backing, second_level, ram: None, gate, may_collapse_shared: false, barred }
+    }
+
+    /// Whether pages that are absent from a window in use are to stay so.
+    fn keeps_holes(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.keeps_holes())
+    }
+
+    /// By window: whether it can never be huge. Empty where all can.
+    fn barred_windows(&self) -> Vec<Option<CannotBeHuge>> {
+        let is_shared = self.backing.kind() == BackingKind::Memfd && !self.may_collapse_shared;
+        let of_range = |range: &RamRange| {
+            let is_congruent = is_congruent(range.gpa.start(), range.hva, PageSize::Huge2M);
+            let shared = is_shared.then_some(CannotBeHuge::SharedStalls);
+            if is_congruent { shared } else { Some(CannotBeHuge::Misaligned) }
+        };
+        let of_window = |window: WindowIndex| {
+            let barred = self.barred.iter().find(|barred| barred.range.contains(window.start()));
+            barred.map(|barred| barred.why)
+        };
+        let windows = |range: &RamRange| {
+            let of_range = of_range(range);
+            range.gpa.windows().map(move |window| of_window(window).or(of_range))
+        };
+        let barred: Vec<_> = self.ranges.iter().flat_map(windows).collect();
+        if barred.iter().any(Option::is_some) { barred } else { Vec::new() }
     }
 }
 
@@ -182,6 +257,8 @@ pub struct ManagerReport {
     pub released: Bytes,
     /// What the policy counted of its own decisions.
     pub policy_figures: Vec<(&'static str, u64)>,
+    /// Ticks at which a VM was left alone, by the reason's name.
+    pub ticks_left_alone: BTreeMap<&'static str, u64>,
 }
 
 /// A window that was out of reach for longer is counted as this long: a minute is a hung host.
@@ -217,6 +294,7 @@ impl ManagerReport {
             panics: Vec::new(),
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
+            ticks_left_alone: BTreeMap::new(),
         }
     }
 
@@ -285,6 +363,7 @@ struct Means<'a> {
     host: &'a dyn Host,
     vms: &'a [ManagedVm],
     should_stop: &'a AtomicBool,
+    steering: &'a Steering,
     panics: &'a Mutex<Vec<(VmId, Panicked)>>,
 }
 
@@ -299,11 +378,14 @@ impl Means<'_> {
         })
     }
 
-    /// Acts, unless the loop is to end. `hands`: by VM.
+    /// Acts, unless the loop is to end or the VM to be left alone since it was planned. `hands`: by VM.
     fn act_on(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
         match begun.window {
             Err(skip) => Performed::skipped(skip, self.host.now()),
             Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
+            Ok(ActingOn { index, .. }) if self.steering.gate_state(&self.vms[index]) != GateState::Open => {
+                Performed::skipped(Skip::LeftAlone, self.host.now())
+            }
             Ok(ActingOn { index, is_held, .. }) => {
                 let hand = hands.get_mut(index).and_then(Option::as_mut);
                 perform_claimed(self.host, &self.vms[index], hand, begun.planned.action, is_held)
@@ -355,6 +437,16 @@ pub struct ManagerLoop {
     panics: Mutex<Vec<(VmId, Panicked)>>,
     /// By VM in the order given: an action of it has panicked. Nothing is done to it any more, and no sample taken.
     is_left_alone: Vec<bool>,
+    /// By VM in the order given, as of this tick.
+    gates: Vec<GateState>,
+    /// By VM in the order given, by row; see [`ManagedVm::barred_windows`].
+    barred: Vec<Vec<Option<CannotBeHuge>>>,
+    /// Sensors that failed when they were asked last, by VM: it is told once.
+    failing: BTreeSet<(usize, &'static str)>,
+    /// Whether the policy ever promotes.
+    promotes: bool,
+    steering: Arc<Steering>,
+    publisher: Publisher,
 }
 
 impl ManagerLoop {
@@ -395,6 +487,12 @@ impl ManagerLoop {
             should_stop: Arc::default(),
             panics: Mutex::default(),
             is_left_alone: vec![false; vms.len()],
+            gates: vec![GateState::Open; vms.len()],
+            barred: vms.iter().map(ManagedVm::barred_windows).collect(),
+            failing: BTreeSet::new(),
+            promotes: policy.promotes(),
+            steering: Arc::default(),
+            publisher: Publisher::new(policy.name(), config.limits),
             host,
             vms,
             policy: Arc::new(Mutex::new(policy)),
@@ -437,7 +535,11 @@ impl ManagerLoop {
     pub fn tick(&mut self) -> u64 {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
+        if let Some(limits) = self.steering.take_limits() {
+            self.budget.set_limits(limits);
+        }
         self.budget.refill(began_at);
+        self.ask_gates();
         let is_giant_over = self.finish_giant();
         self.finish_samples();
         let senses_from = self.host.thread_cpu_time();
@@ -446,6 +548,7 @@ impl ManagerLoop {
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
         let now = self.host.now();
+        let refusals_before = self.budget.refusals();
         lock(&self.policy).plan(&snapshot, now, &mut self.budget, &mut plan);
         if let Some(recorder) = &mut self.recorder {
             recorder.snapshot(began_at, &snapshot);
@@ -456,22 +559,48 @@ impl ManagerLoop {
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
         }
-        for (index, rows) in snapshot.vms.iter().enumerate().filter(|(index, _)| !self.is_left_alone[*index]) {
+        self.start_samples(&snapshot);
+        self.report.ticks += 1;
+        self.report.budget_refusals = self.budget.refusals();
+        let publishes_from = self.host.thread_cpu_time();
+        self.report.total_cpu += publishes_from.saturating_sub(began_cpu);
+        self.publish(snapshot, self.report.budget_refusals - refusals_before);
+        self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(publishes_from);
+        done
+    }
+
+    /// Begins the next samples of whoever may be disturbed by them.
+    fn start_samples(&mut self, snapshot: &Snapshot) {
+        for (index, rows) in snapshot.vms.iter().enumerate() {
+            if !self.may_sample(index) {
+                continue;
+            }
             let vm = &self.vms[index];
             let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
             let acted_on = self.plan.actions().iter().filter_map(acted_on).collect();
             self.sampling[index].start(self.host.as_ref(), vm, rows, &acted_on, &mut self.report);
         }
-        self.report.ticks += 1;
-        self.report.budget_refusals = self.budget.refusals();
-        self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(began_cpu);
-        done
+    }
+
+    /// Whether its slower sensors may disturb a VM.
+    fn may_sample(&self, vm: usize) -> bool {
+        !self.is_left_alone[vm] && self.gates[vm] == GateState::Open
+    }
+
+    /// Whether all its VMs are gone. Then there is nothing more to do, ever.
+    pub fn has_ended(&self) -> bool {
+        !self.gates.is_empty() && self.gates.iter().all(|gate| *gate == GateState::Gone)
+    }
+
+    /// How things were at the end of the latest tick.
+    pub fn live(&self) -> Arc<Live> {
+        live::latest(&self.publisher.slot())
     }
 
     /// Whether the next tick should come soon after one that did so much.
     fn is_busy(&self, done: u64) -> bool {
-        let mut of_vms = self.sampling.iter().zip(&self.is_left_alone);
-        done > 0 || of_vms.any(|(sampling, is_left_alone)| !is_left_alone && sampling.is_bursting())
+        let mut of_vms = self.sampling.iter().enumerate();
+        done > 0 || of_vms.any(|(vm, sampling)| self.may_sample(vm) && sampling.is_bursting())
     }
 
     /// What has been counted so far.
@@ -498,71 +627,6 @@ impl ManagerLoop {
         for sampling in &mut self.sampling {
             sampling.finish(self.host.as_ref(), &mut self.report);
         }
-    }
-
-    fn sense(&mut self) -> Snapshot {
-        let mut snapshot = Snapshot { host: self.sense_host(), ..Snapshot::default() };
-        for (index, vm) in self.vms.iter().enumerate() {
-            let states = &self.states[index];
-            let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
-            let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
-            let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
-            let columns = self.sampling[index].columns();
-            for range in host_backing(&mut self.sensor, self.host.as_ref(), vm) {
-                let seen = range.unwrap_or_else(|(gpa, error)| {
-                    tracing::warn!("{}: host backing of {}: {error}", vm.id, gpa.start());
-                    *self.report.sensor_failures.entry("host_backing").or_default() += 1;
-                    // Rows of one VM must cover all its windows or the row numbers would shift: what was not
-                    // seen is reported as unbacked, which no policy acts on.
-                    gpa.windows()
-                        .map(|window| WindowBacking { window, resident: 0, backing: Backing::Unbacked })
-                        .collect()
-                });
-                for row in seen {
-                    let row = WindowRow {
-                        is_held: is_held(row.window.start()),
-                        ready_at: states[rows.len()].ready_at(),
-                        ..WindowRow::new(row.window, row.resident, row.backing)
-                    };
-                    rows.push(columns.fill(rows.len(), row));
-                }
-            }
-            self.giants.mark(index, &mut rows);
-            leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
-            if self.is_left_alone[index] {
-                rows.ready_at.fill(NEVER);
-            }
-            rows.mapping = vm.second_level.as_ref().and_then(|kvm| match kvm.mapping_stats() {
-                Ok(stats) => Some(stats),
-                Err(error) => {
-                    tracing::warn!("{}: KVM statistics: {error}", vm.id);
-                    *self.report.sensor_failures.entry("kvm_stats").or_default() += 1;
-                    None
-                }
-            });
-            // While a giant is exchanged the two readings are of different moments.
-            if let Some(stats) = rows.mapping.filter(|_| !self.giants.is_under_way_in(index)) {
-                check_totals(&mut self.report.kvm_checks[index], stats, &rows);
-            }
-            let sample = Sample { at: self.host.now(), host: account::host_backing(&rows), mapping: rows.mapping };
-            keep_sample(&mut self.report.samples[index].1, sample);
-            snapshot.vms.push(rows);
-        }
-        snapshot
-    }
-
-    fn sense_host(&mut self) -> Option<HostMemory> {
-        if !self.needs.host_memory {
-            return None;
-        }
-        let memory = host_memory(self.host.as_ref());
-        memory
-            .inspect_err(|error| {
-                tracing::warn!("the host's memory: {error}");
-                *self.report.sensor_failures.entry("host_memory").or_default() += 1;
-            })
-            .map(|memory| HostMemory { giant_pages_free: self.giants.pages_free(), ..memory })
-            .ok()
     }
 
     /// Does what was planned: begins what is about giants, does what copies nothing, then copies windows, by several threads
@@ -607,8 +671,8 @@ impl ManagerLoop {
     }
 
     fn means(&self) -> Means<'_> {
-        let ManagerLoop { host, vms, should_stop, panics, .. } = self;
-        Means { host: host.as_ref(), vms, should_stop, panics }
+        let ManagerLoop { host, vms, should_stop, steering, panics, .. } = self;
+        Means { host: host.as_ref(), vms, should_stop, steering, panics }
     }
 
     fn leave_alone_what_panicked(&mut self) {
@@ -631,8 +695,8 @@ impl ManagerLoop {
 
     /// Copies windows, each thread the next that is left.
     fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, swaps, should_stop, config, panics, .. } = self;
-        let means = Means { host: host.as_ref(), vms, should_stop, panics };
+        let ManagerLoop { host, vms, swaps, should_stop, steering, config, panics, .. } = self;
+        let means = Means { host: host.as_ref(), vms, should_stop, steering, panics };
         let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
@@ -664,6 +728,8 @@ impl ManagerLoop {
             };
             self.states[index][row] = next.expect("a window that is being acted on may be done or refused");
         }
+        let place = begun.window.ok().map(|ActingOn { index, row, .. }| (index, row));
+        self.publisher.performed(begun.planned.action, performed, place);
         self.record(begun.planned, performed);
         performed.result == OutcomeResult::Done
     }
@@ -695,54 +761,6 @@ fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
     Some(own)
 }
 
-/// What backs every window of a VM, range by range, each as of a moment at which no giant was being exchanged.
-fn host_backing(
-    sensor: &mut HostBackingSensor,
-    host: &dyn Host,
-    vm: &ManagedVm,
-) -> Vec<Result<Vec<WindowBacking>, (GpaRange, HostError)>> {
-    let mut look = |range: &RamRange| match sensor.sample(host, *range, vm.backing.fixed_page()) {
-        Ok(seen) => Ok(seen.collect()),
-        Err(error) => Err((range.gpa, error)),
-    };
-    let steadily = |range| match &vm.ram {
-        Some(ram) => ram.claims().steadily(|| look(range)),
-        None => look(range),
-    };
-    vm.ranges.iter().map(steadily).collect()
-}
-
-/// Marks the windows of memslots that somebody else holds: no action is to name them.
-fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
-    for slot in own.iter().flat_map(|own| own.of_others()) {
-        told.insert((rows.vm, slot.id));
-        let row_of = |gpa| rows.windows.partition_point(|window| window.start() < gpa);
-        let (first, end) = (row_of(slot.range.start()), row_of(slot.range.end()));
-        rows.ready_at[first..end].fill(NEVER);
-    }
-}
-
-fn check_totals(check: &mut Option<KvmCheck>, stats: MappingStats, rows: &VmSnapshot) {
-    /// The host is read before KVM, and the guest runs on in between: a window or two may have become large.
-    const SLACK: u64 = 2;
-    let large = stats.pages_2m + stats.pages_1g * 512;
-    let possible = (0..rows.len()).filter(|row| rows.backing[*row].is_large() && !rows.is_held[*row]).count() as u64;
-    let check = check.get_or_insert(KvmCheck { large_at_first: large, ..KvmCheck::default() });
-    check.large_at_most = check.large_at_most.max(large);
-    check.contradictions += u64::from(large > possible + SLACK);
-}
-
-fn keep_sample(samples: &mut Vec<Sample>, sample: Sample) {
-    if samples.len() >= SAMPLES_KEPT {
-        let mut number = 0;
-        samples.retain(|_| {
-            number += 1;
-            number % 2 == 1
-        });
-    }
-    samples.push(sample);
-}
-
 /// The loop in its thread.
 pub struct Manager {
     shared: Arc<Shared>,
@@ -752,6 +770,8 @@ pub struct Manager {
     reserved_frames: Option<ReservedFrames>,
     host: Arc<dyn Host>,
     access: Vec<SharedAccess>,
+    steering: Arc<Steering>,
+    live: LiveSlot,
 }
 
 /// Why a manager does not start.
@@ -784,11 +804,15 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The thread senses from the start; it acts only while active.
+/// What the thread is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum RunState {
+    /// Nothing yet.
     #[default]
     Waiting,
+    /// Ticks, the next one at once.
+    Called,
+    /// Ticks when it is time.
     Active,
     Stopping,
 }
@@ -820,13 +844,16 @@ impl Manager {
             .reserved_frames()
             .map_err(|source| ManagerError::ReservedFrames { policy: work.report.policy, source })?;
         let should_stop = work.should_stop.clone();
+        let (steering, live) = (work.steering.clone(), work.publisher.slot());
         let (host, access) = (work.host.clone(), work.sampling.iter().filter_map(Sampling::access).collect());
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 let mut pacing = Pacing::new(&work.config, work.host.now());
-                while shared.wait(pacing.pause(), || pacing.is_urgent(work.host.as_ref(), &work.vms))
-                    == RunState::Active
+                let pulse = work.config.pulse;
+                while !work.has_ended()
+                    && shared.wait(pacing.pause(), pulse, || pacing.is_urgent(work.host.as_ref(), &work.vms))
+                        == RunState::Active
                 {
                     let done = work.tick();
                     pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));
@@ -834,7 +861,8 @@ impl Manager {
                 work.finish()
             })?
         };
-        Ok(Manager { shared, should_stop, thread: Some(thread), first_touch, reserved_frames, host, access })
+        let thread = Some(thread);
+        Ok(Manager { shared, should_stop, thread, first_touch, reserved_frames, host, access, steering, live })
     }
 
     /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
@@ -846,7 +874,30 @@ impl Manager {
 
     /// Lets the loop act.
     pub fn activate(&self) {
-        self.shared.set(RunState::Active);
+        self.steering.set_paused(false);
+        self.shared.set(RunState::Called);
+    }
+
+    /// Lets the loop look and not act, also before it was ever active. An action that it is at is finished, some milliseconds
+    /// later at most; a giant that is being moved arrives.
+    pub fn pause(&self) {
+        self.steering.set_paused(true);
+        self.shared.set(RunState::Called);
+    }
+
+    /// Changes what actions may cost, from the next tick on. A recording keeps the limits it began with.
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        self.steering.set_limits(limits);
+    }
+
+    /// How things were at the end of the latest tick.
+    pub fn live(&self) -> Arc<Live> {
+        live::latest(&self.live)
+    }
+
+    /// Whether its loop has ended by itself: all its VMs are gone. [`Manager::stop`] still has the report.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Ends the loop after the action it is at, and returns what it counted.
@@ -885,20 +936,21 @@ impl Shared {
 
     /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, or until told to stop; while not
     /// active, until told anything.
-    fn wait(&self, pause: Duration, mut is_urgent: impl FnMut() -> bool) -> RunState {
+    fn wait(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> RunState {
         let mut state = self.state.lock().expect("nothing panics under this lock");
         let (mut has_paused, mut left) = (false, pause);
         loop {
             match *state {
-                RunState::Waiting => {
-                    state = self.changed.wait(state).expect("nothing panics under this lock");
-                    has_paused = *state == RunState::Active; // the first tick comes at once
+                RunState::Waiting => state = self.changed.wait(state).expect("nothing panics under this lock"),
+                RunState::Called => {
+                    *state = RunState::Active;
+                    has_paused = true;
                 }
                 RunState::Active if !has_paused => {
-                    let step = left.min(PULSE);
+                    let step = left.min(pulse.unwrap_or(left));
                     (state, _) = self.changed.wait_timeout(state, step).expect("nothing panics under this lock");
                     left -= step;
-                    has_paused = left.is_zero() || is_urgent();
+                    has_paused = left.is_zero() || (*state == RunState::Active && is_urgent());
                 }
                 RunState::Active | RunState::Stopping => return *state,
             }
@@ -909,10 +961,9 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backing::BackingKind;
     use crate::host::fake::FakeHost;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Gpa, policy};
+    use wideleaf_policies::{Gpa, GpaRange, policy};
 
     #[test]
     fn what_is_seen_while_a_giant_is_exchanged_is_looked_at_again() {

@@ -1,21 +1,58 @@
-//! The hugetlb pools: what is there, whether it is enough, and taking some for a while.
+//! The hugetlb pools: what is there, whether it is enough, who has it, and making them larger and smaller.
+//!
+//! ```text
+//!   total (nr_hugepages) = in use + free          persistent = total - surplus: what is written to nr_hugepages
+//!   ┌────────────────────┬──────────┬─────────┐
+//!   │ in use             │ promised │ nobody's│   lease     room until it is dropped, as surplus where there is such a thing
+//!   │                    │◀────── free ──────▶│   reserve   so many more pages of nobody's, until they are given back
+//!   └────────────────────┴──────────┴─────────┘   release   fewer pages of nobody's
+//! ```
 //!
 //! A VM that asks for more than the pool has is refused before it starts, with the size, the node, the number of
 //! pages that are short and the command that would help: a shortage found at a fault is a SIGBUS.
 //! Files: Documentation/admin-guide/mm/hugetlbpage.rst.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use wideleaf_policies::{Bytes, PageSize};
+
+#[cfg(test)]
+mod fake_kernel;
+mod files;
+mod holders;
+mod lease;
+mod mounts;
+mod resize;
+mod room;
+
+use files::{KernelFiles, PoolFiles};
+pub use holders::{Holder, Holders};
+pub use lease::PoolLease;
+pub use mounts::HugetlbMount;
+pub use resize::{Granted, NodePages, OnShortage, Plan, Release, Request, Returned};
+pub use room::{Blocks, NoRoom, NodeRoom};
+
+/// Looks at a pool whose numbers contradict each other, before that is an error. They are read one after the other, so one
+/// look may fall between two changes of the kernel's; three in a row do not.
+const LOOKS_MAX: usize = 3;
+
+/// How long to wait for the lock of a pool: whoever has it may be making giant pages, some seconds each. Anybody who can read the
+/// file can lock it, so waiting has an end.
+const LOCK_TRIES_MAX: u32 = 3_000;
+/// Between two looks at the lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The pools of this machine, or of a captured tree.
 #[derive(Clone, Debug)]
 pub struct HugetlbPools {
     root: PathBuf,
+    files: Arc<dyn PoolFiles>,
 }
 
 /// One pool, now.
@@ -29,18 +66,68 @@ pub struct PoolStatus {
     pub free: u64,
     /// Free pages that are promised to a mapping.
     pub reserved: u64,
-    /// Pages beyond `nr_hugepages`.
+    /// Pages beyond those that were asked for with `nr_hugepages`: made when they were mapped, and they go when they are unmapped.
     pub surplus: u64,
     /// How many surplus pages may exist at most.
     pub overcommit: u64,
-    /// Free pages by NUMA node.
-    pub free_by_node: Vec<(u32, u64)>,
+    /// The same by NUMA node. Promises are not made by node.
+    pub nodes: Vec<NodePool>,
+}
+
+/// What of a pool is on one NUMA node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePool {
+    /// The node.
+    pub node: u32,
+    /// Pages, surplus ones included.
+    pub total: u64,
+    /// Pages nobody has faulted in.
+    pub free: u64,
+    /// Surplus pages.
+    pub surplus: u64,
+}
+
+impl NodePool {
+    /// Pages that stay whoever unmaps them.
+    pub fn persistent(&self) -> u64 {
+        self.total.saturating_sub(self.surplus)
+    }
 }
 
 impl PoolStatus {
     /// Pages a new mapping can have: free and not promised, plus what may be added as surplus.
     pub fn available(&self) -> u64 {
-        self.free.saturating_sub(self.reserved) + self.overcommit.saturating_sub(self.surplus)
+        self.unpromised().saturating_add(self.overcommit.saturating_sub(self.surplus))
+    }
+
+    /// Free pages that are promised to nobody.
+    pub fn unpromised(&self) -> u64 {
+        self.free.saturating_sub(self.reserved)
+    }
+
+    /// Pages that somebody has.
+    pub fn in_use(&self) -> u64 {
+        self.total.saturating_sub(self.free)
+    }
+
+    /// Pages that stay whoever unmaps them: what `nr_hugepages` is set to.
+    pub fn persistent(&self) -> u64 {
+        self.total.saturating_sub(self.surplus)
+    }
+
+    /// Numbers that cannot all be true.
+    fn contradiction(&self) -> Option<String> {
+        let PoolStatus { total, free, reserved, surplus, .. } = *self;
+        let pool = [
+            ("free", free, "in all", total),
+            ("surplus", surplus, "in all", total),
+            ("promised", reserved, "free", free),
+        ];
+        let nodes = self.nodes.iter().flat_map(|node| {
+            [("free", node.free, "in all", node.total), ("surplus", node.surplus, "in all", node.total)]
+        });
+        let wrong = pool.into_iter().chain(nodes).find(|(_, part, _, whole)| part > whole);
+        wrong.map(|(name, part, of, whole)| format!("{part} pages {name}, {whole} {of}"))
     }
 }
 
@@ -50,7 +137,17 @@ pub enum PoolError {
     /// The kernel has no pool of that size.
     #[error("this kernel has no hugetlb pool of {0} pages ({1} is missing)")]
     NoPool(PageSize, PathBuf),
-    /// A file of the pool can not be read or written.
+    /// There is no such NUMA node, or it has no memory.
+    #[error("node {node} has no hugetlb pool of {size} pages; {}", known_nodes(.known))]
+    NoNode {
+        /// The pool.
+        size: PageSize,
+        /// The node.
+        node: u32,
+        /// Those that have.
+        known: Vec<u32>,
+    },
+    /// A file of the pool can not be read.
     #[error("{}: {source}", path.display())]
     File {
         /// Which.
@@ -58,17 +155,81 @@ pub enum PoolError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A file of the pool does not hold a number.
-    #[error("{}: expected a number, found {text:?}", path.display())]
+    /// A file of the pool can not be written.
+    #[error("cannot write {}: {source}; to change a pool takes root and a writable /sys", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A file of the pool does not hold what it should.
+    #[error("{}: expected {expected}, found {text:?}", path.display())]
     Malformed {
         /// Which.
         path: PathBuf,
+        /// What it should hold.
+        expected: &'static str,
         /// What it holds.
         text: String,
+    },
+    /// Numbers of a pool that cannot all be true, also when they were read again.
+    #[error("the numbers of the hugetlb pool of {size} pages contradict each other: {what}")]
+    Contradiction {
+        /// The pool.
+        size: PageSize,
+        /// Which.
+        what: String,
+    },
+    /// Somebody else changes the pool all the time.
+    #[error("{} is locked by another process for {waited_s} s now; see `lslocks`", path.display())]
+    Locked {
+        /// Which file.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited_s: u64,
+    },
+    /// Somebody else made the pool smaller while we made it larger.
+    #[error(
+        "somebody else changed {} meanwhile: {before} pages before, {after} after {wanted} were asked for; look again",
+        path.display()
+    )]
+    Changed {
+        /// The file that was written.
+        path: PathBuf,
+        /// Pages before.
+        before: u64,
+        /// Pages that were asked for.
+        wanted: u64,
+        /// Pages that were there after that.
+        after: u64,
     },
     /// Not enough pages.
     #[error("{0}")]
     Short(Shortage),
+    /// Not enough memory to make pages of.
+    #[error("{0}")]
+    NoRoom(Box<NoRoom>),
+    /// More is to be released than nobody has.
+    #[error(
+        "{asked} pages of {} are to be released and {unused} are nobody's: {} in the pool, {} in use, {} promised",
+        pool.size, pool.total, pool.in_use(), pool.reserved
+    )]
+    InUse {
+        /// Pages asked for.
+        asked: u64,
+        /// Pages that nobody has, on the node that was asked for.
+        unused: u64,
+        /// The pool.
+        pool: Box<PoolStatus>,
+    },
+}
+
+fn known_nodes(known: &[u32]) -> String {
+    match known {
+        [] => "no node has one".to_owned(),
+        known => format!("these have: {}", known.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    }
 }
 
 /// Not enough pages, in numbers.
@@ -85,24 +246,24 @@ pub struct Shortage {
 impl Shortage {
     /// Pages that are missing.
     pub fn short(&self) -> u64 {
-        self.needed - self.pool.available()
+        self.needed.saturating_sub(self.pool.available())
     }
 }
 
 impl std::fmt::Display for Shortage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let PoolStatus { size, total, surplus, .. } = &self.pool;
         let mut nodes = String::new();
-        for (node, free) in &self.pool.free_by_node {
+        for NodePool { node, free, .. } in &self.pool.nodes {
             let _ = write!(nodes, "{}node {node}: {free} free", if nodes.is_empty() { "" } else { ", " });
         }
         write!(
             f,
-            "hugetlb pool of {size} pages is {} short: {} needed, {} available ({nodes}); run `echo {} | sudo tee {}`",
+            "hugetlb pool of {} pages is {} short: {} needed, {} available ({nodes}); run `echo {} | sudo tee {}`",
+            self.pool.size,
             self.short(),
             self.needed,
             self.pool.available(),
-            total - surplus + self.short(),
+            self.pool.persistent().saturating_add(self.short()),
             self.file.display(),
         )
     }
@@ -114,13 +275,9 @@ impl HugetlbPools {
         HugetlbPools::at("/")
     }
 
-    /// The pools of the tree under `root` (which holds `sys/`).
+    /// The pools of the tree under `root` (which holds `sys/` and `proc/`).
     pub fn at(root: impl Into<PathBuf>) -> HugetlbPools {
-        HugetlbPools { root: root.into() }
-    }
-
-    fn folder(&self, size: PageSize) -> PathBuf {
-        self.root.join("sys/kernel/mm/hugepages").join(format!("hugepages-{}kB", size.bytes().get() >> 10))
+        HugetlbPools { root: root.into(), files: Arc::new(KernelFiles) }
     }
 
     /// The state of one pool.
@@ -128,11 +285,12 @@ impl HugetlbPools {
     /// # Errors
     /// [`PoolError`] where the kernel has no such pool or its files make no sense.
     pub fn status(&self, size: PageSize) -> Result<PoolStatus, PoolError> {
-        let folder = self.folder(size);
+        let folder = self.folder(size, None);
         if !folder.is_dir() {
             return Err(PoolError::NoPool(size, folder));
         }
-        let read = |name: &str| read_number(&folder.join(name));
+        let read = |name: &str| self.number(&folder.join(name));
+        let nodes = self.node_numbers().into_iter().filter(|node| self.folder(size, Some(*node)).is_dir());
         Ok(PoolStatus {
             size,
             total: read("nr_hugepages")?,
@@ -141,24 +299,31 @@ impl HugetlbPools {
             surplus: read("surplus_hugepages")?,
             // Absent in trees older than the setting; gigantic pages have the file and allow no surplus.
             overcommit: read("nr_overcommit_hugepages").unwrap_or(0),
-            free_by_node: self.free_by_node(size),
+            nodes: nodes.map(|node| self.node_pool(size, node)).collect::<Result<_, PoolError>>()?,
         })
     }
 
-    fn free_by_node(&self, size: PageSize) -> Vec<(u32, u64)> {
-        let Ok(nodes) = fs::read_dir(self.root.join("sys/devices/system/node")) else {
-            return Vec::new();
-        };
-        let pool = format!("hugepages/hugepages-{}kB/free_hugepages", size.bytes().get() >> 10);
-        let mut free: Vec<(u32, u64)> = nodes
-            .filter_map(|entry| {
-                let path = entry.ok()?.path();
-                let node = path.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
-                Some((node, read_number(&path.join(&pool)).ok()?))
-            })
-            .collect();
-        free.sort_unstable();
-        free
+    fn node_pool(&self, size: PageSize, node: u32) -> Result<NodePool, PoolError> {
+        let folder = self.folder(size, Some(node));
+        let read = |name: &str| self.number(&folder.join(name));
+        let (total, free, surplus) = (read("nr_hugepages")?, read("free_hugepages")?, read("surplus_hugepages")?);
+        Ok(NodePool { node, total, free, surplus })
+    }
+
+    /// As [`HugetlbPools::status`], looking again where the numbers contradict each other.
+    ///
+    /// # Errors
+    /// [`PoolError::Contradiction`] where they still do, and those of [`HugetlbPools::status`].
+    pub fn consistent_status(&self, size: PageSize) -> Result<PoolStatus, PoolError> {
+        let mut contradiction = None;
+        for _ in 0..LOOKS_MAX {
+            let status = self.status(size)?;
+            match status.contradiction() {
+                None => return Ok(status),
+                found => contradiction = found,
+            }
+        }
+        Err(PoolError::Contradiction { size, what: contradiction.unwrap_or_default() })
     }
 
     /// Whether `bytes` can be mapped from the pool now.
@@ -171,69 +336,71 @@ impl HugetlbPools {
         if pool.available() >= needed {
             return Ok(());
         }
-        Err(PoolError::Short(Shortage { pool, needed, file: self.folder(size).join("nr_hugepages") }))
+        Err(PoolError::Short(Shortage { pool, needed, file: self.folder(size, None).join("nr_hugepages") }))
     }
 
-    /// Makes room for `pages` more pages until the lease is dropped. For 2 MiB pages that is a higher
-    /// `nr_overcommit_hugepages`: the kernel then makes surplus pages when they are mapped and takes them back when
-    /// they are unmapped, so that nothing stays even if this process is killed. Giant pages know no surplus; the pool
-    /// itself is grown and shrunk again.
-    ///
-    /// # Errors
-    /// [`PoolError`] where we may not (root is needed) or the machine has not that much contiguous memory.
-    pub fn lease(&self, size: PageSize, pages: u64) -> Result<PoolLease, PoolError> {
-        let name = if size == PageSize::Giant1G { "nr_hugepages" } else { "nr_overcommit_hugepages" };
-        let path = self.folder(size).join(name);
-        let lease = PoolLease { path, pages };
-        let before = lease.change(|n| n + pages)?;
-        let after = read_number(&lease.path)?;
-        if after < before + pages {
-            let pool = self.status(size)?;
-            drop(PoolLease { path: lease.path.clone(), pages: after.saturating_sub(before) });
-            let short = Shortage { pool, needed: pages, file: lease.path.clone() };
-            std::mem::forget(lease); // what it took has just been given back
-            return Err(PoolError::Short(short));
+    fn folder(&self, size: PageSize, node: Option<u32>) -> PathBuf {
+        let pools = match node {
+            None => self.root.join("sys/kernel/mm/hugepages"),
+            Some(node) => self.node_folder(node).join("hugepages"),
+        };
+        pools.join(format!("hugepages-{}kB", size.bytes().get() >> 10))
+    }
+
+    fn node_folder(&self, node: u32) -> PathBuf {
+        self.root.join(format!("sys/devices/system/node/node{node}"))
+    }
+
+    /// The NUMA nodes, in order; none where the kernel knows no nodes.
+    fn node_numbers(&self) -> Vec<u32> {
+        numbers_in(&self.root.join("sys/devices/system/node"), "node")
+    }
+
+    fn text(&self, path: &Path) -> Result<String, PoolError> {
+        self.files.read(path).map_err(|source| PoolError::File { path: path.to_owned(), source })
+    }
+
+    fn number(&self, path: &Path) -> Result<u64, PoolError> {
+        let text = self.text(path)?;
+        let malformed = |_| PoolError::Malformed { path: path.to_owned(), expected: "a number", text: text.clone() };
+        text.trim().parse().map_err(malformed)
+    }
+
+    fn write(&self, path: &Path, number: u64) -> Result<(), PoolError> {
+        let written = self.files.write(path, &number.to_string());
+        written.map_err(|source| PoolError::Write { path: path.to_owned(), source })
+    }
+
+    /// Others who change the number in this file wait until the lock is dropped, if they ask for it as we do.
+    fn lock(path: &Path) -> Result<Flock<std::fs::File>, PoolError> {
+        let at = |source| PoolError::File { path: path.to_owned(), source };
+        let mut file = std::fs::File::open(path).map_err(at)?;
+        for _ in 0..LOCK_TRIES_MAX {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((file, Errno::EAGAIN)) => file,
+                Err((_, errno)) => return Err(at(errno.into())),
+            };
+            std::thread::sleep(LOCK_PAUSE);
         }
-        Ok(lease)
+        Err(PoolError::Locked { path: path.to_owned(), waited_s: (LOCK_PAUSE * LOCK_TRIES_MAX).as_secs() })
     }
 }
 
-/// Room in a pool, given back on drop.
-#[derive(Debug)]
-pub struct PoolLease {
-    path: PathBuf,
-    pages: u64,
-}
-
-impl PoolLease {
-    /// Changes the number in the file under a lock, so that two leases taken at once add up. Returns the number that
-    /// was there before.
-    fn change(&self, change: impl Fn(u64) -> u64) -> Result<u64, PoolError> {
-        let at = |source| PoolError::File { path: self.path.clone(), source };
-        let file = fs::File::open(&self.path).map_err(at)?;
-        let _lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| at(errno.into()))?;
-        let before = read_number(&self.path)?;
-        fs::write(&self.path, change(before).to_string()).map_err(at)?;
-        Ok(before)
-    }
-}
-
-impl Drop for PoolLease {
-    fn drop(&mut self) {
-        if let Err(error) = self.change(|n| n.saturating_sub(self.pages)) {
-            tracing::error!("cannot give {} hugetlb pages back: {error}", self.pages);
-        }
-    }
-}
-
-fn read_number(path: &Path) -> Result<u64, PoolError> {
-    let text = fs::read_to_string(path).map_err(|source| PoolError::File { path: path.to_owned(), source })?;
-    text.trim().parse().map_err(|_| PoolError::Malformed { path: path.to_owned(), text })
+/// The numbers after `prefix` in the names of a folder's entries, in order; none where there is no such folder.
+fn numbers_in(folder: &Path, prefix: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let number =
+        |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(prefix)?.parse().ok();
+    let mut numbers: Vec<u32> = entries.filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use wideleaf_policies::units::mib;
 
     /// A captured tree with one 2M pool on two nodes.
@@ -253,7 +420,9 @@ mod tests {
         for (node, free) in [(0, free), (1, 0)] {
             let node = dir.path().join(format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB"));
             fs::create_dir_all(&node).expect("a node");
-            fs::write(node.join("free_hugepages"), format!("{free}\n")).expect("a node file");
+            for (name, value) in [("nr_hugepages", free), ("free_hugepages", free), ("surplus_hugepages", 0)] {
+                fs::write(node.join(name), format!("{value}\n")).expect("a node file");
+            }
         }
         dir
     }

@@ -34,13 +34,9 @@ fn host() -> Arc<FakeHost> {
 }
 
 fn vm(second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
-    ManagedVm {
-        id: VmId(0),
-        ranges: vec![ram()],
-        backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap(),
-        second_level,
-        ram: None,
-    }
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let of_nobody = ManagedVm::of_others(VmId(0), vec![ram()], backing, second_level);
+    ManagedVm { may_collapse_shared: true, ..of_nobody }
 }
 
 /// A budget no test meets by accident.

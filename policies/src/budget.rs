@@ -80,6 +80,13 @@ impl Budget {
         self.limits
     }
 
+    /// Changes the rates. What was saved up beyond a burst of the new ones is lost, a debt stays.
+    pub fn set_limits(&mut self, limits: BudgetLimits) {
+        self.limits = limits;
+        self.copy_left = self.copy_left.min(self.copy_burst());
+        self.cpu_left_ns = self.cpu_left_ns.min(self.cpu_burst_ns());
+    }
+
     /// Adds what the time since the last call allows, up to one burst.
     pub fn refill(&mut self, now: Moment) {
         let elapsed = now.since(self.refilled_at);
@@ -175,6 +182,17 @@ mod tests {
         let mut budget = Budget::new(LIMITS, at(0));
         budget.refill(at(60_000));
         assert_eq!(budget.try_take(cost(mib(100), 0)), Ok(()));
+        assert_eq!(budget.try_take(cost(Bytes::new(1), 0)), Err(BudgetSpent::Copy));
+    }
+
+    #[test]
+    fn new_rates_hold_from_now_on_and_a_debt_stays() {
+        let mut budget = Budget::new(LIMITS, at(0));
+        budget.set_limits(BudgetLimits { copy_per_second: mib(10), ..LIMITS });
+        assert_eq!(budget.try_take(cost(mib(11), 0)), Err(BudgetSpent::Copy));
+        budget.settle(Cost::default(), cost(mib(30), 0)); // 10 MiB were saved up: 20 of debt
+        budget.set_limits(LIMITS);
+        budget.refill(at(200)); // 100 MiB a second again: 20 of them pay the debt
         assert_eq!(budget.try_take(cost(Bytes::new(1), 0)), Err(BudgetSpent::Copy));
     }
 

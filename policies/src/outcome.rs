@@ -50,6 +50,10 @@ pub enum Refusal {
     /// The guest wrote faster than its memory could be copied, or stopped too slowly: swapping the memory would have taken a
     /// longer pause than allowed.
     OutrunByWrites,
+    /// Pages of the window are merged with equal ones (KSM), and a large page would take the memory again that this saves.
+    Merged,
+    /// The process whose memory it is has ended (`ESRCH`).
+    Gone,
     /// Any other errno.
     Other(i32),
 }
@@ -67,6 +71,10 @@ pub enum Skip {
     BackingOff,
     /// A giant is being moved: this one, or another, and they are moved one at a time.
     GiantUnderWay,
+    /// Pages are absent from the window that the guest gave back on purpose, and a large page would bring them back.
+    Hole,
+    /// The whole VM is left alone for now, a migration perhaps.
+    LeftAlone,
     /// The manager was told to stop.
     Stopping,
 }
@@ -82,12 +90,16 @@ impl OutcomeResult {
             OutcomeResult::Refused(Refusal::NotPermitted) => "refused_not_permitted",
             OutcomeResult::Refused(Refusal::NotObserved) => "refused_not_observed",
             OutcomeResult::Refused(Refusal::OutrunByWrites) => "refused_outrun_by_writes",
+            OutcomeResult::Refused(Refusal::Merged) => "refused_merged",
+            OutcomeResult::Refused(Refusal::Gone) => "refused_gone",
             OutcomeResult::Refused(Refusal::Other(_)) => "refused_other",
             OutcomeResult::Skipped(Skip::AlreadyDone) => "skipped_already_done",
             OutcomeResult::Skipped(Skip::NotResident) => "skipped_not_resident",
             OutcomeResult::Skipped(Skip::NoMechanism) => "skipped_no_mechanism",
             OutcomeResult::Skipped(Skip::BackingOff) => "skipped_backing_off",
             OutcomeResult::Skipped(Skip::GiantUnderWay) => "skipped_giant_under_way",
+            OutcomeResult::Skipped(Skip::Hole) => "skipped_hole",
+            OutcomeResult::Skipped(Skip::LeftAlone) => "skipped_left_alone",
             OutcomeResult::Skipped(Skip::Stopping) => "skipped_stopping",
         }
     }

@@ -76,6 +76,11 @@ pub trait Policy: Send {
         RamStart::OnBasePages
     }
 
+    /// Whether it ever plans a promotion. One that does not leaves base pages as they are, for good.
+    fn promotes(&self) -> bool {
+        true
+    }
+
     /// The largest page it may ever ask for. A VM whose giants may be promoted is set up for that from the start: KVM maps
     /// no page larger than the memslot that holds it.
     fn largest_page(&self) -> PageSize {

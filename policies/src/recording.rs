@@ -79,7 +79,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// Every result, in the order of their numbers in a recording. New ones go to the end.
-const RESULTS: [OutcomeResult; 14] = [
+const RESULTS: [OutcomeResult; 18] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -94,6 +94,10 @@ const RESULTS: [OutcomeResult; 14] = [
     OutcomeResult::Skipped(Skip::Stopping),
     OutcomeResult::Refused(Refusal::OutrunByWrites),
     OutcomeResult::Skipped(Skip::GiantUnderWay),
+    OutcomeResult::Refused(Refusal::Merged),
+    OutcomeResult::Refused(Refusal::Gone),
+    OutcomeResult::Skipped(Skip::Hole),
+    OutcomeResult::Skipped(Skip::LeftAlone),
 ];
 
 /// What a recording is of.

@@ -5,7 +5,7 @@
 //!   Ready ──────────▶ Acting ──────────────────────▶ Ready
 //!     ▲                 │ refused
 //!     │  now ≥ until    ▼
-//!     └───────────── BackedOff { until, refusals }        until = now + first · 2^(refusals-1), at most `longest`
+//!     └───────────── BackedOff { until, refusals, last }  until = now + first · 2^(refusals-1), at most `longest`
 //! ```
 //!
 //! A window that is not eligible is asked rarely, since what makes it so (a hole, an advice) changes rarely; a busy
@@ -33,6 +33,8 @@ pub enum WindowState {
         until: Moment,
         /// Refusals in a row so far.
         refusals: u8,
+        /// Why the last time.
+        last: Refusal,
     },
 }
 
@@ -54,7 +56,7 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
         Refusal::NoHugePage | Refusal::OutrunByWrites => {
             Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) }
         }
-        Refusal::NotEligible | Refusal::NotPermitted | Refusal::Other(_) => {
+        Refusal::NotEligible | Refusal::NotPermitted | Refusal::Merged | Refusal::Gone | Refusal::Other(_) => {
             Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) }
         }
     }
@@ -81,6 +83,14 @@ impl WindowState {
         }
     }
 
+    /// Why it backs off at `now`; `None` where it does not.
+    pub fn backs_off_for(self, now: Moment) -> Option<Refusal> {
+        match self {
+            WindowState::BackedOff { until, last, .. } if now < until => Some(last),
+            WindowState::BackedOff { .. } | WindowState::Ready | WindowState::Acting { .. } => None,
+        }
+    }
+
     /// An actuator begins.
     ///
     /// # Errors
@@ -88,7 +98,7 @@ impl WindowState {
     pub fn begin(self, now: Moment) -> Result<WindowState, NotAllowed> {
         match self {
             WindowState::Ready => Ok(WindowState::Acting { refusals: 0 }),
-            WindowState::BackedOff { until, refusals } if now >= until => Ok(WindowState::Acting { refusals }),
+            WindowState::BackedOff { until, refusals, .. } if now >= until => Ok(WindowState::Acting { refusals }),
             WindowState::BackedOff { until, .. } => Err(NotAllowed::BackedOff(until)),
             WindowState::Acting { .. } => Err(NotAllowed::AlreadyActing),
         }
@@ -115,7 +125,7 @@ impl WindowState {
         };
         let Backoff { first, longest } = backoff_after(refusal);
         let wait = first.saturating_mul(1 << refusals.min(16)).min(longest);
-        Ok(WindowState::BackedOff { until: now + wait, refusals: refusals.saturating_add(1) })
+        Ok(WindowState::BackedOff { until: now + wait, refusals: refusals.saturating_add(1), last: refusal })
     }
 }
 
@@ -153,6 +163,11 @@ mod tests {
             WindowState::Ready.begin(at(5)).and_then(|s| s.refused(Refusal::NoHugePage, at(5))).expect("legal");
         assert_eq!(refused.begin(at(254)), Err(NotAllowed::BackedOff(at(255))));
         assert!(refused.begin(at(255)).is_ok());
+        assert_eq!(
+            [254, 255].map(|ms| refused.backs_off_for(at(ms))),
+            [Some(Refusal::NoHugePage), None],
+            "the reason is known for as long as it keeps the window back"
+        );
     }
 
     #[test]

@@ -132,6 +132,10 @@ fn result() -> impl Strategy<Value = OutcomeResult> {
         Skipped(Skip::BackingOff),
         Skipped(Skip::Stopping),
         Skipped(Skip::GiantUnderWay),
+        Refused(Refusal::Merged),
+        Refused(Refusal::Gone),
+        Skipped(Skip::Hole),
+        Skipped(Skip::LeftAlone),
     ]);
     prop_oneof![4 => known, 1 => any::<i32>().prop_map(|errno| Refused(Refusal::Other(errno)))]
 }

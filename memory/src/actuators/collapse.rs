@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, WindowIndex};
 
-use super::reshape::{Reshape, Reshaped};
+use super::reshape::{Holes, Reshape, Reshaped};
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
 
@@ -30,10 +30,20 @@ pub struct Collapse {
 /// The window's mark `MADV_NOHUGEPAGE` (set on RAM that starts with base pages) is lifted first, since collapse
 /// answers `EINVAL` under it.
 pub fn collapse_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
-    const COLLAPSE: Reshape =
-        Reshape { to_huge: true, mark: Advice::HugePage, ask: Advice::Collapse, over: PageSize::Huge2M.bytes() };
+    collapse(host, range, window, Holes::Filled)
+}
+
+/// As [`collapse_window`], and a window from which pages are absent stays as it is. The guest may give pages back between that look
+/// and the collapse, a tenth of a millisecond: these come back.
+pub fn collapse_full_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
+    collapse(host, range, window, Holes::Kept)
+}
+
+fn collapse(host: &dyn Host, range: RamRange, window: WindowIndex, holes: Holes) -> Collapse {
+    const OVER: Bytes = PageSize::Huge2M.bytes();
+    let to_huge = Reshape { to_huge: true, mark: Advice::HugePage, ask: Advice::Collapse, over: OVER, holes };
     let began_cpu = host.thread_cpu_time();
-    let Reshaped { result, unavailable, resident: [before, after] } = COLLAPSE.run(host, range, window);
+    let Reshaped { result, unavailable, resident: [before, after] } = to_huge.run(host, range, window);
     let copied = if result == OutcomeResult::Done { PageSize::Huge2M.bytes() } else { Bytes::ZERO };
     let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
     let bloat = PageSize::Base4K.bytes() * u64::from(after.saturating_sub(before));

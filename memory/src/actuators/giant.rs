@@ -276,10 +276,17 @@ impl From<PoolError> for Unswapped {
     fn from(error: PoolError) -> Unswapped {
         tracing::debug!(%error, "no giant page");
         let result = match error {
-            PoolError::Short(_) => OutcomeResult::Refused(Refusal::NoHugePage),
-            PoolError::NoPool(..) => OutcomeResult::Skipped(Skip::NoMechanism),
-            PoolError::File { source, .. } => (&HostError { what: "the hugetlb pool's files", source }).into(),
-            PoolError::Malformed { .. } => OutcomeResult::Refused(Refusal::Other(0)),
+            PoolError::Short(_) | PoolError::NoRoom(_) | PoolError::InUse { .. } => {
+                OutcomeResult::Refused(Refusal::NoHugePage)
+            }
+            PoolError::NoPool(..) | PoolError::NoNode { .. } => OutcomeResult::Skipped(Skip::NoMechanism),
+            PoolError::File { source, .. } | PoolError::Write { source, .. } => {
+                (&HostError { what: "the hugetlb pool's files", source }).into()
+            }
+            PoolError::Malformed { .. }
+            | PoolError::Contradiction { .. }
+            | PoolError::Locked { .. }
+            | PoolError::Changed { .. } => OutcomeResult::Refused(Refusal::Other(0)),
         };
         result.into()
     }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Bytes, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use crate::host::{Advice, Host, HostError};
@@ -14,12 +15,24 @@ use crate::sensors::host_backing::window_backing;
 pub(super) struct Reshape {
     /// Whether the window is to be huge afterwards; where it is so already nothing is done.
     pub to_huge: bool,
-    /// Given to the whole window first: without it the kernel refuses, or khugepaged undoes what was done.
+    /// Given to the whole window first, where the RAM is this process's: without it the kernel refuses, or khugepaged undoes what
+    /// was done. Another process's is not marked by us, and has the marks its owner gave it.
     pub mark: Advice,
     /// What is asked for...
     pub ask: Advice,
     /// ...and for how much, from the begin of the window.
     pub over: Bytes,
+    /// What becomes of pages that are absent.
+    pub holes: Holes,
+}
+
+/// What becomes of pages that are absent from a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holes {
+    /// They come into being, zero.
+    Filled,
+    /// They stay absent, and so the window as it is.
+    Kept,
 }
 
 /// What came of it.
@@ -55,8 +68,13 @@ impl Reshape {
         if before.backing.is_large() == self.to_huge {
             return Ok(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
+        if self.holes == Holes::Kept && before.resident < BASE_PAGES_PER_WINDOW {
+            return Ok(OutcomeResult::Skipped(Skip::Hole));
+        }
         let start = range.hva + (window.start() - range.gpa.start());
-        host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
+        if host.is_own() {
+            host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
+        }
         let began = host.now();
         let answer = host.advise(start, self.over, self.ask);
         reshaped.unavailable = host.now().since(began);

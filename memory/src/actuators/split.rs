@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Skip, WindowIndex};
 
-use super::reshape::{Reshape, Reshaped};
+use super::reshape::{Holes, Reshape, Reshaped};
 use crate::backing::BackingKind;
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
@@ -36,8 +36,13 @@ pub struct Split {
 /// The window is marked `MADV_NOHUGEPAGE` first, or khugepaged might undo the split. The mark stays where the kernel
 /// then refuses: the page is huge until somebody splits it, and collapse lifts the mark.
 pub fn split_window(host: &dyn Host, kind: BackingKind, range: RamRange, window: WindowIndex) -> Split {
-    const SPLIT: Reshape =
-        Reshape { to_huge: false, mark: Advice::NoHugePage, ask: Advice::Cold, over: PageSize::Base4K.bytes() };
+    const SPLIT: Reshape = Reshape {
+        to_huge: false,
+        mark: Advice::NoHugePage,
+        ask: Advice::Cold,
+        over: PageSize::Base4K.bytes(),
+        holes: Holes::Filled, // a huge page has none
+    };
     if kind != BackingKind::Anon {
         let result = OutcomeResult::Skipped(Skip::NoMechanism);
         return Split { result, cost: Cost::default(), unavailable: Duration::ZERO, freed: Bytes::ZERO };

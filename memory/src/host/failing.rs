@@ -64,6 +64,10 @@ fn errnos(advice: Advice) -> &'static [i32] {
 const SCAN_ERRNOS: &[i32] = &[libc::EINTR, libc::ENOMEM];
 
 impl<H: Host> Host for FailingHost<H> {
+    fn is_own(&self) -> bool {
+        self.real.is_own()
+    }
+
     fn now(&self) -> Moment {
         self.real.now()
     }

@@ -95,7 +95,7 @@ impl Host for LinuxHost {
 }
 
 /// Whether a line of `/proc/<pid>/maps` (`start-end …` in hexadecimal; proc_pid_maps(5)) covers all of `[start, end)`.
-fn covers(maps: &str, start: u64, end: u64) -> bool {
+pub(super) fn covers(maps: &str, start: u64, end: u64) -> bool {
     let bounds = |line: &str| {
         let (first, behind) = line.split_whitespace().next()?.split_once('-')?;
         Some((u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(behind, 16).ok()?))

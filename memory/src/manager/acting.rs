@@ -15,7 +15,7 @@ use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PageSize, Re
 
 use super::ManagedVm;
 use super::sampling::SharedAccess;
-use crate::actuators::collapse::{Collapse, collapse_window};
+use crate::actuators::collapse::{Collapse, collapse_full_window, collapse_window};
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::actuators::release::release_window;
 use crate::actuators::split::split_window;
@@ -185,7 +185,7 @@ fn perform(
         // What nobody touched of reserved frames may be given back: nothing else may map it, as a collapse would.
         (Action::Promote { .. }, _) if vm.backing.is_reservable() => no_mechanism(),
         (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
-            promote(host, range, hand, window)
+            promote(host, vm, range, hand, window)
         }
         (Action::Demote { window, to: PageSize::Base4K, .. }, _) if vm.backing.kind() == BackingKind::Anon => {
             let split = split_window(host, BackingKind::Anon, range, window);
@@ -204,7 +204,16 @@ fn perform(
     }
 }
 
-fn promote(host: &dyn Host, range: RamRange, hand: Option<&mut SwapHand<'_>>, window: WindowIndex) -> Performed {
+fn promote(
+    host: &dyn Host,
+    vm: &ManagedVm,
+    range: RamRange,
+    hand: Option<&mut SwapHand<'_>>,
+    window: WindowIndex,
+) -> Performed {
+    if vm.keeps_holes() {
+        return collapsed(host, collapse_full_window(host, range, window), None);
+    }
     let swap = hand.map(|hand| hand.swap(host, window));
     match swap {
         Some(swap) if !is_for_collapse(swap.result) => swapped(host, swap),

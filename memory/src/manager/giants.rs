@@ -25,6 +25,7 @@ use super::{ManagedVm, ManagerLoop, Mechanism, NEVER, Performed};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
+use crate::gate::GateState;
 use crate::host::Host;
 use crate::panicked::Panicked;
 use crate::pool::HugetlbPools;
@@ -251,6 +252,9 @@ impl ManagerLoop {
         let begun = match state.begin(self.host.now()) {
             _ if self.should_stop.load(Ordering::Relaxed) => Err(OutcomeResult::Skipped(Skip::Stopping)),
             _ if self.is_left_alone[request.vm] => Err(OutcomeResult::Skipped(Skip::NoMechanism)),
+            _ if self.steering.gate_state(&self.vms[request.vm]) != GateState::Open => {
+                Err(OutcomeResult::Skipped(Skip::LeftAlone))
+            }
             Err(_) => Err(OutcomeResult::Skipped(Skip::BackingOff)),
             Ok(acting) => self.giants.start(&self.host, request).map(|()| *state = acting),
         };
@@ -273,6 +277,7 @@ impl ManagerLoop {
         let at = self.host.now();
         let bloat = if is_done { swap.bloat } else { Bytes::ZERO };
         let performed = Performed { mechanism, cost, unavailable, bloat, ..Performed::not_tried(result, at) };
+        self.publisher.performed(request.planned.action, &performed, None);
         self.record(&request.planned, &performed);
         let state = &mut self.states[request.vm][request.row];
         let next = match result {

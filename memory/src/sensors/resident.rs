@@ -10,6 +10,13 @@ use crate::backing::BackingKind;
 use crate::host::Host;
 use crate::region::GuestRam;
 
+/// All base pages a process has mapped, those of files too: for a process in which no sample unmaps any. `None` where the host does
+/// not say.
+pub fn resident_pages(host: &dyn Host) -> Option<u64> {
+    let statm = host.read_text("/proc/self/statm").ok()?;
+    statm.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// Base pages; `None` where the host does not say.
 pub fn pages_in_use<'a>(host: &dyn Host, rams: impl IntoIterator<Item = &'a GuestRam>) -> Option<u64> {
     let statm = host.read_text("/proc/self/statm").ok()?;

@@ -19,6 +19,10 @@ impl Policy for AtFault {
         "at-fault"
     }
 
+    fn promotes(&self) -> bool {
+        false
+    }
+
     fn plan(&mut self, _snapshot: &Snapshot, _now: Moment, _budget: &mut Budget, _plan: &mut Plan) {}
 
     fn decides_at_first_touch(&self) -> bool {

@@ -15,5 +15,9 @@ impl Policy for Never {
         "never"
     }
 
+    fn promotes(&self) -> bool {
+        false
+    }
+
     fn plan(&mut self, _snapshot: &Snapshot, _now: Moment, _budget: &mut Budget, _plan: &mut Plan) {}
 }

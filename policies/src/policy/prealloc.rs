@@ -20,5 +20,9 @@ impl Policy for Prealloc {
         RamStart::HugeAndPrefaulted
     }
 
+    fn promotes(&self) -> bool {
+        false
+    }
+
     fn plan(&mut self, _snapshot: &Snapshot, _now: Moment, _budget: &mut Budget, _plan: &mut Plan) {}
 }

@@ -1,1 +1,32 @@
-//! Guests that somebody else started: QEMU's, with or without libvirt.
+//! Guests that somebody else started: found, looked at without changing them, and put under `memory`'s manager.
+//!
+//! ```text
+//!   find ──▶ VmProcess ─┬─▶ survey    one look: view, windows, explanation; changes nothing
+//!   name, pid, socket   └─▶ session   a manager's loop over its address space, its gate watched once a second
+//!
+//!   process  /proc              ┐           ┌─ ram           where RAM is, of what kind, whether it can be huge
+//!   monitor  QEMU's, questions  ├─ read by ─┼─ gate          whether it is to be left alone
+//!   virsh    libvirt's          ┘           └─ second_level  what KVM maps
+//! ```
+//!
+//! A guest is never stopped, tainted or changed but by promoting and splitting its host pages; what may do even that is said in
+//! the README. No `unsafe` is here: `memory` has the system calls.
+
+pub mod command_line;
+pub mod find;
+pub mod gate;
+pub mod monitor;
+pub mod mtree;
+pub mod process;
+pub mod qmp;
+pub mod ram;
+pub mod refuse;
+pub mod second_level;
+pub mod session;
+pub mod survey;
+pub mod virsh;
+mod work;
+
+pub use process::{Places, VmProcess};
+pub use session::{AttachError, Attached, Settings};
+pub use survey::Survey;

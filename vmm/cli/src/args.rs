@@ -59,9 +59,29 @@ pub enum Command {
     Image(ImageArgs),
     /// Let libvirt tell wideleafd of its guests: install the hook, take it away, see whether it works
     Hook(HookArgs),
+    /// Print what a shell completes: wideleaf completions bash > /etc/bash_completion.d/wideleaf
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a folder: what a package does
+    #[command(hide = true)]
+    Man(ManArgs),
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),
+}
+
+/// `wideleaf completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+/// `wideleaf man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Where to
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
 }
 
 /// Arguments of what holds the pool for a demo.

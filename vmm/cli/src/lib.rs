@@ -9,6 +9,7 @@
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
+//!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
 
 pub mod args;
@@ -21,6 +22,7 @@ pub mod hook;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;
+pub mod manual;
 pub mod mappings;
 pub mod output;
 pub mod report;

@@ -1,3 +1,76 @@
-//! Runs the daemon.
+//! Parses, runs, prints one line where it failed, sets the exit code. Everything else is in the library.
 
-fn main() {}
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
+use wideleaf_daemon::{daemon, host};
+
+/// Looks after the guests of this host: its own and those that somebody else started.
+///
+/// It finds guests of KVM's (QEMU's, libvirt's), backs their memory with large pages where that pays, within one budget for the
+/// whole host, and says what it does on a Unix socket (`wideleaf list`) and to Prometheus. When it ends, the guests stay as they
+/// are.
+#[derive(Debug, Parser)]
+#[command(
+    name = "wideleafd",
+    version,
+    after_help = "Examples:
+  wideleafd                                  with /etc/wideleaf/wideleafd.toml, or the defaults where there is none
+  wideleafd --config test.toml --check       what the file says, or the first mistake in it
+  WIDELEAF_LOG=debug wideleafd               more on standard error
+Signals: SIGHUP reads the configuration again, SIGTERM and SIGINT end it."
+)]
+struct Cli {
+    /// The configuration file
+    #[arg(long, value_name = "FILE", default_value = CONFIG_PATH)]
+    config: PathBuf,
+    /// Print what the configuration says, or the first mistake in it, and end
+    #[arg(long)]
+    check: bool,
+}
+
+/// What the configuration is no good for, and what the host lacks, are two exit codes, as `wideleaf` has them.
+const EXIT_INPUT: u8 = 3;
+const EXIT_HOST: u8 = 4;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (config, path) = match read(&cli.config) {
+        Ok(read) => read,
+        Err(error) => return failed(EXIT_INPUT, &error),
+    };
+    if cli.check {
+        println!("{config:#?}");
+        return ExitCode::SUCCESS;
+    }
+    log_to_standard_error();
+    match daemon::run(config, path, host::doors()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(EXIT_HOST, &error),
+    }
+}
+
+/// A host without a file in the usual place has the defaults; one that was named must be there.
+fn read(path: &Path) -> Result<(Config, Option<PathBuf>), ConfigError> {
+    if path == Path::new(CONFIG_PATH) && !path.exists() {
+        return Ok((Config::default(), None));
+    }
+    Config::read(path).map(|config| (config, Some(path.to_owned())))
+}
+
+fn failed(code: u8, error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("wideleafd: {error}");
+    ExitCode::from(code)
+}
+
+fn log_to_standard_error() {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_env_var("WIDELEAF_LOG")
+        .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
+        .from_env_lossy();
+    // The journal has its own clock. Where standard error is closed, the subscriber would print to it that it could not, and panic.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    log.with_target(false).with_ansi(false).log_internal_errors(false).init();
+}

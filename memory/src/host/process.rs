@@ -1,0 +1,182 @@
+//! The address space of another process: of a VMM that somebody else wrote and started.
+//!
+//! ```text
+//!   pidfd ───────────── process_madvise: collapse, split by COLD      and: has it ended?
+//!   /proc/PID, open ─┬─ pagemap  PAGEMAP_SCAN
+//!                    └─ statm, smaps, maps, …  as /proc/self of whoever asks through this host
+//! ```
+//!
+//! The process is held by descriptors, not by its number: once it has ended every call answers `ESRCH`, whoever has its number
+//! then. All but collapse and split is refused (`ENOTSUP`): the kernel takes no other advice from outside, and memory is mapped and
+//! moved only by who has it. A process that executes another program keeps its pidfd and gets new memory; what is seen
+//! here is the old one's, empty from then on, and windows in which nothing is seen are not acted on.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{OFlag, open, openat};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+use wideleaf_policies::{Bytes, Gpa, Hva, Moment};
+
+use super::linux::covers;
+use super::{Advice, Host, HostError, PageRun, SideContents};
+use crate::region::GuestRam;
+use crate::side_mapping::{GiantFile, SideMapping};
+use crate::sys;
+
+/// See the module.
+#[derive(Debug)]
+pub struct ProcessHost {
+    pid: u32,
+    process: OwnedFd,
+    /// `/proc/PID`.
+    folder: OwnedFd,
+    pagemap: File,
+    opened_at: Instant,
+}
+
+impl ProcessHost {
+    /// Opens the process with this number. The uid of its owner and `CAP_SYS_NICE` are enough, or root: advice needs
+    /// `CAP_SYS_NICE` and leave to read the memory (process_madvise(2)), and `/proc/PID/pagemap` is its owner's.
+    ///
+    /// # Errors
+    /// [`HostError`]: `ESRCH` where there is no such process, `EACCES` where its pagemap may not be read.
+    pub fn open(pid: u32) -> Result<ProcessHost, HostError> {
+        let process = sys::pidfd::pidfd_open(pid).map_err(|source| HostError { what: "pidfd_open", source })?;
+        let what = "open /proc/PID";
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let folder = open(&*format!("/proc/{pid}"), flags, Mode::empty());
+        let folder = folder.map_err(|errno| HostError { what, source: gone_or(errno.into()) })?;
+        let pagemap = open_in(&folder, Path::new("pagemap"))
+            .map_err(|source| HostError { what: "open /proc/PID/pagemap", source })?;
+        let host = ProcessHost { pid, process, folder, pagemap, opened_at: Instant::now() };
+        // It had this number when the folder was opened, if it still has it now.
+        host.alive(what)?;
+        Ok(host)
+    }
+
+    /// The number it has, or had.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it has ended. A zombie has.
+    pub fn has_ended(&self) -> bool {
+        let mut process = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        poll(&mut process, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Opens a file of its folder in `/proc`.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno; `ESRCH` once the process has ended.
+    pub fn open_file(&self, name: &str) -> Result<File, HostError> {
+        open_in(&self.folder, Path::new(name)).map_err(|source| HostError { what: "open a file of /proc/PID", source })
+    }
+
+    /// An error once the process has ended: its page tables then look empty, which is no answer.
+    fn alive(&self, what: &'static str) -> Result<(), HostError> {
+        if self.has_ended() { Err(HostError { what, source: errno(libc::ESRCH) }) } else { Ok(()) }
+    }
+}
+
+/// Not from outside.
+fn unsupported<T>(what: &'static str) -> Result<T, HostError> {
+    Err(HostError { what, source: errno(libc::ENOTSUP) })
+}
+
+fn errno(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+/// A folder of `/proc` that is not there is a process that is not there.
+fn gone_or(error: io::Error) -> io::Error {
+    if error.raw_os_error() == Some(libc::ENOENT) { errno(libc::ESRCH) } else { error }
+}
+
+fn open_in(folder: &OwnedFd, name: &Path) -> io::Result<File> {
+    let file = openat(folder, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+    Ok(File::from(file))
+}
+
+impl Host for ProcessHost {
+    fn is_own(&self) -> bool {
+        false
+    }
+
+    fn now(&self) -> Moment {
+        Moment::after_start(self.opened_at.elapsed())
+    }
+
+    fn thread_cpu_time(&self) -> Duration {
+        sys::clock::thread_cpu_time()
+    }
+
+    fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
+        let what = match advice {
+            Advice::Collapse => "process_madvise(MADV_COLLAPSE)",
+            Advice::Cold => "process_madvise(MADV_COLD)",
+            Advice::HugePage | Advice::NoHugePage | Advice::PopulateWrite | Advice::PopulateRead => {
+                return unsupported("advice other than MADV_COLLAPSE and MADV_COLD to another process");
+            }
+        };
+        let advised = sys::madvise::process_madvise(self.process.as_fd(), start, bytes, advice);
+        advised.map_err(|source| HostError { what, source })
+    }
+
+    fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        let what = "PAGEMAP_SCAN of /proc/PID/pagemap";
+        sys::pagemap::scan(&self.pagemap, start, bytes, runs).map_err(|source| HostError { what, source })?;
+        self.alive(what)
+    }
+
+    fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
+        let what = "PAGEMAP_SCAN of /proc/PID/pagemap";
+        sys::pagemap::scan_occupied(&self.pagemap, start, bytes, runs).map_err(|source| HostError { what, source })?;
+        self.alive(what)
+    }
+
+    fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
+        Ok(covers(&self.read_text("/proc/self/maps")?, start.get(), (start + bytes).get()))
+    }
+
+    fn create_giant(&self) -> Result<GiantFile, HostError> {
+        unsupported("giant pages of another process")
+    }
+
+    fn map_aside(&self, _: SideContents<'_>) -> Result<SideMapping, HostError> {
+        unsupported("memory beside another process's")
+    }
+
+    fn move_aside(&self, _: &GuestRam, _: Gpa, _: &SideMapping) -> Result<(), HostError> {
+        unsupported("moving another process's memory aside")
+    }
+
+    fn move_in(&self, _: &SideMapping, _: &GuestRam, _: Gpa) -> Result<(), HostError> {
+        unsupported("moving memory into another process")
+    }
+
+    fn map_over(&self, _: &GuestRam, _: Gpa, _: &GiantFile) -> Result<(), HostError> {
+        unsupported("mapping over another process's memory")
+    }
+
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        let what = "read a kernel file";
+        let Some(name) = path.strip_prefix("/proc/self/") else {
+            return std::fs::read_to_string(path).map_err(|source| HostError { what, source });
+        };
+        let mut text = String::new();
+        let read = open_in(&self.folder, Path::new(name)).and_then(|mut file| file.read_to_string(&mut text));
+        read.map_err(|source| HostError { what, source })?;
+        self.alive(what)?;
+        Ok(text)
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}

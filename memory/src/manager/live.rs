@@ -1,0 +1,297 @@
+//! What is known of a manager while it runs: a value made at the end of each tick, which anybody may look at for as long as he
+//! likes. The loop waits for nobody.
+//!
+//! ```text
+//!   loop    tick ── publish ──── tick ── publish ──── tick …
+//!                      │                    │
+//!                      ▼  Arc<Live>         ▼  the next one
+//!   others            look            (still looking at the first: theirs to keep)
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::window::WindowState;
+use wideleaf_policies::{
+    Action, Backing, BudgetLimits, Bytes, Moment, OutcomeResult, PageSize, Snapshot, VmId, VmSnapshot, WindowIndex,
+};
+
+use super::acting::{Mechanism, Performed};
+use super::sensing::has_hole;
+use super::{KvmCheck, ManagerLoop, NEVER, UNAVAILABLE_NS_MAX};
+use crate::explain::{CannotBeHuge, WhyNot};
+use crate::gate::GateState;
+
+/// Actions that are remembered: some seconds of a busy VM, a screen of a watching operator.
+pub const LATEST_ACTIONS_MAX: usize = 64;
+
+/// A manager as it was at the end of a tick.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// What actions may cost.
+    pub limits: BudgetLimits,
+    /// When the tick ended, in time since the host was opened.
+    pub at: Moment,
+    /// Ticks so far.
+    pub ticks: u64,
+    /// What was seen at the tick, with what it promoted since.
+    pub snapshot: Snapshot,
+    /// By VM in the order of the snapshot.
+    pub vms: Vec<LiveVm>,
+    /// Actions by mechanism and result.
+    pub outcomes: BTreeMap<(&'static str, &'static str), u64>,
+    /// Guest memory copied by promotions.
+    pub copied: Bytes,
+    /// Became resident only because the page is large.
+    pub bloat: Bytes,
+    /// Memory the host got back.
+    pub released: Bytes,
+    /// CPU time of the actions.
+    pub action_cpu: Duration,
+    /// CPU time of the whole loop, sensing and deciding included.
+    pub total_cpu: Duration,
+    /// Times the budget said no.
+    pub budget_refusals: u64,
+    /// How long each window that was acted on was unavailable at most, in nanoseconds, to one per cent.
+    pub unavailable_ns: Arc<Histogram<u64>>,
+    /// Sensors that failed, by name.
+    pub sensor_failures: BTreeMap<&'static str, u64>,
+    /// Ticks at which a VM was left alone, by the reason's name.
+    pub ticks_left_alone: BTreeMap<&'static str, u64>,
+    /// What panicked while it acted.
+    pub panics: Vec<String>,
+    /// The latest actions that were tried, oldest first; [`LATEST_ACTIONS_MAX`] at most.
+    pub latest: VecDeque<ActionSeen>,
+}
+
+/// One VM of a [`Live`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveVm {
+    /// Which.
+    pub vm: VmId,
+    /// Whether it may be acted on.
+    pub gate: GateState,
+    /// All windows that are not large, by the reason.
+    pub why_not: BTreeMap<WhyNot, u64>,
+    /// KVM's totals against the host's backing; `None` without a second level.
+    pub kvm_check: Option<KvmCheck>,
+}
+
+/// An action that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActionSeen {
+    /// Whose.
+    pub vm: VmId,
+    /// Which window, or the first of a giant.
+    pub window: WindowIndex,
+    /// How it was done.
+    pub mechanism: &'static str,
+    /// What came of it.
+    pub result: OutcomeResult,
+    /// When it was over.
+    pub at: Moment,
+}
+
+/// Where the latest [`Live`] is to be had.
+pub(super) type LiveSlot = Arc<Mutex<Arc<Live>>>;
+
+/// The latest there is.
+pub(super) fn latest(slot: &LiveSlot) -> Arc<Live> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// The loop's side of it.
+pub(super) struct Publisher {
+    slot: LiveSlot,
+    latest: VecDeque<ActionSeen>,
+    unavailable_ns: Arc<Histogram<u64>>,
+    /// Windows that became large at this tick: VM (in the order given) and row.
+    promoted: Vec<(usize, usize)>,
+}
+
+impl Publisher {
+    /// Nothing has happened yet.
+    pub fn new(policy: &'static str, limits: BudgetLimits) -> Publisher {
+        // Two digits are 31 KiB, copied at a tick that acted; the report's three would be 220.
+        let unavailable_ns = Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 2).expect("the bounds are literals");
+        let unavailable_ns = Arc::new(unavailable_ns);
+        let nothing = Live {
+            policy,
+            limits,
+            at: Moment::START,
+            ticks: 0,
+            snapshot: Snapshot::default(),
+            vms: Vec::new(),
+            outcomes: BTreeMap::new(),
+            copied: Bytes::ZERO,
+            bloat: Bytes::ZERO,
+            released: Bytes::ZERO,
+            action_cpu: Duration::ZERO,
+            total_cpu: Duration::ZERO,
+            budget_refusals: 0,
+            unavailable_ns: unavailable_ns.clone(),
+            sensor_failures: BTreeMap::new(),
+            ticks_left_alone: BTreeMap::new(),
+            panics: Vec::new(),
+            latest: VecDeque::new(),
+        };
+        let slot = Arc::new(Mutex::new(Arc::new(nothing)));
+        Publisher { slot, latest: VecDeque::new(), unavailable_ns, promoted: Vec::new() }
+    }
+
+    /// Where it is published.
+    pub fn slot(&self) -> LiveSlot {
+        self.slot.clone()
+    }
+
+    /// Remembers an action, if it was tried. `place`: VM and row of a window, where it was one.
+    pub fn performed(&mut self, action: Action, performed: &Performed, place: Option<(usize, usize)>) {
+        let Performed { mechanism, result, at, unavailable, .. } = *performed;
+        if mechanism == Mechanism::None {
+            return;
+        }
+        if self.latest.len() == LATEST_ACTIONS_MAX {
+            self.latest.pop_front();
+        }
+        let (vm, window) = (action.vm(), action.window());
+        self.latest.push_back(ActionSeen { vm, window, mechanism: mechanism.name(), result, at });
+        if result != OutcomeResult::Done {
+            return;
+        }
+        if unavailable > Duration::ZERO {
+            let ns = u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX);
+            Arc::make_mut(&mut self.unavailable_ns).saturating_record(ns);
+        }
+        if matches!(action, Action::Promote { to: PageSize::Huge2M, .. }) {
+            self.promoted.extend(place);
+        }
+    }
+
+    /// Puts what was promoted since into what was seen.
+    fn bring_up_to_date(&mut self, snapshot: &mut Snapshot) {
+        for (index, row) in self.promoted.drain(..) {
+            let rows = &mut snapshot.vms[index];
+            rows.is_held[row] = false;
+            if !rows.backing[row].is_large() {
+                (rows.backing[row], rows.resident[row]) = (Backing::Huge2M, BASE_PAGES_PER_WINDOW);
+            }
+        }
+    }
+}
+
+impl ManagerLoop {
+    /// Makes public how things are. `budget_refusals`: of this tick.
+    pub(super) fn publish(&mut self, mut snapshot: Snapshot, budget_refusals: u64) {
+        self.publisher.bring_up_to_date(&mut snapshot);
+        let vms = (0..self.vms.len()).map(|index| self.live_vm(index, &snapshot.vms[index], budget_refusals)).collect();
+        let report = &self.report;
+        let live = Live {
+            policy: report.policy,
+            limits: self.budget.limits(),
+            at: self.host.now(),
+            ticks: report.ticks,
+            snapshot,
+            vms,
+            outcomes: report.outcomes.clone(),
+            copied: report.copied,
+            bloat: report.bloat,
+            released: report.released,
+            action_cpu: report.action_cpu,
+            total_cpu: report.total_cpu,
+            budget_refusals: report.budget_refusals,
+            unavailable_ns: self.publisher.unavailable_ns.clone(),
+            sensor_failures: report.sensor_failures.clone(),
+            ticks_left_alone: report.ticks_left_alone.clone(),
+            panics: report.panics.clone(),
+            latest: self.publisher.latest.clone(),
+        };
+        *self.publisher.slot.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+    }
+
+    fn live_vm(&self, index: usize, rows: &VmSnapshot, budget_refusals: u64) -> LiveVm {
+        let explainer = Explainer {
+            rows,
+            states: &self.states[index],
+            barred: &self.barred[index],
+            now: self.host.now(),
+            of_vm: self.why_none_of(index),
+            keeps_holes: self.vms[index].keeps_holes(),
+            otherwise: if budget_refusals > 0 { WhyNot::BudgetSpent } else { WhyNot::NotChosen },
+        };
+        LiveVm {
+            vm: rows.vm,
+            gate: self.gates[index],
+            why_not: explainer.count(),
+            kvm_check: self.report.kvm_checks[index],
+        }
+    }
+
+    /// Why no window of this VM is promoted at present, if so.
+    fn why_none_of(&self, index: usize) -> Option<WhyNot> {
+        match self.gates[index] {
+            _ if self.is_left_alone[index] => Some(WhyNot::Panicked),
+            GateState::Closed(why) => Some(WhyNot::LeftAlone(why)),
+            GateState::Open | GateState::Gone => (!self.promotes).then_some(WhyNot::PolicyNeverPromotes),
+        }
+    }
+}
+
+/// Finds the strongest reason of each window of a VM.
+struct Explainer<'a> {
+    rows: &'a VmSnapshot,
+    states: &'a [WindowState],
+    /// By row; empty where every window can be huge.
+    barred: &'a [Option<CannotBeHuge>],
+    now: Moment,
+    of_vm: Option<WhyNot>,
+    keeps_holes: bool,
+    /// For windows with no reason of their own.
+    otherwise: WhyNot,
+}
+
+impl Explainer<'_> {
+    fn count(&self) -> BTreeMap<WhyNot, u64> {
+        let mut counts = BTreeMap::new();
+        // Neighbours mostly have the same reason: one step in the map for each run of them.
+        let mut run: Option<(WhyNot, u64)> = None;
+        for why in (0..self.rows.len()).filter_map(|row| self.why_not(row)) {
+            match &mut run {
+                Some((of_run, windows)) if *of_run == why => *windows += 1,
+                _ => {
+                    let before = run.replace((why, 1));
+                    before.into_iter().for_each(|(why, windows)| *counts.entry(why).or_default() += windows);
+                }
+            }
+        }
+        run.into_iter().for_each(|(why, windows)| *counts.entry(why).or_default() += windows);
+        counts
+    }
+
+    /// `None` for a window that is served with a large page.
+    fn why_not(&self, row: usize) -> Option<WhyNot> {
+        let VmSnapshot { backing, is_held, ready_at, resident, .. } = self.rows;
+        let is_never = ready_at[row] == NEVER;
+        if backing[row].is_large() && !is_held[row] {
+            return None;
+        }
+        if let Some(Some(why)) = self.barred.get(row) {
+            return Some(WhyNot::CannotBeHuge(*why));
+        }
+        if backing[row] == Backing::Unbacked {
+            return Some(WhyNot::NeverTouched);
+        }
+        Some(match self.of_vm {
+            Some(why) => why,
+            None if is_held[row] && is_never => WhyNot::HeldByOthers,
+            None if is_held[row] => WhyNot::Held,
+            None if self.keeps_holes && has_hole(resident[row]) => WhyNot::Holes,
+            None if is_never => WhyNot::UnderWay,
+            None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+        })
+    }
+}

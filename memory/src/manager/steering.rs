@@ -1,0 +1,40 @@
+//! What others tell a running loop: whether to act, and for how much. Read at each tick and before each action.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wideleaf_policies::BudgetLimits;
+
+use super::ManagedVm;
+use crate::gate::{GateState, LeftAlone};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Steering {
+    is_paused: AtomicBool,
+    /// Not yet taken over.
+    limits: Mutex<Option<BudgetLimits>>,
+}
+
+impl Steering {
+    pub fn set_paused(&self, is_paused: bool) {
+        self.is_paused.store(is_paused, Ordering::Relaxed);
+    }
+
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(limits);
+    }
+
+    /// New limits, once.
+    pub fn take_limits(&self) -> Option<BudgetLimits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether a VM may be acted on now: as its gate says, and not while all is paused.
+    pub fn gate_state(&self, vm: &ManagedVm) -> GateState {
+        match vm.gate.as_ref().map_or(GateState::Open, |gate| gate.state()) {
+            GateState::Open if self.is_paused.load(Ordering::Relaxed) => GateState::Closed(LeftAlone::Asked),
+            state => state,
+        }
+    }
+}

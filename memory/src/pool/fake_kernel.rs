@@ -1,0 +1,218 @@
+//! Captured trees for tests, and a kernel that lives in one: it has so many whole blocks on each node, makes and frees pool pages
+//! as `set_max_huge_pages` does (mm/hugetlb.c), and lets a test change the pool between two writes.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::HugetlbPools;
+use super::files::{KernelFiles, PoolFiles};
+
+const POOL: &str = "hugepages/hugepages-2048kB";
+
+/// A folder that is taken for `/`.
+pub(crate) struct Tree(tempfile::TempDir);
+
+impl Tree {
+    pub(crate) fn new() -> Tree {
+        Tree(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn pools(&self) -> HugetlbPools {
+        HugetlbPools::at(self.path())
+    }
+
+    pub(crate) fn put(&self, name: &str, text: &str) {
+        put(&self.path().join(name), text);
+    }
+}
+
+fn put(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().expect("a folder")).expect("a folder can be made");
+    fs::write(path, text).expect("a file can be written");
+}
+
+/// One node's part of the pool of 2 MiB pages, and what it may become.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FakeNode {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+    pub(crate) surplus: u64,
+    /// Blocks it can make pages of.
+    pub(crate) whole: u64,
+    /// Blocks that it can after compaction.
+    pub(crate) compactable: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) nodes: Vec<FakeNode>,
+    pub(crate) reserved: u64,
+    pub(crate) overcommit: u64,
+}
+
+type Change = Box<dyn FnOnce(&mut State) + Send>;
+
+/// The kernel of one tree.
+pub(crate) struct FakeKernel {
+    tree: Tree,
+    state: Mutex<State>,
+    /// What was written, without the folder.
+    written: Mutex<Vec<(String, String)>>,
+    /// What others do right after the next write.
+    then: Mutex<Option<Change>>,
+    /// Paths whose writes fail, by their end.
+    refused: Mutex<Option<&'static str>>,
+}
+
+impl std::fmt::Debug for FakeKernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FakeKernel").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+fn of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panicked with it")
+}
+
+impl FakeKernel {
+    pub(crate) fn new(state: State) -> Arc<FakeKernel> {
+        let tree = Tree::new();
+        tree.put("proc/sys/vm/compact_memory", "");
+        tree.put("proc/sys/kernel/random/boot_id", "the-first-boot\n");
+        for (node, _) in state.nodes.iter().enumerate() {
+            tree.put(&format!("sys/devices/system/node/node{node}/compact"), "");
+        }
+        let (written, then, refused) = Default::default();
+        let kernel = FakeKernel { tree, state: Mutex::new(state), written, then, refused };
+        kernel.show();
+        Arc::new(kernel)
+    }
+
+    pub(crate) fn pools(self: &Arc<FakeKernel>) -> HugetlbPools {
+        HugetlbPools { root: self.tree.path().to_owned(), files: Arc::clone(self) as Arc<dyn PoolFiles> }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        of(&self.state).clone()
+    }
+
+    pub(crate) fn written(&self) -> Vec<(String, String)> {
+        of(&self.written).clone()
+    }
+
+    pub(crate) fn after_next_write(&self, change: impl FnOnce(&mut State) + Send + 'static) {
+        *of(&self.then) = Some(Box::new(change));
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut of(&self.state));
+        self.show();
+    }
+
+    pub(crate) fn refuse_writes_to(&self, end: &'static str) {
+        *of(&self.refused) = Some(end);
+    }
+
+    pub(crate) fn boot_again(&self) {
+        self.tree.put("proc/sys/kernel/random/boot_id", "another-boot\n");
+    }
+
+    /// Puts the numbers into the files.
+    fn show(&self) {
+        let state = self.state();
+        let sum = |number: fn(&FakeNode) -> u64| state.nodes.iter().map(number).sum::<u64>();
+        let all = FakeNode {
+            total: sum(|n| n.total),
+            free: sum(|n| n.free),
+            surplus: sum(|n| n.surplus),
+            ..FakeNode::default()
+        };
+        let kernel = PathBuf::from("sys/kernel/mm").join(POOL);
+        self.show_pool(&kernel, &all);
+        let number = |name: &str, number: u64| put(&self.tree.path().join(&kernel).join(name), &format!("{number}\n"));
+        number("resv_hugepages", state.reserved);
+        number("nr_overcommit_hugepages", state.overcommit);
+        let mut buddies = String::new();
+        for (number, node) in state.nodes.iter().enumerate() {
+            self.show_pool(&PathBuf::from(format!("sys/devices/system/node/node{number}")).join(POOL), node);
+            // What compaction can make lies about as halves of a block.
+            let (halves, whole) = (node.compactable * 2, node.whole);
+            buddies += &format!("Node {number}, zone   Normal  0 0 0 0 0 0 0 0 {halves} {whole} 0\n");
+            let meminfo = format!("Node {number} Active(file): 0 kB\nNode {number} Inactive(file): 0 kB\n");
+            self.tree.put(&format!("sys/devices/system/node/node{number}/meminfo"), &meminfo);
+        }
+        self.tree.put("proc/buddyinfo", &buddies);
+    }
+
+    fn show_pool(&self, folder: &Path, node: &FakeNode) {
+        for (name, number) in
+            [("nr_hugepages", node.total), ("free_hugepages", node.free), ("surplus_hugepages", node.surplus)]
+        {
+            put(&self.tree.path().join(folder).join(name), &format!("{number}\n"));
+        }
+    }
+}
+
+impl PoolFiles for FakeKernel {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        KernelFiles.read(path)
+    }
+
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        if of(&self.refused).is_some_and(|end| path.ends_with(end)) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let name = path.strip_prefix(self.tree.path()).expect("in the tree").display().to_string();
+        let node =
+            name.strip_prefix("sys/devices/system/node/node").and_then(|rest| rest.split('/').next()?.parse().ok());
+        of(&self.written).push((name.clone(), text.to_owned()));
+        self.change(|state| {
+            if name.contains("compact") {
+                state.compact(node);
+            } else {
+                state.resize(node, text.parse().expect("a number"));
+            }
+            if let Some(change) = of(&self.then).take() {
+                change(state);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl State {
+    fn persistent(&self) -> u64 {
+        self.nodes.iter().map(|node| node.total - node.surplus).sum()
+    }
+
+    fn compact(&mut self, node: Option<usize>) {
+        let nodes = self.nodes.iter_mut().enumerate().filter(|(number, _)| node.is_none_or(|node| node == *number));
+        nodes.for_each(|(_, node)| node.whole += std::mem::take(&mut node.compactable));
+    }
+
+    /// Does one step on the allowed node for which `wanted` is largest; `false` where that is zero everywhere.
+    fn step(&mut self, allowed: Option<usize>, wanted: fn(&FakeNode) -> u64, act: fn(&mut FakeNode)) -> bool {
+        let nodes = self.nodes.iter_mut().enumerate();
+        let allowed = nodes.filter(|(number, node)| allowed.is_none_or(|only| only == *number) && wanted(node) > 0);
+        allowed.max_by_key(|(_, node)| wanted(node)).map(|(_, node)| act(node)).is_some()
+    }
+
+    fn resize(&mut self, node: Option<usize>, count: u64) {
+        let elsewhere = node.map_or(0, |node| self.persistent() - (self.nodes[node].total - self.nodes[node].surplus));
+        let count = count + elsewhere;
+        while count > self.persistent() && self.step(node, |n| n.surplus, |n| n.surplus -= 1) {}
+        let make = |n: &mut FakeNode| (n.whole, n.total, n.free) = (n.whole - 1, n.total + 1, n.free + 1);
+        while count > self.persistent() && self.step(node, |n| n.whole, make) {}
+        let sum = |number: fn(&FakeNode) -> u64| self.nodes.iter().map(number).sum::<u64>();
+        let kept = count.max(self.reserved + sum(|n| n.total) - sum(|n| n.free));
+        let free = |n: &mut FakeNode| (n.whole, n.total, n.free) = (n.whole + 1, n.total - 1, n.free - 1);
+        while kept < self.persistent() && self.step(node, |n| n.free, free) {}
+        while count < self.persistent() && self.step(node, |n| n.total - n.surplus, |n| n.surplus += 1) {}
+    }
+}

@@ -1,0 +1,157 @@
+//! Which processes have pages of the pools.
+//!
+//! `/proc/PID/status` has the sum of all sizes (`HugetlbPages`), which is cheap; who has any is asked mapping by mapping (`smaps`).
+//! proc_pid_smaps(5): `KernelPageSize`, `Private_Hugetlb`, `Shared_Hugetlb`. A page that two processes map is counted for each
+//! of them, and pages of files that nobody maps are seen by nobody: the sum may be more than what is in use, or less.
+
+use std::path::Path;
+
+use wideleaf_policies::{Bytes, PageSize};
+
+use super::{HugetlbPools, numbers_in};
+
+/// One process with pages of one pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The process.
+    pub pid: u32,
+    /// Its name (proc_pid_comm(5)).
+    pub name: String,
+    /// Which pool.
+    pub size: PageSize,
+    /// Pages that it alone maps.
+    pub private: u64,
+    /// Pages that others may map as well.
+    pub shared: u64,
+}
+
+/// Who has pages, as far as could be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// Processes, by number.
+    pub found: Vec<Holder>,
+    /// Processes that have pages, or may have, and did not let us look: for root they do.
+    pub hidden: Vec<u32>,
+}
+
+impl Holders {
+    /// Those of one pool.
+    pub fn of(&self, size: PageSize) -> impl Iterator<Item = &Holder> {
+        self.found.iter().filter(move |holder| holder.size == size)
+    }
+
+    /// Pages of a pool that somebody was found to have.
+    pub fn pages(&self, size: PageSize) -> u64 {
+        self.of(size).fold(0, |sum, holder| sum.saturating_add(holder.private).saturating_add(holder.shared))
+    }
+}
+
+impl HugetlbPools {
+    /// Looks at every process once. One that ends meanwhile has nothing any more.
+    pub fn holders(&self) -> Holders {
+        let mut holders = Holders::default();
+        for pid in numbers_in(&self.root.join("proc"), "") {
+            let folder = self.root.join(format!("proc/{pid}"));
+            if self.has_no_pages(&folder) {
+                continue;
+            }
+            match self.files.read(&folder.join("smaps")) {
+                Ok(smaps) => holders.found.extend(self.pages_of(pid, &folder, &smaps)),
+                Err(_) if !folder.is_dir() => {}
+                Err(_) => holders.hidden.push(pid),
+            }
+        }
+        holders
+    }
+
+    /// Whether the kernel says so; older ones (before 4.4) and processes that just ended say nothing.
+    fn has_no_pages(&self, folder: &Path) -> bool {
+        let status = self.files.read(&folder.join("status")).unwrap_or_default();
+        let pages = status.lines().find_map(|line| line.strip_prefix("HugetlbPages:"));
+        // A kernel thread maps nothing and has no such line, but the line that it has no memory is missing as well.
+        let is_kernel_thread = !status.is_empty() && !status.lines().any(|line| line.starts_with("VmSize:"));
+        is_kernel_thread || pages.is_some_and(|pages| pages.trim() == "0 kB")
+    }
+
+    fn pages_of(&self, pid: u32, folder: &Path, smaps: &str) -> Vec<Holder> {
+        let name = self.files.read(&folder.join("comm")).unwrap_or_default().trim().to_owned();
+        let sizes = [PageSize::Huge2M, PageSize::Giant1G].into_iter();
+        let holder = |size| {
+            let (private, shared) = pages_in(smaps, size);
+            Holder { pid, name: name.clone(), size, private, shared }
+        };
+        sizes.map(holder).filter(|holder| (holder.private, holder.shared) != (0, 0)).collect()
+    }
+}
+
+/// Private and shared pages of one size in an smaps file.
+fn pages_in(smaps: &str, size: PageSize) -> (u64, u64) {
+    let (mut private, mut shared, mut is_of_size) = (Bytes::ZERO, Bytes::ZERO, false);
+    for line in smaps.lines() {
+        let Some((field, Some(bytes))) = line.split_once(':').map(|(field, value)| (field, in_kib(value))) else {
+            continue;
+        };
+        let sum = match field {
+            "KernelPageSize" => {
+                is_of_size = bytes == size.bytes();
+                continue;
+            }
+            "Private_Hugetlb" if is_of_size => &mut private,
+            "Shared_Hugetlb" if is_of_size => &mut shared,
+            _ => continue,
+        };
+        *sum = sum.checked_add(bytes).unwrap_or(*sum);
+    }
+    (private.get() / size.bytes().get(), shared.get() / size.bytes().get())
+}
+
+fn in_kib(value: &str) -> Option<Bytes> {
+    let kibibytes: u64 = value.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1 << 10).map(Bytes::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::fake_kernel::Tree;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0000800000 rw-p 00000000 00:0f 7   /anon_hugepage (deleted)
+Size:               8192 kB
+KernelPageSize:     2048 kB
+Shared_Hugetlb:        0 kB
+Private_Hugetlb:    6144 kB
+7f0040000000-7f00c0000000 rw-s 00000000 00:10 8   /dev/hugepages1G/ram
+KernelPageSize:  1048576 kB
+Shared_Hugetlb:  1048576 kB
+Private_Hugetlb:       0 kB
+7f0100000000-7f0100001000 rw-p 00000000 00:00 0
+KernelPageSize:        4 kB
+Private_Hugetlb:    4096 kB
+VmFlags: rd wr
+";
+
+    #[test]
+    fn processes_are_told_by_pool_and_those_without_pages_are_not_looked_into() {
+        let tree = Tree::new();
+        tree.put("proc/30/status", "VmSize:\t 10 kB\nHugetlbPages:\t 1054720 kB\n");
+        tree.put("proc/30/smaps", SMAPS);
+        tree.put("proc/30/comm", "qemu-system-x86\n");
+        // Has pages of the pool and says that it has none: it is not asked.
+        tree.put("proc/31/status", "VmSize:\t 10 kB\nHugetlbPages:\t       0 kB\n");
+        tree.put("proc/31/smaps", SMAPS);
+        let holders = tree.pools().holders();
+        let holder = |size, private, shared| Holder { pid: 30, name: "qemu-system-x86".into(), size, private, shared };
+        assert_eq!(holders.found, [holder(PageSize::Huge2M, 3, 0), holder(PageSize::Giant1G, 0, 1)]);
+        assert_eq!((holders.pages(PageSize::Huge2M), holders.pages(PageSize::Giant1G)), (3, 1));
+        assert_eq!(holders.hidden, [0; 0]);
+    }
+
+    #[test]
+    fn a_process_that_does_not_let_us_look_is_named_and_kernel_threads_are_not() {
+        let tree = Tree::new();
+        tree.put("proc/40/status", "Name:\t a\nVmSize:\t 10 kB\nHugetlbPages:\t 2048 kB\n"); // and no smaps
+        tree.put("proc/2/status", "Name:\tkthreadd\n");
+        assert_eq!(tree.pools().holders(), Holders { found: Vec::new(), hidden: vec![40] });
+    }
+}

@@ -1,0 +1,58 @@
+//! Room in a pool for as long as somebody holds the lease.
+
+use std::path::PathBuf;
+
+use wideleaf_policies::PageSize;
+
+use super::{HugetlbPools, PoolError, Shortage};
+
+impl HugetlbPools {
+    /// Makes room for `pages` more pages until the lease is dropped. For 2 MiB pages that is a higher
+    /// `nr_overcommit_hugepages`: the kernel then makes surplus pages when they are mapped and takes them back when
+    /// they are unmapped, so that nothing stays even if this process is killed. Giant pages know no surplus; the pool
+    /// itself is grown and shrunk again.
+    ///
+    /// # Errors
+    /// [`PoolError`] where we may not (root is needed) or the machine has not that much contiguous memory.
+    pub fn lease(&self, size: PageSize, pages: u64) -> Result<PoolLease, PoolError> {
+        let name = if size == PageSize::Giant1G { "nr_hugepages" } else { "nr_overcommit_hugepages" };
+        let path = self.folder(size, None).join(name);
+        let mut lease = PoolLease { pools: self.clone(), path, pages: 0 };
+        let before = lease.change(|n| n.saturating_add(pages))?;
+        lease.pages = pages;
+        let after = self.number(&lease.path)?;
+        if after < before.saturating_add(pages) {
+            lease.pages = after.saturating_sub(before);
+            let pool = self.status(size)?;
+            return Err(PoolError::Short(Shortage { pool, needed: pages, file: lease.path.clone() }));
+        }
+        Ok(lease)
+    }
+}
+
+/// Room in a pool, given back on drop.
+#[derive(Debug)]
+pub struct PoolLease {
+    pools: HugetlbPools,
+    path: PathBuf,
+    pages: u64,
+}
+
+impl PoolLease {
+    /// Changes the number in the file under a lock, so that two leases taken at once add up. Returns the number that
+    /// was there before.
+    fn change(&self, change: impl Fn(u64) -> u64) -> Result<u64, PoolError> {
+        let _lock = HugetlbPools::lock(&self.path)?;
+        let before = self.pools.number(&self.path)?;
+        self.pools.write(&self.path, change(before))?;
+        Ok(before)
+    }
+}
+
+impl Drop for PoolLease {
+    fn drop(&mut self) {
+        if let Err(error) = self.change(|n| n.saturating_sub(self.pages)) {
+            tracing::error!("cannot give {} hugetlb pages back: {error}", self.pages);
+        }
+    }
+}

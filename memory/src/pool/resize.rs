@@ -1,0 +1,618 @@
+//! Making a pool larger and smaller, for good: until it is undone, or the machine boots.
+//!
+//! ```text
+//!   Request ─▶ look (numbers that fit together, under the lock) ─▶ Plan ─▶ compact, where whole blocks are short
+//!                                                                           │
+//!   Granted ◀─ read back: what was made, on which node ◀──────────── write nr_hugepages
+//!      │                     └ less than asked: give back, NoRoom with the numbers
+//!      ▼ plain data, to be kept in a file
+//!   give_back ─▶ the same pages fewer. What somebody has by then leaves the pool when they unmap it: the kernel takes no
+//!                page from anybody, it makes surplus of it
+//! ```
+//!
+//! `nr_hugepages` reads as all pages, and what is written to it is the number of those that are no surplus. So growing turns surplus
+//! pages that are in use into pages that stay, before it makes any new one: these come on top, and back with the rest.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use wideleaf_policies::PageSize;
+
+use super::{HugetlbPools, NoRoom, NodeRoom, PoolError, PoolStatus};
+
+/// What a pool is to have in addition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Which pool.
+    pub size: PageSize,
+    /// So many pages that nobody has.
+    pub pages: u64,
+    /// On that NUMA node; `None`: wherever the kernel finds them.
+    pub node: Option<u32>,
+    /// What to do where there are fewer.
+    pub on_shortage: OnShortage,
+}
+
+/// All or as many as there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnShortage {
+    /// Give back what was made, and say why.
+    Refuse,
+    /// Take what can be made of free memory. Nothing is reclaimed for it.
+    TakeFewer,
+}
+
+/// What a pool is to lose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// Which pool.
+    pub size: PageSize,
+    /// So many pages that nobody has; `None`: all of them.
+    pub pages: Option<u64>,
+    /// Of that NUMA node; `None`: of any.
+    pub node: Option<u32>,
+}
+
+/// What would be written, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The pool's file.
+    pub file: PathBuf,
+    /// Pages that stay, now.
+    pub before: u64,
+    /// The number to be written.
+    pub after: u64,
+    /// The file that starts compaction, where that comes first.
+    pub compact: Option<PathBuf>,
+    /// What there is to make pages of; empty where nothing is made, or nothing is known.
+    pub room: Vec<NodeRoom>,
+}
+
+/// What was added to a pool: all it takes to undo that, also by a process that starts later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Granted {
+    /// Which pool.
+    #[serde(with = "by_name")]
+    size: PageSize,
+    /// New pages.
+    pages: u64,
+    /// By how much `nr_hugepages` grew, by node: the new pages, and surplus ones that stay now.
+    added: Vec<NodePages>,
+    /// The boot at which that was (`/proc/sys/kernel/random/boot_id`): the next one knows nothing of it.
+    boot: String,
+}
+
+/// Pages of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePages {
+    /// The node; `None` where the kernel does not count by node.
+    pub node: Option<u32>,
+    /// How many.
+    pub pages: u64,
+}
+
+impl Granted {
+    /// Which pool grew.
+    pub fn size(&self) -> PageSize {
+        self.size
+    }
+
+    /// How many pages more nobody had.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// What is still to be undone, by node.
+    pub fn added(&self) -> &[NodePages] {
+        &self.added
+    }
+}
+
+/// What became of pages that were given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Returned {
+    /// They are memory again.
+    pub now: u64,
+    /// Somebody had taken them meanwhile: they are memory again once they are unmapped.
+    pub later: u64,
+}
+
+/// The part of a pool that a request is about, in numbers.
+#[derive(Clone, Copy)]
+struct Part {
+    total: u64,
+    surplus: u64,
+    /// Pages that stay and that nobody has, none of them promised.
+    unused: u64,
+}
+
+impl Part {
+    fn persistent(self) -> u64 {
+        self.total.saturating_sub(self.surplus)
+    }
+}
+
+/// A pool, or what of it is on one node. Promises are not made by node: each node is taken to hold all of them.
+fn part(pool: &PoolStatus, node: Option<u32>) -> Result<Part, PoolError> {
+    let has = pool.in_use().saturating_add(pool.reserved);
+    let unused = pool.persistent().saturating_sub(has);
+    let Some(node) = node else { return Ok(Part { total: pool.total, surplus: pool.surplus, unused }) };
+    let known = || pool.nodes.iter().map(|node| node.node).collect();
+    let on_node = pool.nodes.iter().find(|known| known.node == node);
+    let on_node = on_node.ok_or_else(|| PoolError::NoNode { size: pool.size, node, known: known() })?;
+    let in_use = on_node.total.saturating_sub(on_node.free);
+    let unused = unused.min(on_node.persistent().saturating_sub(in_use));
+    Ok(Part { total: on_node.total, surplus: on_node.surplus, unused })
+}
+
+impl HugetlbPools {
+    /// What [`HugetlbPools::reserve`] would do. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`HugetlbPools::reserve`], as far as that can be told without trying.
+    pub fn plan_reserve(&self, request: &Request) -> Result<Plan, PoolError> {
+        self.growth(&self.consistent_status(request.size)?, request)
+    }
+
+    /// Makes a pool larger, so that nobody has so many pages more. Memory is compacted first where whole blocks are short.
+    ///
+    /// # Errors
+    /// [`PoolError::NoRoom`] where there is not that much memory, with the pool as it was; [`PoolError::Write`] without
+    /// root; [`PoolError::Changed`] where somebody else shrinks the pool at the same time.
+    pub fn reserve(&self, request: &Request) -> Result<Granted, PoolError> {
+        let _lock = self.lock_pool(request.size)?;
+        let before = self.consistent_status(request.size)?;
+        let plan = self.growth(&before, request)?;
+        if let Some(file) = &plan.compact {
+            self.write(file, 1)?;
+        }
+        self.write(&plan.file, plan.after)?;
+        let mut granted = match self.read_back(&before, request, &plan) {
+            Ok(granted) => granted,
+            Err(error) => return Err(self.undone(&plan, error)),
+        };
+        let least = if request.on_shortage == OnShortage::Refuse { request.pages } else { request.pages.min(1) };
+        if granted.pages >= least {
+            return Ok(granted);
+        }
+        let made = Some(granted.pages);
+        self.give_back_locked(&mut granted)?;
+        Err(no_room(request, made, plan.room))
+    }
+
+    /// What [`HugetlbPools::release`] would do. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`HugetlbPools::release`].
+    pub fn plan_release(&self, release: &Release) -> Result<Plan, PoolError> {
+        self.shrinking(self.consistent_status(release.size)?, release)
+    }
+
+    /// Makes a pool smaller, by pages that nobody has and that are promised to nobody.
+    ///
+    /// # Errors
+    /// [`PoolError::InUse`] where these are fewer; [`PoolError::Write`] without root.
+    pub fn release(&self, release: &Release) -> Result<Returned, PoolError> {
+        let _lock = self.lock_pool(release.size)?;
+        let plan = self.shrinking(self.consistent_status(release.size)?, release)?;
+        self.shrink(release.size, release.node, plan.before - plan.after)
+    }
+
+    /// Undoes a [`HugetlbPools::reserve`] of this boot; one of an earlier boot is undone already. What is done is taken out of
+    /// `granted`, so that after an error the rest can be tried again.
+    ///
+    /// # Errors
+    /// [`PoolError`] where a file can not be read or written.
+    pub fn give_back(&self, granted: &mut Granted) -> Result<Returned, PoolError> {
+        if granted.boot != self.boot() {
+            granted.added.clear();
+            return Ok(Returned::default());
+        }
+        let _lock = self.lock_pool(granted.size)?;
+        self.give_back_locked(granted)
+    }
+
+    fn give_back_locked(&self, granted: &mut Granted) -> Result<Returned, PoolError> {
+        let mut sum = Returned::default();
+        while let Some(NodePages { node, pages }) = granted.added.last().copied() {
+            let returned = self.shrink(granted.size, node, pages)?;
+            granted.added.pop();
+            sum.now = sum.now.saturating_add(returned.now);
+            sum.later = sum.later.saturating_add(returned.later);
+        }
+        Ok(sum)
+    }
+
+    fn growth(&self, pool: &PoolStatus, request: &Request) -> Result<Plan, PoolError> {
+        let part = part(pool, request.node)?;
+        let room = self.room(request.node)?;
+        let sum = |pages: fn(&NodeRoom, PageSize) -> Option<u64>| {
+            room.iter().try_fold(0u64, |sum, node| Some(sum.saturating_add(pages(node, request.size)?)))
+        };
+        let is_known = !room.is_empty();
+        let pages = match request.on_shortage {
+            OnShortage::TakeFewer if is_known => {
+                request.pages.min(sum(|node, size| Some(node.pages_of_free_memory(size))).unwrap_or(0))
+            }
+            _ => request.pages,
+        };
+        let is_too_much = sum(NodeRoom::pages_max).is_some_and(|most| is_known && pages > most);
+        if is_too_much || (pages == 0 && request.pages > 0) {
+            return Err(no_room(request, None, room));
+        }
+        let whole = sum(|node, _| Some(node.whole_blocks)).unwrap_or(0);
+        // A giant page is not found but made: the kernel empties a gibibyte for it, whatever compaction did before.
+        let is_compacted = request.size == PageSize::Huge2M && is_known && whole < pages;
+        let grows_by = if pages == 0 { 0 } else { pages.saturating_add(part.surplus) };
+        Ok(Plan {
+            file: self.folder(request.size, request.node).join("nr_hugepages"),
+            before: part.persistent(),
+            after: part.persistent().saturating_add(grows_by),
+            compact: is_compacted.then(|| self.compaction(request.node)),
+            room,
+        })
+    }
+
+    fn shrinking(&self, pool: PoolStatus, release: &Release) -> Result<Plan, PoolError> {
+        let part = part(&pool, release.node)?;
+        let pages = release.pages.unwrap_or(part.unused);
+        if pages > part.unused {
+            return Err(PoolError::InUse { asked: pages, unused: part.unused, pool: Box::new(pool) });
+        }
+        Ok(Plan {
+            file: self.folder(release.size, release.node).join("nr_hugepages"),
+            before: part.persistent(),
+            after: part.persistent() - pages,
+            compact: None,
+            room: Vec::new(),
+        })
+    }
+
+    /// Takes so many pages out of a pool, and tells what became of them. The kernel keeps what is in use or promised.
+    fn shrink(&self, size: PageSize, node: Option<u32>, pages: u64) -> Result<Returned, PoolError> {
+        let before = part(&self.consistent_status(size)?, node)?;
+        let file = self.folder(size, node).join("nr_hugepages");
+        self.write(&file, before.persistent().saturating_sub(pages))?;
+        let after = part(&self.consistent_status(size)?, node)?;
+        Ok(Returned {
+            now: before.total.saturating_sub(after.total).min(pages),
+            later: after.surplus.saturating_sub(before.surplus).min(pages),
+        })
+    }
+
+    /// What a request got.
+    fn read_back(&self, before: &PoolStatus, request: &Request, plan: &Plan) -> Result<Granted, PoolError> {
+        let after = self.consistent_status(request.size)?;
+        let (was, is) = (part(before, request.node)?, part(&after, request.node)?);
+        let changed = || PoolError::Changed {
+            path: plan.file.clone(),
+            before: plan.before,
+            wanted: plan.after,
+            after: is.persistent(),
+        };
+        let added = is.persistent().checked_sub(was.persistent()).ok_or_else(changed)?;
+        let added = added.min(plan.after - plan.before); // what is beyond is somebody else's
+        let pages = added.saturating_sub(was.surplus).min(request.pages);
+        Ok(Granted {
+            size: request.size,
+            pages,
+            added: by_node(before, &after, request.node, added),
+            boot: self.boot(),
+        })
+    }
+
+    /// Where nobody can tell what was made: as it was before. Returns the reason.
+    fn undone(&self, plan: &Plan, reason: PoolError) -> PoolError {
+        // A pool that somebody else shrank below what it was is theirs.
+        if !matches!(reason, PoolError::Changed { .. })
+            && let Err(error) = self.write(&plan.file, plan.before)
+        {
+            tracing::error!("cannot undo a change of {}: {error}", plan.file.display());
+        }
+        reason
+    }
+
+    fn compaction(&self, node: Option<u32>) -> PathBuf {
+        match node {
+            None => self.root.join("proc/sys/vm/compact_memory"),
+            Some(node) => self.node_folder(node).join("compact"),
+        }
+    }
+
+    /// This boot's name; empty where the kernel does not say.
+    fn boot(&self) -> String {
+        self.files.read(&self.root.join(BOOT_ID)).unwrap_or_default().trim().to_owned()
+    }
+
+    fn lock_pool(&self, size: PageSize) -> Result<impl Sized + use<>, PoolError> {
+        let folder = self.folder(size, None);
+        if !folder.is_dir() {
+            return Err(PoolError::NoPool(size, folder));
+        }
+        HugetlbPools::lock(&folder.join("nr_hugepages"))
+    }
+}
+
+/// The kernel's name for one boot (random(4)).
+const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+
+/// On which nodes `added` pages are; in one sum where the nodes do not add up to it.
+fn by_node(before: &PoolStatus, after: &PoolStatus, node: Option<u32>, added: u64) -> Vec<NodePages> {
+    let was = |node: u32| before.nodes.iter().find(|was| was.node == node).map_or(0, |was| was.persistent());
+    let nodes = after
+        .nodes
+        .iter()
+        .filter(|_| node.is_none())
+        .map(|is| NodePages { node: Some(is.node), pages: is.persistent().saturating_sub(was(is.node)) });
+    let nodes: Vec<NodePages> = nodes.filter(|node| node.pages > 0).collect();
+    let is_sum = nodes.iter().try_fold(0u64, |sum, node| sum.checked_add(node.pages)) == Some(added);
+    if is_sum { nodes } else { vec![NodePages { node, pages: added }] }
+}
+
+fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeRoom>) -> PoolError {
+    PoolError::NoRoom(Box::new(NoRoom { size: request.size, needed: request.pages, made, room }))
+}
+
+/// A page size by its name, as everywhere else.
+mod by_name {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+    use wideleaf_policies::PageSize;
+
+    pub(super) fn serialize<S: Serializer>(size: &PageSize, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(size.name())
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<PageSize, D::Error> {
+        let name = String::deserialize(from)?;
+        PageSize::parse(&name).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::fake_kernel::{FakeKernel, FakeNode, State};
+
+    fn of_nodes(nodes: &[FakeNode]) -> State {
+        State { nodes: nodes.to_vec(), ..State::default() }
+    }
+
+    /// Two empty nodes that can make so many pages each.
+    fn two_nodes(whole: [u64; 2]) -> State {
+        of_nodes(&whole.map(|whole| FakeNode { whole, ..FakeNode::default() }))
+    }
+
+    fn request(pages: u64, node: Option<u32>) -> Request {
+        Request { size: PageSize::Huge2M, pages, node, on_shortage: OnShortage::Refuse }
+    }
+
+    fn release(pages: Option<u64>, node: Option<u32>) -> Release {
+        Release { size: PageSize::Huge2M, pages, node }
+    }
+
+    fn totals(state: &State) -> Vec<u64> {
+        state.nodes.iter().map(|node| node.total).collect()
+    }
+
+    const GLOBAL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    const NODE_1: &str = "sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
+
+    #[test]
+    fn pages_from_anywhere_go_back_to_the_nodes_they_came_from() {
+        let before = two_nodes([10, 10]);
+        let kernel = FakeKernel::new(before.clone());
+        let mut granted = kernel.pools().reserve(&request(6, None)).expect("there are 20");
+        assert_eq!((granted.pages(), totals(&kernel.state())), (6, vec![3, 3]));
+        let on = |node| NodePages { node: Some(node), pages: 3 };
+        assert_eq!(granted.added(), [on(0), on(1)]);
+        let returned = kernel.pools().give_back(&mut granted).expect("they are free");
+        assert_eq!((returned, kernel.state()), (Returned { now: 6, later: 0 }, before));
+        // Once is once.
+        assert_eq!(kernel.pools().give_back(&mut granted).expect("nothing"), Returned::default());
+    }
+
+    #[test]
+    fn pages_of_one_node_come_from_that_node_and_nothing_is_written_to_others() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        let mut granted = kernel.pools().reserve(&request(6, Some(1))).expect("there are 10");
+        assert_eq!((totals(&kernel.state()), kernel.written()), (vec![0, 6], vec![(NODE_1.into(), "6".into())]));
+        kernel.pools().give_back(&mut granted).expect("they are free");
+        assert_eq!(totals(&kernel.state()), [0, 0]);
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_refused_with_those_that_are() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        let error = kernel.pools().reserve(&request(1, Some(7))).expect_err("no node 7").to_string();
+        assert_eq!(error, "node 7 has no hugetlb pool of 2m pages; these have: 0, 1");
+    }
+
+    #[test]
+    fn what_is_more_than_all_memory_is_refused_before_anything_is_written() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        let error = kernel.pools().reserve(&request(11, Some(0))).expect_err("10 blocks and no cache").to_string();
+        assert!(
+            error.starts_with("11 pages of 2m need 22 MiB, which is more than there is: node 0 has 20 MiB free"),
+            "{error}"
+        );
+        assert!(error.contains("of it 10 whole blocks of 2 MiB now, compaction may make 0 more"), "{error}");
+        assert_eq!(kernel.written(), []);
+    }
+
+    #[test]
+    fn too_few_are_given_back_and_the_reason_has_numbers() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        kernel.change(|state| state.nodes[1].compactable = 5);
+        // 25 blocks with compaction, which is the first write; then somebody else takes 12 of them.
+        kernel.after_next_write(|state| state.nodes[1].whole -= 12);
+        let error = kernel.pools().reserve(&request(22, None)).expect_err("13 are left").to_string();
+        assert!(error.contains("22 pages of 2m need 44 MiB, and 13 could be made, which were given back"), "{error}");
+        assert!(error.contains("node 0 has 20 MiB free") && error.contains("compaction may make 5 more"), "{error}");
+        assert_eq!(totals(&kernel.state()), [0, 0]);
+    }
+
+    #[test]
+    fn as_many_as_there_are_is_not_more_than_free_memory_and_at_least_one() {
+        let at_most = |pages| Request { on_shortage: OnShortage::TakeFewer, ..request(pages, None) };
+        let kernel = FakeKernel::new(two_nodes([3, 2]));
+        assert_eq!(kernel.pools().reserve(&at_most(100)).expect("five").pages(), 5);
+        let error = kernel.pools().reserve(&at_most(100)).expect_err("none is left");
+        assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+        assert_eq!(totals(&kernel.state()), [3, 2]);
+    }
+
+    #[test]
+    fn memory_is_compacted_first_and_only_where_whole_blocks_are_short() {
+        let mut state = two_nodes([3, 3]);
+        state.nodes[1].compactable = 4;
+        let kernel = FakeKernel::new(state);
+        kernel.pools().reserve(&request(3, Some(1))).expect("three whole blocks");
+        kernel.pools().reserve(&request(4, Some(1))).expect("four more after compaction");
+        let [first, second, third] = &kernel.written()[..] else { panic!("{:?}", kernel.written()) };
+        assert_eq!((first.0.as_str(), first.1.as_str()), (NODE_1, "3"));
+        assert_eq!((second.0.as_str(), second.1.as_str()), ("sys/devices/system/node/node1/compact", "1"));
+        assert_eq!((third.0.as_str(), third.1.as_str()), (NODE_1, "7"));
+    }
+
+    #[test]
+    fn a_plan_is_what_would_be_written_and_writes_nothing() {
+        let mut state = two_nodes([3, 3]);
+        state.nodes[1].compactable = 4;
+        let kernel = FakeKernel::new(state);
+        let plan = kernel.pools().plan_reserve(&request(8, None)).expect("ten are there");
+        assert_eq!((plan.before, plan.after), (0, 8));
+        assert!(plan.file.ends_with(GLOBAL));
+        assert!(plan.compact.is_some_and(|file| file.ends_with("proc/sys/vm/compact_memory")));
+        let plan = kernel.pools().plan_release(&release(None, None)).expect("nothing to release");
+        assert_eq!((plan.before, plan.after), (0, 0));
+        assert_eq!(kernel.written(), []);
+    }
+
+    #[test]
+    fn pages_come_on_top_of_surplus_ones_that_are_in_use_and_go_without_them() {
+        // 2 pages stay and are in use, 3 are surplus and in use.
+        let before = of_nodes(&[FakeNode { total: 5, surplus: 3, whole: 10, ..FakeNode::default() }]);
+        let kernel = FakeKernel::new(before.clone());
+        let mut granted = kernel.pools().reserve(&request(4, None)).expect("there are 10");
+        let node = kernel.state().nodes[0];
+        assert_eq!((node.total, node.free, node.surplus), (9, 4, 0), "four that nobody has");
+        assert_eq!((granted.pages(), granted.added()), (4, &[NodePages { node: Some(0), pages: 7 }][..]));
+        kernel.pools().give_back(&mut granted).expect("they are free");
+        assert_eq!(kernel.state(), before);
+    }
+
+    #[test]
+    fn what_somebody_took_meanwhile_is_given_back_later() {
+        let kernel = FakeKernel::new(two_nodes([10, 0]));
+        let mut granted = kernel.pools().reserve(&request(6, None)).expect("there are 10");
+        kernel.change(|state| state.nodes[0].free -= 2); // faulted in
+        let returned = kernel.pools().give_back(&mut granted).expect("some are free");
+        assert_eq!(returned, Returned { now: 4, later: 2 });
+        let node = kernel.state().nodes[0];
+        assert_eq!((node.total, node.surplus), (2, 2), "nobody loses a page, and they go when they are unmapped");
+    }
+
+    #[test]
+    fn what_is_in_use_or_promised_is_not_released() {
+        // 10 pages, 4 in use, 3 of the 6 free ones promised.
+        let node = FakeNode { total: 10, free: 6, ..FakeNode::default() };
+        let kernel = FakeKernel::new(State { reserved: 3, ..of_nodes(&[node]) });
+        let error = kernel.pools().release(&release(Some(4), None)).expect_err("three are nobody's").to_string();
+        assert_eq!(error, "4 pages of 2m are to be released and 3 are nobody's: 10 in the pool, 4 in use, 3 promised");
+        assert_eq!(kernel.written(), []);
+        let returned = kernel.pools().release(&release(None, None)).expect("three");
+        assert_eq!((returned, totals(&kernel.state())), (Returned { now: 3, later: 0 }, vec![7]));
+    }
+
+    #[test]
+    fn surplus_pages_are_no_pages_to_release() {
+        // 6 stay, 4 are surplus, 8 are in use: all that stay may be needed by those who have the 8.
+        let node = FakeNode { total: 10, free: 2, surplus: 4, ..FakeNode::default() };
+        let kernel = FakeKernel::new(of_nodes(&[node]));
+        assert_eq!(kernel.pools().release(&release(None, None)).expect("none"), Returned::default());
+        assert_eq!(kernel.state().nodes[0].surplus, 4);
+    }
+
+    #[test]
+    fn pages_are_released_on_the_node_that_was_said() {
+        let node = |free| FakeNode { total: 5, free, ..FakeNode::default() };
+        let kernel = FakeKernel::new(of_nodes(&[node(5), node(2)]));
+        assert_eq!(kernel.pools().release(&release(None, Some(1))).expect("two"), Returned { now: 2, later: 0 });
+        assert_eq!(totals(&kernel.state()), [5, 3]);
+        assert!(kernel.pools().release(&release(Some(1), Some(1))).is_err());
+    }
+
+    #[test]
+    fn a_pool_that_somebody_shrinks_meanwhile_is_theirs() {
+        let kernel = FakeKernel::new(of_nodes(&[FakeNode { total: 4, free: 4, whole: 10, ..FakeNode::default() }]));
+        kernel.after_next_write(|state| (state.nodes[0].total, state.nodes[0].free) = (1, 1));
+        let error = kernel.pools().reserve(&request(2, None)).expect_err("changed").to_string();
+        assert!(error.contains("4 pages before, 1 after 6 were asked for; look again"), "{error}");
+        assert_eq!((totals(&kernel.state()), kernel.written().len()), (vec![1], 1));
+    }
+
+    #[test]
+    fn pages_that_somebody_else_adds_meanwhile_are_not_ours() {
+        let kernel = FakeKernel::new(of_nodes(&[FakeNode { whole: 10, ..FakeNode::default() }]));
+        kernel.after_next_write(|state| (state.nodes[0].total, state.nodes[0].free) = (5, 5));
+        let mut granted = kernel.pools().reserve(&request(2, None)).expect("there are 10");
+        kernel.pools().give_back(&mut granted).expect("they are free");
+        assert_eq!(totals(&kernel.state()), [3]);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_read_back_leave_the_pool_as_it_was() {
+        let kernel = FakeKernel::new(of_nodes(&[FakeNode { whole: 10, ..FakeNode::default() }]));
+        kernel.after_next_write(|state| state.reserved = 99);
+        let error = kernel.pools().reserve(&request(2, None)).expect_err("contradiction").to_string();
+        assert!(error.ends_with("contradict each other: 99 pages promised, 2 free"), "{error}");
+        let last = kernel.written().pop().expect("two writes");
+        assert_eq!(last, (GLOBAL.into(), "0".into()));
+    }
+
+    #[test]
+    fn without_root_one_line_says_so_and_nothing_is_given_back_that_was_not_taken() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        kernel.refuse_writes_to("nr_hugepages");
+        let error = kernel.pools().reserve(&request(2, None)).expect_err("refused").to_string();
+        assert!(error.starts_with("cannot write ") && error.ends_with("takes root and a writable /sys"), "{error}");
+        kernel.refuse_writes_to("nr_overcommit_hugepages");
+        assert!(kernel.pools().lease(PageSize::Huge2M, 3).is_err());
+        assert_eq!((totals(&kernel.state()), kernel.written()), (vec![0, 0], vec![]));
+    }
+
+    #[test]
+    fn what_was_granted_outlives_its_process_and_not_its_boot() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        let granted = kernel.pools().reserve(&request(4, None)).expect("there are 20");
+        let kept = serde_json::to_string(&granted).expect("plain data");
+        let mut read: Granted = serde_json::from_str(&kept).expect("as it was written");
+        assert_eq!(read, granted);
+        kernel.boot_again();
+        assert_eq!(kernel.pools().give_back(&mut read).expect("nothing to do"), Returned::default());
+        assert_eq!((read.added(), totals(&kernel.state())), (&[][..], vec![2, 2]), "whose pages are these now?");
+    }
+
+    #[test]
+    fn what_could_not_be_given_back_is_kept_for_another_try() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        let mut granted = kernel.pools().reserve(&request(4, None)).expect("there are 20");
+        kernel.refuse_writes_to("node0/hugepages/hugepages-2048kB/nr_hugepages");
+        kernel.pools().give_back(&mut granted).expect_err("node 0 is refused");
+        assert_eq!(granted.added(), [NodePages { node: Some(0), pages: 2 }]);
+        kernel.refuse_writes_to("nothing");
+        kernel.pools().give_back(&mut granted).expect("now");
+        assert_eq!(totals(&kernel.state()), [0, 0]);
+    }
+
+    #[test]
+    fn pages_reserved_at_once_add_up() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| kernel.pools().reserve(&request(5, None)).expect("there are 20"));
+            }
+        });
+        assert_eq!(totals(&kernel.state()).iter().sum::<u64>(), 10);
+    }
+}

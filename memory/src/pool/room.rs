@@ -1,0 +1,312 @@
+//! What a node has to make pool pages of: free memory, how much of it is in whole blocks, what compaction may add.
+//!
+//! ```text
+//!   a block, 2 MiB       now              after compaction       never
+//!   ┌────────────┐ ┌────────────┐        ┌────────────┐    ┌────────────┐
+//!   │            │ │ x   x    x │ ─────▶ │            │    │ x  U   x   │   x movable page in use
+//!   └────────────┘ └────────────┘        └────────────┘    └────────────┘   U page of the kernel's, which cannot be moved
+//! ```
+//!
+//! Files: `/proc/buddyinfo` and `/proc/pagetypeinfo` (Documentation/filesystems/proc.rst; the second for root alone) and
+//! `/sys/devices/system/node/node*/meminfo`. They tell what may work, and nobody knows before it is tried: pages in use can
+//! be freed or pinned meanwhile. No file tells how many ranges of 1 GiB can be emptied.
+
+use std::fmt;
+
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Bytes, PageSize};
+
+use super::{HugetlbPools, PoolError};
+
+/// The order of a block of 2 MiB: 2^9 base pages.
+const BLOCK_ORDER: usize = 9;
+
+const _: () = assert!(1 << BLOCK_ORDER == BASE_PAGES_PER_WINDOW, "a block is a window's worth of base pages");
+
+/// Orders the kernel may have: `MAX_PAGE_ORDER` is 10 on x86-64, and no build of any architecture has more than 64.
+const ORDERS_MAX: usize = 64;
+
+/// What one node has to make pool pages of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeRoom {
+    /// The node.
+    pub node: u32,
+    /// Free memory.
+    pub free: Bytes,
+    /// Blocks of 2 MiB that are free as a whole.
+    pub whole_blocks: u64,
+    /// Blocks that compaction can make at most of the other free memory: of what lies among movable pages, where the kernel says.
+    pub compactable_blocks: u64,
+    /// File cache, which the kernel drops when it needs memory; `None` where it is not known.
+    pub cache: Option<Bytes>,
+    /// Blocks by what lies in them; `None` where the kernel does not say (it tells root alone).
+    pub blocks: Option<Blocks>,
+}
+
+/// How many blocks of 2 MiB the kernel uses for what. In one that is not movable a page may stay for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// Pages of processes and files: they can be moved.
+    pub movable: u64,
+    /// The kernel's own, which stay where they are.
+    pub unmovable: u64,
+    /// The kernel's caches: they can be freed and not moved.
+    pub reclaimable: u64,
+}
+
+impl NodeRoom {
+    /// Pages of that size that the node can have at the very most, if all free memory and all file cache became such pages;
+    /// `None` where the cache is not known.
+    pub fn pages_max(&self, size: PageSize) -> Option<u64> {
+        Some(self.free.get().saturating_add(self.cache?.get()) / size.bytes().get())
+    }
+
+    /// Pages of that size that may be made of free memory alone.
+    pub fn pages_of_free_memory(&self, size: PageSize) -> u64 {
+        match size {
+            PageSize::Giant1G => self.free.get() / size.bytes().get(),
+            _ => self.whole_blocks.saturating_add(self.compactable_blocks),
+        }
+    }
+}
+
+impl fmt::Display for NodeRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NodeRoom { node, free, whole_blocks, compactable_blocks, cache, blocks } = self;
+        write!(f, "node {node} has {free} free, of it {whole_blocks} whole blocks of 2 MiB now, ")?;
+        write!(f, "compaction may make {compactable_blocks} more")?;
+        if let Some(Blocks { movable, unmovable, reclaimable }) = blocks {
+            write!(f, "; of its blocks {movable} are movable, {unmovable} unmovable, {reclaimable} reclaimable")?;
+        }
+        match cache {
+            Some(cache) => write!(f, "; {cache} of file cache can be dropped for more"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Not enough memory to make pages of, in numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoRoom {
+    /// Size of the pages.
+    pub size: PageSize,
+    /// Pages asked for.
+    pub needed: u64,
+    /// Pages that were made and given back; `None` where it was not tried, because there is not that much memory.
+    pub made: Option<u64>,
+    /// What the nodes had before.
+    pub room: Vec<NodeRoom>,
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NoRoom { size, needed, made, room } = self;
+        let bytes = Bytes::new(needed.saturating_mul(size.bytes().get()));
+        write!(f, "{needed} pages of {size} need {bytes}, ")?;
+        match made {
+            Some(made) => write!(f, "and {made} could be made, which were given back")?,
+            None => write!(f, "which is more than there is")?,
+        }
+        for (i, node) in room.iter().enumerate() {
+            write!(f, "{}{node}", if i == 0 { ": " } else { ". " })?;
+        }
+        match size {
+            PageSize::Giant1G => write!(
+                f,
+                ". A page of 1g takes a contiguous gibibyte in which nothing is unmovable, and there is no overcommit: \
+                 take them at boot, with `hugepagesz=1G hugepages={needed}` on the kernel's command line"
+            ),
+            _ => write!(f, ". Free memory, ask for fewer, or take what there is"),
+        }
+    }
+}
+
+impl HugetlbPools {
+    /// What the nodes, or that one, have to make pages of; empty where the kernel says nothing of its free memory.
+    ///
+    /// # Errors
+    /// [`PoolError::Malformed`] for a file that is there and makes no sense.
+    pub fn room(&self, node: Option<u32>) -> Result<Vec<NodeRoom>, PoolError> {
+        let path = self.root.join("proc/buddyinfo");
+        let Ok(text) = self.files.read(&path) else { return Ok(Vec::new()) };
+        let malformed = |line: &str| PoolError::Malformed {
+            path: path.clone(),
+            expected: "a node, a zone and its free blocks by order",
+            text: line.to_owned(),
+        };
+        let mut nodes: Vec<NodeRoom> = Vec::new();
+        for line in text.lines() {
+            let (number, free) = free_of_zone(line).ok_or_else(|| malformed(line))?;
+            if node.is_some_and(|node| node != number) {
+                continue;
+            }
+            let known = nodes.iter().position(|known| known.node == number).unwrap_or_else(|| {
+                nodes.push(NodeRoom { node: number, ..NodeRoom::default() });
+                nodes.len() - 1
+            });
+            add(&mut nodes[known], &free);
+        }
+        let types = self.files.read(&self.root.join("proc/pagetypeinfo")).unwrap_or_default();
+        for node in &mut nodes {
+            node.cache = self.cache(node.node);
+            node.blocks = blocks(&types, node.node);
+            if let Some(pages) = movable_fragments(&types, node.node) {
+                node.compactable_blocks = node.compactable_blocks.min(pages >> BLOCK_ORDER);
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// File cache of a node that the kernel drops without writing it anywhere first, as far as it tells.
+    fn cache(&self, node: u32) -> Option<Bytes> {
+        let text = self.files.read(&self.node_folder(node).join("meminfo")).ok()?;
+        let field = |name: &str| -> Option<u64> {
+            let rest = text.lines().find_map(|line| Some(line.split_once(name)?.1.strip_prefix(':')?.trim()))?;
+            rest.strip_suffix("kB")?.trim().parse().ok()
+        };
+        let kibibytes = field("Active(file)")?.saturating_add(field("Inactive(file)")?);
+        Some(Bytes::new(kibibytes.saturating_mul(1 << 10)))
+    }
+}
+
+/// Counts a zone's free blocks to a node's room.
+fn add(node: &mut NodeRoom, free: &[u64]) {
+    let all = base_pages(free);
+    let whole = base_pages_from(free, BLOCK_ORDER);
+    let free = node.free.get().saturating_add(all.saturating_mul(PageSize::Base4K.bytes().get()));
+    node.free = Bytes::new(free);
+    node.whole_blocks = node.whole_blocks.saturating_add(whole >> BLOCK_ORDER);
+    node.compactable_blocks = node.compactable_blocks.saturating_add((all - whole) >> BLOCK_ORDER);
+}
+
+/// `Node 0, zone   Normal   4  3 …`: the node, and free blocks by order.
+fn free_of_zone(line: &str) -> Option<(u32, Vec<u64>)> {
+    let (node, rest) = line.strip_prefix("Node")?.split_once(',')?;
+    let mut words = rest.split_whitespace();
+    (words.next()? == "zone").then_some(())?;
+    words.next()?; // the zone's name
+    let free = words.take(ORDERS_MAX).map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?;
+    Some((node.trim().parse().ok()?, free))
+}
+
+fn base_pages(by_order: &[u64]) -> u64 {
+    base_pages_from(by_order, 0)
+}
+
+/// Base pages in the blocks of `order` and above.
+fn base_pages_from(by_order: &[u64], order: usize) -> u64 {
+    let orders = by_order.iter().take(ORDERS_MAX).enumerate().skip(order);
+    orders.fold(0, |sum, (order, blocks)| sum.saturating_add(blocks.saturating_mul(1 << order)))
+}
+
+/// Base pages that are free in blocks smaller than 2 MiB among movable pages, of the first table of `/proc/pagetypeinfo`;
+/// `None` where it has no line for that.
+fn movable_fragments(types: &str, node: u32) -> Option<u64> {
+    let of_line = |line: &str| -> Option<u64> {
+        let (of_node, rest) = line.strip_prefix("Node")?.split_once(',')?;
+        let (_, rest) = rest.split_once("type")?;
+        let mut words = rest.split_whitespace();
+        (of_node.trim().parse() == Ok(node) && matches!(words.next()?, "Movable" | "CMA")).then_some(())?;
+        // Above 100 000 the kernel stops counting and writes `>100000`.
+        let free = words.take(BLOCK_ORDER).map(|word| word.trim_start_matches('>').parse().ok());
+        Some(base_pages(&free.collect::<Option<Vec<u64>>>()?))
+    };
+    types.lines().filter_map(of_line).reduce(u64::saturating_add)
+}
+
+/// Blocks by type, of the second table of `/proc/pagetypeinfo`; `None` where it has none, or other blocks than those of 2 MiB.
+fn blocks(types: &str, node: u32) -> Option<Blocks> {
+    let order: usize = types.lines().find_map(|line| line.strip_prefix("Page block order:"))?.trim().parse().ok()?;
+    (order == BLOCK_ORDER).then_some(())?;
+    let mut lines = types.lines().skip_while(|line| !line.starts_with("Number of blocks type"));
+    let header = lines.next()?.strip_prefix("Number of blocks type")?;
+    let names: Vec<&str> = header.split_whitespace().collect();
+    let mut sum = Blocks::default();
+    for line in lines {
+        let Some((number, counts)) = free_of_zone(line) else { continue };
+        for (name, count) in names.iter().zip(counts).filter(|_| number == node) {
+            let into = match *name {
+                "Movable" | "CMA" => &mut sum.movable,
+                "Unmovable" | "HighAtomic" => &mut sum.unmovable,
+                "Reclaimable" => &mut sum.reclaimable,
+                _ => continue,
+            };
+            *into = into.saturating_add(count);
+        }
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::fake_kernel::Tree;
+    use wideleaf_policies::units::{kib, mib};
+
+    const TYPES: &str = "\
+Page block order: 9
+Pages per block:  512
+
+Free pages count per migrate type at order       0      1      2      3      4      5      6      7      8      9     10 
+Node    0, zone   Normal, type    Unmovable      0      0      0      0      0      0      0      0      9      0      0 
+Node    0, zone   Normal, type      Movable      0      0      0      0      0      0      0      0      5      3      1 
+Node    1, zone   Normal, type      Movable >100000    0      0      0      0      0      0      0      0      0      0 
+
+Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate 
+Node 0, zone      DMA            1            7            0            0            0 
+Node 0, zone   Normal          139          256           57            2            0 
+Node 1, zone   Normal            4            8            0            0            0 
+";
+
+    #[test]
+    fn free_memory_is_told_by_node_with_its_whole_blocks_and_those_compaction_may_make() {
+        let tree = Tree::new();
+        // Node 0: 14 halves of a block, 3 blocks and one of two; of the halves only 5 lie among movable pages.
+        tree.put(
+            "proc/buddyinfo",
+            "Node 0, zone   Normal  0 0 0 0 0 0 0 0 14 3 1\nNode 1, zone   Normal 1 0 0 0 0 0 0 0 0 0 0\n",
+        );
+        tree.put("proc/pagetypeinfo", TYPES);
+        tree.put(
+            "sys/devices/system/node/node0/meminfo",
+            "Node 0 Active(file):   10 kB\nNode 0 Inactive(file): 6 kB\n",
+        );
+        let room = tree.pools().room(None).expect("well formed");
+        let blocks = Some(Blocks { movable: 263, unmovable: 142, reclaimable: 57 });
+        let node0 =
+            NodeRoom { node: 0, free: mib(24), whole_blocks: 5, compactable_blocks: 2, cache: Some(kib(16)), blocks };
+        assert_eq!(room[0], node0);
+        assert_eq!((room[1].free, room[1].whole_blocks, room[1].compactable_blocks), (kib(4), 0, 0));
+        assert_eq!(tree.pools().room(Some(1)).expect("well formed"), room[1..]);
+        let text = node0.to_string();
+        assert!(
+            text.starts_with("node 0 has 24 MiB free, of it 5 whole blocks of 2 MiB now, compaction may make 2 more")
+        );
+        assert!(text.contains("263 are movable, 142 unmovable, 57 reclaimable; 16 KiB of file cache"), "{text}");
+    }
+
+    #[test]
+    fn without_page_types_all_free_memory_may_be_compacted() {
+        let tree = Tree::new();
+        tree.put("proc/buddyinfo", "Node 0, zone   Normal  512 0 0 0 0 0 0 0 2 0 0\n");
+        let room = tree.pools().room(None).expect("well formed");
+        assert_eq!((room[0].compactable_blocks, room[0].blocks, room[0].cache), (2, None, None));
+    }
+
+    #[test]
+    fn what_is_absent_is_nothing_known_and_what_is_malformed_is_named() {
+        let tree = Tree::new();
+        assert_eq!(tree.pools().room(None).expect("nothing is known"), []);
+        tree.put("proc/buddyinfo", "Node 0, zone Normal many\n");
+        let error = tree.pools().room(None).expect_err("not a number").to_string();
+        assert!(error.contains("proc/buddyinfo: expected a node, a zone") && error.contains("many"), "{error}");
+    }
+
+    #[test]
+    fn giant_pages_that_cannot_be_are_sent_to_the_boot_command_line() {
+        let none = NoRoom { size: PageSize::Giant1G, needed: 8, made: Some(3), room: Vec::new() };
+        let text = none.to_string();
+        assert!(text.starts_with("8 pages of 1g need 8 GiB, and 3 could be made, which were given back"), "{text}");
+        assert!(text.contains("no overcommit") && text.contains("`hugepagesz=1G hugepages=8`"), "{text}");
+    }
+}

@@ -1,0 +1,336 @@
+//! The loop over guests that somebody else runs, on a host in memory: gates, holes, what can never be huge, and the end.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use wideleaf_memory::backing::{BackingConfig, BackingKind};
+use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
+use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
+use wideleaf_memory::host::fake::FakeHost;
+use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::manager::{LATEST_ACTIONS_MAX, Live, ManagedVm, Manager, ManagerConfig, ManagerLoop};
+use wideleaf_memory::region::RamRange;
+use wideleaf_policies::policy::{self, Policy};
+use wideleaf_policies::units::{kib, mib};
+use wideleaf_policies::{BudgetLimits, Gpa, GpaRange, Hva, OutcomeResult, PageSize, PerTenThousand, Refusal, VmId};
+
+const RAM_AT: Hva = Hva::new(1 << 40);
+const WINDOWS: u64 = 8;
+
+fn gpa(first: u64, windows: u64) -> GpaRange {
+    GpaRange::new(Gpa::new(0) + mib(2) * first, mib(2) * windows).unwrap()
+}
+
+fn ram() -> RamRange {
+    RamRange { gpa: gpa(0, WINDOWS), hva: RAM_AT }
+}
+
+/// All of the RAM present on base pages.
+fn host() -> Arc<FakeHost> {
+    let host = FakeHost::default();
+    host.make_present(RAM_AT, ram().gpa.bytes(), false);
+    Arc::new(host)
+}
+
+/// A gate as the test wants it.
+#[derive(Debug)]
+struct TestGate {
+    state: Mutex<GateState>,
+    /// Answers so many questions more with "open", whatever the state is.
+    open_for: Mutex<u32>,
+    keeps_holes: AtomicBool,
+}
+
+impl TestGate {
+    fn new(state: GateState) -> Arc<TestGate> {
+        let (state, open_for) = (Mutex::new(state), Mutex::new(0));
+        Arc::new(TestGate { state, open_for, keeps_holes: AtomicBool::new(false) })
+    }
+
+    fn set(&self, state: GateState) {
+        *self.state.lock().unwrap() = state;
+    }
+}
+
+impl Gate for TestGate {
+    fn state(&self) -> GateState {
+        let mut open_for = self.open_for.lock().unwrap();
+        if *open_for > 0 {
+            *open_for -= 1;
+            return GateState::Open;
+        }
+        *self.state.lock().unwrap()
+    }
+
+    fn keeps_holes(&self) -> bool {
+        self.keeps_holes.load(Ordering::Relaxed)
+    }
+}
+
+fn of_kind(kind: BackingKind) -> ManagedVm {
+    let backing = BackingConfig::new(kind, PageSize::Base4K).unwrap();
+    ManagedVm::of_others(VmId(0), vec![ram()], backing, None)
+}
+
+fn behind(gate: &Arc<TestGate>) -> ManagedVm {
+    ManagedVm { gate: Some(gate.clone()), ..of_kind(BackingKind::Anon) }
+}
+
+/// A budget no test meets by accident.
+fn plenty() -> ManagerConfig {
+    let limits = BudgetLimits {
+        copy_per_second: mib(1 << 20),
+        cpu_share: PerTenThousand::new(1_000_000),
+        burst: Duration::from_secs(1),
+    };
+    ManagerConfig { limits, ..ManagerConfig::for_guests_of_others() }
+}
+
+fn by_name(policy: &str) -> Box<dyn Policy> {
+    policy::by_name(policy).unwrap().with_defaults()
+}
+
+fn greedy(host: &Arc<FakeHost>, vm: ManagedVm) -> ManagerLoop {
+    ManagerLoop::new(host.clone(), vec![vm], by_name("greedy"), plenty())
+}
+
+fn why_not(live: &Live) -> BTreeMap<WhyNot, u64> {
+    live.vms[0].why_not.clone()
+}
+
+fn only(why: WhyNot) -> BTreeMap<WhyNot, u64> {
+    BTreeMap::from([(why, WINDOWS)])
+}
+
+#[test]
+fn behind_a_closed_gate_everything_is_seen_and_nothing_done() {
+    let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Migration)));
+    let mut work = greedy(&host, behind(&gate));
+    assert_eq!((work.tick(), work.tick()), (0, 0));
+    assert!(work.report().outcomes.is_empty());
+    assert_eq!(work.report().ticks_left_alone, BTreeMap::from([("migration", 2)]));
+    assert_eq!(why_not(&work.live()), only(WhyNot::LeftAlone(LeftAlone::Migration)));
+    assert_eq!(work.live().snapshot.vms[0].resident, [512; WINDOWS as usize]);
+    gate.set(GateState::Open);
+    assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+}
+
+#[test]
+fn a_gate_that_closes_in_the_middle_of_a_tick_stops_what_is_not_done_yet() {
+    let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Snapshot)));
+    *gate.open_for.lock().unwrap() = 4; // one for the tick, three for windows
+    let mut work = greedy(&host, behind(&gate));
+    assert_eq!((work.tick(), host.huge_windows()), (3, 3));
+    assert_eq!(work.report().outcomes[&("none", "skipped_left_alone")], WINDOWS - 3);
+}
+
+#[test]
+fn windows_with_holes_are_promoted_where_nobody_keeps_them_and_left_where_somebody_does() {
+    for keeps_holes in [false, true] {
+        let (host, gate) = (host(), TestGate::new(GateState::Open));
+        gate.keeps_holes.store(keeps_holes, Ordering::Relaxed);
+        let hole = RAM_AT + mib(2) * 3 + kib(64);
+        host.make_absent(hole, kib(4));
+        let mut work = greedy(&host, behind(&gate));
+        work.tick();
+        assert_eq!(host.has_page(hole, kib(4)), !keeps_holes);
+        let holes = if keeps_holes { BTreeMap::from([(WhyNot::Holes, 1)]) } else { BTreeMap::new() };
+        assert_eq!((why_not(&work.live()), host.huge_windows()), (holes, WINDOWS - u64::from(keeps_holes)));
+        host.make_present(hole, kib(4), false);
+        work.tick();
+        assert_eq!(host.huge_windows(), WINDOWS, "the guest uses all of it now");
+    }
+}
+
+#[test]
+fn pages_that_go_after_they_were_seen_are_not_brought_back() {
+    let (host, gate) = (host(), TestGate::new(GateState::Open));
+    gate.keeps_holes.store(true, Ordering::Relaxed);
+    let given_back = host.clone();
+    host.when_scanned(move || given_back.make_absent(RAM_AT, kib(4)));
+    let mut work = greedy(&host, behind(&gate));
+    work.tick();
+    assert_eq!(work.report().outcomes[&("collapse", "skipped_hole")], 1);
+    assert!(!host.has_page(RAM_AT, kib(4)));
+}
+
+#[test]
+fn what_can_never_be_huge_is_not_asked_for_and_explained() {
+    let misaligned =
+        ManagedVm { ranges: vec![RamRange { hva: RAM_AT + kib(4), ..ram() }], ..of_kind(BackingKind::Anon) };
+    let marked = Barred { range: gpa(0, WINDOWS), why: CannotBeHuge::Marked };
+    let marked = ManagedVm { barred: vec![marked], ..of_kind(BackingKind::Anon) };
+    let shared = of_kind(BackingKind::Memfd);
+    for (vm, why) in
+        [(misaligned, CannotBeHuge::Misaligned), (marked, CannotBeHuge::Marked), (shared, CannotBeHuge::SharedStalls)]
+    {
+        let host = host();
+        host.make_present(RAM_AT + ram().gpa.bytes(), kib(4), false);
+        let mut work = greedy(&host, vm);
+        work.tick();
+        assert!(work.report().outcomes.is_empty(), "{why:?}");
+        assert_eq!(why_not(&work.live()), only(WhyNot::CannotBeHuge(why)));
+    }
+}
+
+#[test]
+fn shared_memory_is_collapsed_where_that_is_allowed() {
+    let host = host();
+    let allowed = ManagedVm { may_collapse_shared: true, ..of_kind(BackingKind::Memfd) };
+    assert_eq!((greedy(&host, allowed).tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+}
+
+#[test]
+fn a_part_that_can_never_be_huge_does_not_keep_the_others_back() {
+    let host = host();
+    let barred = vec![Barred { range: gpa(2, 3), why: CannotBeHuge::OnDisk }];
+    let mut work = greedy(&host, ManagedVm { barred, ..of_kind(BackingKind::Anon) });
+    assert_eq!(work.tick(), WINDOWS - 3);
+    assert_eq!(why_not(&work.live()), BTreeMap::from([(WhyNot::CannotBeHuge(CannotBeHuge::OnDisk), 3)]));
+}
+
+#[test]
+fn each_window_that_is_not_huge_has_one_reason() {
+    // window 0: huge   1: never touched   2: refused   3..8: no budget for more than one window at once
+    let host = host();
+    host.make_present(RAM_AT, mib(2), true);
+    host.make_absent(RAM_AT + mib(2), mib(2));
+    host.fail_advice(Advice::Collapse, libc::ENOMEM, 1);
+    let limits = BudgetLimits { copy_per_second: mib(2), ..plenty().limits };
+    let config = ManagerConfig { limits, ..plenty() };
+    let vms = vec![of_kind(BackingKind::Anon)];
+    let mut work = ManagerLoop::new(host.clone(), vms, by_name("greedy"), config);
+    work.tick();
+    let expected = BTreeMap::from([
+        (WhyNot::NeverTouched, 1),
+        (WhyNot::BackingOff(Refusal::NoHugePage), 1),
+        (WhyNot::BudgetSpent, WINDOWS - 3),
+    ]);
+    assert_eq!(why_not(&work.live()), expected);
+    let policy = by_name("never");
+    let mut never = ManagerLoop::new(host.clone(), vec![of_kind(BackingKind::Anon)], policy, plenty());
+    never.tick();
+    let expected = BTreeMap::from([(WhyNot::NeverTouched, 1), (WhyNot::PolicyNeverPromotes, WINDOWS - 2)]);
+    assert_eq!(why_not(&never.live()), expected);
+}
+
+#[test]
+fn what_a_tick_promoted_is_large_in_what_it_makes_public() {
+    let host = host();
+    let mut work = greedy(&host, of_kind(BackingKind::Anon));
+    assert_eq!((work.live().ticks, work.live().vms.len()), (0, 0), "nothing is known before the first tick");
+    work.tick();
+    let live = work.live();
+    assert!(live.snapshot.vms[0].backing.iter().all(|backing| backing.is_large()));
+    assert_eq!((why_not(&live), live.copied), (BTreeMap::new(), mib(2) * WINDOWS));
+    assert_eq!((live.unavailable_ns.len(), live.outcomes[&("collapse", "done")]), (WINDOWS, WINDOWS));
+    let windows: Vec<u64> = live.latest.iter().map(|action| action.window.get()).collect();
+    assert_eq!(windows, (0..WINDOWS).collect::<Vec<_>>());
+    assert!(live.latest.iter().all(|action| action.result == OutcomeResult::Done && action.mechanism == "collapse"));
+    for _ in 0..LATEST_ACTIONS_MAX {
+        host.make_present(RAM_AT, mib(2), false);
+        work.tick();
+    }
+    assert_eq!(work.live().latest.len(), LATEST_ACTIONS_MAX);
+    assert_eq!(live.latest.len() as u64, WINDOWS, "who looked before has what was then");
+}
+
+#[test]
+fn new_limits_hold_from_the_next_tick_on() {
+    let host = host();
+    let none = BudgetLimits { cpu_share: PerTenThousand::new(0), ..plenty().limits };
+    let manager = Manager::spawn(
+        host.clone(),
+        vec![of_kind(BackingKind::Anon)],
+        by_name("greedy"),
+        ManagerConfig { limits: none, tick_longest: Duration::from_millis(1), ..plenty() },
+    )
+    .unwrap();
+    manager.activate();
+    wait_until(|| manager.live().budget_refusals > 0);
+    assert_eq!(host.huge_windows(), 0);
+    manager.set_limits(plenty().limits);
+    // Time passes only when the test says so: what comes in must be allowed by the new limits.
+    wait_until(|| {
+        host.sleep(Duration::from_millis(1));
+        host.huge_windows() == WINDOWS
+    });
+    assert_eq!(manager.live().limits, plenty().limits);
+}
+
+#[test]
+fn a_manager_that_is_paused_looks_and_does_not_act() {
+    let host = host();
+    let vms = vec![of_kind(BackingKind::Anon)];
+    let manager = Manager::spawn(host.clone(), vms, by_name("greedy"), plenty()).unwrap();
+    manager.pause();
+    wait_until(|| manager.live().ticks > 0);
+    assert_eq!(why_not(&manager.live()), only(WhyNot::LeftAlone(LeftAlone::Asked)));
+    manager.activate();
+    wait_until(|| host.huge_windows() == WINDOWS);
+    manager.pause();
+    wait_until(|| manager.live().vms[0].gate == GateState::Closed(LeftAlone::Asked));
+    host.make_present(RAM_AT, mib(2), false);
+    manager.pause(); // a tick at once
+    let ticks = manager.live().ticks;
+    wait_until(|| manager.live().ticks > ticks);
+    assert_eq!(manager.stop().done("collapse"), WINDOWS);
+}
+
+#[test]
+fn a_loop_whose_guest_is_gone_ends_by_itself_and_keeps_its_report() {
+    let by_gate = TestGate::new(GateState::Open);
+    let manager = Manager::spawn(host(), vec![behind(&by_gate)], by_name("greedy"), plenty()).unwrap();
+    manager.activate();
+    wait_until(|| manager.live().copied == mib(2) * WINDOWS && manager.live().ticks > 1);
+    assert!(!manager.has_ended());
+    by_gate.set(GateState::Gone);
+    manager.activate(); // a tick at once
+    wait_until(|| manager.has_ended());
+    assert_eq!(manager.live().vms[0].gate, GateState::Gone);
+    let report = manager.stop();
+    assert_eq!((report.done("collapse"), report.panics.len(), report.sensor_failures.len()), (WINDOWS, 0, 0));
+    let (_, samples) = &report.samples[0];
+    assert_eq!(samples.last().unwrap().host.huge_2m, mib(2) * WINDOWS, "as it was seen last");
+}
+
+#[test]
+fn a_guest_that_ends_at_any_call_ends_the_loop_or_is_refused_and_nothing_panics() {
+    let calls = {
+        let host = host();
+        greedy(&host, of_kind(BackingKind::Anon)).tick();
+        host.calls()
+    };
+    for call in 0..calls {
+        let host = host();
+        host.fail_call(call, libc::ESRCH);
+        let mut work = greedy(&host, of_kind(BackingKind::Anon));
+        work.tick();
+        let refused = work.report().outcomes.get(&("collapse", "refused_gone")).copied().unwrap_or(0);
+        assert_eq!(u64::from(work.has_ended()) + refused, 1, "call {call}");
+        assert!(work.report().sensor_failures.is_empty(), "its end is no failure of a sensor");
+    }
+}
+
+#[test]
+fn one_guest_that_is_gone_does_not_end_another() {
+    let (host, gate) = (host(), TestGate::new(GateState::Gone));
+    let other = RamRange { hva: Hva::new(1 << 41), ..ram() };
+    host.make_present(other.hva, other.gpa.bytes(), false);
+    let second = ManagedVm { id: VmId(1), ranges: vec![other], ..of_kind(BackingKind::Anon) };
+    let mut work = ManagerLoop::new(host.clone(), vec![behind(&gate), second], by_name("greedy"), plenty());
+    assert_eq!((work.tick(), work.has_ended()), (WINDOWS, false));
+    assert_eq!(host.huge_windows(), WINDOWS);
+}
+
+/// A minute at most, for a machine with much else to do.
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let has_come = (0..60_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        is_so()
+    });
+    assert!(has_come, "waited a minute");
+}

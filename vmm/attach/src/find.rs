@@ -1,0 +1,209 @@
+//! All VMs of the host, and which of them somebody means.
+//!
+//! ```text
+//!   /proc/*/fd ── anon_inode:kvm-vm ──▶ a VM              (fd not readable: QEMU by its command line)
+//!   name, UUID, process id ───────────▶ one of these
+//!   a QMP socket ── SO_PEERCRED ──────▶ the process that listens there
+//! ```
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use wideleaf_control::protocol::Target;
+
+use crate::process::{Places, ProcessError, VmProcess};
+use crate::qmp::{ANSWER_WITHIN, Qmp, QmpError};
+
+/// What was found, and what may be missing.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Ascending by process id.
+    pub guests: Vec<VmProcess>,
+    /// Why there may be more.
+    pub notes: Vec<String>,
+}
+
+/// Why there is not the one guest that was meant.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// Processes can not be listed.
+    #[error("cannot list processes in {}: {source}", path.display())]
+    Proc {
+        /// The folder.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// There is none, or it can not be looked at.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It runs no VM.
+    #[error("process {pid} ({program}) has no KVM guest")]
+    NotAVm {
+        /// The process.
+        pid: u32,
+        /// Its name.
+        program: String,
+    },
+    /// Nothing has that name.
+    #[error("no VM on this host is called {name:?}{}", named_list(.known))]
+    Unknown {
+        /// As it was written.
+        name: String,
+        /// What there is.
+        known: Vec<String>,
+    },
+    /// More than one has.
+    #[error("{} VMs are called {name:?}: name one by its process id ({})", .pids.len(), list(.pids))]
+    Several {
+        /// As it was written.
+        name: String,
+        /// Their processes.
+        pids: Vec<u32>,
+    },
+    /// The monitor is not there.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// Somebody else opened the socket, as libvirt does for its domains.
+    #[error("the socket {} was opened by process {pid} and not by the VM itself: name the VM by its process id or domain", path.display())]
+    SocketOfOthers {
+        /// The socket.
+        path: PathBuf,
+        /// Who opened it.
+        pid: u32,
+    },
+}
+
+fn named_list(names: &[String]) -> String {
+    if names.is_empty() { "; there is none at all".into() } else { format!("; there are {}", names.join(", ")) }
+}
+
+fn list(pids: &[u32]) -> String {
+    pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Looks at all processes.
+///
+/// # Errors
+/// [`FindError::Proc`] where `/proc` is not there. A process that ends meanwhile is none.
+pub fn all(places: &Places) -> Result<Found, FindError> {
+    let error = |source| FindError::Proc { path: places.proc.clone(), source };
+    let entries = fs::read_dir(&places.proc).map_err(error)?;
+    let mut pids: Vec<u32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    let guests: Vec<_> = pids.into_iter().filter_map(|pid| VmProcess::look(places, pid).ok().flatten()).collect();
+    let hidden = guests.iter().filter_map(|guest| guest.descriptors.as_ref().err()).next();
+    let notes = hidden.map(|lost| format!("guests of other programs than QEMU may be missing: {lost}"));
+    Ok(Found { guests, notes: notes.into_iter().collect() })
+}
+
+/// The guest that a client means.
+///
+/// # Errors
+/// [`FindError`], one line.
+pub fn resolve(places: &Places, target: &Target) -> Result<VmProcess, FindError> {
+    match target {
+        Target::Pid(pid) => with_pid(places, *pid),
+        Target::Domain(name) => named(places, name),
+        Target::Qmp(path) => {
+            let pid = Qmp::connect(path, ANSWER_WITHIN)?.peer_pid()?;
+            with_pid(places, pid).map_err(|error| match error {
+                FindError::NotAVm { pid, .. } => FindError::SocketOfOthers { path: path.clone(), pid },
+                other => other,
+            })
+        }
+    }
+}
+
+/// The guest of a process.
+///
+/// # Errors
+/// [`FindError`] where there is no such process, or it has no guest.
+pub fn with_pid(places: &Places, pid: u32) -> Result<VmProcess, FindError> {
+    let not_a_vm = || {
+        let program = fs::read_to_string(places.proc.join(pid.to_string()).join("comm")).unwrap_or_default();
+        FindError::NotAVm { pid, program: program.trim().to_owned() }
+    };
+    VmProcess::look(places, pid)?.ok_or_else(not_a_vm)
+}
+
+/// The guest with that name, UUID or process id.
+///
+/// # Errors
+/// [`FindError`] where there is none, or more than one.
+pub fn named(places: &Places, name: &str) -> Result<VmProcess, FindError> {
+    // libvirt has written down the process: no need to look at all.
+    if let Some(guest) = places.domain_pid(name).and_then(|pid| VmProcess::look(places, pid).ok().flatten())
+        && guest.name == name
+    {
+        return Ok(guest);
+    }
+    let mut guests = all(places)?.guests;
+    let is_meant = |guest: &VmProcess| {
+        guest.name == name
+            || guest.pid.to_string() == name
+            || guest.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(name))
+    };
+    let pids: Vec<_> = guests.iter().filter(|guest| is_meant(guest)).map(|guest| guest.pid).collect();
+    match pids[..] {
+        [pid] => {
+            guests.retain(|guest| guest.pid == pid);
+            Ok(guests.remove(0))
+        }
+        [] => {
+            Err(FindError::Unknown { name: name.into(), known: guests.into_iter().map(|guest| guest.name).collect() })
+        }
+        _ => Err(FindError::Several { name: name.into(), pids }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::tests::{add_process, fake_places};
+
+    const VM: &[&str] = &["/dev/kvm", "anon_inode:kvm-vm"];
+
+    #[test]
+    fn a_guest_is_found_by_name_uuid_and_process() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64", "-name", "web", "-uuid", "ab-1"], VM);
+        add_process(&places, 8, &["/usr/bin/firecracker"], VM);
+        add_process(&places, 9, &["bash"], &["/dev/null"]);
+        let found = all(&places).expect("the folder is there");
+        assert_eq!(found.guests.iter().map(|guest| guest.pid).collect::<Vec<_>>(), [7, 8]);
+        assert!(found.notes.is_empty());
+        for name in ["web", "7", "AB-1"] {
+            assert_eq!(named(&places, name).expect("it is there").pid, 7, "{name}");
+        }
+        assert_eq!(resolve(&places, &Target::Pid(8)).expect("it is there").name, "8");
+    }
+
+    #[test]
+    fn what_is_not_there_is_said_in_one_line_with_what_there_is() {
+        let (_folder, places) = fake_places();
+        let error = |name: &str| named(&places, name).expect_err("not there").to_string();
+        assert_eq!(error("db"), "no VM on this host is called \"db\"; there is none at all");
+        add_process(&places, 7, &["qemu-system-x86_64", "-name", "web"], VM);
+        add_process(&places, 8, &["qemu-system-x86_64", "-name", "web"], VM);
+        add_process(&places, 9, &["bash"], &["/dev/null"]);
+        std::fs::write(places.proc.join("9/comm"), "bash\n").expect("written");
+        assert_eq!(error("db"), "no VM on this host is called \"db\"; there are web, web");
+        assert_eq!(error("web"), "2 VMs are called \"web\": name one by its process id (7, 8)");
+        let no_guest = resolve(&places, &Target::Pid(9)).expect_err("bash");
+        assert_eq!(no_guest.to_string(), "process 9 (bash) has no KVM guest");
+        let nobody = resolve(&places, &Target::Pid(10)).expect_err("nobody");
+        assert_eq!(nobody.to_string(), "there is no process 10");
+    }
+
+    #[test]
+    fn a_guest_whose_files_are_hidden_says_that_others_may_be_missing() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64", "-name", "web"], &[]);
+        std::fs::remove_dir(places.proc.join("7/fd")).expect("it is empty");
+        let found = all(&places).expect("the folder is there");
+        assert_eq!(found.guests.len(), 1);
+        assert!(found.notes[0].contains("CAP_SYS_PTRACE"), "{:?}", found.notes);
+    }
+}

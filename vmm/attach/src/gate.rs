@@ -1,0 +1,331 @@
+//! When a guest of others is to be left alone. [`GuestGate::refresh`] looks, every second or so; the manager's loop asks for what
+//! was seen then, and never waits.
+//!
+//! ```text
+//!   refresh()  stat ───────────── it has ended                              ─▶ Gone
+//!              fd, VmPin ──────── VFIO, SEV, userfaultfd                    ┐
+//!              QMP, one turn ──── migration, dirty rate, dump, jobs         ├▶ Closed(why)
+//!              or libvirt's status file, or virsh ── the same, as its jobs  ┘
+//!              nothing answers, or no refresh for FACTS_AGE_MAX             ─▶ Closed(NoAnswer)
+//! ```
+
+use std::fs;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
+use wideleaf_policies::Bytes;
+use wideleaf_policies::units::mib;
+
+use crate::command_line::CommandLine;
+use crate::monitor::Monitor;
+use crate::process::{Descriptors, VmProcess};
+use crate::qmp::Question;
+use crate::virsh::{Job, Virsh, job_of_status};
+
+/// What was seen longer ago says nothing: some refreshes were missed, so something hangs.
+const FACTS_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// virsh costs a process each time.
+const VIRSH_EVERY: Duration = Duration::from_secs(10);
+
+/// More than this is pinned only for a device: buffers of `io_uring(7)` and the like are smaller.
+const PINNED_MIN: Bytes = mib(64);
+
+/// Asked at once.
+const QUESTIONS: [Question; 6] =
+    [Question::Status, Question::Migrate, Question::DirtyRate, Question::Dump, Question::Jobs, Question::Balloon];
+
+/// See the module.
+#[derive(Debug)]
+pub struct GuestGate {
+    process: VmProcess,
+    monitor: Option<Arc<Monitor>>,
+    virsh: Mutex<Option<(Instant, Option<LeftAlone>)>>,
+    facts: Mutex<Facts>,
+    is_asked: AtomicBool,
+    holes_are_wanted: AtomicBool,
+}
+
+/// What was seen at the latest refresh.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    at: Instant,
+    state: GateState,
+    keeps_holes: bool,
+}
+
+impl GuestGate {
+    /// A gate that has looked once.
+    pub fn new(process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
+        let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
+        let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (virsh, facts) = (Mutex::default(), Mutex::new(facts));
+        let gate = GuestGate { process, monitor, virsh, facts, is_asked, holes_are_wanted };
+        gate.refresh();
+        gate
+    }
+
+    /// Closes it because somebody wants it, or opens it again.
+    pub fn leave_alone(&self, is_asked: bool) {
+        self.is_asked.store(is_asked, Ordering::Relaxed);
+    }
+
+    /// Keeps holes whatever the guest has, because the host is short of memory, or no longer.
+    pub fn keep_holes(&self, is_wanted: bool) {
+        self.holes_are_wanted.store(is_wanted, Ordering::Relaxed);
+    }
+
+    /// Looks again. Takes a tenth of a millisecond, and where the monitor does not answer half a second.
+    pub fn refresh(&self) {
+        let state = if self.process.is_alive() { self.state_of_the_living() } else { (GateState::Gone, true) };
+        *self.lock() = Facts { at: Instant::now(), state: state.0, keeps_holes: state.1 };
+    }
+
+    fn state_of_the_living(&self) -> (GateState, bool) {
+        let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
+        let of_process = self.process_says();
+        match &self.monitor {
+            Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
+                Ok(answers) => {
+                    let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
+                    let holes = keeps_holes(&self.process.command_line, answers.balloon_actual());
+                    (closed(of_process.or(answers.left_alone())), holes)
+                }
+                Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), true),
+            },
+            None => (closed(of_process.or_else(|| self.libvirt_says())), keeps_holes(&self.process.command_line, None)),
+        }
+    }
+
+    /// What its files in `/proc` tell. Where they can not be read, nothing.
+    fn process_says(&self) -> Option<LeftAlone> {
+        let descriptors = self.process.descriptors_now().unwrap_or_default();
+        let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
+        let is_encrypted = self.process.command_line.is_encrypted;
+        of_descriptors(&descriptors, pinned, is_encrypted)
+    }
+
+    /// What libvirt does with a domain: as it wrote down, or else as it says.
+    fn libvirt_says(&self) -> Option<LeftAlone> {
+        let domain = self.process.domain.as_ref()?;
+        match fs::read_to_string(self.process.places.domain_file(domain, "xml")?) {
+            Ok(xml) => of_job(job_of_status(&xml)),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.virsh_says(domain),
+            Err(_) => Some(LeftAlone::NoAnswer),
+        }
+    }
+
+    fn virsh_says(&self, domain: &str) -> Option<LeftAlone> {
+        let mut latest = self.virsh.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, answer)) = *latest
+            && at.elapsed() < VIRSH_EVERY
+        {
+            return answer;
+        }
+        let answer = Virsh::default().job(domain).map_or(Some(LeftAlone::NoAnswer), of_job);
+        *latest = Some((Instant::now(), answer));
+        answer
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gate for GuestGate {
+    fn state(&self) -> GateState {
+        let facts = *self.lock();
+        match facts.state {
+            GateState::Gone => GateState::Gone,
+            _ if self.is_asked.load(Ordering::Relaxed) => GateState::Closed(LeftAlone::Asked),
+            _ if facts.at.elapsed() > FACTS_AGE_MAX => GateState::Closed(LeftAlone::NoAnswer),
+            state => state,
+        }
+    }
+
+    fn keeps_holes(&self) -> bool {
+        self.holes_are_wanted.load(Ordering::Relaxed) || self.lock().keeps_holes
+    }
+}
+
+fn of_descriptors(descriptors: &Descriptors, pinned: Bytes, is_encrypted: bool) -> Option<LeftAlone> {
+    match () {
+        () if is_encrypted || descriptors.is_encrypted => Some(LeftAlone::Encrypted),
+        () if descriptors.has_device || pinned >= PINNED_MIN => Some(LeftAlone::Pinned),
+        () if descriptors.has_userfaultfd => Some(LeftAlone::Snapshot),
+        () => None,
+    }
+}
+
+fn of_job(job: Job) -> Option<LeftAlone> {
+    match job {
+        Job::None => None,
+        Job::Migration => Some(LeftAlone::Migration),
+        Job::Snapshot => Some(LeftAlone::Snapshot),
+    }
+}
+
+/// A balloon of which nothing is known is taken for one that holds something.
+fn keeps_holes(line: &CommandLine, balloon_actual: Option<Bytes>) -> bool {
+    let is_inflated = || balloon_actual.is_none_or(|actual| actual < line.ram);
+    line.returns.free_page_reporting || line.returns.virtio_mem || (line.returns.balloon && is_inflated())
+}
+
+/// What the monitor said to [`QUESTIONS`]; null where it refused, as for a command it does not know.
+struct Answers([Value; 6]);
+
+impl Answers {
+    fn of(answers: impl IntoIterator<Item = Value>) -> Answers {
+        let mut answers = answers.into_iter();
+        Answers(std::array::from_fn(|_| answers.next().unwrap_or_default()))
+    }
+
+    fn left_alone(&self) -> Option<LeftAlone> {
+        let [status, migrate, dirty_rate, dump, jobs, _] = &self.0;
+        let text = |value: &'_ Value| value["status"].as_str().unwrap_or_default().to_owned();
+        let over = ["", "none", "completed", "failed", "cancelled"];
+        let is_migrating =
+            !over.contains(&text(migrate).as_str()) || text(status).contains("migrate") || text(status) == "colo";
+        // Sampling looks at some pages; the other modes have KVM write-protect all.
+        let measures = text(dirty_rate) == "measuring" && dirty_rate["mode"].as_str() != Some("page-sampling");
+        let saves = ["save-vm", "restore-vm"].contains(&text(status).as_str()) || text(dump) == "active";
+        match () {
+            () if is_migrating => Some(LeftAlone::Migration),
+            () if saves || jobs.as_array().into_iter().flatten().any(is_snapshot) => Some(LeftAlone::Snapshot),
+            () if measures => Some(LeftAlone::DirtyRate),
+            () => None,
+        }
+    }
+
+    fn balloon_actual(&self) -> Option<Bytes> {
+        self.0[5]["actual"].as_u64().map(Bytes::new)
+    }
+}
+
+/// A job that saves or loads memory, and is not over.
+fn is_snapshot(job: &Value) -> bool {
+    let is = |key: &str, words: &[&str]| job[key].as_str().is_some_and(|text| words.contains(&text));
+    is("type", &["snapshot-save", "snapshot-load"]) && !is("status", &["concluded", "null", "undefined"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::tests::{add_process, fake_places};
+    use serde_json::json;
+
+    /// Status, migration, dirty rate, dump, jobs.
+    fn left_alone(answers: [Value; 5]) -> Option<LeftAlone> {
+        Answers::of(answers).left_alone()
+    }
+
+    #[test]
+    fn a_guest_that_only_runs_is_not_left_alone() {
+        let running = json!({ "status": "running" });
+        let measured = json!({ "status": "unstarted", "mode": "page-sampling" });
+        let quiet = [running.clone(), json!({}), measured, json!({ "status": "none" }), json!([])];
+        assert_eq!(left_alone(quiet), None);
+        // An old QEMU refuses what it does not know.
+        assert_eq!(left_alone([running, Value::Null, Value::Null, Value::Null, Value::Null]), None);
+    }
+
+    #[test]
+    fn what_is_done_with_its_memory_closes_the_gate() {
+        let status = |text: &str| json!({ "status": text });
+        let with = |place: usize, answer: Value| {
+            let mut answers = [status("running"), Value::Null, Value::Null, Value::Null, Value::Null];
+            answers[place] = answer;
+            left_alone(answers)
+        };
+        for state in ["setup", "active", "postcopy-active", "postcopy-paused", "pre-switchover", "device", "cancelling"]
+        {
+            assert_eq!(with(1, status(state)), Some(LeftAlone::Migration), "{state}");
+        }
+        for state in ["completed", "failed", "cancelled", "none"] {
+            assert_eq!(with(1, status(state)), None, "{state}");
+        }
+        assert_eq!(with(0, status("inmigrate")), Some(LeftAlone::Migration));
+        assert_eq!(with(0, status("save-vm")), Some(LeftAlone::Snapshot));
+        assert_eq!(with(2, json!({ "status": "measuring", "mode": "dirty-bitmap" })), Some(LeftAlone::DirtyRate));
+        assert_eq!(with(2, json!({ "status": "measuring", "mode": "page-sampling" })), None);
+        assert_eq!(with(3, status("active")), Some(LeftAlone::Snapshot));
+        assert_eq!(with(4, json!([{ "type": "snapshot-save", "status": "running" }])), Some(LeftAlone::Snapshot));
+        assert_eq!(
+            with(
+                4,
+                json!([{ "type": "snapshot-save", "status": "concluded" }, { "type": "mirror", "status": "running" }])
+            ),
+            None
+        );
+    }
+
+    #[test]
+    fn devices_encryption_and_userfaultfd_close_the_gate() {
+        let none = Descriptors::default();
+        assert_eq!(of_descriptors(&none, mib(1), false), None);
+        assert_eq!(of_descriptors(&none, mib(256), false), Some(LeftAlone::Pinned));
+        assert_eq!(of_descriptors(&none, mib(0), true), Some(LeftAlone::Encrypted));
+        let device = Descriptors { has_device: true, has_userfaultfd: true, ..none.clone() };
+        assert_eq!(of_descriptors(&device, mib(0), false), Some(LeftAlone::Pinned));
+        let restored = Descriptors { has_userfaultfd: true, ..none };
+        assert_eq!(of_descriptors(&restored, mib(0), false), Some(LeftAlone::Snapshot));
+    }
+
+    #[test]
+    fn holes_are_kept_unless_the_balloon_is_known_to_be_empty() {
+        let line = |text: &str| CommandLine::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let balloon = line("qemu -m 256 -device virtio-balloon-pci,id=b");
+        assert!(keeps_holes(&balloon, None) && keeps_holes(&balloon, Some(mib(128))));
+        assert!(!keeps_holes(&balloon, Some(mib(256))));
+        assert!(keeps_holes(&line("qemu -m 256 -device virtio-balloon-pci,free-page-reporting=on"), Some(mib(256))));
+        assert!(!keeps_holes(&line("qemu -m 256"), None));
+    }
+
+    fn domain() -> (tempfile::TempDir, VmProcess) {
+        let (folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
+        fs::write(places.libvirt.join("web.pid"), "7").expect("written");
+        fs::write(places.libvirt.join("web.xml"), "<domstatus state='running'></domstatus>").expect("written");
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        (folder, process)
+    }
+
+    #[test]
+    fn a_domain_is_left_alone_while_libvirt_has_a_job_for_its_memory() {
+        let (_folder, process) = domain();
+        let status = process.places.libvirt.join("web.xml");
+        let gate = GuestGate::new(process, None);
+        assert_eq!(gate.state(), GateState::Open);
+        fs::write(&status, "<domstatus><job type='modify' async='dump'/></domstatus>").expect("written");
+        assert_eq!(gate.state(), GateState::Open, "it answers from what it knows");
+        gate.refresh();
+        assert_eq!(gate.state(), GateState::Closed(LeftAlone::Snapshot));
+        fs::remove_file(&status).expect("it was there");
+        gate.refresh();
+        assert_eq!(gate.state(), GateState::Closed(LeftAlone::NoAnswer));
+    }
+
+    #[test]
+    fn who_asks_is_heard_until_the_guest_ends() {
+        let (_folder, process) = domain();
+        let home = process.places.proc.join("7");
+        let gate = GuestGate::new(process, None);
+        gate.leave_alone(true);
+        assert_eq!(gate.state(), GateState::Closed(LeftAlone::Asked));
+        fs::remove_dir_all(home).expect("it was there");
+        gate.refresh();
+        assert_eq!(gate.state(), GateState::Gone);
+    }
+
+    #[test]
+    fn facts_of_long_ago_close_the_gate() {
+        let (_folder, process) = domain();
+        let gate = GuestGate::new(process, None);
+        gate.lock().at = Instant::now().checked_sub(2 * FACTS_AGE_MAX).expect("the clock has run for longer");
+        assert_eq!(gate.state(), GateState::Closed(LeftAlone::NoAnswer));
+    }
+}

@@ -1,0 +1,50 @@
+//! A guest's monitor, connected when it is asked and again after it broke. Several may ask; one at a time does.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::process::VmProcess;
+use crate::qmp::{ANSWER_WITHIN, Qmp, QmpError};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Monitor {
+    path: PathBuf,
+    pid: u32,
+    connection: Mutex<Option<Qmp>>,
+}
+
+impl Monitor {
+    /// The monitor of this guest at that socket.
+    ///
+    /// # Errors
+    /// [`QmpError`] where nobody answers there, or another process does.
+    pub fn of(process: &VmProcess, path: &Path) -> Result<Monitor, QmpError> {
+        let monitor = Monitor { path: path.to_owned(), pid: process.pid, connection: Mutex::default() };
+        monitor.with(|_| Ok(()))?;
+        Ok(monitor)
+    }
+
+    /// Asks by `ask`. After an error the next one connects anew.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn with<T>(&self, ask: impl FnOnce(&mut Qmp) -> Result<T, QmpError>) -> Result<T, QmpError> {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut qmp = match connection.take() {
+            Some(qmp) => qmp,
+            None => self.connect()?,
+        };
+        let answer = ask(&mut qmp)?;
+        *connection = Some(qmp);
+        Ok(answer)
+    }
+
+    fn connect(&self) -> Result<Qmp, QmpError> {
+        let qmp = Qmp::connect(&self.path, ANSWER_WITHIN)?;
+        match qmp.peer_pid()? {
+            pid if pid == self.pid => Ok(qmp),
+            other => Err(QmpError::OfAnother { path: self.path.display().to_string(), pid: self.pid, other }),
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! One process that runs a VM, as `/proc` shows it (proc(5)). Whatever may be unreadable is [`Lost`] with what it needs, and the
+//! rest is said all the same: the user of the QEMU process with `CAP_SYS_NICE` reads everything here, root does anyway.
+//!
+//! | file | says | needs |
+//! |---|---|---|
+//! | `cmdline`, `comm`, `stat`, `status` | who it is; locked and pinned memory, THP switched off | nothing |
+//! | `fd/` | that it has a VM; VFIO, SEV, `userfaultfd` | its user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH` |
+//! | `smaps` | its mappings, with their kind and advice | its user, or `CAP_SYS_PTRACE` |
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use procfs::ProcError;
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process, VmFlags};
+use wideleaf_control::view::Vmm;
+use wideleaf_policies::{Bytes, Hva, PageSize};
+
+use crate::command_line::CommandLine;
+
+/// Where the files of the kernel and of libvirt are; tests have their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// libvirt's files about running domains, `NAME.pid` and `NAME.xml`.
+    pub libvirt: PathBuf,
+    /// `/sys`.
+    pub sys: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places { proc: "/proc".into(), libvirt: "/run/libvirt/qemu".into(), sys: "/sys".into() }
+    }
+}
+
+impl Places {
+    /// A file of libvirt's about a domain, `None` where no file can have such a name.
+    pub fn domain_file(&self, domain: &str, suffix: &str) -> Option<PathBuf> {
+        (!domain.is_empty() && !domain.contains(['/', '\0'])).then(|| self.libvirt.join(format!("{domain}.{suffix}")))
+    }
+
+    /// The process of a running domain, as libvirt wrote it down.
+    pub fn domain_pid(&self, domain: &str) -> Option<u32> {
+        fs::read_to_string(self.domain_file(domain, "pid")?).ok()?.trim().parse().ok()
+    }
+}
+
+/// A figure that can not be had, and what would bring it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The figure.
+    pub what: &'static str,
+    /// Why.
+    pub why: String,
+    /// What it needs.
+    pub needs: &'static str,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} can not be read ({}): needs {}", self.what, self.why, self.needs)
+    }
+}
+
+/// Why a process is none to look at.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// There is none.
+    #[error("there is no process {0}")]
+    Gone(u32),
+    /// The kernel said something else.
+    #[error("process {pid}: {source}")]
+    Proc {
+        /// Which.
+        pid: u32,
+        /// The answer.
+        source: Box<ProcError>,
+    },
+}
+
+/// What its open files tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// Numbers of the files that are VMs of KVM's.
+    pub vms: Vec<u32>,
+    /// A device of the host is given to the guest (VFIO, iommufd, vDPA): its pages are pinned.
+    pub has_device: bool,
+    /// The guest's memory is encrypted (`/dev/sev`).
+    pub is_encrypted: bool,
+    /// Pages are brought on demand, or watched (`userfaultfd(2)`).
+    pub has_userfaultfd: bool,
+}
+
+/// A process and what it was started as.
+#[derive(Clone, Debug)]
+pub struct VmProcess {
+    /// Its id.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot (proc_pid_stat(5)): with the id it names one process for ever.
+    pub started_at: u64,
+    /// Its user.
+    pub uid: u32,
+    /// Name of the program's file or what it calls itself.
+    pub program: String,
+    /// Who runs the VM.
+    pub vmm: Vmm,
+    /// Of the domain, of the guest, or the process id.
+    pub name: String,
+    /// Its UUID, if it was given one.
+    pub uuid: Option<String>,
+    /// Its name as a libvirt domain, where libvirt says that this process is it.
+    pub domain: Option<String>,
+    /// What it was started with.
+    pub command_line: CommandLine,
+    /// What its open files tell.
+    pub descriptors: Result<Descriptors, Lost>,
+    /// Where it was found.
+    pub places: Places,
+}
+
+/// Parts of `status` (proc_pid_status(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Pinned by devices (`VmPin`).
+    pub pinned: Bytes,
+    /// Locked (`VmLck`).
+    pub locked: Bytes,
+    /// Whether THP is switched off for it (`prctl(2)`, `PR_SET_THP_DISABLE`).
+    pub is_thp_off: bool,
+}
+
+/// What is mapped somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// First address.
+    pub start: Hva,
+    /// Length.
+    pub bytes: Bytes,
+    /// Where in the file it begins.
+    pub offset: Bytes,
+    /// Whether it may be written.
+    pub is_writable: bool,
+    /// Whether what is written stays in this process.
+    pub is_private: bool,
+    /// The file; `None` where there is none.
+    pub path: Option<String>,
+    /// The file's kind of file system, where a mount of the process's tells.
+    pub file_system: Option<String>,
+    /// Size of the kernel's pages, more than 4 KiB for hugetlb alone.
+    pub kernel_page: Bytes,
+    /// Marked `MADV_NOHUGEPAGE`.
+    pub is_kept_small: bool,
+    /// Registered with a `userfaultfd(2)`.
+    pub is_watched: bool,
+}
+
+impl Mapping {
+    /// First address behind.
+    pub fn end(&self) -> Hva {
+        self.start + self.bytes
+    }
+}
+
+impl VmProcess {
+    /// Looks at a process; `None` where it runs no VM.
+    ///
+    /// # Errors
+    /// [`ProcessError`] where there is no such process.
+    pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
+        let error = |source| process_error(pid, source);
+        let process = open(places, pid).map_err(error)?;
+        let arguments = process.cmdline().map_err(error)?;
+        if arguments.is_empty() {
+            return Ok(None); // a thread of the kernel's, or one that has ended
+        }
+        let program = program(&process, &arguments);
+        let vmm = vmm(&program);
+        let descriptors = descriptors(places, pid);
+        let runs_a_vm = match &descriptors {
+            Ok(descriptors) => !descriptors.vms.is_empty(),
+            Err(_) => vmm == Vmm::Qemu,
+        };
+        if !runs_a_vm {
+            return Ok(None);
+        }
+        let command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
+        let domain = command_line.name.clone().filter(|name| places.domain_pid(name) == Some(pid));
+        Ok(Some(VmProcess {
+            pid,
+            started_at: process.stat().map_err(error)?.starttime,
+            uid: process.uid().map_err(error)?,
+            name: command_line.name.clone().unwrap_or_else(|| pid.to_string()),
+            uuid: command_line.uuid.clone(),
+            program,
+            vmm,
+            domain,
+            command_line,
+            descriptors,
+            places: places.clone(),
+        }))
+    }
+
+    /// Whether this very process still lives.
+    pub fn is_alive(&self) -> bool {
+        let stat = open(&self.places, self.pid).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| stat.starttime == self.started_at && !matches!(stat.state, 'Z' | 'X'))
+    }
+
+    /// What its open files tell now.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn descriptors_now(&self) -> Result<Descriptors, Lost> {
+        descriptors(&self.places, self.pid)
+    }
+
+    /// Locked and pinned memory, and whether THP is off.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn status(&self) -> Result<Status, Lost> {
+        let lost = |error: ProcError| Lost { what: "status", why: error.to_string(), needs: "the process to live" };
+        let status = open(&self.places, self.pid).and_then(|process| process.status()).map_err(lost)?;
+        let kibibytes = |figure: Option<u64>| Bytes::new(figure.unwrap_or(0) << 10);
+        Ok(Status {
+            pinned: kibibytes(status.vmpin),
+            locked: kibibytes(status.vmlck),
+            is_thp_off: status.thp_enabled == Some(false),
+        })
+    }
+
+    /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base pages.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn mappings(&self) -> Result<Vec<Mapping>, Lost> {
+        let lost = |error: ProcError| Lost {
+            what: "its mappings (smaps)",
+            why: short(&error),
+            needs: "the user of the process, or CAP_SYS_PTRACE",
+        };
+        let process = open(&self.places, self.pid).map_err(lost)?;
+        let file_systems = file_systems(&process);
+        Ok(process.smaps().map_err(lost)?.into_iter().map(|map| mapping(&map, &file_systems)).collect())
+    }
+}
+
+fn open(places: &Places, pid: u32) -> Result<Process, ProcError> {
+    Process::new_with_root(places.proc.join(pid.to_string()))
+}
+
+fn process_error(pid: u32, source: ProcError) -> ProcessError {
+    match source {
+        ProcError::NotFound(_) => ProcessError::Gone(pid),
+        // Files of a process that ends meanwhile.
+        ProcError::Io(error, _) if error.raw_os_error() == Some(Errno::ESRCH as i32) => ProcessError::Gone(pid),
+        source => ProcessError::Proc { pid, source: Box::new(source) },
+    }
+}
+
+/// The kernel's answer without the path, which says nothing to a reader.
+fn short(error: &ProcError) -> String {
+    match error {
+        ProcError::PermissionDenied(_) => "permission denied".into(),
+        ProcError::NotFound(_) => "the process has ended".into(),
+        other => other.to_string(),
+    }
+}
+
+/// The program's name: of its file, else as it calls itself.
+fn program(process: &Process, arguments: &[String]) -> String {
+    let exe =
+        process.exe().ok().and_then(|exe| Some(exe.file_name()?.to_str()?.trim_end_matches(" (deleted)").to_owned()));
+    let called =
+        || Path::new(&arguments[0]).file_name().and_then(|name| name.to_str()).unwrap_or(&arguments[0]).to_owned();
+    exe.unwrap_or_else(called)
+}
+
+fn vmm(program: &str) -> Vmm {
+    match program {
+        "qemu-kvm" | "kvm" => Vmm::Qemu,
+        name if name.starts_with("qemu-system-") => Vmm::Qemu,
+        "wideleaf" => Vmm::Wideleaf,
+        _ => Vmm::Other,
+    }
+}
+
+/// One `readlink(2)` a file: this is asked of every process of the host, and of every guest again and again.
+fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
+    let lost = |error: io::Error| Lost {
+        what: "its open files (fd)",
+        why: error.kind().to_string(),
+        needs: "the user of the process, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+    };
+    let mut found = Descriptors::default();
+    for entry in fs::read_dir(places.proc.join(pid.to_string()).join("fd")).map_err(lost)? {
+        let path = entry.map_err(lost)?.path();
+        // A file that was closed meanwhile is none.
+        let Ok(target) = fs::read_link(&path) else { continue };
+        let Some(target) = target.to_str() else { continue };
+        match target {
+            "anon_inode:kvm-vm" => found.vms.extend(path.file_name().and_then(|fd| fd.to_str()?.parse::<u32>().ok())),
+            "anon_inode:[userfaultfd]" => found.has_userfaultfd = true,
+            "anon_inode:[vfio-device]" | "/dev/iommu" => found.has_device = true,
+            "/dev/sev" => found.is_encrypted = true,
+            _ => found.has_device |= ["/dev/vfio/", "/dev/vhost-vdpa-"].iter().any(|device| target.starts_with(device)),
+        }
+    }
+    Ok(found)
+}
+
+/// File systems by device, as the process has them mounted. Where it can not be read, nothing is known of any file.
+fn file_systems(process: &Process) -> HashMap<String, String> {
+    let mounts = process.mountinfo().map(|mounts| mounts.0).unwrap_or_default();
+    mounts.into_iter().map(|mount| (mount.majmin, mount.fs_type)).collect()
+}
+
+fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
+    let flags = map.extension.vm_flags;
+    let path = match &map.pathname {
+        MMapPath::Anonymous => None,
+        MMapPath::Path(path) => Some(path.to_string_lossy().into_owned()),
+        other => Some(format!("{other:?}")),
+    };
+    Mapping {
+        start: Hva::new(map.address.0),
+        bytes: Bytes::new(map.address.1.saturating_sub(map.address.0)),
+        offset: Bytes::new(map.offset),
+        is_writable: map.perms.contains(MMPermissions::WRITE),
+        is_private: map.perms.contains(MMPermissions::PRIVATE),
+        file_system: path.as_ref().and_then(|_| file_systems.get(&format!("{}:{}", map.dev.0, map.dev.1)).cloned()),
+        path,
+        kernel_page: map
+            .extension
+            .map
+            .get("KernelPageSize")
+            .map_or(PageSize::Base4K.bytes(), |bytes| Bytes::new(*bytes)),
+        is_kept_small: flags.contains(VmFlags::NH),
+        is_watched: flags.intersects(VmFlags::UM | VmFlags::UW),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A `/proc` with one process, and a folder of libvirt's.
+    pub(crate) fn fake_places() -> (tempfile::TempDir, Places) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let places = Places {
+            proc: folder.path().join("proc"),
+            libvirt: folder.path().join("libvirt"),
+            sys: folder.path().join("sys"),
+        };
+        for path in [&places.proc, &places.libvirt, &places.sys] {
+            fs::create_dir(path).expect("the folder is new");
+        }
+        (folder, places)
+    }
+
+    pub(crate) fn add_process(places: &Places, pid: u32, arguments: &[&str], files: &[&str]) {
+        let home = places.proc.join(pid.to_string());
+        fs::create_dir_all(home.join("fd")).expect("the folder is new");
+        fs::write(home.join("cmdline"), arguments.join("\0")).expect("written");
+        let stat = format!(
+            "{pid} (qemu-system-x86) S 1 1 1 0 -1 4194304 1 0 0 0 1 1 0 0 20 0 4 0 4711 1 1{}",
+            " 0".repeat(28)
+        );
+        fs::write(home.join("stat"), stat).expect("written");
+        for (number, file) in files.iter().enumerate() {
+            symlink(file, home.join("fd").join(number.to_string())).expect("the link is new");
+        }
+    }
+
+    #[test]
+    fn a_libvirt_guest_has_its_domains_name_and_others_their_own() {
+        let (_folder, places) = fake_places();
+        let line = ["/usr/bin/qemu-system-x86_64", "-name", "guest=web,debug-threads=on", "-uuid", "u-1"];
+        add_process(&places, 7, &line, &["/dev/kvm", "anon_inode:kvm-vm", "/dev/vfio/3", "anon_inode:[userfaultfd]"]);
+        fs::write(places.libvirt.join("web.pid"), "7").expect("written");
+        let guest = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        assert_eq!(
+            (guest.name.as_str(), guest.domain.as_deref(), guest.uuid.as_deref()),
+            ("web", Some("web"), Some("u-1"))
+        );
+        assert_eq!((guest.vmm, guest.started_at), (Vmm::Qemu, 4711));
+        let descriptors = guest.descriptors.clone().expect("readable");
+        assert_eq!(
+            descriptors,
+            Descriptors { vms: vec![1], has_device: true, is_encrypted: false, has_userfaultfd: true }
+        );
+        assert!(guest.is_alive());
+
+        fs::write(places.libvirt.join("web.pid"), "8").expect("written");
+        assert_eq!(VmProcess::look(&places, 7).expect("there").expect("a VM").domain, None);
+    }
+
+    #[test]
+    fn a_process_without_a_vm_is_none_and_one_that_is_gone_says_so() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 8, &["/usr/bin/qemu-system-x86_64"], &["/dev/null"]);
+        assert!(VmProcess::look(&places, 8).expect("it is there").is_none());
+        let gone = VmProcess::look(&places, 9).expect_err("nobody is there");
+        assert_eq!(gone.to_string(), "there is no process 9");
+    }
+
+    #[test]
+    fn qemu_is_known_by_its_command_line_where_its_files_can_not_be_seen() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 10, &["/usr/bin/qemu-system-x86_64", "-name", "db"], &[]);
+        fs::remove_dir(places.proc.join("10/fd")).expect("it is empty");
+        let guest = VmProcess::look(&places, 10).expect("it is there").expect("taken for a VM");
+        assert!(guest.descriptors.expect_err("lost").to_string().contains("CAP_SYS_PTRACE"));
+    }
+
+    #[test]
+    fn a_process_that_took_over_the_id_is_another() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 11, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let mut guest = VmProcess::look(&places, 11).expect("it is there").expect("a VM");
+        guest.started_at -= 1;
+        assert!(!guest.is_alive());
+    }
+
+    #[test]
+    fn no_file_of_libvirts_is_outside_its_folder() {
+        let places = Places::default();
+        assert_eq!(places.domain_file("../../etc/shadow", "pid"), None);
+        assert_eq!(places.domain_file("", "pid"), None);
+        assert_eq!(places.domain_file("web", "pid"), Some("/run/libvirt/qemu/web.pid".into()));
+    }
+}

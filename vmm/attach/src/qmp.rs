@@ -1,0 +1,371 @@
+//! QEMU's monitor protocol over a Unix socket (docs/interop/qmp-spec in QEMU's sources): one line of JSON each way.
+//!
+//! ```text
+//!   connect ─▶ {"QMP": …} greeting ─▶ {"execute":"qmp_capabilities"} ─▶ {"return":{}} ─▶ questions
+//!                                     events between the answers are skipped
+//! ```
+//!
+//! Only [`Question`]s can be asked, and none of them changes the guest. A monitor that does not answer within the time given, or
+//! that answers nonsense, is an error and never a hang; the connection is then of no use any more. A QMP socket serves one client at
+//! a time: connected to a busy one, no greeting comes.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{getsockopt, sockopt};
+use serde_json::{Value, json};
+use wideleaf_policies::Gpa;
+
+/// How long a monitor may take. QEMU answers in a millisecond; its main loop may be busy for some hundred when a disk is slow.
+pub const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+/// No line is longer: the memory tree of a guest with a thousand devices is 2 MiB.
+const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// Events that are skipped for one answer. A guest can cause events; this many in half a second are not sane.
+const EVENTS_MAX: usize = 10_000;
+
+/// What can be asked. None of these changes the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// `query-status`.
+    Status,
+    /// `query-name`.
+    Name,
+    /// `query-uuid`.
+    Uuid,
+    /// `query-stats` of the VM: KVM's mappings by size.
+    Mappings,
+    /// `query-migrate`.
+    Migrate,
+    /// `query-dirty-rate`.
+    DirtyRate,
+    /// `query-jobs`.
+    Jobs,
+    /// `query-dump`.
+    Dump,
+    /// `query-memdev`.
+    Memdevs,
+    /// `query-balloon`.
+    Balloon,
+    /// `info mtree -f`.
+    MemoryTree,
+    /// `gpa2hva`.
+    HostAddress(Gpa),
+}
+
+impl Question {
+    fn line(self) -> String {
+        let execute = |command: &str| json!({ "execute": command });
+        let human = |line: String| json!({ "execute": "human-monitor-command", "arguments": { "command-line": line } });
+        let message = match self {
+            Question::Status => execute("query-status"),
+            Question::Name => execute("query-name"),
+            Question::Uuid => execute("query-uuid"),
+            Question::Mappings => json!({ "execute": "query-stats", "arguments": {
+                "target": "vm",
+                "providers": [{ "provider": "kvm", "names": ["pages_4k", "pages_2m", "pages_1g"] }],
+            } }),
+            Question::Migrate => execute("query-migrate"),
+            Question::DirtyRate => execute("query-dirty-rate"),
+            Question::Jobs => execute("query-jobs"),
+            Question::Dump => execute("query-dump"),
+            Question::Memdevs => execute("query-memdev"),
+            Question::Balloon => execute("query-balloon"),
+            Question::MemoryTree => human("info mtree -f".into()),
+            Question::HostAddress(gpa) => human(format!("gpa2hva {:#x}", gpa.get())),
+        };
+        format!("{message}\n")
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// No such socket, or no permission.
+    #[error("cannot connect to the QMP socket {path}: {source}")]
+    Connect {
+        /// The socket.
+        path: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Time is up.
+    #[error("the monitor did not answer within {} ms: QEMU is stuck, or somebody else is connected to this socket", .0.as_millis())]
+    TimedOut(Duration),
+    /// The connection broke.
+    #[error("the connection to the monitor broke: {0}")]
+    Broken(#[source] io::Error),
+    /// It was closed.
+    #[error("the monitor closed the connection: QEMU has ended, or the socket is not a QMP socket")]
+    Closed,
+    /// A line longer than any of QEMU's.
+    #[error("a line of more than {LINE_BYTES_MAX} bytes came from the monitor")]
+    TooLong,
+    /// Not QMP.
+    #[error("this is not QMP: {0:?}")]
+    NotQmp(String),
+    /// The socket is another process's.
+    #[error("the QMP socket {path} is of process {other} and not of {pid}")]
+    OfAnother {
+        /// The socket.
+        path: String,
+        /// Whose it should be.
+        pid: u32,
+        /// Whose it is.
+        other: u32,
+    },
+    /// Events only.
+    #[error("{EVENTS_MAX} events and no answer came from the monitor")]
+    EventsOnly,
+}
+
+/// The monitor understood and said no: a command it does not know, a device that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("QEMU says: {description}")]
+pub struct Refused {
+    /// `CommandNotFound`, `GenericError`, …
+    pub class: String,
+    /// In words.
+    pub description: String,
+}
+
+/// A connection that is ready for questions.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: UnixStream,
+    received: Vec<u8>,
+    within: Duration,
+}
+
+impl Qmp {
+    /// Connects, and waits for the greeting no longer than `within`, which is also the time each later answer may take.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn connect(path: &Path, within: Duration) -> Result<Qmp, QmpError> {
+        let connect = |source| QmpError::Connect { path: path.display().to_string(), source };
+        let stream = UnixStream::connect(path).map_err(connect)?;
+        let mut qmp = Qmp { stream, received: Vec::new(), within };
+        let until = Instant::now() + within;
+        match message(&qmp.line(until)?)? {
+            Message::Greeting => {}
+            other => return Err(QmpError::NotQmp(format!("{other:?}"))),
+        }
+        qmp.send("{\"execute\":\"qmp_capabilities\"}\n")?;
+        qmp.answer(until)?.map_err(|refused| QmpError::NotQmp(refused.to_string()))?;
+        Ok(qmp)
+    }
+
+    /// The process that listens on the socket (`SO_PEERCRED`, unix(7)): QEMU, or whoever opened the socket for it.
+    ///
+    /// # Errors
+    /// [`QmpError`] where the kernel does not say.
+    pub fn peer_pid(&self) -> Result<u32, QmpError> {
+        let peer =
+            getsockopt(&self.stream, sockopt::PeerCredentials).map_err(|errno| QmpError::Broken(errno.into()))?;
+        u32::try_from(peer.pid()).map_err(|_| QmpError::NotQmp(format!("its peer is process {}", peer.pid())))
+    }
+
+    /// Asks one.
+    ///
+    /// # Errors
+    /// [`QmpError`]; the connection is then of no use any more.
+    pub fn ask(&mut self, question: Question) -> Result<Result<Value, Refused>, QmpError> {
+        self.send(&question.line())?;
+        self.answer(Instant::now() + self.within)
+    }
+
+    /// Asks some at once, which takes one turn of QEMU's main loop instead of one each. Answers in the same order.
+    ///
+    /// # Errors
+    /// [`QmpError`]; the connection is then of no use any more.
+    pub fn ask_all(&mut self, questions: &[Question]) -> Result<Vec<Result<Value, Refused>>, QmpError> {
+        self.send(&questions.iter().map(|question| question.line()).collect::<String>())?;
+        let until = Instant::now() + self.within;
+        questions.iter().map(|_| self.answer(until)).collect()
+    }
+
+    fn send(&mut self, lines: &str) -> Result<(), QmpError> {
+        self.stream.set_write_timeout(Some(self.within)).map_err(QmpError::Broken)?;
+        self.stream.write_all(lines.as_bytes()).map_err(|error| self.failed(error))
+    }
+
+    fn answer(&mut self, until: Instant) -> Result<Result<Value, Refused>, QmpError> {
+        for _ in 0..EVENTS_MAX {
+            match message(&self.line(until)?)? {
+                Message::Event => {}
+                Message::Return(value) => return Ok(Ok(value)),
+                Message::Error(refused) => return Ok(Err(refused)),
+                Message::Greeting => return Err(QmpError::NotQmp("a second greeting".into())),
+            }
+        }
+        Err(QmpError::EventsOnly)
+    }
+
+    /// The next line, without its end.
+    fn line(&mut self, until: Instant) -> Result<Vec<u8>, QmpError> {
+        let mut looked_at = 0;
+        let mut chunk = [0; 16 << 10];
+        loop {
+            if let Some(end) = self.received[looked_at..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.received.split_off(looked_at + end + 1);
+                return Ok(std::mem::replace(&mut self.received, rest));
+            }
+            looked_at = self.received.len();
+            if looked_at > LINE_BYTES_MAX {
+                return Err(QmpError::TooLong);
+            }
+            // A timeout of zero would be none at all.
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
+            self.stream.set_read_timeout(Some(left)).map_err(QmpError::Broken)?;
+            match self.stream.read(&mut chunk).map_err(|error| self.failed(error))? {
+                0 => return Err(QmpError::Closed),
+                count => self.received.extend_from_slice(&chunk[..count]),
+            }
+        }
+    }
+
+    fn failed(&self, error: io::Error) -> QmpError {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => QmpError::TimedOut(self.within),
+            _ => QmpError::Broken(error),
+        }
+    }
+}
+
+/// One line of the monitor.
+#[derive(Debug, PartialEq)]
+enum Message {
+    Greeting,
+    Event,
+    Return(Value),
+    Error(Refused),
+}
+
+fn message(line: &[u8]) -> Result<Message, QmpError> {
+    let not_qmp = || {
+        const SHOWN: usize = 80;
+        QmpError::NotQmp(String::from_utf8_lossy(&line[..line.len().min(SHOWN)]).into_owned())
+    };
+    let Ok(Value::Object(mut object)) = serde_json::from_slice(line) else { return Err(not_qmp()) };
+    if object.contains_key("event") {
+        return Ok(Message::Event);
+    }
+    if object.contains_key("QMP") {
+        return Ok(Message::Greeting);
+    }
+    if let Some(value) = object.remove("return") {
+        return Ok(Message::Return(value));
+    }
+    let error = object.get("error").ok_or_else(not_qmp)?;
+    let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
+    Ok(Message::Error(Refused { class: text("class"), description: text("desc") }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::unix::net::UnixListener;
+    use std::thread::{self, JoinHandle};
+
+    const GREETING: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}}, \"capabilities\": [\"oob\"]}}\r\n";
+
+    /// A monitor that says each text when a line has come, the first at once.
+    fn monitor(texts: Vec<Vec<u8>>) -> (tempfile::TempDir, JoinHandle<()>) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let listener = UnixListener::bind(folder.path().join("qmp")).expect("the socket is new");
+        let thread = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody connects");
+            let mut chunk = [0; 4096];
+            for text in texts {
+                if stream.write_all(&text).is_err() || matches!(stream.read(&mut chunk), Ok(0) | Err(_)) {
+                    return;
+                }
+            }
+            // Silent until the other side has had enough.
+            let _ = stream.read(&mut chunk);
+        });
+        (folder, thread)
+    }
+
+    fn ask(texts: &[&str], question: Question) -> Result<Result<Value, Refused>, QmpError> {
+        let (folder, thread) = monitor(texts.iter().map(|text| text.as_bytes().to_vec()).collect());
+        let answer =
+            Qmp::connect(&folder.path().join("qmp"), Duration::from_millis(200)).and_then(|mut qmp| qmp.ask(question));
+        thread.join().expect("the monitor ends");
+        answer
+    }
+
+    #[test]
+    fn events_between_question_and_answer_are_skipped() {
+        let event = "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 2}, \"event\": \"RESUME\"}\r\n";
+        let answer = ask(
+            &[
+                GREETING,
+                &format!("{event}{{\"return\": {{}}}}\r\n"),
+                &format!("{event}{event}{{\"return\": {{\"status\": \"running\"}}}}\r\n"),
+            ],
+            Question::Status,
+        );
+        assert_eq!(answer.expect("it answers").expect("it knows"), json!({ "status": "running" }));
+    }
+
+    #[test]
+    fn what_the_monitor_refuses_is_told_from_what_it_does_not_answer() {
+        let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"The command query-stats has not been found\"}}\r\n";
+        let answer = ask(&[GREETING, "{\"return\": {}}\r\n", refusal], Question::Mappings).expect("it answers");
+        assert_eq!(answer.expect_err("it refuses").class, "CommandNotFound");
+        let silent = ask(&[GREETING, "{\"return\": {}}\r\n", ""], Question::Status);
+        assert!(matches!(silent, Err(QmpError::TimedOut(_))), "{silent:?}");
+    }
+
+    #[test]
+    fn a_socket_that_is_busy_or_no_monitor_is_an_error_in_time() {
+        let busy = ask(&[""], Question::Status).expect_err("no greeting");
+        assert!(matches!(busy, QmpError::TimedOut(_)), "{busy}");
+        let other = ask(&["220 mail.example.org ESMTP\r\n"], Question::Status).expect_err("not QMP");
+        assert!(matches!(other, QmpError::NotQmp(_)), "{other}");
+        let nobody = Qmp::connect(Path::new("/nonexistent/qmp"), ANSWER_WITHIN).expect_err("no socket");
+        assert!(nobody.to_string().contains("/nonexistent/qmp"), "{nobody}");
+    }
+
+    #[test]
+    fn the_peer_is_the_process_that_listens() {
+        let (folder, thread) = monitor(vec![GREETING.into(), b"{\"return\": {}}\r\n".to_vec()]);
+        let qmp = Qmp::connect(&folder.path().join("qmp"), Duration::from_secs(5)).expect("it greets");
+        assert_eq!(qmp.peer_pid().expect("the kernel says"), std::process::id());
+        drop(qmp);
+        thread.join().expect("the monitor ends");
+    }
+
+    #[test]
+    fn questions_asked_at_once_are_answered_in_order() {
+        let answers =
+            "{\"return\": 1}\r\n{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}}\r\n{\"return\": 3}\r\n";
+        let (folder, thread) = monitor(vec![GREETING.into(), b"{\"return\": {}}\r\n".to_vec(), answers.into()]);
+        let mut qmp = Qmp::connect(&folder.path().join("qmp"), Duration::from_secs(5)).expect("it greets");
+        let answers = qmp.ask_all(&[Question::Status, Question::Balloon, Question::Jobs]).expect("it answers");
+        assert_eq!(answers.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+        drop(qmp);
+        thread.join().expect("the monitor ends");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_too_odd(line in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = message(&line);
+        }
+
+        #[test]
+        fn objects_that_are_almost_qmp_are_refused_or_understood(key in "return|error|event|QMP|id|.{0,5}", value in "\\{.{0,20}\\}|[0-9]{1,3}|\"[a-z]{0,5}\"|null|\\[\\]") {
+            let text = format!("{{\"{key}\": {value}}}");
+            if let Ok(understood) = message(text.as_bytes()) {
+                prop_assert!(["return", "error", "event", "QMP"].contains(&key.as_str()), "{understood:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,557 @@
+//! The guest's RAM: which guest-physical addresses are mapped where in the VMM's process, on what, and whether any of it can
+//! ever be huge.
+//!
+//! ```text
+//!   QMP:       info mtree -f ─▶ pieces of RAM blocks ─ gpa2hva ─▶ addresses ┐
+//!   without:   -m, -object memory-backend-…, the machine's hole ─┐          ├─ smaps ─▶ kind, verdict
+//!              smaps: the mapping of just that size ─────────────┴─ guess ──┘
+//! ```
+//!
+//! A window can be huge only where its guest-physical address, its address in the process and (for a file) its place in the file are
+//! equal modulo 2 MiB. QEMU aligns memfd and file RAM to the file's page size alone, so that most of it never can.
+
+use std::fmt;
+
+use serde_json::Value;
+use wideleaf_control::view::{RamView, Vmm};
+use wideleaf_memory::RamRange;
+use wideleaf_policies::geometry::is_congruent;
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
+
+use crate::command_line::{Backend, CommandLine};
+use crate::mtree::ram_pieces;
+use crate::process::{Mapping, VmProcess};
+use crate::qmp::{Qmp, QmpError, Question};
+
+/// All RAM of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RamMap {
+    /// Ascending by guest-physical address.
+    pub pieces: Vec<RamPiece>,
+    /// What is missing or doubtful.
+    pub notes: Vec<String>,
+}
+
+/// RAM of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RamPiece {
+    /// Of QEMU's memory backend, or of the mapping.
+    pub name: String,
+    /// Where it is.
+    pub range: RamRange,
+    /// What it is.
+    pub kind: RamKind,
+    /// Why it can never be huge.
+    pub never_huge: Option<NeverHuge>,
+    /// Whether guest-physical addresses are guessed.
+    pub is_guess: bool,
+}
+
+/// What stands behind RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RamKind {
+    /// Anonymous memory.
+    Anonymous,
+    /// Shared memory of the kernel's: memfd, tmpfs, `memory-backend-ram,share=on`.
+    Shmem,
+    /// Pages of a hugetlb pool.
+    Hugetlb(PageSize),
+    /// A file on a disk, or the private copy of any file.
+    File,
+}
+
+impl RamKind {
+    /// The name in views.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RamKind::Anonymous => "anonymous",
+            RamKind::Shmem => "shmem",
+            RamKind::Hugetlb(_) => "hugetlb",
+            RamKind::File => "file",
+        }
+    }
+
+    /// The page size that nothing changes.
+    pub const fn fixed_page(self) -> Option<PageSize> {
+        match self {
+            RamKind::Hugetlb(size) => Some(size),
+            RamKind::Anonymous | RamKind::Shmem | RamKind::File => None,
+        }
+    }
+}
+
+/// Why no window of a piece can ever be huge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NeverHuge {
+    /// Guest-physical addresses and addresses in the process differ modulo 2 MiB.
+    Address(Bytes),
+    /// Places in the file and addresses in the process do.
+    FileOffset(Bytes),
+    /// It is a file on a disk.
+    OnDisk(String),
+    /// What is written to it stays private to the process, page by page.
+    PrivateFile,
+    /// Marked `MADV_NOHUGEPAGE`.
+    NoHugePage,
+    /// The process has THP switched off.
+    ThpOff,
+}
+
+impl NeverHuge {
+    /// The name in reports and metrics, as the manager gives it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            NeverHuge::Address(_) | NeverHuge::FileOffset(_) => "misaligned",
+            NeverHuge::OnDisk(_) | NeverHuge::PrivateFile => "file_on_disk",
+            NeverHuge::NoHugePage => "marked_no_huge_page",
+            NeverHuge::ThpOff => "huge_pages_disabled",
+        }
+    }
+
+    /// Whether it is a matter of where it is mapped.
+    pub const fn is_misaligned(&self) -> bool {
+        matches!(self, NeverHuge::Address(_) | NeverHuge::FileOffset(_))
+    }
+}
+
+/// One line, with what to start the guest with instead.
+impl fmt::Display for NeverHuge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const INSTEAD: &str =
+            "start the guest with memory-backend-ram, with memory-backend-file,align=2M on a tmpfs, or with hugetlb";
+        match self {
+            NeverHuge::Address(off) => {
+                write!(f, "it is mapped off by {} KiB and can never be huge: {INSTEAD}", off.get() >> 10)
+            }
+            NeverHuge::FileOffset(off) => {
+                write!(f, "its place in the file is off by {} KiB and it can never be huge: {INSTEAD}", off.get() >> 10)
+            }
+            NeverHuge::OnDisk(path) => write!(f, "it is a file on a disk ({path}) and can never be huge: {INSTEAD}"),
+            NeverHuge::PrivateFile => write!(f, "it is a private copy of a file and can never be huge: {INSTEAD}"),
+            NeverHuge::NoHugePage => {
+                f.write_str("it is marked MADV_NOHUGEPAGE, which only the process itself can change: start the guest without")
+            }
+            NeverHuge::ThpOff => f.write_str(
+                "THP is switched off for the process (PR_SET_THP_DISABLE): start it from a parent that has not switched it off",
+            ),
+        }
+    }
+}
+
+impl RamMap {
+    /// All of it.
+    pub fn bytes(&self) -> Bytes {
+        self.pieces.iter().map(|piece| piece.range.gpa.bytes()).sum()
+    }
+}
+
+impl RamPiece {
+    /// For views.
+    pub fn view(&self) -> RamView {
+        RamView {
+            name: self.name.clone(),
+            gpa: self.range.gpa.start().get(),
+            bytes: self.range.gpa.bytes().get(),
+            hva: self.range.hva.get(),
+            kind: self.kind.name().to_owned(),
+            is_guess: self.is_guess,
+            never_huge: self.never_huge.as_ref().map(NeverHuge::to_string),
+        }
+    }
+}
+
+/// Where a part of RAM is, before it is known on what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Placed {
+    name: String,
+    range: RamRange,
+}
+
+/// Finds a guest's RAM: from its monitor where there is one, else by guessing.
+pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
+    let mappings = match process.mappings() {
+        Ok(mappings) => mappings,
+        Err(lost) => return RamMap { pieces: Vec::new(), notes: vec![lost.to_string()] },
+    };
+    let mut notes = Vec::new();
+    let asked = monitor.map(from_monitor).and_then(|asked| {
+        asked.map_err(|error| notes.push(format!("guest-physical addresses are guessed: {error}"))).ok()
+    });
+    let is_guess = asked.is_none();
+    let placed = asked.unwrap_or_else(|| guess(process, &mappings, &mut notes));
+    let is_thp_off = process.status().is_ok_and(|status| status.is_thp_off);
+    let mut pieces: Vec<_> = placed.iter().flat_map(|part| cut(part, &mappings, is_thp_off, is_guess)).collect();
+    pieces.sort_by_key(|piece| piece.range.gpa.start());
+    RamMap { pieces, notes }
+}
+
+/// What QEMU says. One answer for each piece, and there are few.
+fn from_monitor(qmp: &mut Qmp) -> Result<Vec<Placed>, QmpError> {
+    let backends = qmp.ask(Question::Memdevs)?.unwrap_or_default();
+    let ids: Vec<&str> =
+        backends.as_array().into_iter().flatten().filter_map(|backend| backend["id"].as_str()).collect();
+    let tree = qmp.ask(Question::MemoryTree)?.unwrap_or_default();
+    // Old machine types name a block by its whole path among QEMU's objects.
+    let is_ram = |block: &str| block.rsplit('/').next().is_some_and(|name| ids.contains(&name));
+    let pieces = ram_pieces(tree.as_str().unwrap_or_default(), is_ram);
+    let mut placed = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let answer = qmp.ask(Question::HostAddress(piece.gpa.start()))?.unwrap_or_default();
+        let hva = host_address(&answer).ok_or_else(|| QmpError::NotQmp(format!("gpa2hva answered {answer}")))?;
+        placed.push(Placed { name: piece.block, range: RamRange { gpa: piece.gpa, hva } });
+    }
+    if placed.is_empty() { Err(QmpError::NotQmp("a memory tree without RAM".into())) } else { Ok(placed) }
+}
+
+/// `Host virtual address for 0x0 (pc.ram) is 0x7fc247e00000`
+fn host_address(answer: &Value) -> Option<Hva> {
+    let (_, address) = answer.as_str()?.trim().rsplit_once(" is 0x")?;
+    u64::from_str_radix(address, 16).ok().map(Hva::new)
+}
+
+/// What the process's mappings make likely.
+fn guess(process: &VmProcess, mappings: &[Mapping], notes: &mut Vec<String>) -> Vec<Placed> {
+    let placed = match process.vmm {
+        Vmm::Qemu => guess_of_qemu(&process.command_line, mappings),
+        Vmm::Wideleaf => guess_of_our_own(mappings),
+        Vmm::Other => guess_of_others(mappings),
+    };
+    if placed.is_empty() {
+        notes.push("no mapping of the process has the size of the guest's RAM".into());
+    } else if process.vmm == Vmm::Qemu {
+        notes.push("guest-physical addresses are guessed from the mappings, and memory that was plugged in is missing: a QMP socket of its own would tell".into());
+    } else if process.vmm == Vmm::Other {
+        notes.push("the largest mapping is taken for the guest's RAM, from address 0".into());
+    }
+    placed
+}
+
+/// Where RAM below 4 GiB ends, and above it goes on: as QEMU 7.2 lays it out, looked up on its `info mtree`.
+fn below_4g(machine: &str, ram: Bytes) -> Bytes {
+    let (holds, else_below) = match machine {
+        name if name.contains("q35") => (ram < mib(2816), gib(2)),
+        name if name.contains("microvm") => (ram <= gib(3), gib(3)),
+        _ => (ram < mib(3584), gib(3)),
+    };
+    if holds { ram } else { else_below }
+}
+
+/// Backends fill guest-physical addresses one behind the other, with the hole between.
+fn guess_of_qemu(line: &CommandLine, mappings: &[Mapping]) -> Vec<Placed> {
+    let below = below_4g(&line.machine, line.ram);
+    let mut taken: Vec<Hva> = Vec::new();
+    let mut placed = Vec::new();
+    let mut ram_offset = Bytes::ZERO;
+    for backend in line.start_backends() {
+        let Some(start) = likely(&backend, mappings, &taken) else { continue };
+        taken.push(start);
+        placed.extend(
+            halves(ram_offset, backend.bytes, below)
+                .into_iter()
+                .map(|(gpa, at)| Placed { name: backend.id.clone(), range: RamRange { gpa, hva: start + at } }),
+        );
+        ram_offset = ram_offset.checked_add(backend.bytes).unwrap_or(ram_offset);
+    }
+    placed
+}
+
+/// The guest-physical ranges of `bytes` of RAM behind the first `from`, each with its place in these bytes.
+fn halves(from: Bytes, bytes: Bytes, below: Bytes) -> Vec<(GpaRange, Bytes)> {
+    let low = below.saturating_sub(from).min(bytes);
+    let high = bytes - low;
+    let above = gib(4) + (from + low).saturating_sub(below);
+    let low_range = GpaRange::new(Gpa::new(from.get()), low).map(|gpa| (gpa, Bytes::ZERO));
+    let high_range = GpaRange::new(Gpa::new(above.get()), high).map(|gpa| (gpa, low));
+    [low_range, high_range].into_iter().flatten().filter(|(gpa, _)| gpa.bytes() > Bytes::ZERO).collect()
+}
+
+/// The mapping, or the mappings side by side, that have just the backend's size. QEMU maps one behind the other downwards: the first
+/// of two that are alike is the one with the higher address.
+fn likely(backend: &Backend, mappings: &[Mapping], taken: &[Hva]) -> Option<Hva> {
+    let fits = |mapping: &Mapping| match (&mapping.path, &backend.path, backend.is_memfd) {
+        (Some(path), _, true) => path.starts_with("/memfd:"),
+        (Some(path), Some(file), _) => path.starts_with(file.as_str()),
+        (None, None, false) => mapping.is_private,
+        (Some(path), None, false) => path.starts_with("/dev/zero") || path.contains("qemu_back_mem"),
+        (None, ..) => false,
+    };
+    let has_size = |first: usize| side_by_side(&mappings[first..]).any(|bytes| bytes == backend.bytes);
+    let candidates = (0..mappings.len()).rev().filter(|first| {
+        let mapping = &mappings[*first];
+        mapping.is_writable && fits(mapping) && !taken.contains(&mapping.start) && has_size(*first)
+    });
+    candidates.map(|first| mappings[first].start).next()
+}
+
+/// The lengths of the first mapping, of the first two, … as long as each begins where the one before ends.
+fn side_by_side(mappings: &[Mapping]) -> impl Iterator<Item = Bytes> + '_ {
+    let start = mappings.first().map_or(Hva::new(0), |first| first.start);
+    let mut end = start;
+    mappings.iter().map_while(move |mapping| {
+        let follows = mapping.start == end && mapping.is_writable;
+        end = mapping.end();
+        follows.then(|| end - start)
+    })
+}
+
+/// Our own VMM: addresses are equal modulo 1 GiB, from 0 up to 3 GiB and from 4 GiB.
+fn guess_of_our_own(mappings: &[Mapping]) -> Vec<Placed> {
+    let run = |start: Hva| {
+        let first = mappings.iter().position(|mapping| mapping.start == start)?;
+        side_by_side(&mappings[first..]).last()
+    };
+    let is_ours = |mapping: &&Mapping| mapping.is_writable && mapping.start.is_aligned_to(PageSize::Giant1G);
+    let starts = mappings.iter().filter(is_ours).map(|mapping| mapping.start);
+    let Some((base, low)) = starts
+        .filter_map(|start| Some((start, run(start)?)))
+        .max_by_key(|(start, low)| (*low, std::cmp::Reverse(*start)))
+    else {
+        return Vec::new();
+    };
+    let high = base.checked_add(gib(4)).and_then(|start| Some((start, run(start)?)));
+    let parts = [Some((Gpa::new(0), base, low.min(gib(3)))), high.map(|(hva, bytes)| (Gpa::new(4 << 30), hva, bytes))];
+    let placed = |(gpa, hva, bytes)| {
+        Some(Placed { name: "ram".into(), range: RamRange { gpa: GpaRange::new(gpa, bytes)?, hva } })
+    };
+    parts.into_iter().flatten().filter_map(placed).collect()
+}
+
+/// Any other VMM.
+fn guess_of_others(mappings: &[Mapping]) -> Vec<Placed> {
+    let largest = mappings.iter().filter(|mapping| mapping.is_writable).max_by_key(|mapping| mapping.bytes);
+    let placed = |mapping: &Mapping| {
+        let gpa = GpaRange::new(Gpa::new(0), mapping.bytes)?;
+        Some(Placed {
+            name: mapping.path.clone().unwrap_or_else(|| "ram".into()),
+            range: RamRange { gpa, hva: mapping.start },
+        })
+    };
+    largest.and_then(placed).into_iter().collect()
+}
+
+/// Cuts a part where what is mapped changes. What is not mapped is no RAM.
+fn cut(part: &Placed, mappings: &[Mapping], is_thp_off: bool, is_guess: bool) -> Vec<RamPiece> {
+    let mut pieces: Vec<RamPiece> = Vec::new();
+    let end = part.range.hva + part.range.gpa.bytes();
+    for mapping in mappings.iter().filter(|mapping| mapping.start < end && part.range.hva < mapping.end()) {
+        let (from, to) = (mapping.start.max(part.range.hva), mapping.end().min(end));
+        let start = part.range.gpa.start() + (from - part.range.hva);
+        let Some(gpa) = GpaRange::new(start, to - from) else { continue };
+        let (range, kind) = (RamRange { gpa, hva: from }, kind(mapping));
+        let never_huge = never_huge(range, kind, mapping, is_thp_off);
+        match pieces.last_mut() {
+            Some(last)
+                if last.kind == kind
+                    && last.never_huge == never_huge
+                    && last.range.hva + last.range.gpa.bytes() == from =>
+            {
+                let bytes = last.range.gpa.bytes() + gpa.bytes();
+                last.range.gpa = GpaRange::new(last.range.gpa.start(), bytes).expect("it ends where a range ends");
+            }
+            _ => pieces.push(RamPiece { name: part.name.clone(), range, kind, never_huge, is_guess }),
+        }
+    }
+    pieces
+}
+
+fn kind(mapping: &Mapping) -> RamKind {
+    let is_of_the_kernel = |path: &str| ["/memfd:", "/dev/zero", "Vsys"].iter().any(|name| path.starts_with(name));
+    match (&mapping.path, mapping.kernel_page) {
+        (_, page) if page == PageSize::Giant1G.bytes() => RamKind::Hugetlb(PageSize::Giant1G),
+        (_, page) if page == PageSize::Huge2M.bytes() => RamKind::Hugetlb(PageSize::Huge2M),
+        (None, _) => RamKind::Anonymous,
+        (Some(_), _) if mapping.is_private => RamKind::File,
+        (Some(path), _) if is_of_the_kernel(path) || mapping.file_system.as_deref() == Some("tmpfs") => RamKind::Shmem,
+        (Some(_), _) => RamKind::File,
+    }
+}
+
+fn never_huge(range: RamRange, kind: RamKind, mapping: &Mapping, is_thp_off: bool) -> Option<NeverHuge> {
+    const HUGE: u64 = PageSize::Huge2M.bytes().get();
+    let off = |address: u64| Bytes::new(range.hva.get().wrapping_sub(address) % HUGE);
+    let in_file = mapping.offset.get().wrapping_add((range.hva - mapping.start).get());
+    match (kind, &mapping.path) {
+        (RamKind::Hugetlb(_), _) => None,
+        (RamKind::File, Some(_)) if mapping.is_private => Some(NeverHuge::PrivateFile),
+        (RamKind::File, path) => Some(NeverHuge::OnDisk(path.clone().unwrap_or_default())),
+        _ if !is_congruent(range.gpa.start(), range.hva, PageSize::Huge2M) => {
+            Some(NeverHuge::Address(off(range.gpa.start().get())))
+        }
+        (RamKind::Shmem, _) if off(in_file) > Bytes::ZERO => Some(NeverHuge::FileOffset(off(in_file))),
+        _ if mapping.is_kept_small => Some(NeverHuge::NoHugePage),
+        _ if is_thp_off => Some(NeverHuge::ThpOff),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn mapping(start: u64, bytes: Bytes, path: Option<&str>) -> Mapping {
+        Mapping {
+            start: Hva::new(start),
+            bytes,
+            offset: Bytes::ZERO,
+            is_writable: true,
+            is_private: path.is_none(),
+            path: path.map(str::to_owned),
+            file_system: None,
+            kernel_page: PageSize::Base4K.bytes(),
+            is_kept_small: false,
+            is_watched: false,
+        }
+    }
+
+    fn line(text: &str) -> CommandLine {
+        CommandLine::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    fn ranges(placed: &[Placed]) -> Vec<(&str, u64, u64, u64)> {
+        placed
+            .iter()
+            .map(|part| {
+                (part.name.as_str(), part.range.gpa.start().get(), part.range.gpa.bytes().get(), part.range.hva.get())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn ram_goes_on_above_the_hole_of_its_machine() {
+        // What QEMU 7.2's memory tree shows for these machines and sizes.
+        for (machine, ram, below) in [
+            ("q35", mib(2815), mib(2815)),
+            ("pc-q35-6.0", mib(2816), gib(2)),
+            ("q35", gib(5), gib(2)),
+            ("pc", mib(3583), mib(3583)),
+            ("pc-i440fx-7.2", mib(3584), gib(3)),
+            ("microvm", gib(3), gib(3)),
+            ("microvm", mib(3073), gib(3)),
+        ] {
+            assert_eq!(below_4g(machine, ram), below, "{machine} {ram}");
+        }
+    }
+
+    #[test]
+    fn one_block_is_on_both_sides_of_the_hole() {
+        let mappings = [mapping(0x7fa3_fde0_0000, mib(8), None), mapping(0x7fa4_07e0_0000, mib(3584), None)];
+        let placed = guess_of_qemu(&line("qemu -M q35 -m 3584M"), &mappings);
+        let (base, g) = (0x7fa4_07e0_0000_u64, 1 << 30);
+        assert_eq!(ranges(&placed), [("ram", 0, 2 * g, base), ("ram", 4 * g, 3 * g / 2, base + 2 * g)]);
+    }
+
+    #[test]
+    fn nodes_that_are_alike_are_taken_from_the_top() {
+        let mappings = [mapping(0x7000_0000_0000, mib(512), None), mapping(0x7000_3000_0000, mib(512), None)];
+        let text = "qemu -M q35 -m 1G -object memory-backend-ram,id=a,size=512M -object memory-backend-ram,id=b,size=512M -numa node,memdev=a -numa node,memdev=b";
+        let placed = guess_of_qemu(&line(text), &mappings);
+        assert_eq!(
+            ranges(&placed),
+            [("a", 0, 512 << 20, 0x7000_3000_0000), ("b", 512 << 20, 512 << 20, 0x7000_0000_0000)]
+        );
+    }
+
+    #[test]
+    fn a_mapping_that_was_cut_in_two_is_still_found() {
+        let mappings = [mapping(0x7000_0000_0000, mib(100), None), mapping(0x7000_0640_0000, mib(156), None)];
+        let placed = guess_of_qemu(&line("qemu -M q35 -m 256"), &mappings);
+        assert_eq!(ranges(&placed), [("ram", 0, 256 << 20, 0x7000_0000_0000)]);
+        assert!(guess_of_qemu(&line("qemu -M q35 -m 512"), &mappings).is_empty());
+    }
+
+    #[test]
+    fn our_own_vmm_maps_at_a_multiple_of_a_gibibyte() {
+        let base = 0x7e80_0000_0000_u64;
+        let mappings = [
+            mapping(0x5500_0000_0000, mib(1), None), // smaller, and aligned by chance
+            mapping(base, gib(1), None),
+            mapping(base + (1 << 30), gib(2), None),
+            mapping(base + (4 << 30), mib(512), None),
+        ];
+        assert_eq!(
+            ranges(&guess_of_our_own(&mappings)),
+            [("ram", 0, 3 << 30, base), ("ram", 4 << 30, 512 << 20, base + (4 << 30))]
+        );
+    }
+
+    fn verdict(mapping: &Mapping, gpa: u64, is_thp_off: bool) -> (RamKind, Option<NeverHuge>) {
+        let range = GpaRange::new(Gpa::new(gpa), mapping.bytes).expect("fits");
+        let part = Placed { name: "ram".into(), range: RamRange { gpa: range, hva: mapping.start } };
+        let pieces = cut(&part, std::slice::from_ref(mapping), is_thp_off, false);
+        (pieces[0].kind, pieces[0].never_huge.clone())
+    }
+
+    #[test]
+    fn a_memfd_as_qemu_maps_it_can_never_be_huge_and_says_what_to_do() {
+        let (kind, never) =
+            verdict(&mapping(0x7f39_27ff_f000, mib(128), Some("/memfd:memory-backend-memfd (deleted)")), 0, false);
+        assert_eq!((kind, never.clone()), (RamKind::Shmem, Some(NeverHuge::Address(mib(2) - Bytes::new(4096)))));
+        let text = never.expect("a verdict").to_string();
+        assert!(text.contains("off by 2044 KiB") && text.contains("align=2M"), "{text}");
+    }
+
+    #[test]
+    fn kinds_and_verdicts_follow_from_the_mapping() {
+        let start = 0x7f00_0000_0000;
+        let anonymous = mapping(start, mib(64), None);
+        assert_eq!(verdict(&anonymous, 0, false), (RamKind::Anonymous, None));
+        assert_eq!(verdict(&anonymous, 0, true), (RamKind::Anonymous, Some(NeverHuge::ThpOff)));
+        let kept_small = Mapping { is_kept_small: true, ..anonymous };
+        assert_eq!(verdict(&kept_small, 0, false).1, Some(NeverHuge::NoHugePage));
+        let shared = mapping(start, mib(64), Some("/dev/zero (deleted)"));
+        assert_eq!(verdict(&shared, 0, false), (RamKind::Shmem, None));
+        let off = Mapping { offset: mib(1), ..shared };
+        assert_eq!(verdict(&off, 0, false).1, Some(NeverHuge::FileOffset(mib(1))));
+        let disk = mapping(start, mib(64), Some("/var/lib/libvirt/qemu/ram/1-a/pc.ram"));
+        assert!(matches!(verdict(&disk, 0, false), (RamKind::File, Some(NeverHuge::OnDisk(_)))));
+        let tmpfs = Mapping { file_system: Some("tmpfs".into()), ..disk };
+        assert_eq!(verdict(&tmpfs, 0, false), (RamKind::Shmem, None));
+        let pool = Mapping { kernel_page: mib(2), ..tmpfs };
+        assert_eq!(verdict(&pool, 0x1000, true), (RamKind::Hugetlb(PageSize::Huge2M), None));
+    }
+
+    #[test]
+    fn a_part_is_cut_where_its_backing_changes_and_only_there() {
+        let start = 0x7f00_0000_0000;
+        let mut mappings = [
+            mapping(start, mib(64), None),
+            mapping(start + (64 << 20), mib(64), None),
+            mapping(start + (128 << 20), mib(64), None),
+        ];
+        mappings[2].is_kept_small = true;
+        let range = GpaRange::new(Gpa::new(0), mib(256)).expect("fits");
+        let part = Placed { name: "ram".into(), range: RamRange { gpa: range, hva: Hva::new(start) } };
+        let pieces = cut(&part, &mappings, false, true);
+        let seen: Vec<_> = pieces
+            .iter()
+            .map(|piece| (piece.range.gpa.start().get(), piece.range.gpa.bytes(), piece.never_huge.is_some()))
+            .collect();
+        assert_eq!(seen, [(0, mib(128), false), (128 << 20, mib(64), true)]);
+    }
+
+    #[test]
+    fn the_host_address_is_the_last_word() {
+        let answer = Value::from("Host virtual address for 0x0 (pc.ram) is 0x7fc247e00000\r\n");
+        assert_eq!(host_address(&answer), Some(Hva::new(0x7fc2_47e0_0000)));
+        assert_eq!(host_address(&Value::from("No memory is mapped at address 0xd0000000\r\n")), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_command_line_is_too_odd(words in prop::collection::vec("-m|-M|-object|-numa|-name|q35|[0-9]{1,21}[kMGTx]?|memory-backend-ram,id=[ab],size=[0-9]{1,20}[MGT]?|node,memdev=[ab]|.{0,30}", 0..12)) {
+            let line = CommandLine::parse(&words);
+            let mappings = [mapping(0x7000_0000_0000, mib(64), None)];
+            let placed = guess_of_qemu(&line, &mappings);
+            prop_assert!(placed.len() <= 2 * line.start_backends().len());
+        }
+
+        #[test]
+        fn halves_hold_all_bytes_once(from in 0_u64..8192, bytes in 1_u64..8192, below in 0_u64..4096) {
+            let halves = halves(mib(from), mib(bytes), mib(below));
+            prop_assert_eq!(halves.iter().map(|(gpa, _)| gpa.bytes()).sum::<Bytes>(), mib(bytes));
+            prop_assert!(halves.windows(2).all(|pair| pair[0].0.end() <= pair[1].0.start()));
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! A guest of others under the manager: one loop for it, and a thread that keeps its gate up to date.
+//!
+//! ```text
+//!   VmProcess ─▶ RAM by kind ─▶ a ManagedVm for each ─▶ Manager over ProcessHost ──▶ Live ─▶ view, explain, windows
+//!                               GuestGate ◀── refreshed every second ── watcher
+//! ```
+//!
+//! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use wideleaf_control::view::{BackingView, Care, Explanation, Guarantee, Reason, VmView, WindowMap, WindowRange};
+use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
+use wideleaf_memory::gate::{Gate as _, GateState};
+use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::{Host as _, HostError};
+
+use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
+use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
+use wideleaf_policies::{
+    AccessHistory, Backing, BudgetLimits, MappingStats, PageSize, PolicyChoice, VmId, VmSnapshot, WindowIndex,
+};
+
+use crate::gate::GuestGate;
+use crate::monitor::Monitor;
+use crate::process::VmProcess;
+use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
+use crate::refuse::refuse_policy;
+use crate::second_level::OutsideView;
+use crate::survey::{self, Survey};
+use crate::work::Work;
+
+/// How often the gate is refreshed.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
+const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
+
+/// How a guest is to be managed.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// By which policy; `None`: off, it is only looked at.
+    pub policy: Option<PolicyChoice>,
+    /// Whether shared memory may be collapsed, which stops the guest for 15 to 30 ms a window.
+    pub may_collapse_shared: bool,
+    /// A QMP socket of the guest's that nobody else is connected to.
+    pub qmp: Option<PathBuf>,
+    /// What it may cost.
+    pub limits: BudgetLimits,
+}
+
+/// Why a guest can not be managed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The policy is of no use there.
+    #[error("{0}")]
+    Policy(String),
+    /// Its memory can not be seen or advised.
+    #[error("process {pid} can not be managed: {source} (needs root, or the user of the process and CAP_SYS_NICE)")]
+    Host {
+        /// The process.
+        pid: u32,
+        /// The kernel's answer.
+        source: HostError,
+    },
+    /// It has ended.
+    #[error("process {0} has ended")]
+    Gone(u32),
+    /// Its RAM was not found.
+    #[error("the RAM of process {pid} was not found: {why}")]
+    NoRam {
+        /// The process.
+        pid: u32,
+        /// Why.
+        why: String,
+    },
+    /// No thread can be had.
+    #[error(transparent)]
+    Manager(#[from] ManagerError),
+    /// No thread can be had.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// A guest under the manager. Dropped, it is left to itself with its pages as they are.
+pub struct Attached {
+    process: VmProcess,
+    ram: RamMap,
+    settings: Settings,
+    host: Arc<ProcessHost>,
+    opened_at: SystemTime,
+    gate: Arc<GuestGate>,
+    kvm: Option<Arc<OutsideView>>,
+    manager: Manager,
+    /// What managers before this one did.
+    before: Work,
+    notes: Vec<String>,
+    _watcher: Watcher,
+}
+
+impl Attached {
+    /// Takes a guest under management. It is looked at before this returns.
+    ///
+    /// # Errors
+    /// [`AttachError`]; nothing is then done to the guest.
+    pub fn start(process: VmProcess, settings: Settings) -> Result<Attached, AttachError> {
+        check(settings.policy.as_ref())?;
+        let pid = process.pid;
+        let host = ProcessHost::open(pid).map_err(|source| AttachError::Host { pid, source })?;
+        // From here on the process is held by its descriptor; before, its number may have passed to another.
+        if !process.is_alive() {
+            return Err(AttachError::Gone(pid));
+        }
+        let opened_at = SystemTime::now() - host.now().since_start();
+        let mut notes: Vec<String> = process.descriptors.as_ref().err().map(ToString::to_string).into_iter().collect();
+        let asked = settings.qmp.as_ref().map(|path| Monitor::of(&process, path));
+        let monitor = asked.and_then(|asked| asked.map_err(|error| notes.push(error.to_string())).ok()).map(Arc::new);
+        let ram = survey::map(&process, monitor.as_deref());
+        notes.extend(ram.notes.iter().cloned());
+        if ram.pieces.is_empty() {
+            return Err(AttachError::NoRam { pid, why: ram.notes.join("; ") });
+        }
+        let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
+        let gate = Arc::new(GuestGate::new(process.clone(), monitor));
+        let host = Arc::new(host);
+        let parts = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host };
+        let manager = parts.manager(&settings)?;
+        let watcher = Watcher::start(Arc::clone(&gate))?;
+        let before = Work::none();
+        Ok(Attached { process, ram, settings, host, opened_at, gate, kvm, manager, before, notes, _watcher: watcher })
+    }
+
+    /// The process.
+    pub fn process(&self) -> &VmProcess {
+        &self.process
+    }
+
+    /// What is done from now on; `None`: it is only looked at. Counters go on.
+    ///
+    /// # Errors
+    /// [`AttachError`]; all is then as it was.
+    pub fn set_policy(&mut self, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
+        check(policy.as_ref())?;
+        let settings = Settings { policy, ..self.settings.clone() };
+        let parts = Parts { ram: &self.ram, gate: &self.gate, kvm: self.kvm.as_ref(), host: &self.host };
+        // Two loops for a moment, of which the old one may still be at a window: each looks at what it did by itself.
+        let next = parts.manager(&settings)?;
+        let old = std::mem::replace(&mut self.manager, next);
+        self.before = self.before.with(&old.live());
+        self.settings = settings;
+        Ok(())
+    }
+
+    /// What it may cost from now on.
+    pub fn set_limits(&mut self, limits: BudgetLimits) {
+        self.settings.limits = limits;
+        self.manager.set_limits(limits);
+    }
+
+    /// Nothing is done to it for now, or again.
+    pub fn leave_alone(&self, is_asked: bool) {
+        self.gate.leave_alone(is_asked);
+    }
+
+    /// Whether promotions may make pages resident that are not; where the host is short they had better not.
+    pub fn set_may_grow(&self, may_grow: bool) {
+        self.gate.keep_holes(!may_grow);
+    }
+
+    /// Whether the guest is gone.
+    pub fn has_ended(&self) -> bool {
+        self.manager.has_ended() || self.gate.state() == GateState::Gone
+    }
+
+    /// All about it, as it was at the end of the latest tick.
+    pub fn view(&self) -> VmView {
+        let live = self.manager.live();
+        let care = match (&self.settings.policy, self.gate.state()) {
+            (None, _) => Care::Off,
+            (_, GateState::Closed(why)) => Care::LeftAlone { reason: why.to_string() },
+            (_, GateState::Gone) => Care::LeftAlone { reason: "it has ended".to_owned() },
+            (_, GateState::Open) => Care::Managed,
+        };
+        VmView {
+            name: self.process.name.clone(),
+            uuid: self.process.uuid.clone(),
+            pid: self.process.pid,
+            started_at: self.process.started_at,
+            vmm: self.process.vmm,
+            care,
+            policy: Some(self.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string)),
+            guarantee: Guarantee::BestEffort,
+            ram: self.ram.pieces.iter().map(RamPiece::view).collect(),
+            backing: self.backing(&live),
+            mapping: self.mapping().map(survey::mapping_view),
+            work: Some(self.before.with(&live).view(&live, self.opened_at)),
+            notes: self.notes.iter().chain(&live.panics).cloned().collect(),
+        }
+    }
+
+    /// Why windows are not huge.
+    pub fn explain(&self) -> Explanation {
+        let live = self.manager.live();
+        let mut reasons = std::collections::BTreeMap::<WhyNot, u64>::new();
+        for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
+            *reasons.entry(*why).or_default() += windows;
+        }
+        let said =
+            |(why, windows): (WhyNot, u64)| Reason { name: why.name().to_owned(), windows, text: why.to_string() };
+        let mut reasons: Vec<_> = reasons.into_iter().map(said).collect();
+        reasons.sort_by_key(|reason| std::cmp::Reverse(reason.windows));
+        let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
+        Explanation {
+            name: self.process.name.clone(),
+            windows: live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum(),
+            huge: huge as u64,
+            reasons,
+            notes: self.notes.clone(),
+        }
+    }
+
+    /// What is behind every window.
+    pub fn windows(&self) -> WindowMap {
+        let (live, mapping) = (self.manager.live(), self.mapping());
+        let mut ranges: Vec<_> = live.snapshot.vms.iter().flat_map(|vm| window_ranges(vm, mapping)).collect();
+        ranges.sort_by_key(|range| range.gpa);
+        WindowMap { name: self.process.name.clone(), ranges }
+    }
+
+    /// Leaves the guest to itself.
+    pub fn stop(self) {
+        drop(self);
+    }
+
+    fn mapping(&self) -> Option<MappingStats> {
+        self.kvm.as_ref()?.mapping_stats().ok()
+    }
+
+    /// By windows: what is in none, at the borders of RAM, is not managed and not counted as present.
+    fn backing(&self, live: &Live) -> BackingView {
+        let mut backing = BackingView::default();
+        for vm in &live.snapshot.vms {
+            for (row, window) in vm.windows.iter().enumerate() {
+                let bytes = u64::from(vm.resident[row]) * PageSize::Base4K.bytes().get();
+                *match vm.backing[row] {
+                    Backing::Unbacked | Backing::Base4K => &mut backing.base_4k,
+                    Backing::Huge2M => &mut backing.huge_2m,
+                    Backing::Giant1G => &mut backing.giant_1g,
+                } += bytes;
+                backing.misaligned += if self.is_misaligned(*window) { bytes } else { 0 };
+            }
+        }
+        backing.unbacked = self.ram.bytes().get().saturating_sub(backing.resident());
+        backing
+    }
+
+    fn is_misaligned(&self, window: WindowIndex) -> bool {
+        let of = |piece: &&RamPiece| piece.range.gpa.contains(window.start());
+        let piece = self.ram.pieces.iter().find(of);
+        piece.and_then(|piece| piece.never_huge.as_ref()).is_some_and(NeverHuge::is_misaligned)
+    }
+}
+
+/// What would be done to a guest, and what would not, one line each. Nothing is.
+///
+/// # Errors
+/// [`AttachError`] where the policy is of no use there.
+pub fn plan(process: &VmProcess, settings: &Settings) -> Result<Vec<String>, AttachError> {
+    check(settings.policy.as_ref())?;
+    let survey = Survey::take(process, settings.qmp.as_deref());
+    let explanation = survey.reasons(settings.may_collapse_shared);
+    let mib = |windows: u64| windows * (PageSize::Huge2M.bytes().get() >> 20);
+    let line = |reason: &Reason| match (reason.name.as_str(), &settings.policy) {
+        (survey::UNMANAGED, Some(policy)) => {
+            format!("{} windows ({} MiB) may be promoted, as {policy} chooses", reason.windows, mib(reason.windows))
+        }
+        (survey::UNMANAGED, None) => format!("{} windows are only looked at: the policy is off", reason.windows),
+        _ => format!("{} windows stay as they are: {}", reason.windows, reason.text),
+    };
+    let mut lines = vec![format!("{} of {} windows are huge already", explanation.huge, explanation.windows)];
+    lines.extend(explanation.reasons.iter().map(line));
+    lines.extend(explanation.notes);
+    Ok(lines)
+}
+
+fn check(policy: Option<&PolicyChoice>) -> Result<(), AttachError> {
+    policy.and_then(refuse_policy).map_or(Ok(()), |why| Err(AttachError::Policy(why)))
+}
+
+/// What a manager is made of.
+struct Parts<'a> {
+    ram: &'a RamMap,
+    gate: &'a Arc<GuestGate>,
+    kvm: Option<&'a Arc<OutsideView>>,
+    host: &'a Arc<ProcessHost>,
+}
+
+impl Parts<'_> {
+    fn manager(&self, settings: &Settings) -> Result<Manager, AttachError> {
+        let off = || PolicyChoice::parse("never").expect("the policy that does nothing exists");
+        let policy = settings.policy.clone().unwrap_or_else(off).make();
+        let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_guests_of_others() };
+        let manager =
+            Manager::spawn(Arc::clone(self.host) as _, self.vms(settings.may_collapse_shared), policy, config)?;
+        manager.activate();
+        let until = Instant::now() + FIRST_LOOK_WITHIN;
+        while manager.live().ticks == 0 && !manager.has_ended() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(manager)
+    }
+
+    /// One for each kind of RAM. KVM's totals are of all of them together, so only one kind can be held against them.
+    fn vms(&self, may_collapse_shared: bool) -> Vec<ManagedVm> {
+        let mut kinds: Vec<BackingConfig> = self.ram.pieces.iter().map(|piece| backing_of(piece.kind)).collect();
+        kinds.dedup();
+        let kinds = kinds.into_iter().fold(Vec::new(), |mut unique, kind| {
+            if !unique.contains(&kind) {
+                unique.push(kind);
+            }
+            unique
+        });
+        let kvm = self.kvm.filter(|_| kinds.len() == 1);
+        let vm = |(number, backing): (usize, BackingConfig)| {
+            let pieces: Vec<_> = self.ram.pieces.iter().filter(|piece| backing_of(piece.kind) == backing).collect();
+            let ranges = pieces.iter().map(|piece| piece.range).collect();
+            let kvm = kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
+            ManagedVm {
+                gate: Some(Arc::clone(self.gate) as _),
+                may_collapse_shared,
+                barred: pieces.into_iter().filter_map(barred).collect(),
+                ..ManagedVm::of_others(VmId(number as u32), ranges, backing, kvm)
+            }
+        };
+        kinds.into_iter().enumerate().map(vm).collect()
+    }
+}
+
+fn backing_of(kind: RamKind) -> BackingConfig {
+    let backing = match kind {
+        RamKind::Anonymous => BackingConfig::new(BackingKind::Anon, PageSize::Base4K),
+        RamKind::Shmem | RamKind::File => BackingConfig::new(BackingKind::Memfd, PageSize::Base4K),
+        RamKind::Hugetlb(size) => BackingConfig::new(BackingKind::Hugetlb, size),
+    };
+    backing.expect("the kernel made such memory")
+}
+
+fn barred(piece: &RamPiece) -> Option<Barred> {
+    let why = match piece.never_huge.as_ref()? {
+        NeverHuge::Address(_) | NeverHuge::FileOffset(_) => CannotBeHuge::Misaligned,
+        NeverHuge::OnDisk(_) | NeverHuge::PrivateFile => CannotBeHuge::OnDisk,
+        NeverHuge::NoHugePage => CannotBeHuge::Marked,
+        NeverHuge::ThpOff => CannotBeHuge::Disabled,
+    };
+    Some(Barred { range: piece.range.gpa, why })
+}
+
+/// A range for each run of windows without a gap.
+fn window_ranges(vm: &VmSnapshot, mapping: Option<MappingStats>) -> Vec<WindowRange> {
+    let rows: Vec<usize> = (0..vm.len()).collect();
+    let follows = |a: &usize, b: &usize| vm.windows[*a].get() + 1 == vm.windows[*b].get();
+    let range = |rows: &[usize]| {
+        let backing = rows.iter().map(|row| vm.backing[*row]);
+        let range = survey::window_range(vm.windows[rows[0]].start().get(), backing, mapping);
+        WindowRange { heat: rows.iter().map(|row| heat(vm.access[*row])).collect(), ..range }
+    };
+    rows.chunk_by(follows).map(range).collect()
+}
+
+/// The share of samples that saw an access, in tenths, cut off at nine.
+fn heat(access: AccessHistory) -> char {
+    let tenths = |rate: u32| char::from_digit((rate / 1000).min(9), 10).expect("a digit");
+    access.rate().map_or('?', |rate| tenths(rate.get()))
+}
+
+/// Refreshes a gate until it is dropped, or the guest is gone.
+struct Watcher {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    fn start(gate: Arc<GuestGate>) -> std::io::Result<Watcher> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let watch = move || {
+            while gate.state() != GateState::Gone && stopped.recv_timeout(WATCH_EVERY) == Err(RecvTimeoutError::Timeout)
+            {
+                gate.refresh();
+            }
+        };
+        let thread = thread::Builder::new().name("gate".into()).spawn(watch)?;
+        Ok(Watcher { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_policies::snapshot::WindowRow;
+    use wideleaf_policies::{GuestMapping, Moment};
+
+    #[test]
+    fn windows_with_a_gap_between_are_two_ranges_with_their_heat() {
+        let mut vm = VmSnapshot::with_capacity(VmId(0), 3);
+        let hot = AccessHistory::default().with(true);
+        for (index, resident, backing, access) in [
+            (0, 512, Backing::Huge2M, hot),
+            (1, 7, Backing::Base4K, AccessHistory::default()),
+            (2048, 0, Backing::Unbacked, hot.with(false)),
+        ] {
+            let window = WindowIndex::new(index);
+            let (is_held, ready_at, guest_mapping) = (false, Moment::START, GuestMapping::default());
+            vm.push(WindowRow {
+                window,
+                resident,
+                backing,
+                is_held,
+                ready_at,
+                access,
+                written: None,
+                zero: None,
+                guest_mapping,
+            });
+        }
+        let ranges = window_ranges(&vm, Some(MappingStats { pages_4k: 7, pages_2m: 1, pages_1g: 0 }));
+        let seen: Vec<_> =
+            ranges.iter().map(|r| (r.gpa, r.backing.as_str(), r.second_level.as_str(), r.heat.as_str())).collect();
+        assert_eq!(seen, [(0, "24", "24", "9?"), (4 << 30, ".", ".", "5")]);
+    }
+
+    #[test]
+    fn a_policy_that_is_of_no_use_is_refused_before_anything_is_done() {
+        let giant = PolicyChoice::parse("giant").expect("it exists");
+        let refused = check(Some(&giant)).expect_err("only our own VMM can");
+        assert!(refused.to_string().contains("wideleaf run"), "{refused}");
+        assert!(check(None).is_ok());
+    }
+}

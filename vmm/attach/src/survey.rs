@@ -1,0 +1,329 @@
+//! One look at a guest that nobody of ours manages: what is behind its RAM, and why what is not huge is not. It changes nothing:
+//! pagemap, smaps, and questions.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use wideleaf_control::view::{
+    BackingView, Care, Explanation, Guarantee, MappingView, Reason, VmView, WindowMap, WindowRange,
+};
+use wideleaf_memory::SecondLevel as _;
+use wideleaf_memory::explain::CannotBeHuge;
+use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
+use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::{Host, HostError, PageRun};
+use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Backing, MappingStats, PageSize};
+
+use crate::gate::GuestGate;
+use crate::monitor::Monitor;
+use crate::process::VmProcess;
+use crate::ram::{self, RamKind, RamMap, RamPiece};
+use crate::second_level::OutsideView;
+
+/// The reason of windows that a manager might promote.
+pub(crate) const UNMANAGED: &str = "unmanaged";
+
+/// What one look saw.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    process: VmProcess,
+    ram: RamMap,
+    /// By piece of RAM.
+    windows: Vec<Vec<WindowBacking>>,
+    backing: BackingView,
+    mapping: Option<MappingStats>,
+    left_alone: Option<LeftAlone>,
+    keeps_holes: bool,
+    notes: Vec<String>,
+}
+
+impl Survey {
+    /// Looks. `qmp`: a monitor of QEMU's that nobody else is connected to; it brings exact addresses and KVM's totals. What can not be had
+    /// is a note, never an error.
+    pub fn take(process: &VmProcess, qmp: Option<&Path>) -> Survey {
+        let mut notes: Vec<String> = process.descriptors.as_ref().err().map(ToString::to_string).into_iter().collect();
+        let monitor = qmp.and_then(|path| {
+            Monitor::of(process, path).map(Arc::new).map_err(|error| notes.push(error.to_string())).ok()
+        });
+        let ram = map(process, monitor.as_deref());
+        notes.extend(ram.notes.iter().cloned());
+        let mapping = OutsideView::of(process, monitor.as_ref()).map_err(|why| notes.push(why)).ok();
+        let mapping = mapping.and_then(|kvm| kvm.mapping_stats().ok());
+        let (windows, backing) = look(process, &ram).unwrap_or_else(|error| {
+            notes.push(format!("what backs its RAM is not known: {error} (needs the user of the process, or root)"));
+            (vec![Vec::new(); ram.pieces.len()], BackingView::default())
+        });
+        let gate = GuestGate::new(process.clone(), monitor);
+        let left_alone = match gate.state() {
+            GateState::Closed(why) => Some(why),
+            GateState::Open | GateState::Gone => None,
+        };
+        notes.extend(left_alone.map(|why| format!("a manager would leave it alone for now: {why}")));
+        let keeps_holes = gate.keeps_holes();
+        Survey { process: process.clone(), ram, windows, backing, mapping, left_alone, keeps_holes, notes }
+    }
+
+    /// All about it.
+    pub fn view(&self) -> VmView {
+        VmView {
+            name: self.process.name.clone(),
+            uuid: self.process.uuid.clone(),
+            pid: self.process.pid,
+            started_at: self.process.started_at,
+            vmm: self.process.vmm,
+            care: Care::Unmanaged,
+            policy: None,
+            guarantee: Guarantee::BestEffort,
+            ram: self.ram.pieces.iter().map(RamPiece::view).collect(),
+            backing: self.backing,
+            mapping: self.mapping.map(mapping_view),
+            work: None,
+            notes: self.notes.clone(),
+        }
+    }
+
+    /// What is behind every window.
+    pub fn windows(&self) -> WindowMap {
+        let range = |(piece, rows): (&RamPiece, &Vec<WindowBacking>)| {
+            let first = rows.first()?.window.start().get();
+            debug_assert!(first >= piece.range.gpa.start().get(), "a window of the piece");
+            Some(window_range(first, rows.iter().map(|row| row.backing), self.mapping))
+        };
+        let ranges = self.ram.pieces.iter().zip(&self.windows).filter_map(range).collect();
+        WindowMap { name: self.process.name.clone(), ranges }
+    }
+
+    /// Why windows are not huge.
+    pub fn explanation(&self) -> Explanation {
+        self.reasons(false)
+    }
+
+    /// The same, where shared memory may be collapsed or may not.
+    pub(crate) fn reasons(&self, may_collapse_shared: bool) -> Explanation {
+        let rows = self
+            .ram
+            .pieces
+            .iter()
+            .zip(&self.windows)
+            .flat_map(|(piece, rows)| rows.iter().map(move |row| (piece, row)));
+        let mut explanation =
+            Explanation { name: self.process.name.clone(), notes: self.notes.clone(), ..Explanation::default() };
+        for (piece, row) in rows {
+            explanation.windows += 1;
+            match self.why_not(piece, row, may_collapse_shared) {
+                None => explanation.huge += 1,
+                Some((name, text)) => count(&mut explanation.reasons, name, text),
+            }
+        }
+        explanation.reasons.sort_by_key(|reason| std::cmp::Reverse(reason.windows));
+        explanation
+    }
+
+    /// The strongest reason, `None` for a window that is huge.
+    fn why_not(&self, piece: &RamPiece, row: &WindowBacking, may_collapse_shared: bool) -> Option<(String, String)> {
+        let said = |name: &str, text: &str| Some((name.to_owned(), text.to_owned()));
+        let is_partial = row.resident < BASE_PAGES_PER_WINDOW;
+        match (&piece.never_huge, self.left_alone) {
+            _ if row.backing.is_large() => None,
+            (Some(why), _) => said(why.name(), &why.to_string()),
+            _ if row.backing == Backing::Unbacked => {
+                said("never_touched", "the guest has never touched it: nothing is present")
+            }
+            (None, Some(why)) => {
+                said(&format!("left_alone_{}", why.name()), &format!("the whole VM would be left alone: {why}"))
+            }
+            _ if is_partial && self.keeps_holes => said(
+                "holes",
+                "the guest may have given pages of it back (balloon, free page reporting, virtio-mem), which a promotion would bring again",
+            ),
+            _ if piece.kind == RamKind::Shmem && !may_collapse_shared => {
+                said(CannotBeHuge::SharedStalls.name(), &CannotBeHuge::SharedStalls.to_string())
+            }
+            _ => {
+                said(UNMANAGED, "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would")
+            }
+        }
+    }
+}
+
+/// RAM as the monitor knows it, or guessed.
+pub(crate) fn map(process: &VmProcess, monitor: Option<&Monitor>) -> RamMap {
+    match monitor {
+        Some(monitor) => {
+            let asked = monitor.with(|qmp| Ok(ram::map(process, Some(qmp))));
+            asked.unwrap_or_else(|_| ram::map(process, None))
+        }
+        None => ram::map(process, None),
+    }
+}
+
+pub(crate) fn mapping_view(stats: MappingStats) -> MappingView {
+    MappingView { pages_4k: stats.pages_4k, pages_2m: stats.pages_2m, pages_1g: stats.pages_1g }
+}
+
+fn count(reasons: &mut Vec<Reason>, name: String, text: String) {
+    match reasons.iter_mut().find(|reason| reason.name == name) {
+        Some(reason) => reason.windows += 1,
+        None => reasons.push(Reason { name, windows: 1, text }),
+    }
+}
+
+/// Windows one behind the other, as characters.
+pub(crate) fn window_range(
+    first_gpa: u64,
+    rows: impl Iterator<Item = Backing>,
+    mapping: Option<MappingStats>,
+) -> WindowRange {
+    let mut range = WindowRange { gpa: first_gpa, ..WindowRange::default() };
+    for backing in rows {
+        range.backing.push(letter(backing));
+        range.second_level.push(mapping.map_or('?', |totals| letter(mapped_as(backing, totals))));
+        range.heat.push('?');
+    }
+    range
+}
+
+const fn letter(backing: Backing) -> char {
+    match backing {
+        Backing::Unbacked => '.',
+        Backing::Base4K => '4',
+        Backing::Huge2M => '2',
+        Backing::Giant1G => '1',
+    }
+}
+
+/// KVM maps nothing larger than what backs it, nor in a size of which it has none.
+const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
+    match backing {
+        Backing::Giant1G if totals.pages_1g > 0 => Backing::Giant1G,
+        Backing::Giant1G | Backing::Huge2M if totals.pages_2m > 0 => Backing::Huge2M,
+        Backing::Giant1G | Backing::Huge2M => Backing::Base4K,
+        smaller => smaller,
+    }
+}
+
+type Looked = (Vec<Vec<WindowBacking>>, BackingView);
+
+/// Scans all RAM. The process is held by its descriptor, so what is seen is of this one or an error.
+fn look(process: &VmProcess, ram: &RamMap) -> Result<Looked, HostError> {
+    let host = ProcessHost::open(process.pid)?;
+    let mut sensor = HostBackingSensor::default();
+    let (mut windows, mut backing, mut runs) = (Vec::new(), BackingView::default(), Vec::new());
+    for piece in &ram.pieces {
+        windows.push(sensor.sample(&host, piece.range, piece.kind.fixed_page())?.collect());
+        runs.clear();
+        host.scan(piece.range.hva, piece.range.gpa.bytes(), &mut runs)?;
+        add(&mut backing, piece, &runs);
+    }
+    Ok((windows, backing))
+}
+
+/// All bytes of a piece by what backs them.
+pub(crate) fn add(backing: &mut BackingView, piece: &RamPiece, runs: &[PageRun]) {
+    let (huge, base): (Vec<&PageRun>, Vec<&PageRun>) = runs.iter().partition(|run| run.is_huge);
+    let sum = |runs: Vec<&PageRun>| runs.iter().map(|run| run.bytes.get()).sum::<u64>();
+    let (huge, base) = (sum(huge), sum(base));
+    backing.unbacked += piece.range.gpa.bytes().get().saturating_sub(huge + base);
+    match piece.kind.fixed_page() {
+        Some(PageSize::Giant1G) => backing.giant_1g += huge + base,
+        Some(_) => backing.huge_2m += huge + base,
+        None => {
+            backing.huge_2m += huge;
+            backing.base_4k += base;
+        }
+    }
+    if piece.never_huge.as_ref().is_some_and(|why| why.is_misaligned()) {
+        backing.misaligned += huge + base;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::tests::{add_process, fake_places};
+    use crate::ram::NeverHuge;
+    use wideleaf_memory::RamRange;
+    use wideleaf_policies::units::{kib, mib};
+    use wideleaf_policies::{Gpa, GpaRange, Hva, WindowIndex};
+
+    fn piece(gpa: u64, kind: RamKind, never_huge: Option<NeverHuge>) -> RamPiece {
+        let range =
+            RamRange { gpa: GpaRange::new(Gpa::new(gpa), mib(8)).expect("fits"), hva: Hva::new((1 << 40) + gpa) };
+        RamPiece { name: "ram".into(), range, kind, never_huge, is_guess: false }
+    }
+
+    fn survey() -> Survey {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        let row = |index: u64, resident, backing| WindowBacking { window: WindowIndex::new(index), resident, backing };
+        let windows = vec![
+            vec![
+                row(0, 512, Backing::Huge2M),
+                row(1, 512, Backing::Base4K),
+                row(2, 9, Backing::Base4K),
+                row(3, 0, Backing::Unbacked),
+            ],
+            vec![row(4, 512, Backing::Base4K), row(5, 0, Backing::Unbacked)],
+        ];
+        let off = Some(NeverHuge::Address(kib(4)));
+        let pieces = vec![piece(0, RamKind::Anonymous, None), piece(8 << 20, RamKind::Shmem, off)];
+        let (ram, backing) = (RamMap { pieces, notes: Vec::new() }, BackingView::default());
+        Survey { process, ram, windows, backing, mapping: None, left_alone: None, keeps_holes: true, notes: Vec::new() }
+    }
+
+    fn reasons(survey: &Survey) -> Vec<(String, u64)> {
+        survey.explanation().reasons.into_iter().map(|reason| (reason.name, reason.windows)).collect()
+    }
+
+    #[test]
+    fn every_window_is_huge_or_has_one_reason() {
+        let survey = survey();
+        let explanation = survey.explanation();
+        assert_eq!((explanation.windows, explanation.huge), (6, 1));
+        assert_eq!(explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>(), 5);
+        let expected = [("misaligned", 2), ("unmanaged", 1), ("holes", 1), ("never_touched", 1)];
+        assert_eq!(reasons(&survey), expected.map(|(name, windows)| (name.to_owned(), windows)));
+    }
+
+    #[test]
+    fn a_guest_that_would_be_left_alone_says_so_of_each_window() {
+        let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: false, ..survey() };
+        assert!(reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
+        assert_eq!(survey.view().care, Care::Unmanaged);
+    }
+
+    #[test]
+    fn the_map_shows_no_larger_mapping_than_kvm_has() {
+        let with = |pages_2m| Survey { mapping: Some(MappingStats { pages_4k: 9, pages_2m, pages_1g: 0 }), ..survey() };
+        let first = |survey: &Survey| survey.windows().ranges[0].clone();
+        let unknown = first(&survey());
+        assert_eq!(
+            (unknown.backing.as_str(), unknown.second_level.as_str(), unknown.heat.as_str()),
+            ("244.", "????", "????")
+        );
+        assert_eq!(first(&with(1)).second_level, "244.");
+        assert_eq!(first(&with(0)).second_level, "444.");
+        assert_eq!(survey().windows().ranges[1].gpa, 8 << 20);
+    }
+
+    #[test]
+    fn bytes_are_counted_once_and_misaligned_ones_beside() {
+        let runs = [
+            PageRun { start: Hva::new(1 << 40), bytes: mib(2), is_huge: true },
+            PageRun { start: Hva::new((1 << 40) + (4 << 20)), bytes: kib(8), is_huge: false },
+        ];
+        let mut backing = BackingView::default();
+        add(&mut backing, &piece(0, RamKind::Anonymous, None), &runs);
+        let expected =
+            BackingView { unbacked: mib(6).get() - 8192, base_4k: 8192, huge_2m: 2 << 20, ..BackingView::default() };
+        assert_eq!(backing, expected);
+        let mut pool = BackingView::default();
+        add(&mut pool, &piece(0, RamKind::Hugetlb(PageSize::Giant1G), None), &runs);
+        assert_eq!((pool.giant_1g, pool.misaligned), ((2 << 20) + 8192, 0));
+        add(&mut pool, &piece(0, RamKind::Shmem, Some(NeverHuge::FileOffset(kib(4)))), &runs);
+        assert_eq!(pool.misaligned, (2 << 20) + 8192);
+    }
+}

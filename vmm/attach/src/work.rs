@@ -1,0 +1,113 @@
+//! What managers have done for a guest: one has to end and another to begin when the policy changes, and the counters go on.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hdrhistogram::Histogram;
+use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, WorkView};
+use wideleaf_memory::manager::Live;
+use wideleaf_policies::Bytes;
+
+/// Counters of all managers so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    outcomes: BTreeMap<String, BTreeMap<String, u64>>,
+    copied: Bytes,
+    bloat: Bytes,
+    action_cpu: Duration,
+    total_cpu: Duration,
+    budget_refusals: u64,
+    unavailable_ns: Histogram<u64>,
+    sensor_failures: BTreeMap<String, u64>,
+}
+
+impl Work {
+    /// Nothing yet.
+    pub fn none() -> Work {
+        Work {
+            outcomes: BTreeMap::new(),
+            copied: Bytes::ZERO,
+            bloat: Bytes::ZERO,
+            action_cpu: Duration::ZERO,
+            total_cpu: Duration::ZERO,
+            budget_refusals: 0,
+            unavailable_ns: Histogram::new(2).expect("two digits are in its range"),
+            sensor_failures: BTreeMap::new(),
+        }
+    }
+
+    /// With what another manager did.
+    pub fn with(&self, live: &Live) -> Work {
+        let mut sum = self.clone();
+        for ((mechanism, outcome), times) in &live.outcomes {
+            *sum.outcomes.entry((*mechanism).into()).or_default().entry((*outcome).into()).or_default() += times;
+        }
+        for (sensor, times) in &live.sensor_failures {
+            *sum.sensor_failures.entry((*sensor).into()).or_default() += times;
+        }
+        sum.copied += live.copied;
+        sum.bloat += live.bloat;
+        sum.action_cpu += live.action_cpu;
+        sum.total_cpu += live.total_cpu;
+        sum.budget_refusals += live.budget_refusals;
+        // Both have two digits, and this one grows.
+        sum.unavailable_ns.add(&*live.unavailable_ns).expect("a histogram that grows takes any value");
+        sum
+    }
+
+    /// For views. `live` has the latest actions; its clock began at `opened_at`.
+    pub fn view(&self, live: &Live, opened_at: SystemTime) -> WorkView {
+        let at_s = |at: Duration| (opened_at + at).duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        let latest = live.latest.iter().map(|action| ActionView {
+            at_s: at_s(action.at.since_start()),
+            gpa: action.window.start().get(),
+            mechanism: action.mechanism.to_owned(),
+            outcome: action.result.name().to_owned(),
+        });
+        WorkView {
+            outcomes: self.outcomes.clone(),
+            copied: self.copied.get(),
+            bloat: self.bloat.get(),
+            action_cpu_s: self.action_cpu.as_secs_f64(),
+            total_cpu_s: self.total_cpu.as_secs_f64(),
+            budget_refusals: self.budget_refusals,
+            unavailable: quantiles(&self.unavailable_ns),
+            walk_share: None,
+            latest: latest.collect(),
+            sensor_failures: self.sensor_failures.clone(),
+        }
+    }
+}
+
+const NS_PER_S: f64 = 1e9;
+
+fn quantiles(ns: &Histogram<u64>) -> Quantiles {
+    let seconds = |ns: u64| ns as f64 / NS_PER_S;
+    let at_most = |bound: &f64| ns.count_between(0, (bound * NS_PER_S) as u64);
+    Quantiles {
+        count: ns.len(),
+        sum_s: ns.mean() * ns.len() as f64 / NS_PER_S,
+        median_s: seconds(ns.value_at_quantile(0.5)),
+        p99_s: seconds(ns.value_at_quantile(0.99)),
+        max_s: seconds(ns.max()),
+        at_most: PAUSE_BOUNDS_S.iter().map(at_most).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_is_told_in_a_few_numbers() {
+        let mut ns = Histogram::new(2).expect("two digits");
+        for pause in [150_000, 150_000, 700_000, 30_000_000] {
+            ns.record(pause).expect("it grows");
+        }
+        let told = quantiles(&ns);
+        assert_eq!((told.count, &*told.at_most), (4, &[0, 2, 2, 3, 3, 3, 3, 3, 4, 4][..]));
+        assert!((0.000_14..0.000_16).contains(&told.median_s) && (0.029..0.031).contains(&told.max_s), "{told:?}");
+        assert!((0.030..0.032).contains(&told.sum_s), "{}", told.sum_s);
+        assert_eq!(quantiles(&Histogram::new(2).expect("two digits")).count, 0);
+    }
+}

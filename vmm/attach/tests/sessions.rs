@@ -1,0 +1,150 @@
+//! Real guests of QEMU's under the manager: promoted, left alone, left to themselves, and never a byte lost. They need QEMU and KVM
+//! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use wideleaf_attach::session::{Attached, Settings, plan};
+use wideleaf_attach::survey::Survey;
+use wideleaf_control::view::{Care, VmView};
+use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::{Advice, Host as _};
+use wideleaf_policies::units::{kib, mib};
+use wideleaf_policies::{Bytes, Hva, PageSize, PolicyChoice};
+
+mod qemu;
+
+use qemu::{Guest, can_run, eventually};
+
+/// What the guest walks over.
+const IN_USE: Bytes = mib(64);
+
+const SHARED: [&str; 6] =
+    ["-object", "memory-backend-ram,id=a,size=128M,share=on", "-machine", "microvm,memory-backend=a", "-m", "128M"];
+
+fn greedy() -> Settings {
+    Settings { policy: Some(PolicyChoice::parse("greedy").unwrap()), ..Settings::default() }
+}
+
+/// A guest at work on all of its pattern.
+fn at_work(arguments: &[&str]) -> Guest {
+    let guest = Guest::start(arguments);
+    let process = guest.process();
+    eventually("a guest at work", || Survey::take(&process, None).view().backing.resident() >= IN_USE.get());
+    eventually("its second pass", || guest.console().contains(" progress "));
+    guest
+}
+
+/// Splits every huge page of the guest, so that there is something to promote.
+fn split_all(guest: &Guest) {
+    let host = ProcessHost::open(guest.pid()).unwrap();
+    for piece in Survey::take(&guest.process(), None).view().ram {
+        for start in (piece.hva..piece.hva + piece.bytes).step_by(PageSize::Huge2M.bytes().as_usize()) {
+            host.advise(Hva::new(start), kib(4), Advice::Cold).unwrap();
+        }
+    }
+}
+
+fn done(view: &VmView) -> u64 {
+    let work = view.work.as_ref().unwrap();
+    work.outcomes.get("collapse").and_then(|outcomes| outcomes.get("done")).copied().unwrap_or(0)
+}
+
+fn assert_no_byte_was_lost(guest: &Guest) {
+    let passes = |console: &str| console.matches(" progress ").count();
+    let before = passes(&guest.console());
+    eventually("another pass over its memory", || passes(&guest.console()) > before + 1);
+    let console = guest.console();
+    assert!(!console.contains("mismatch") && !console.contains(" panic "), "{console}");
+}
+
+#[test]
+fn a_guest_on_base_pages_is_promoted_while_it_runs_and_loses_no_byte() {
+    if can_run() {
+        let guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        split_all(&guest);
+        let settings = Settings { qmp: Some(guest.qmp()), ..greedy() };
+        let attached = Attached::start(guest.process(), settings).unwrap();
+        eventually("huge pages", || attached.view().backing.huge_2m >= IN_USE.get() - mib(8).get());
+        let view = attached.view();
+        assert!(done(&view) > 16, "{:?}", view.work);
+        assert_eq!((view.care, view.policy.as_deref()), (Care::Managed, Some("greedy")));
+        let explanation = attached.explain();
+        assert_eq!(explanation.huge + explanation.reasons.iter().map(|r| r.windows).sum::<u64>(), explanation.windows);
+        assert_eq!(attached.windows().ranges.iter().map(|range| range.backing.len()).sum::<usize>(), 64);
+        let seen = Survey::take(attached.process(), None).view();
+        assert!(
+            seen.backing.huge_2m >= IN_USE.get() - mib(8).get(),
+            "a look from outside says the same: {:?}",
+            seen.backing
+        );
+        attached.stop();
+        assert_no_byte_was_lost(&guest);
+    }
+}
+
+#[test]
+fn shared_memory_is_promoted_only_where_somebody_allows_it() {
+    if can_run() {
+        let guest = at_work(&SHARED);
+        if Survey::take(&guest.process(), None).view().backing.huge_2m > 0 {
+            return eprintln!("skipped: this host makes shared memory huge by itself (shmem_enabled)");
+        }
+        let attached = Attached::start(guest.process(), greedy()).unwrap();
+        assert!(attached.explain().reasons.iter().any(|reason| reason.name == "shared_memory_stalls"));
+        assert_eq!(done(&attached.view()), 0);
+        attached.stop();
+        let allowed = Attached::start(guest.process(), Settings { may_collapse_shared: true, ..greedy() }).unwrap();
+        eventually("huge pages", || allowed.view().backing.huge_2m > 0);
+        assert_no_byte_was_lost(&guest);
+    }
+}
+
+#[test]
+fn a_guest_whose_policy_is_off_is_only_looked_at_until_that_changes() {
+    if can_run() {
+        let guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        split_all(&guest);
+        let mut attached = Attached::start(guest.process(), Settings::default()).unwrap();
+        assert_eq!((attached.view().care, done(&attached.view())), (Care::Off, 0));
+        attached.set_policy(greedy().policy).unwrap();
+        eventually("a promotion", || done(&attached.view()) > 0);
+        let refused = attached.set_policy(Some(PolicyChoice::parse("at-fault").unwrap())).unwrap_err();
+        assert!(refused.to_string().contains("at-fault"), "{refused}");
+        attached.set_policy(None).unwrap();
+        assert_eq!(attached.view().care, Care::Off);
+        assert!(done(&attached.view()) > 0, "counters go on");
+    }
+}
+
+#[test]
+fn a_guest_that_is_asked_to_be_left_alone_is_not_touched() {
+    if can_run() {
+        let guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        let attached = Attached::start(guest.process(), greedy()).unwrap();
+        attached.leave_alone(true);
+        assert!(matches!(attached.view().care, Care::LeftAlone { reason } if reason.contains("asked")));
+    }
+}
+
+#[test]
+fn a_guest_that_ends_is_gone_and_nobody_takes_its_place() {
+    if can_run() {
+        let mut guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        let process = guest.process();
+        let attached = Attached::start(process.clone(), greedy()).unwrap();
+        guest.kill();
+        eventually("the end", || attached.has_ended());
+        assert!(Attached::start(process, greedy()).is_err());
+    }
+}
+
+#[test]
+fn a_plan_says_what_would_be_done_and_does_nothing() {
+    if can_run() {
+        let guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        split_all(&guest);
+        let lines = plan(&guest.process(), &greedy()).unwrap();
+        assert!(lines.iter().any(|line| line.contains("may be promoted, as greedy chooses")), "{lines:?}");
+        let off = plan(&guest.process(), &Settings::default()).unwrap();
+        assert!(off.iter().any(|line| line.contains("the policy is off")), "{off:?}");
+    }
+}

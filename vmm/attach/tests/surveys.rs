@@ -1,0 +1,228 @@
+//! What is seen of real guests: QEMU on KVM with every kind of memory it has. They need QEMU and KVM
+//! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use wideleaf_attach::find;
+use wideleaf_attach::gate::GuestGate;
+use wideleaf_attach::process::Places;
+use wideleaf_attach::qmp::{ANSWER_WITHIN, Qmp};
+use wideleaf_attach::ram::{self, NeverHuge, RamKind, RamMap};
+use wideleaf_attach::survey::Survey;
+use wideleaf_control::protocol::Target;
+use wideleaf_control::view::Vmm;
+use wideleaf_memory::gate::{Gate as _, GateState};
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, PageSize};
+
+mod qemu;
+
+use qemu::{Guest, can_run, eventually};
+
+/// The monitor's map, where the guessed one says the same, names and doubts apart.
+fn map_of(guest: &Guest) -> RamMap {
+    let process = guest.process();
+    let mut qmp = Qmp::connect(&guest.qmp(), ANSWER_WITHIN).unwrap();
+    let (told, guessed) = (ram::map(&process, Some(&mut qmp)), ram::map(&process, None));
+    let places = |map: &RamMap| map.pieces.iter().map(|piece| (piece.range, piece.kind)).collect::<Vec<_>>();
+    assert_eq!(places(&told), places(&guessed), "told {told:?}, guessed {guessed:?}");
+    assert!(told.notes.is_empty() && !told.pieces.iter().any(|piece| piece.is_guess), "{told:?}");
+    assert!(guessed.pieces.iter().all(|piece| piece.is_guess) && !guessed.notes.is_empty(), "{guessed:?}");
+    told
+}
+
+fn kind_of(arguments: &[&str]) -> (RamKind, Option<NeverHuge>) {
+    let guest = Guest::start(arguments);
+    let map = map_of(&guest);
+    assert_eq!(map.bytes(), mib(256), "{map:?}");
+    let piece = &map.pieces[0];
+    assert_eq!((map.pieces.len(), piece.range.gpa.start().get()), (1, 0), "{map:?}");
+    (piece.kind, piece.never_huge.clone())
+}
+
+#[test]
+fn memory_is_anonymous_unless_somebody_says_otherwise() {
+    if can_run() {
+        for machine in ["q35", "pc", "microvm"] {
+            assert_eq!(kind_of(&["-M", machine, "-m", "256M"]), (RamKind::Anonymous, None), "{machine}");
+        }
+        let backend =
+            ["-object", "memory-backend-ram,id=a,size=256M", "-machine", "q35,memory-backend=a", "-m", "256M"];
+        assert_eq!(kind_of(&backend), (RamKind::Anonymous, None));
+    }
+}
+
+#[test]
+fn shared_memory_is_told_apart_and_a_memfd_can_never_be_huge() {
+    if can_run() {
+        let shared =
+            ["-object", "memory-backend-ram,id=a,size=256M,share=on", "-machine", "q35,memory-backend=a", "-m", "256M"];
+        assert_eq!(kind_of(&shared), (RamKind::Shmem, None));
+        let memfd =
+            ["-object", "memory-backend-memfd,id=a,size=256M", "-machine", "q35,memory-backend=a", "-m", "256M"];
+        let guest = Guest::start(&memfd);
+        let piece = map_of(&guest).pieces.remove(0);
+        assert_eq!(piece.kind, RamKind::Shmem);
+        // QEMU aligns a memfd to 4 KiB only; one time in 512 that is a multiple of 2 MiB all the same.
+        let is_off = !piece.range.hva.is_aligned_to(PageSize::Huge2M);
+        assert_eq!(piece.never_huge.is_some_and(|why| why.is_misaligned()), is_off, "{}", piece.range.hva);
+    }
+}
+
+#[test]
+fn two_nodes_are_two_pieces_in_the_order_of_guest_addresses() {
+    if can_run() {
+        let guest = Guest::start(&[
+            "-M",
+            "q35",
+            "-m",
+            "256M",
+            "-object",
+            "memory-backend-ram,id=one,size=128M",
+            "-object",
+            "memory-backend-ram,id=two,size=128M",
+            "-numa",
+            "node,memdev=one",
+            "-numa",
+            "node,memdev=two",
+        ]);
+        let map = map_of(&guest);
+        let seen: Vec<_> =
+            map.pieces.iter().map(|piece| (piece.name.as_str(), piece.range.gpa.start().get())).collect();
+        assert_eq!(seen, [("one", 0), ("two", 128 << 20)]);
+    }
+}
+
+#[test]
+fn pages_of_the_pool_are_told_apart() {
+    if can_run() {
+        let lease = match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 128) {
+            Ok(lease) => lease,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let pool = [
+            "-object",
+            "memory-backend-memfd,id=a,size=256M,hugetlb=on,hugetlbsize=2M",
+            "-machine",
+            "q35,memory-backend=a",
+            "-m",
+            "256M",
+        ];
+        let guest = Guest::start(&pool);
+        let map = map_of(&guest);
+        assert_eq!(map.pieces[0].kind, RamKind::Hugetlb(PageSize::Huge2M));
+        let process = guest.process();
+        eventually("memory of the pool", || Survey::take(&process, None).view().backing.huge_2m > 0);
+        let survey = Survey::take(&process, None);
+        assert_eq!((survey.view().backing.base_4k, survey.view().backing.misaligned), (0, 0));
+        drop((guest, lease));
+    }
+}
+
+#[test]
+fn a_survey_counts_every_byte_and_says_why_windows_are_not_huge() {
+    if can_run() {
+        let guest = Guest::start(&["-M", "microvm", "-m", "256M", "-name", "guest=surveyed,debug-threads=on"]);
+        let process = guest.process();
+        eventually("a guest at work", || guest.console().contains(" begin "));
+        let touched = mib(64).get();
+        eventually("64 MiB in use", || Survey::take(&process, None).view().backing.resident() >= touched);
+        let survey = Survey::take(&process, Some(&guest.qmp()));
+        let (view, map, explanation) = (survey.view(), survey.windows(), survey.explanation());
+        assert_eq!((view.name.as_str(), view.vmm, view.pid), ("surveyed", Vmm::Qemu, guest.pid()));
+        assert_eq!(view.backing.resident() + view.backing.unbacked, mib(256).get());
+        let mapping = view.mapping.expect("the monitor tells");
+        assert!(mapping.pages_4k + mapping.pages_2m > 0, "{mapping:?}");
+        assert!(!view.notes.iter().any(|note| note.contains("guessed")), "{:?}", view.notes);
+        assert_eq!(map.ranges.iter().map(|range| range.backing.len()).sum::<usize>(), 128);
+        assert_eq!(explanation.windows, 128);
+        assert_eq!(explanation.huge + explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>(), 128);
+        assert!(explanation.reasons.iter().any(|reason| reason.name == "never_touched"), "{explanation:?}");
+    }
+}
+
+#[test]
+fn a_guest_is_found_by_process_name_and_monitor() {
+    if can_run() {
+        let name = format!("found-{}", std::process::id());
+        let guest = Guest::start(&["-M", "microvm", "-m", "128M", "-name", &name]);
+        assert_eq!(guest.process().name, name);
+        let places = Places::default();
+        for target in [Target::Pid(guest.pid()), Target::Domain(name.clone()), Target::Qmp(guest.qmp())] {
+            assert_eq!(find::resolve(&places, &target).unwrap().pid, guest.pid(), "{target:?}");
+        }
+        assert!(find::all(&places).unwrap().guests.iter().any(|found| found.pid == guest.pid()));
+        let not_a_vm = find::with_pid(&places, std::process::id()).unwrap_err().to_string();
+        assert!(not_a_vm.ends_with("has no KVM guest"), "{not_a_vm}");
+    }
+}
+
+#[test]
+fn the_gate_is_open_for_a_guest_that_only_runs_and_gone_when_it_ends() {
+    if can_run() {
+        let mut guest = Guest::start(&["-M", "microvm", "-m", "128M"]);
+        let monitor =
+            std::sync::Arc::new(wideleaf_attach::monitor::Monitor::of(&guest.process(), &guest.qmp()).unwrap());
+        let gate = GuestGate::new(guest.process(), Some(monitor));
+        assert_eq!((gate.state(), gate.keeps_holes()), (GateState::Open, false));
+        guest.kill();
+        gate.refresh();
+        assert_eq!(gate.state(), GateState::Gone);
+    }
+}
+
+#[test]
+fn a_balloon_that_holds_something_keeps_its_holes() {
+    if can_run() {
+        let guest = Guest::start(&["-M", "q35", "-m", "256M", "-device", "virtio-balloon-pci,free-page-reporting=on"]);
+        let monitor =
+            std::sync::Arc::new(wideleaf_attach::monitor::Monitor::of(&guest.process(), &guest.qmp()).unwrap());
+        assert!(GuestGate::new(guest.process(), Some(monitor)).keeps_holes());
+    }
+}
+
+#[test]
+fn plugged_memory_is_known_to_the_monitor_and_missing_in_the_guess() {
+    if can_run() {
+        let guest = Guest::start(&[
+            "-M",
+            "q35",
+            "-m",
+            "256M,slots=2,maxmem=1G",
+            "-object",
+            "memory-backend-ram,id=plugged,size=128M",
+            "-device",
+            "pc-dimm,id=dimm,memdev=plugged",
+        ]);
+        let process = guest.process();
+        let mut qmp = Qmp::connect(&guest.qmp(), ANSWER_WITHIN).unwrap();
+        let told = ram::map(&process, Some(&mut qmp));
+        assert_eq!(told.bytes(), mib(384), "{told:?}");
+        let above: Vec<_> = told
+            .pieces
+            .iter()
+            .filter(|piece| piece.name == "plugged")
+            .map(|piece| piece.range.gpa.start().get())
+            .collect();
+        assert_eq!(above, [4 << 30]);
+        let guessed = ram::map(&process, None);
+        assert_eq!(guessed.bytes(), mib(256));
+        assert!(guessed.notes.iter().any(|note| note.contains("plugged in")), "{:?}", guessed.notes);
+    }
+}
+
+#[test]
+fn ram_on_both_sides_of_the_hole_is_found_where_no_page_of_it_is_touched() {
+    if can_run() {
+        // Five gibibytes of addresses, none of which the guest gets to touch.
+        let guest = Guest::start(&["-M", "q35", "-m", "5G", "-S"]);
+        let map = map_of(&guest);
+        let seen: Vec<_> = map
+            .pieces
+            .iter()
+            .map(|piece| (piece.range.gpa.start().get() >> 30, piece.range.gpa.bytes().get() >> 30))
+            .collect();
+        assert_eq!(seen, [(0, 2), (4, 3)]);
+        assert!(Bytes::new(Survey::take(&guest.process(), None).view().backing.resident()) < mib(16));
+    }
+}

@@ -1,0 +1,270 @@
+//! The values of the configuration: what a person writes (`"2G"`, `"50%"`, `"10s"`) and what it means. What is not one is answered
+//! with the form it should have.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::{Deserialize, de};
+use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_policies::{Bytes, PolicyChoice};
+
+use super::Pattern;
+
+/// What is done to a VM's pages.
+#[derive(Clone, Debug)]
+pub enum PolicySetting {
+    /// Nothing: it is only looked at.
+    Off,
+    /// What the policy wants.
+    Use(PolicyChoice),
+}
+
+impl PolicySetting {
+    /// Reads `off`, or a policy as on the command line.
+    ///
+    /// # Errors
+    /// What there is instead.
+    pub fn parse(text: &str) -> Result<PolicySetting, String> {
+        match text {
+            "off" => Ok(PolicySetting::Off),
+            text => PolicyChoice::parse(text).map(PolicySetting::Use).map_err(|error| error.to_string()),
+        }
+    }
+}
+
+impl Default for PolicySetting {
+    fn default() -> PolicySetting {
+        PolicySetting::parse("auto").expect("it is in the table of policies")
+    }
+}
+
+impl fmt::Display for PolicySetting {
+    /// What [`PolicySetting::parse`] reads again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PolicySetting::Off => f.write_str("off"),
+            PolicySetting::Use(choice) => choice.fmt(f),
+        }
+    }
+}
+
+/// Two that read the same are the same.
+impl PartialEq for PolicySetting {
+    fn eq(&self, other: &PolicySetting) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl<'de> Deserialize<'de> for PolicySetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PolicySetting, D::Error> {
+        read(deserializer, PolicySetting::parse)
+    }
+}
+
+/// Which guests are taken under management without being named one by one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Automatic {
+    /// `"none"`.
+    None,
+    /// `"all"`.
+    All,
+    /// `["web*", "db"]`.
+    Named(Vec<Pattern>),
+}
+
+impl Automatic {
+    /// Whether a guest of that name is.
+    pub fn is_match(&self, name: &str) -> bool {
+        match self {
+            Automatic::None => false,
+            Automatic::All => true,
+            Automatic::Named(patterns) => patterns.iter().any(|pattern| pattern.is_match(name)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Automatic {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Automatic, D::Error> {
+        deserializer.deserialize_any(AutomaticVisitor)
+    }
+}
+
+struct AutomaticVisitor;
+
+impl<'de> Visitor<'de> for AutomaticVisitor {
+    type Value = Automatic;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"none\", \"all\" or a list of names like [\"web*\", \"db\"]")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Automatic, E> {
+        match text {
+            "none" => Ok(Automatic::None),
+            "all" => Ok(Automatic::All),
+            _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+        }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Automatic, A::Error> {
+        let mut patterns = Vec::new();
+        while let Some(pattern) = names.next_element()? {
+            patterns.push(pattern);
+        }
+        Ok(Automatic::Named(patterns))
+    }
+}
+
+/// Where the metrics are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// `"off"`.
+    Off,
+    /// `"127.0.0.1:9477"`.
+    Tcp(SocketAddr),
+    /// `"unix:/run/wideleaf/metrics.sock"`.
+    Unix(PathBuf),
+}
+
+impl Listen {
+    fn parse(text: &str) -> Result<Listen, String> {
+        match (text, text.strip_prefix("unix:")) {
+            ("off", _) => Ok(Listen::Off),
+            (_, Some(path)) if path.starts_with('/') => Ok(Listen::Unix(path.into())),
+            _ => text.parse().map(Listen::Tcp).map_err(|_| {
+                format!("{text:?} is nowhere to listen: write \"127.0.0.1:9477\", \"unix:/PATH\" or \"off\"")
+            }),
+        }
+    }
+}
+
+impl Default for Listen {
+    /// This host only: the names of its VMs are in the metrics.
+    fn default() -> Listen {
+        Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 9477)))
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Off => f.write_str("off"),
+            Listen::Tcp(address) => address.fmt(f),
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
+        read(deserializer, Listen::parse)
+    }
+}
+
+/// Reads `50%` or `99.5%` as ten thousandths.
+///
+/// # Errors
+/// The form it should have.
+pub fn share_from(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    match number {
+        Some(percent) if (0.0..=100.0).contains(&percent) => Ok((percent * 100.0).round() as u32),
+        _ => Err(format!("{text:?} is not a share: write a number from 0 to 100 and a %, like \"50%\"")),
+    }
+}
+
+/// `"512M"`.
+pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    read(deserializer, |text| Bytes::parse(text).map_err(|error| format!("{text:?}: {error}")))
+}
+
+/// A size that may be left out.
+pub(super) fn some_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
+    size(deserializer).map(Some)
+}
+
+/// `"50%"`.
+pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    read(deserializer, share_from)
+}
+
+/// `"95%"` or `"best-effort"`.
+pub(super) fn guarantee<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Guarantee, D::Error> {
+    read(deserializer, |text| text.parse().map_err(|error: GuaranteeError| error.to_string()))
+}
+
+/// A guarantee that may be left out.
+pub(super) fn some_guarantee<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Guarantee>, D::Error> {
+    guarantee(deserializer).map(Some)
+}
+
+/// `"0660"`.
+pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    read(deserializer, |text| match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err(format!("{text:?} is not a mode: write it in octal, like \"0660\"")),
+    })
+}
+
+/// No VM outweighs another more than that: shares stay far above what a single action takes.
+const WEIGHT_MAX: u32 = 1_000;
+
+/// `2`.
+pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let weight = i64::deserialize(deserializer)?;
+    match u32::try_from(weight) {
+        Ok(weight @ 1..=WEIGHT_MAX) => Ok(Some(weight)),
+        _ => Err(D::Error::custom(format!(
+            "{weight} is not a weight: write a whole number from 1 to {WEIGHT_MAX} (\"off\" is a policy)"
+        ))),
+    }
+}
+
+/// `"10s"`. Whole seconds: nothing here looks more often than once in one.
+pub(super) fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    read(deserializer, |text| {
+        let seconds = match text.strip_suffix('s') {
+            Some(number) => number.parse::<u64>().ok(),
+            None => text.strip_suffix('m').and_then(|number| number.parse::<u64>().ok()?.checked_mul(60)),
+        };
+        match seconds {
+            Some(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
+            _ => Err(format!(
+                "{text:?} is not a time: write whole seconds or minutes, like \"10s\" or \"5m\", a day at most"
+            )),
+        }
+    })
+}
+
+fn read<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_a_percentage() {
+        assert_eq!((share_from("50%"), share_from("99.5%"), share_from("0 %")), (Ok(5_000), Ok(9_950), Ok(0)));
+        for wrong in ["50", "%", "101%", "-1%", "NaN%", "inf%", ""] {
+            assert!(share_from(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn where_to_listen_is_an_address_a_path_or_nowhere() {
+        assert_eq!(Listen::parse("off"), Ok(Listen::Off));
+        assert_eq!(Listen::parse("unix:/run/a.sock"), Ok(Listen::Unix("/run/a.sock".into())));
+        for here in ["[::1]:9477", "127.0.0.1:9477", "unix:/run/a.sock", "off"] {
+            assert_eq!(Listen::parse(here).map(|listen| listen.to_string()), Ok(here.to_owned()));
+        }
+        assert!(Listen::parse("unix:a.sock").is_err() && Listen::parse("localhost").is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! From the first line of `main` to the last: what is started in which order, and ended in the reverse.
+//!
+//! ```text
+//!   state read ─▶ socket bound ─▶ metrics ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads, guests, state
+//!                 (another one lives: end)   │ tick                 │ HUP: reload
+//!                                            │ resume, then scout   │ TERM, INT: end
+//! ```
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::abort;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::config::Config;
+use crate::engine::{Doors, Engine, Service, TICK_INTERVAL};
+use crate::metrics::MetricsServer;
+use crate::peer::Access;
+use crate::server::{ListenError, Server};
+use crate::state::{self, Loaded, State};
+
+/// Why the daemon does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The control socket can not be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The state can neither be read nor put aside.
+    #[error("cannot read the state in {}: {source}", path.display())]
+    State {
+        /// Its file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The metrics can not be served.
+    #[error("cannot serve metrics at {listen}: {source}; give metrics.listen another address, or \"off\"")]
+    Metrics {
+        /// Where.
+        listen: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Signals can not be handled.
+    #[error("cannot handle signals: {0}")]
+    Signals(io::Error),
+}
+
+/// Runs until somebody wants it to end. Guests are left as they are, and the state stays for the next.
+///
+/// # Errors
+/// [`RunError`]; nothing is left running then.
+pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result<(), RunError> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(RunError::Signals)?;
+    let earlier = earlier_state(&config)?;
+    let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
+    let access = Access::new(config.socket.group.clone());
+    let server = Server::start(&config.socket, &access, Arc::new(Service::new(engine.clone(), access.clone())))?;
+    let metrics = match start_metrics(&config, &engine) {
+        Ok(metrics) => metrics,
+        Err(error) => {
+            server.stop();
+            return Err(error);
+        }
+    };
+    let stop = Arc::new(Stop::default());
+    let threads = [tick(&engine, &stop), scout(&engine, &stop, earlier)];
+    tracing::info!("wideleafd {} listens at {}", env!("CARGO_PKG_VERSION"), config.socket.path.display());
+    notify(NotifyState::Ready);
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            break;
+        }
+        if let Err(error) = engine.reload() {
+            tracing::error!("nothing is changed: {error}");
+        }
+    }
+    notify(NotifyState::Stopping);
+    server.stop();
+    metrics.into_iter().for_each(MetricsServer::stop);
+    stop.set();
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("a thread panicked while it ended");
+        }
+    }
+    engine.stop();
+    tracing::info!("wideleafd has ended; the guests are as they were");
+    Ok(())
+}
+
+fn earlier_state(config: &Config) -> Result<State, RunError> {
+    let path = &config.state.path;
+    let at = |source| RunError::State { path: path.clone(), source };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(at)?;
+    }
+    Ok(match state::load(path).map_err(at)? {
+        Loaded::Known(state) => state,
+        Loaded::Fresh => State::default(),
+        Loaded::Damaged { aside, why } => {
+            tracing::warn!("the state makes no sense ({why}): begun anew, and the old one kept as {}", aside.display());
+            State::default()
+        }
+    })
+}
+
+fn start_metrics(config: &Config, engine: &Arc<Engine>) -> Result<Option<MetricsServer>, RunError> {
+    let listen = &config.metrics.listen;
+    let engine = engine.clone();
+    let metrics = MetricsServer::start(listen, move || engine.scrape())
+        .map_err(|source| RunError::Metrics { listen: listen.to_string(), source })?;
+    if let Some(metrics) = &metrics {
+        tracing::info!("metrics are at {}", metrics.address());
+    }
+    Ok(metrics)
+}
+
+/// Nobody may be listening: then there is nobody to tell.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!("systemd is not told: {error}");
+    }
+}
+
+fn tick(engine: &Arc<Engine>, stop: &Arc<Stop>) -> JoinHandle<()> {
+    let (engine, stop) = (engine.clone(), stop.clone());
+    thread::spawn(move || {
+        or_abort("the tick", || {
+            while !stop.wait(TICK_INTERVAL) {
+                engine.tick(engine.now());
+            }
+        });
+    })
+}
+
+fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>, earlier: State) -> JoinHandle<()> {
+    let (engine, stop) = (engine.clone(), stop.clone());
+    thread::spawn(move || {
+        or_abort("the scout", || {
+            engine.resume(earlier);
+            engine.scout();
+            while !stop.wait(engine.scout_interval()) {
+                engine.scout();
+            }
+        });
+    })
+}
+
+/// A daemon that answers and looks after nothing is worse than none: systemd starts another, which goes on from the state.
+fn or_abort(what: &'static str, run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        tracing::error!("{what} panicked, and wideleafd with it: the words are above");
+        abort();
+    }
+}
+
+/// Whether threads are to end, and a way to sleep until then.
+#[derive(Default)]
+struct Stop {
+    is_set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    fn set(&self) {
+        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps, and says whether it is time to end.
+    fn wait(&self, time: Duration) -> bool {
+        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        let slept = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
+        *slept.unwrap_or_else(PoisonError::into_inner).0
+    }
+}

@@ -1,0 +1,450 @@
+//! All VMs of the host, one budget, one view.
+//!
+//! ```text
+//!   every second   tick    look at each VM · forget who ended · guarantees · one budget shared out · state saved
+//!   every interval scout   guests that came: taken, if the configuration names them · rooms nobody came for: given back
+//!   at any time    answer  requests.rs: from what the last tick saw, or by a change
+//! ```
+//!
+//! The table of VMs is locked for moments only, and never while a guest is asked or told something: a monitor that does not answer
+//! holds up who asked for that guest, and nobody else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use wideleaf_control::protocol::Settings;
+use wideleaf_control::view::{VmView, Vmm, WorkView};
+use wideleaf_policies::{BudgetLimits, Bytes};
+
+use crate::config::{Config, ConfigError};
+use crate::guarantee::GuaranteeEvent;
+use crate::guests::{Care, Found, Guests, ProcessId};
+use crate::host_memory::HostMemoryWatch;
+use crate::metrics::Scrape;
+use crate::rooms::{self, Pools, Room};
+use crate::share;
+use crate::state::{self, Remembered, State};
+use crate::usage;
+
+mod requests;
+mod vm;
+
+pub use requests::Service;
+use vm::{Hands, Vm};
+
+/// How often every VM is looked at. Policies plan by themselves; this is for people, and for the budget.
+pub const TICK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often counters are written while they change. Fewer writes than that wear no disk, and nobody misses ten seconds of a
+/// counter.
+const SAVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Guests that somebody detached are remembered so that they are not taken again; those that have ended are forgotten at the next
+/// scouting, so this bounds only what one interval can bring.
+const LEFT_MAX: usize = 4096;
+
+/// The host, as far as the daemon asks it.
+pub struct Doors {
+    /// Its guests.
+    pub guests: Box<dyn Guests>,
+    /// Its pools.
+    pub pools: Box<dyn Pools>,
+    /// How much memory is available; `None` where it can not be told.
+    pub available: Box<dyn Fn() -> Option<Bytes> + Send + Sync>,
+}
+
+/// The daemon without its sockets and threads.
+pub struct Engine {
+    doors: Doors,
+    config_path: Option<PathBuf>,
+    state_path: PathBuf,
+    started: Instant,
+    table: Mutex<Table>,
+    saved: Mutex<Saved>,
+    preparing: Mutex<()>,
+    looked: Mutex<Option<(Instant, Vec<VmView>)>>,
+}
+
+/// What is in the state file.
+enum Saved {
+    /// What an earlier daemon left, which must not be overwritten before it is taken up.
+    NotYetRead,
+    /// Something older than what is known.
+    Old,
+    /// That.
+    As(State),
+}
+
+/// What is known. Locked for moments.
+struct Table {
+    config: Config,
+    vms: BTreeMap<ProcessId, Vm>,
+    being_attached: BTreeSet<ProcessId>,
+    left: BTreeSet<ProcessId>,
+    rooms: Vec<Room>,
+    host: HostMemoryWatch,
+    saved_at: Duration,
+}
+
+/// A guest that is looked after, for whoever wants to ask it something; `None` once it was left to itself.
+type SharedCare = Arc<Mutex<Option<Box<dyn Care>>>>;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever panicked did so in a guest's code or before a change: the table's own changes do not panic half way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Seconds since the epoch.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Engine {
+    /// One that knows of no guest yet. `config_path` is where [`Engine::reload`] reads; `None`: there is no file, and the defaults hold.
+    pub fn new(doors: Doors, config: Config, config_path: Option<PathBuf>) -> Engine {
+        let state_path = config.state.path.clone();
+        let table = Table {
+            config,
+            vms: BTreeMap::new(),
+            being_attached: BTreeSet::new(),
+            left: BTreeSet::new(),
+            rooms: Vec::new(),
+            host: HostMemoryWatch::default(),
+            saved_at: Duration::ZERO,
+        };
+        Engine {
+            doors,
+            config_path,
+            state_path,
+            started: Instant::now(),
+            table: Mutex::new(table),
+            saved: Mutex::new(Saved::NotYetRead),
+            preparing: Mutex::new(()),
+            looked: Mutex::new(None),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        locked(&self.table)
+    }
+
+    /// Time since it was made: the clock of [`Engine::tick`].
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// How long scouting may wait.
+    pub fn scout_interval(&self) -> Duration {
+        self.table().config.attach.interval
+    }
+
+    /// Takes up what an earlier daemon left: guests that are still the same process, and room in the pools.
+    pub fn resume(&self, state: State) {
+        let running = self.doors.guests.find();
+        {
+            let mut table = self.table();
+            table.left.extend(state.left);
+            table.rooms.extend(state.rooms);
+        }
+        for Remembered { process, name, said, work } in state.guests {
+            match running.iter().find(|found| found.process == process) {
+                Some(found) => self.take_or_warn(found, said, work),
+                None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
+            }
+        }
+        self.give_back_rooms(|room| !running.iter().any(|found| found.uuid.as_deref() == Some(&room.uuid)));
+        *locked(&self.saved) = Saved::Old;
+        self.save();
+    }
+
+    fn take_or_warn(&self, found: &Found, said: Settings, work: WorkView) {
+        if let Err(error) = self.take(found, said, work) {
+            tracing::warn!("{} (pid {}) is not managed: {error}", found.name, found.process.pid);
+        }
+    }
+
+    /// Takes a guest under management, which may take seconds. One that is managed already is told what was said, and stays.
+    fn take(&self, found: &Found, said: Settings, before: WorkView) -> Result<(), String> {
+        if found.vmm == Vmm::Wideleaf {
+            return Err("it is run by `wideleaf run`, which has a manager of its own".into());
+        }
+        let wanted = {
+            let mut table = self.table();
+            if table.vms.contains_key(&found.process) {
+                drop(table);
+                return self.set(found.process, &said);
+            }
+            let wanted = table.config.wanted(&found.name, &said)?;
+            if !table.being_attached.insert(found.process) {
+                return Err("it is being attached already".into());
+            }
+            wanted
+        };
+        let taken = self.doors.guests.attach(found, &wanted).map(|mut care| {
+            let view = care.view();
+            Vm::new(found.clone(), said, wanted, before, Hands::Attached(Arc::new(Mutex::new(Some(care)))), view)
+        });
+        let mut table = self.table();
+        table.being_attached.remove(&found.process);
+        let vm = taken?;
+        tracing::info!("{} (pid {}) is managed: policy {}", vm.found.name, vm.found.process.pid, vm.wanted.policy);
+        table.left.remove(&found.process);
+        table
+            .rooms
+            .iter_mut()
+            .filter(|room| Some(&room.uuid) == found.uuid.as_ref())
+            .for_each(|room| room.has_started = true);
+        table.vms.insert(found.process, vm);
+        drop(table);
+        self.share_out();
+        Ok(())
+    }
+
+    /// Changes what is said of a VM. What it can not be is refused, and all stays as it was.
+    fn set(&self, process: ProcessId, changes: &Settings) -> Result<(), String> {
+        let (said, wanted, care) = {
+            let table = self.table();
+            let vm = table.vms.get(&process).ok_or("it has just ended")?;
+            let said = vm::merged(&vm.said, changes);
+            let wanted = table.config.wanted(&vm.found.name, &said)?;
+            (said, wanted, vm.care())
+        };
+        if let Some(care) = care {
+            told(&care, |care| care.apply(&wanted)).unwrap_or(Err("it has just ended".into()))?;
+        }
+        if let Some(vm) = self.table().vms.get_mut(&process) {
+            tracing::info!("{} is set: policy {}, guarantee {}", vm.found.name, wanted.policy, wanted.guarantee);
+            vm.said = said;
+            vm.wanted = wanted;
+        }
+        self.refresh(process);
+        self.share_out();
+        Ok(())
+    }
+
+    /// Looks at one VM now, so that who changed it sees the change.
+    fn refresh(&self, process: ProcessId) {
+        let care = self.table().vms.get(&process).and_then(Vm::care);
+        let view = care.and_then(|care| told(&care, |care| care.view()));
+        if let (Some(view), Some(vm)) = (view, self.table().vms.get_mut(&process)) {
+            vm.see(view);
+        }
+    }
+
+    /// What happens every second.
+    pub fn tick(&self, now: Duration) {
+        self.watch_host();
+        let cares: Vec<(ProcessId, SharedCare)> =
+            self.table().vms.iter().filter_map(|(process, vm)| Some((*process, vm.care()?))).collect();
+        for (process, care) in cares {
+            match told(&care, |care| (!care.has_ended()).then(|| care.view())) {
+                Some(Some(view)) => self.see(process, view),
+                Some(None) => self.forget(process, "has ended"),
+                None => {}
+            }
+        }
+        self.watch_guarantees(now);
+        self.share_out();
+        if now.saturating_sub(self.table().saved_at) >= SAVE_INTERVAL {
+            self.table().saved_at = now;
+            self.save();
+        }
+    }
+
+    fn see(&self, process: ProcessId, view: VmView) {
+        if let Some(vm) = self.table().vms.get_mut(&process) {
+            vm.see(view);
+            vm.count_activity();
+        }
+    }
+
+    fn watch_host(&self) {
+        let available = (self.doors.available)();
+        let mut table = self.table();
+        let was_short = table.host.is_short;
+        let Table { host, config, .. } = &mut *table;
+        host.update(available, &config.host);
+        match (was_short, host.is_short) {
+            (false, true) => {
+                tracing::warn!("the host is short of memory ({} available): nothing grows", host.available)
+            }
+            (true, false) => tracing::info!("the host has memory again ({} available)", host.available),
+            _ => {}
+        }
+    }
+
+    fn watch_guarantees(&self, now: Duration) {
+        let mut missed = Vec::new();
+        let mut table = self.table();
+        let grace = table.config.defaults.grace;
+        for (process, vm) in &mut table.vms {
+            match vm.watch_guarantee(now, grace) {
+                Some(GuaranteeEvent::Missed) => missed.push((*process, vm.care())),
+                Some(GuaranteeEvent::MetAgain) => {
+                    vm.missed_because = None;
+                    tracing::info!("{} has its guarantee of {} again", vm.found.name, vm.wanted.guarantee);
+                }
+                None => {}
+            }
+        }
+        drop(table);
+        for (process, care) in missed {
+            let explanation = care.and_then(|care| told(&care, |care| care.explain()));
+            let reason = explanation
+                .and_then(|explanation| explanation.reasons.into_iter().next())
+                .map_or("only its own process knows why".to_owned(), |reason| {
+                    format!("{} windows: {}", reason.windows, reason.text)
+                });
+            if let Some(vm) = self.table().vms.get_mut(&process) {
+                tracing::warn!("{} is under its guarantee of {}: {reason}", vm.found.name, vm.wanted.guarantee);
+                vm.missed_because = Some(reason);
+            }
+        }
+    }
+
+    /// Gives each VM its part of the budget, and says whether it may grow. Only who gets something new is told.
+    fn share_out(&self) {
+        let mut told_so: Vec<(SharedCare, BudgetLimits, bool)> = Vec::new();
+        let mut table = self.table();
+        let claims: Vec<share::Claim> = table.vms.values().map(Vm::claim).collect();
+        let parts = share::parts(table.config.budget.limits(), &claims);
+        let is_short = table.host.is_short;
+        for (vm, limits) in table.vms.values_mut().zip(parts) {
+            let may_grow = !is_short && !vm.is_bloated();
+            if (vm.limits, vm.may_grow) != (Some(limits), may_grow) {
+                (vm.limits, vm.may_grow) = (Some(limits), may_grow);
+                told_so.extend(vm.care().map(|care| (care, limits, may_grow)));
+            }
+        }
+        drop(table);
+        for (care, limits, may_grow) in told_so {
+            told(&care, |care| {
+                care.set_limits(limits);
+                care.set_may_grow(may_grow);
+            });
+        }
+    }
+
+    /// Takes a VM off the table, and what it had of the pools back.
+    fn forget(&self, process: ProcessId, why: &str) {
+        let Some(vm) = self.table().vms.remove(&process) else { return };
+        tracing::info!("{} (pid {}) {why}", vm.found.name, process.pid);
+        if let Some(uuid) = &vm.found.uuid {
+            self.give_back_rooms(|room| room.uuid == *uuid);
+        }
+        if let Some(care) = vm.care().and_then(|care| locked(&care).take()) {
+            care.stop();
+        }
+        self.save();
+    }
+
+    /// Looks for guests that came and rooms that nobody came for.
+    pub fn scout(&self) {
+        let running = self.doors.guests.find();
+        let is_running = |process: &ProcessId| running.iter().any(|found| found.process == *process);
+        let came: Vec<Found> = {
+            let mut table = self.table();
+            table.left.retain(is_running);
+            let is_new =
+                |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
+            let is_named =
+                |found: &Found| found.vmm != Vmm::Wideleaf && table.config.attach.automatic.is_match(&found.name);
+            running.iter().filter(|found| is_new(found) && is_named(found)).cloned().collect()
+        };
+        for found in &came {
+            self.take_or_warn(found, Settings::default(), WorkView::default());
+        }
+        let uuids: Vec<&str> = running.iter().filter_map(|found| found.uuid.as_deref()).collect();
+        self.give_back_rooms(|room| rooms::is_abandoned(room, &uuids, now_s()));
+        self.save();
+    }
+
+    fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {
+        let gone: Vec<Room> = self.table().rooms.extract_if(.., |room| which(room)).collect();
+        for room in gone {
+            tracing::info!("room in the pool for {} goes back", room.domain);
+            rooms::give_back(&*self.doors.pools, room.grown);
+        }
+    }
+
+    /// Reads the configuration again and tells every VM what has changed for it. Counters go on.
+    ///
+    /// # Errors
+    /// What is wrong with the file; nothing is changed then.
+    pub fn reload(&self) -> Result<(), ConfigError> {
+        let config = self.config_path.as_deref().map_or(Ok(Config::default()), Config::read)?;
+        let processes: Vec<ProcessId> = {
+            let mut table = self.table();
+            let is_elsewhere = config.socket != table.config.socket
+                || config.metrics != table.config.metrics
+                || config.state != table.config.state;
+            if is_elsewhere {
+                tracing::warn!("[socket], [metrics] and [state] are as they were until wideleafd is restarted");
+            }
+            table.config = config;
+            table.vms.keys().copied().collect()
+        };
+        for process in processes {
+            if let Err(error) = self.set(process, &Settings::default()) {
+                tracing::warn!("pid {} stays as it was: {error}", process.pid);
+            }
+        }
+        tracing::info!("the configuration was read again");
+        Ok(())
+    }
+
+    /// Writes the state, if it has changed.
+    fn save(&self) {
+        let mut saved = locked(&self.saved);
+        let state = self.state();
+        match &*saved {
+            Saved::NotYetRead => return,
+            Saved::As(there) if *there == state => return,
+            Saved::Old | Saved::As(_) => {}
+        }
+        match state::save(&self.state_path, &state) {
+            Ok(()) => *saved = Saved::As(state),
+            Err(error) => tracing::error!("cannot save the state in {}: {error}", self.state_path.display()),
+        }
+    }
+
+    fn state(&self) -> State {
+        let table = self.table();
+        State {
+            version: state::VERSION,
+            guests: table.vms.values().filter_map(Vm::remembered).collect(),
+            left: table.left.iter().take(LEFT_MAX).copied().collect(),
+            rooms: table.rooms.clone(),
+        }
+    }
+
+    /// Leaves all guests as they are, and keeps the state for the next daemon.
+    pub fn stop(&self) {
+        self.save();
+        let vms = std::mem::take(&mut self.table().vms);
+        for care in vms.values().filter_map(Vm::care).filter_map(|care| locked(&care).take()) {
+            care.stop();
+        }
+    }
+
+    /// What is known of every VM that is managed, as of the last tick.
+    pub fn views(&self) -> Vec<VmView> {
+        self.table().vms.values().map(Vm::view).collect()
+    }
+
+    /// What is scraped: of the last tick, so that it costs the same however the guests are.
+    pub fn scrape(&self) -> Scrape {
+        let vms = self.table().vms.values().map(|vm| (vm.view(), !vm.is_guarantee_missed())).collect();
+        Scrape { vms, daemon: self.daemon_view(), resident: usage::resident(), pools: self.doors.pools.status() }
+    }
+}
+
+/// Asks or tells a guest something; `None` where it was left to itself meanwhile.
+fn told<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
+    locked(care).as_deref_mut().map(tell)
+}
+
+#[cfg(test)]
+mod tests;

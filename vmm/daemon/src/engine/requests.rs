@@ -1,0 +1,331 @@
+//! What is answered to whom.
+
+use std::time::{Duration, Instant};
+
+use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, Settings, Target};
+use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
+use wideleaf_memory::pool::Granted;
+
+use super::vm::{Hands, Vm};
+use super::{Engine, locked, now_s, told};
+use crate::guests::{Care, Found, ProcessId};
+use crate::peer::{Access, Peer, is_reading};
+use crate::rooms::{self, Room};
+use crate::server::{Answers, ConnectionId};
+use crate::usage;
+
+/// VMs that are named where one is asked for that does not exist. More is no help.
+const NAMES_MAX: usize = 20;
+
+/// Guests that nobody manages are looked at again only after that long: whoever may ask may ask as often as they like.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The engine, as the control socket knows it.
+pub struct Service {
+    engine: std::sync::Arc<Engine>,
+    access: Access,
+}
+
+impl Service {
+    /// Answers for `engine`, to whom `access` allows it.
+    pub fn new(engine: std::sync::Arc<Engine>, access: Access) -> Service {
+        Service { engine, access }
+    }
+}
+
+impl Answers for Service {
+    fn answer(&self, connection: ConnectionId, peer: Peer, request: Request) -> Reply {
+        if !is_reading(&request) && !self.access.may_change(peer) {
+            let uid = peer.uid;
+            return Reply::Error(format!(
+                "user {uid} may only look: root and members of socket.group may change things"
+            ));
+        }
+        match self.engine.answer(connection, peer, request) {
+            Ok(answer) => Reply::Ok(Box::new(answer)),
+            Err(why) => Reply::Error(why),
+        }
+    }
+
+    fn closed(&self, connection: ConnectionId) {
+        self.engine.unregister(connection);
+    }
+}
+
+/// Whom a name means.
+enum Meant {
+    /// One of the table.
+    Managed(ProcessId),
+    /// One that nobody manages.
+    Other(Found),
+}
+
+impl Engine {
+    fn answer(&self, connection: ConnectionId, peer: Peer, request: Request) -> Result<Answer, String> {
+        match request {
+            Request::Daemon => Ok(Answer::Daemon(self.daemon_view())),
+            Request::List => Ok(Answer::Vms(self.list())),
+            Request::Info { vm } => self.info(&vm).map(|view| Answer::Vm(Box::new(view))),
+            Request::Explain { vm } => self.explain(&vm).map(Answer::Explanation),
+            Request::Windows { vm } => self.windows(&vm).map(Answer::Windows),
+            Request::Set { vm, changes } => {
+                let process = self.managed(&vm)?;
+                self.set(process, &changes)?;
+                self.save();
+                self.view_of(process)
+            }
+            Request::Attach { target, settings } => {
+                let found = self.attach(&target, settings)?;
+                self.view_of(found.process)
+            }
+            Request::Detach { vm } => self.detach(&vm),
+            Request::Reload => self.reload().map(|()| Answer::Done).map_err(|error| error.to_string()),
+            Request::Register { vm } => self.register(connection, peer, *vm).map(Answer::Limits),
+            Request::Status { vm } => self.status(connection, *vm).map(Answer::Limits),
+            Request::Prepare { domain, uuid, pages } => self.prepare(domain, uuid, pages),
+            Request::Release { domain: _, uuid } => {
+                self.give_back_rooms(|room| room.uuid == uuid);
+                self.save();
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    /// The daemon itself.
+    pub fn daemon_view(&self) -> DaemonView {
+        let table = self.table();
+        DaemonView {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            vms: table.vms.len(),
+            copy_per_second: table.config.budget.copy_per_second.get(),
+            cpu_share: table.config.budget.cpu_share,
+            cpu_s: usage::cpu().as_secs_f64(),
+            host_free: table.host.available.get(),
+            is_host_short: table.host.is_short,
+        }
+    }
+
+    /// Those that are managed, and then the others.
+    fn list(&self) -> Vec<VmView> {
+        let mut views = self.views();
+        views.extend(self.others());
+        views
+    }
+
+    /// Guests that nobody manages.
+    fn others(&self) -> Vec<VmView> {
+        let mut looked = locked(&self.looked);
+        let is_fresh = |at: &Instant| at.elapsed() < LOOK_INTERVAL;
+        if let Some((at, views)) = &*looked
+            && is_fresh(at)
+        {
+            let table = self.table();
+            let is_other = |view: &&VmView| !table.vms.contains_key(&process_of(view));
+            return views.iter().filter(is_other).cloned().collect();
+        }
+        let views: Vec<VmView> =
+            self.others_found().iter().filter_map(|found| self.doors.guests.look(found).ok()).collect();
+        *looked = Some((Instant::now(), views.clone()));
+        views
+    }
+
+    fn others_found(&self) -> Vec<Found> {
+        let found = self.doors.guests.find();
+        let table = self.table();
+        found.into_iter().filter(|found| !table.vms.contains_key(&found.process)).collect()
+    }
+
+    fn info(&self, name: &str) -> Result<VmView, String> {
+        match self.meant(name)? {
+            Meant::Managed(process) => {
+                self.table().vms.get(&process).map(Vm::view).ok_or_else(|| format!("{name} has just ended"))
+            }
+            Meant::Other(found) => self.doors.guests.look(&found),
+        }
+    }
+
+    fn view_of(&self, process: ProcessId) -> Result<Answer, String> {
+        let table = self.table();
+        let vm = table.vms.get(&process).ok_or("it has just ended")?;
+        Ok(Answer::Vm(Box::new(vm.view())))
+    }
+
+    fn explain(&self, name: &str) -> Result<Explanation, String> {
+        match self.meant(name)? {
+            Meant::Managed(process) => {
+                self.ask(process, |care| care.explain(), |found| self.doors.guests.explain(found))
+            }
+            Meant::Other(found) => self.doors.guests.explain(&found),
+        }
+    }
+
+    fn windows(&self, name: &str) -> Result<WindowMap, String> {
+        match self.meant(name)? {
+            Meant::Managed(process) => {
+                self.ask(process, |care| care.windows(), |found| self.doors.guests.windows(found))
+            }
+            Meant::Other(found) => self.doors.guests.windows(&found),
+        }
+    }
+
+    /// Asks whoever looks after a VM; where that is its own process, what can be seen from outside has to do.
+    fn ask<T>(
+        &self,
+        process: ProcessId,
+        ask: impl FnOnce(&mut (dyn Care + 'static)) -> T,
+        look: impl FnOnce(&Found) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let (care, found) = {
+            let table = self.table();
+            let vm = table.vms.get(&process).ok_or("it has just ended")?;
+            (vm.care(), vm.found.clone())
+        };
+        match care {
+            Some(care) => told(&care, ask).ok_or_else(|| format!("{} has just ended", found.name)),
+            None => look(&found),
+        }
+    }
+
+    fn managed(&self, name: &str) -> Result<ProcessId, String> {
+        match self.meant(name)? {
+            Meant::Managed(process) => Ok(process),
+            Meant::Other(found) => {
+                let Found { name, process, .. } = found;
+                Err(format!("{name} is not managed: run `wideleaf attach {}` first", process.pid))
+            }
+        }
+    }
+
+    /// Whom `text`, a name, a process id or a UUID, means.
+    fn meant(&self, text: &str) -> Result<Meant, String> {
+        let others = self.others_found();
+        let table = self.table();
+        let managed = table.vms.values().map(|vm| &vm.found);
+        let all: Vec<&Found> = managed.chain(&others).collect();
+        let meant: Vec<&&Found> = all.iter().filter(|found| is_called(found, text)).collect();
+        match meant.as_slice() {
+            [found] if table.vms.contains_key(&found.process) => Ok(Meant::Managed(found.process)),
+            [found] => Ok(Meant::Other((**found).clone())),
+            [] => Err(unknown(text, &all)),
+            several => {
+                let pids: Vec<String> = several.iter().map(|found| found.process.pid.to_string()).collect();
+                Err(format!("{} VMs are called {text:?}: name one by its process id ({})", pids.len(), pids.join(", ")))
+            }
+        }
+    }
+
+    fn attach(&self, target: &Target, settings: Settings) -> Result<Found, String> {
+        let found = self.doors.guests.resolve(target)?;
+        self.take(&found, settings, WorkView::default())?;
+        self.save();
+        Ok(found)
+    }
+
+    fn detach(&self, name: &str) -> Result<Answer, String> {
+        let process = self.managed(name)?;
+        {
+            let mut table = self.table();
+            if table.vms.get(&process).is_some_and(|vm| matches!(vm.hands, Hands::Registered(_))) {
+                return Err(format!("{name} looks after itself: `wideleaf set {name} policy=off` stops that"));
+            }
+            table.left.insert(process);
+        }
+        self.forget(process, "is left to itself");
+        Ok(Answer::Done)
+    }
+
+    fn register(&self, connection: ConnectionId, peer: Peer, view: VmView) -> Result<Limits, String> {
+        if view.pid != peer.pid {
+            return Err(format!("process {} can not register a VM of process {}", peer.pid, view.pid));
+        }
+        let found =
+            Found { process: process_of(&view), name: view.name.clone(), uuid: view.uuid.clone(), vmm: Vmm::Wideleaf };
+        let process = found.process;
+        {
+            let mut table = self.table();
+            if table.vms.contains_key(&process) {
+                return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
+            }
+            let wanted = table.config.wanted(&found.name, &Settings::default())?;
+            tracing::info!("{} (pid {}) has registered", found.name, process.pid);
+            let hands = Hands::Registered(connection);
+            let vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);
+            table.vms.insert(process, vm);
+        }
+        self.share_out();
+        self.limits_of(connection)
+    }
+
+    fn status(&self, connection: ConnectionId, view: VmView) -> Result<Limits, String> {
+        {
+            let mut table = self.table();
+            let vm = table.vms.values_mut().find(|vm| is_of(vm, connection)).ok_or("register first")?;
+            if process_of(&view) != vm.found.process {
+                return Err(format!("this connection is that of process {}", vm.found.process.pid));
+            }
+            vm.see(view);
+            vm.count_activity();
+        }
+        self.limits_of(connection)
+    }
+
+    fn limits_of(&self, connection: ConnectionId) -> Result<Limits, String> {
+        let table = self.table();
+        table
+            .vms
+            .values()
+            .find(|vm| is_of(vm, connection))
+            .map(Vm::limits_reply)
+            .ok_or_else(|| "register first".to_owned())
+    }
+
+    /// Forgets the VM that was registered over a connection that has ended.
+    fn unregister(&self, connection: ConnectionId) {
+        let process = self.table().vms.values().find(|vm| is_of(vm, connection)).map(|vm| vm.found.process);
+        if let Some(process) = process {
+            self.forget(process, "has ended");
+        }
+    }
+
+    /// Makes room for a domain. What was made for an earlier start of it goes back first.
+    fn prepare(&self, domain: String, uuid: String, wanted: Vec<PoolRequest>) -> Result<Answer, String> {
+        let _one_at_a_time = locked(&self.preparing);
+        self.give_back_rooms(|room| room.uuid == uuid);
+        let others = self.table().rooms.clone();
+        let grown =
+            rooms::make(&*self.doors.pools, &wanted, &others).map_err(|error| format!("no room for {domain}: {error}"));
+        if let Ok(grown) = &grown {
+            let pages: u64 = grown.iter().map(Granted::pages).sum();
+            tracing::info!("room for {domain}: {pages} pages more");
+            let room = Room { uuid, domain, wanted, grown: grown.clone(), has_started: false, made_at_s: now_s() };
+            self.table().rooms.push(room);
+        }
+        self.save();
+        grown.map(|_| Answer::Done)
+    }
+}
+
+fn is_of(vm: &Vm, connection: ConnectionId) -> bool {
+    matches!(vm.hands, Hands::Registered(of) if of == connection)
+}
+
+fn process_of(view: &VmView) -> ProcessId {
+    ProcessId { pid: view.pid, started_at: view.started_at }
+}
+
+fn is_called(found: &Found, text: &str) -> bool {
+    found.name == text || found.uuid.as_deref() == Some(text) || text.parse() == Ok(found.process.pid)
+}
+
+fn unknown(text: &str, all: &[&Found]) -> String {
+    let mut names: Vec<&str> = all.iter().take(NAMES_MAX).map(|found| found.name.as_str()).collect();
+    if all.len() > NAMES_MAX {
+        names.push("…");
+    }
+    match names.as_slice() {
+        [] => format!("there is no VM {text:?}, and no other"),
+        _ => format!("there is no VM {text:?}; there are {}", names.join(", ")),
+    }
+}

@@ -1,0 +1,544 @@
+//! The engine on guests, pools and a host's memory that a test makes up.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use proptest::prelude::*;
+use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, Target};
+use wideleaf_control::view::{Care as CareView, Guarantee};
+use wideleaf_policies::units::{gib, mib};
+
+use super::*;
+use crate::guests::fake::FakeGuests;
+use crate::peer::{Access, Peer};
+use crate::rooms::{FakePool, FakePools};
+use crate::server::{Answers, ConnectionId};
+use crate::state::Loaded;
+
+const ROOT: Peer = Peer { pid: 1, uid: 0, gid: 0 };
+const SOMEBODY: Peer = Peer { pid: 1, uid: 4_242, gid: 4_242 };
+const HERE: ConnectionId = ConnectionId::new(0);
+
+struct Bench {
+    folder: tempfile::TempDir,
+    guests: FakeGuests,
+    pools: Arc<FakePools>,
+    available: Arc<AtomicU64>,
+    engine: Arc<Engine>,
+    service: Service,
+}
+
+impl Bench {
+    fn new(config: &str) -> Bench {
+        let guests = FakeGuests::default();
+        let pools = Arc::new(FakePools::new(FakePool { free: 0, growth_left: 100 }));
+        Bench::on(tempfile::tempdir().expect("a temporary folder"), guests, pools, config)
+    }
+
+    /// A daemon on that host; it reads its configuration from the folder again.
+    fn on(folder: tempfile::TempDir, guests: FakeGuests, pools: Arc<FakePools>, config: &str) -> Bench {
+        let config_path = folder.path().join("wideleafd.toml");
+        let text = format!("[state]\npath = {:?}\n{config}", state_path(folder.path()));
+        std::fs::write(&config_path, &text).expect("written");
+        let available = Arc::new(AtomicU64::new(gib(8).get()));
+        let seen = available.clone();
+        let doors = Doors {
+            guests: Box::new(guests.clone()),
+            pools: Box::new(pools.clone()),
+            available: Box::new(move || Some(Bytes::new(seen.load(Ordering::Relaxed)))),
+        };
+        let config = Config::parse(&text).expect("the test's configuration makes sense");
+        let engine = Arc::new(Engine::new(doors, config, Some(config_path)));
+        let service = Service::new(engine.clone(), Access::with_files(None, 0, "/nowhere"));
+        let bench = Bench { folder, guests, pools, available, engine, service };
+        bench.engine.resume(bench.state());
+        bench
+    }
+
+    /// The daemon is killed, and another started on the same host.
+    fn restarted(self) -> Bench {
+        Bench::on(self.folder, self.guests, self.pools, "")
+    }
+
+    fn state(&self) -> State {
+        match state::load(&state_path(self.folder.path())).expect("a folder of the test's") {
+            Loaded::Known(state) => state,
+            Loaded::Fresh => State::default(),
+            Loaded::Damaged { why, .. } => panic!("{why}"),
+        }
+    }
+
+    fn configure(&self, config: &str) {
+        let text = format!("[state]\npath = {:?}\n{config}", state_path(self.folder.path()));
+        std::fs::write(self.folder.path().join("wideleafd.toml"), text).expect("written");
+    }
+
+    fn ask(&self, request: Request) -> Result<Answer, String> {
+        self.ask_as(ROOT, request)
+    }
+
+    fn ask_as(&self, peer: Peer, request: Request) -> Result<Answer, String> {
+        match self.service.answer(HERE, peer, request) {
+            Reply::Ok(answer) => Ok(*answer),
+            Reply::Error(why) => Err(why),
+        }
+    }
+
+    fn attach(&self, pid: u32) -> Result<Answer, String> {
+        self.ask(Request::Attach { target: Target::Pid(pid), settings: Settings::default() })
+    }
+
+    fn set(&self, vm: &str, policy: &str) -> Result<Answer, String> {
+        let changes = Settings { policy: Some(policy.into()), ..Settings::default() };
+        self.ask(Request::Set { vm: vm.into(), changes })
+    }
+
+    fn list(&self) -> Vec<VmView> {
+        let Ok(Answer::Vms(vms)) = self.ask(Request::List) else { panic!("a list is answered with VMs") };
+        vms
+    }
+
+    fn managed(&self) -> Vec<String> {
+        self.engine.views().into_iter().map(|view| view.name).collect()
+    }
+
+    fn tick_at(&self, second: u64) {
+        self.engine.tick(Duration::from_secs(second));
+    }
+}
+
+fn state_path(folder: &Path) -> PathBuf {
+    folder.join("state.json")
+}
+
+fn info(vm: &str) -> Request {
+    Request::Info { vm: vm.into() }
+}
+
+fn work(copied: Bytes) -> WorkView {
+    WorkView { copied: copied.get(), ..WorkView::default() }
+}
+
+#[test]
+fn guests_that_nobody_manages_are_listed_and_looked_at() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    assert_eq!(bench.list()[0].care, CareView::Unmanaged);
+    assert!(matches!(bench.ask(info("web")), Ok(Answer::Vm(view)) if view.pid == 10));
+    assert!(
+        matches!(bench.ask(Request::Explain { vm: "10".into() }), Ok(Answer::Explanation(why)) if why.windows == 2)
+    );
+    assert!(
+        matches!(bench.ask(Request::Windows { vm: "web".into() }), Ok(Answer::Windows(map)) if map.ranges[0].backing == "24")
+    );
+    assert_eq!(bench.guests.guest(10).attached, 0);
+}
+
+#[test]
+fn a_guest_is_attached_once_however_often_it_is_asked_for() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    for _ in 0..2 {
+        assert!(matches!(bench.attach(10), Ok(Answer::Vm(view)) if view.care == CareView::Managed));
+    }
+    assert_eq!((bench.guests.guest(10).attached, bench.list().len()), (1, 1));
+    assert!(matches!(bench.ask(Request::Daemon), Ok(Answer::Daemon(daemon)) if daemon.vms == 1));
+}
+
+#[test]
+fn what_can_not_be_attached_is_told_and_nothing_is_left_behind() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.guests.change(10, |guest| guest.attach_error = Some("needs CAP_SYS_NICE".into()));
+    for _ in 0..2 {
+        assert_eq!(bench.attach(10), Err("needs CAP_SYS_NICE".into()));
+    }
+    bench.guests.change(10, |guest| guest.attach_error = None);
+    assert!(bench.attach(10).is_ok());
+}
+
+#[test]
+fn a_guest_of_ours_is_not_taken_from_its_own_manager() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    bench.guests.start(10, "ours");
+    bench.guests.change(10, |guest| guest.found.vmm = Vmm::Wideleaf);
+    bench.engine.scout();
+    assert!(bench.attach(10).expect_err("it has a manager").contains("a manager of its own"));
+    assert_eq!(bench.guests.guest(10).attached, 0);
+}
+
+#[test]
+fn guests_that_come_are_taken_if_the_configuration_names_them() {
+    let bench = Bench::new("[attach]\nautomatic = [\"web*\"]\n[[vm]]\nname = \"web-2\"\npolicy = \"off\"");
+    for (pid, name) in [(10, "web-1"), (11, "web-2"), (12, "db")] {
+        bench.guests.start(pid, name);
+    }
+    bench.engine.scout();
+    assert_eq!(bench.managed(), ["web-1", "web-2"]);
+    assert_eq!(bench.guests.guest(11).policy.expect("it was told").to_string(), "off");
+}
+
+#[test]
+fn who_was_detached_is_not_taken_again_by_itself_but_when_asked_for() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    bench.guests.start(10, "web");
+    bench.engine.scout();
+    assert_eq!(bench.ask(Request::Detach { vm: "web".into() }), Ok(Answer::Done));
+    assert_eq!(bench.guests.guest(10).stopped, 1);
+    bench.engine.scout();
+    assert!(bench.managed().is_empty());
+    assert!(bench.attach(10).is_ok());
+}
+
+#[test]
+fn who_has_ended_is_forgotten() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.tick_at(1);
+    assert!(bench.managed().is_empty() && bench.state().guests.is_empty());
+    assert_eq!(bench.ask(info("web")), Err("there is no VM \"web\", and no other".into()));
+}
+
+#[test]
+fn a_name_that_two_have_is_asked_back_and_one_that_nobody_has_is_told_who_there_is() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.guests.start(11, "web");
+    assert_eq!(bench.ask(info("web")), Err("2 VMs are called \"web\": name one by its process id (10, 11)".into()));
+    assert!(bench.ask(info("00000000-0000-0000-0000-000000000011")).is_ok());
+    assert_eq!(bench.ask(info("db")), Err("there is no VM \"db\"; there are web, web".into()));
+    assert!(bench.set("10", "off").expect_err("nobody manages it").contains("run `wideleaf attach 10` first"));
+}
+
+#[test]
+fn whoever_may_connect_may_look_and_only_some_may_change_things() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    for request in [Request::Daemon, Request::List, info("web"), Request::Explain { vm: "web".into() }] {
+        assert!(bench.ask_as(SOMEBODY, request).is_ok());
+    }
+    let attach = Request::Attach { target: Target::Pid(10), settings: Settings::default() };
+    for request in [attach, Request::Reload, Request::Detach { vm: "web".into() }] {
+        assert!(bench.ask_as(SOMEBODY, request).expect_err("not for them").starts_with("user 4242 may only look"));
+    }
+    assert_eq!(bench.guests.guest(10).attached, 0);
+}
+
+#[test]
+fn what_is_set_holds_and_what_can_not_be_set_changes_nothing() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    assert!(matches!(bench.set("web", "off"), Ok(Answer::Vm(view)) if view.care == CareView::Off));
+    assert!(bench.set("web", "nope").expect_err("no such policy").contains("there is no policy \"nope\""));
+    assert_eq!(bench.set("web", "giant"), Err("giant needs a guest of our own".into()));
+    let Ok(Answer::Vm(view)) = bench.ask(info("web")) else { panic!("it is there") };
+    assert_eq!(view.policy.as_deref(), Some("off"));
+}
+
+#[test]
+fn a_reload_changes_running_vms_and_keeps_their_counters() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.guests.change(10, |guest| guest.work = work(mib(6)));
+    bench.configure("[defaults]\npolicy = \"greedy\"\nguarantee = \"95%\"");
+    assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done));
+    let view = bench.list().remove(0);
+    assert_eq!((view.policy.as_deref(), view.guarantee), (Some("greedy"), Guarantee::Coverage(9_500)));
+    assert_eq!((view.work.map(|work| work.copied), bench.guests.guest(10).attached), (Some(mib(6).get()), 1));
+}
+
+#[test]
+fn a_mistake_in_the_file_changes_nothing() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.configure("[defaults]\npolicy = \"greedy\"\nguarantee = \"most\"");
+    let error = bench.ask(Request::Reload).expect_err("it is no guarantee");
+    assert!(error.contains("wideleafd.toml:5:13: "), "{error}");
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("auto"));
+}
+
+#[test]
+fn the_budget_goes_to_who_has_work_and_is_never_exceeded() {
+    let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"\n[[vm]]\nname = \"big\"\nweight = 3");
+    for (pid, name) in [(10, "big"), (11, "small"), (12, "idle")] {
+        bench.guests.start(pid, name);
+        bench.attach(pid).expect("it runs");
+    }
+    let copies = || [10, 11, 12].map(|pid| bench.guests.guest(pid).limits.expect("it was told").copy_per_second);
+    assert_eq!(copies(), [mib(960), mib(320), mib(320)]); // 3 : 1 : 1, since nobody has done anything yet
+    for pid in [10, 11] {
+        bench.guests.change(pid, |guest| guest.work = work(mib(2)));
+    }
+    bench.tick_at(1);
+    assert_eq!(copies(), [mib(1125), mib(375), mib(100)]);
+    bench.tick_at(2);
+    assert_eq!(copies(), [mib(960), mib(320), mib(320)]);
+}
+
+#[test]
+fn nothing_grows_while_the_host_is_short_or_a_vm_has_its_bloat() {
+    let bench = Bench::new("[[vm]]\nname = \"web\"\nbloat_max = \"4M\"");
+    for (pid, name) in [(10, "web"), (11, "db")] {
+        bench.guests.start(pid, name);
+        bench.attach(pid).expect("it runs");
+    }
+    let may_grow = || [10, 11].map(|pid| bench.guests.guest(pid).may_grow);
+    bench.available.store(mib(511).get(), Ordering::Relaxed);
+    bench.tick_at(1);
+    assert_eq!(may_grow(), [false, false]);
+    assert!(matches!(bench.ask(Request::Daemon), Ok(Answer::Daemon(daemon)) if daemon.is_host_short));
+    bench.available.store(mib(1023).get(), Ordering::Relaxed);
+    bench.tick_at(2);
+    assert_eq!(may_grow(), [false, false]); // between the marks: as it was
+    bench.available.store(gib(1).get(), Ordering::Relaxed);
+    bench.tick_at(3);
+    assert_eq!(may_grow(), [true, true]);
+    bench.guests.change(10, |guest| guest.work.bloat = mib(4).get());
+    bench.tick_at(4);
+    assert_eq!(may_grow(), [false, true]);
+}
+
+#[test]
+fn a_guarantee_that_is_missed_is_in_the_view_with_its_reason_and_goes_when_it_is_met() {
+    let bench = Bench::new("[defaults]\nguarantee = \"95%\"\ngrace = \"10s\"");
+    bench.guests.start(10, "web"); // half of it is huge
+    bench.attach(10).expect("it runs");
+    let notes = || bench.list().remove(0).notes;
+    let is_met = || bench.engine.scrape().vms[0].1;
+    bench.tick_at(1);
+    bench.tick_at(11);
+    assert_eq!((notes(), is_met()), (Vec::new(), true));
+    bench.tick_at(12);
+    let expected = "it is under its guarantee of 95%: 1 windows: the policy has not chosen it";
+    assert_eq!((notes(), is_met()), (vec![expected.to_owned()], false));
+    bench.guests.change(10, |guest| guest.backing.base_4k = 0);
+    bench.tick_at(13);
+    assert_eq!((notes(), is_met()), (Vec::new(), true));
+}
+
+#[test]
+fn a_daemon_that_was_killed_is_back_with_what_it_knew() {
+    let bench = Bench::new("");
+    for (pid, name) in [(10, "web"), (11, "db"), (12, "gone"), (13, "left")] {
+        bench.guests.start(pid, name);
+        bench.attach(pid).expect("it runs");
+    }
+    bench.set("web", "off").expect("it is managed");
+    bench.ask(Request::Detach { vm: "left".into() }).expect("it is managed");
+    bench.guests.change(11, |guest| guest.work = work(mib(6)));
+    bench.tick_at(10);
+    bench.guests.change(11, |guest| guest.work = work(Bytes::ZERO)); // its next manager counts from zero
+    bench.guests.change(12, |guest| guest.has_ended = true);
+
+    let bench = bench.restarted();
+    assert_eq!(bench.managed(), ["web", "db"]);
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("off"));
+    bench.guests.change(11, |guest| guest.work = work(mib(2)));
+    bench.tick_at(1);
+    assert_eq!(bench.list()[1].work.as_ref().map(|work| work.copied), Some(mib(8).get()));
+    assert_eq!(bench.state().left.len(), 1);
+}
+
+#[test]
+fn a_process_id_that_came_again_is_another_guest() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.guests.change(10, |guest| guest.found.process.started_at += 1);
+    assert!(bench.restarted().managed().is_empty());
+}
+
+#[test]
+fn guests_are_left_as_they_are_at_the_end() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.engine.stop();
+    assert_eq!((bench.guests.guest(10).stopped, bench.state().guests.len()), (1, 1));
+}
+
+fn prepare(uuid: &str, pages: u64) -> Request {
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None }];
+    Request::Prepare { domain: "web".into(), uuid: uuid.into(), pages }
+}
+
+fn release(uuid: &str) -> Request {
+    Request::Release { domain: "web".into(), uuid: uuid.into() }
+}
+
+#[test]
+fn room_for_a_domain_is_made_once_and_goes_back_when_it_is_released() {
+    let bench = Bench::new("");
+    for _ in 0..2 {
+        assert_eq!(bench.ask(prepare("u", 60)), Ok(Answer::Done));
+        assert_eq!(bench.pools.now().growth_left, 40);
+    }
+    assert_eq!(bench.ask(prepare("v", 60)), Err("no room for web: 60 pages are missing, 40 can be made".into()));
+    assert_eq!(bench.ask(release("u")), Ok(Answer::Done));
+    assert_eq!(bench.ask(release("u")), Ok(Answer::Done)); // it has none any more
+    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (100, 0));
+}
+
+#[test]
+fn room_goes_back_when_its_vm_ends_without_a_word() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
+    bench.attach(10).expect("it runs");
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.tick_at(1);
+    assert_eq!(bench.pools.now().growth_left, 100);
+}
+
+#[test]
+fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the_others() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 10)).expect("there is room");
+    bench.ask(prepare("gone", 20)).expect("there is room");
+    assert_eq!(bench.pools.now().growth_left, 70);
+    let bench = bench.restarted();
+    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (90, 1));
+}
+
+fn own_view(pid: u32) -> Box<VmView> {
+    let guests = FakeGuests::default();
+    let found = guests.start(pid, "ours");
+    let view = guests.look(&Found { process: found, name: "ours".into(), uuid: None, vmm: Vmm::Wideleaf });
+    Box::new(view.expect("it runs"))
+}
+
+fn limits(answer: Result<Answer, String>) -> Limits {
+    let Ok(Answer::Limits(limits)) = answer else { panic!("{answer:?}") };
+    limits
+}
+
+#[test]
+fn a_vm_of_ours_is_listed_limited_and_forgotten_with_its_connection() {
+    let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"");
+    let first = limits(bench.ask(Request::Register { vm: own_view(1) }));
+    assert_eq!((first.copy_per_second, first.policy), (mib(1600).get(), None));
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    assert_eq!(bench.managed(), ["ours", "web"]);
+    let second = limits(bench.ask(Request::Status { vm: own_view(1) }));
+    assert_eq!(second.copy_per_second, mib(800).get());
+    bench.set("ours", "greedy").expect("it is managed");
+    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).policy.as_deref(), Some("greedy"));
+    assert!(bench.ask(Request::Detach { vm: "ours".into() }).expect_err("it is its own").contains("policy=off"));
+    bench.service.closed(HERE);
+    assert_eq!(bench.managed(), ["web"]);
+    assert_eq!(bench.ask(Request::Status { vm: own_view(1) }), Err("register first".into()));
+}
+
+#[test]
+fn a_vm_of_ours_copies_nothing_while_the_host_is_short() {
+    let bench = Bench::new("");
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    bench.available.store(0, Ordering::Relaxed);
+    bench.tick_at(1);
+    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).copy_per_second, 0);
+}
+
+#[test]
+fn nobody_registers_the_vm_of_another_process() {
+    let bench = Bench::new("");
+    let error = bench.ask(Request::Register { vm: own_view(77) }).expect_err("we are process 1 here");
+    assert_eq!(error, "process 1 can not register a VM of process 77");
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    assert!(bench.ask(Request::Register { vm: own_view(1) }).expect_err("twice").contains("managed already"));
+}
+
+#[test]
+fn looking_and_changing_at_the_same_time_ends() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    for pid in 10..20 {
+        bench.guests.start(pid, &format!("vm-{pid}"));
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| (0..50).for_each(|second| bench.tick_at(second)));
+        scope.spawn(|| (0..50).for_each(|_| bench.engine.scout()));
+        scope.spawn(|| (0..50).for_each(|n| drop(bench.set(&format!("vm-{}", 10 + n % 10), "off"))));
+        scope.spawn(|| (0..50).for_each(|n| drop(bench.ask(Request::Detach { vm: format!("vm-{}", 10 + n % 10) }))));
+        scope.spawn(|| (0..50).for_each(|_| drop(bench.ask(Request::List))));
+    });
+    assert!(bench.managed().len() <= 10);
+    for pid in 10..20 {
+        let guest = bench.guests.guest(pid);
+        let is_managed = bench.managed().contains(&guest.found.name);
+        assert_eq!(guest.attached - guest.stopped, u32::from(is_managed), "{}", guest.found.name);
+    }
+}
+
+/// What happens on a host, in any order.
+#[derive(Clone, Debug)]
+enum Event {
+    Starts(u32),
+    Ends(u32),
+    Attach(u32),
+    Detach(u32),
+    Prepare(u32),
+    Release(u32),
+    Tick,
+    Scout,
+    Restart,
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let pid = 10..14_u32;
+    prop_oneof![
+        pid.clone().prop_map(Event::Starts),
+        pid.clone().prop_map(Event::Ends),
+        pid.clone().prop_map(Event::Attach),
+        pid.clone().prop_map(Event::Detach),
+        pid.clone().prop_map(Event::Prepare),
+        pid.prop_map(Event::Release),
+        Just(Event::Tick),
+        Just(Event::Scout),
+        Just(Event::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Nobody is managed who does not run, no room is lost, and the file says what is known, whatever happens.
+    #[test]
+    fn after_any_events_the_books_balance(events in proptest::collection::vec(any_event(), 0..30)) {
+        let mut bench = Bench::new("");
+        let uuid = |pid: u32| format!("00000000-0000-0000-0000-{pid:012}");
+        let mut known: BTreeSet<u32> = BTreeSet::new();
+        for event in events {
+            match event {
+                Event::Starts(pid) => {
+                    if known.insert(pid) {
+                        bench.guests.start(pid, "vm");
+                    }
+                }
+                Event::Ends(pid) if known.contains(&pid) => bench.guests.change(pid, |guest| guest.has_ended = true),
+                Event::Ends(_) => {}
+                Event::Attach(pid) => drop(bench.attach(pid)),
+                Event::Detach(pid) => drop(bench.ask(Request::Detach { vm: pid.to_string() })),
+                Event::Prepare(pid) => drop(bench.ask(prepare(&uuid(pid), 30))),
+                Event::Release(pid) => drop(bench.ask(release(&uuid(pid)))),
+                Event::Tick => bench.tick_at(1),
+                Event::Scout => bench.engine.scout(),
+                Event::Restart => bench = bench.restarted(),
+            }
+        }
+        bench.tick_at(100);
+        for view in bench.engine.views() {
+            prop_assert!(!bench.guests.guest(view.pid).has_ended);
+        }
+        let state = bench.state();
+        prop_assert_eq!(state.guests.len(), bench.managed().len());
+        let grown: u64 = state.rooms.iter().flat_map(|room| &room.grown).map(wideleaf_memory::pool::Granted::pages).sum();
+        prop_assert_eq!(bench.pools.now().growth_left + grown, 100);
+    }
+}

@@ -1,0 +1,210 @@
+//! Guests that exist only here: they come and go, grow and fail as a test says.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wideleaf_control::protocol::Target;
+use wideleaf_control::view::{self, BackingView, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView};
+use wideleaf_policies::BudgetLimits;
+
+use super::{Care, Found, Guests, ProcessId};
+use crate::config::{PolicySetting, Wanted};
+
+/// One guest, and what was done to it.
+#[derive(Clone, Debug)]
+pub struct FakeGuest {
+    /// Who it is.
+    pub found: Found,
+    /// Its pages.
+    pub backing: BackingView,
+    /// What its manager counted.
+    pub work: WorkView,
+    /// Why its manager leaves it alone, if it does.
+    pub left_alone: Option<String>,
+    /// Whether it is gone.
+    pub has_ended: bool,
+    /// Why it can not be attached, if it can not.
+    pub attach_error: Option<String>,
+    /// How often it was attached.
+    pub attached: u32,
+    /// How often it was left to itself.
+    pub stopped: u32,
+    /// What it was told last.
+    pub policy: Option<PolicySetting>,
+    /// What it was told last.
+    pub limits: Option<BudgetLimits>,
+    /// What it was told last.
+    pub may_grow: bool,
+}
+
+impl FakeGuest {
+    fn view(self) -> VmView {
+        let care = match (&self.policy, self.left_alone) {
+            (None, _) => view::Care::Unmanaged,
+            (Some(PolicySetting::Off), _) => view::Care::Off,
+            (_, Some(reason)) => view::Care::LeftAlone { reason },
+            _ => view::Care::Managed,
+        };
+        VmView {
+            name: self.found.name,
+            uuid: self.found.uuid,
+            pid: self.found.process.pid,
+            started_at: self.found.process.started_at,
+            vmm: self.found.vmm,
+            care,
+            work: self.policy.is_some().then_some(self.work),
+            policy: self.policy.map(|policy| policy.to_string()),
+            guarantee: view::Guarantee::BestEffort,
+            ram: Vec::new(),
+            backing: self.backing,
+            mapping: None,
+            notes: Vec::new(),
+        }
+    }
+
+    fn explanation(self) -> Explanation {
+        let (huge, others) = (self.backing.huge_2m >> 21, self.backing.base_4k >> 21);
+        let reason = Reason { name: "not_chosen".into(), windows: others, text: "the policy has not chosen it".into() };
+        Explanation { name: self.found.name, windows: huge + others, huge, reasons: vec![reason], notes: Vec::new() }
+    }
+
+    fn windows(self) -> WindowMap {
+        let of = |character: &str, bytes: u64| character.repeat((bytes >> 21) as usize);
+        let backing = of("2", self.backing.huge_2m) + &of("4", self.backing.base_4k);
+        let unknown = "?".repeat(backing.len());
+        let range = WindowRange { gpa: 0, backing, second_level: unknown.clone(), heat: unknown };
+        WindowMap { name: self.found.name, ranges: vec![range] }
+    }
+}
+
+/// The guests of a host that a test makes up. Clones are the same host.
+#[derive(Clone, Debug, Default)]
+pub struct FakeGuests(Arc<Mutex<BTreeMap<u32, FakeGuest>>>);
+
+impl FakeGuests {
+    /// Starts one of 4 MiB, half of it huge.
+    pub fn start(&self, pid: u32, name: &str) -> ProcessId {
+        let process = ProcessId { pid, started_at: u64::from(pid) * 100 };
+        let uuid = Some(format!("00000000-0000-0000-0000-{pid:012}"));
+        let guest = FakeGuest {
+            found: Found { process, name: name.to_owned(), uuid, vmm: Vmm::Qemu },
+            backing: BackingView { base_4k: 2 << 20, huge_2m: 2 << 20, ..BackingView::default() },
+            work: WorkView::default(),
+            left_alone: None,
+            has_ended: false,
+            attach_error: None,
+            attached: 0,
+            stopped: 0,
+            policy: None,
+            limits: None,
+            may_grow: true,
+        };
+        self.all().insert(pid, guest);
+        process
+    }
+
+    /// Changes one.
+    ///
+    /// # Panics
+    /// Where none has that process id.
+    pub fn change(&self, pid: u32, change: impl FnOnce(&mut FakeGuest)) {
+        change(self.all().get_mut(&pid).expect("the test started it"));
+    }
+
+    /// How one is now.
+    ///
+    /// # Panics
+    /// Where none has that process id.
+    pub fn guest(&self, pid: u32) -> FakeGuest {
+        self.all().get(&pid).expect("the test started it").clone()
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u32, FakeGuest>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Guests for FakeGuests {
+    fn find(&self) -> Vec<Found> {
+        self.all().values().filter(|guest| !guest.has_ended).map(|guest| guest.found.clone()).collect()
+    }
+
+    fn resolve(&self, target: &Target) -> Result<Found, String> {
+        let is_it = |found: &Found| match target {
+            Target::Pid(pid) => found.process.pid == *pid,
+            Target::Domain(name) => found.name == *name || found.uuid.as_ref() == Some(name),
+            Target::Qmp(_) => false,
+        };
+        self.find().into_iter().find(is_it).ok_or_else(|| format!("there is no guest {target:?}"))
+    }
+
+    fn look(&self, found: &Found) -> Result<VmView, String> {
+        Ok(self.guest(found.process.pid).view())
+    }
+
+    fn explain(&self, found: &Found) -> Result<Explanation, String> {
+        Ok(self.guest(found.process.pid).explanation())
+    }
+
+    fn windows(&self, found: &Found) -> Result<WindowMap, String> {
+        Ok(self.guest(found.process.pid).windows())
+    }
+
+    fn attach(&self, found: &Found, wanted: &Wanted) -> Result<Box<dyn Care>, String> {
+        let pid = found.process.pid;
+        if let Some(error) = self.guest(pid).attach_error {
+            return Err(error);
+        }
+        self.change(pid, |guest| {
+            guest.attached += 1;
+            guest.policy = Some(wanted.policy.clone());
+        });
+        Ok(Box::new(FakeCare { guests: self.clone(), pid }))
+    }
+}
+
+struct FakeCare {
+    guests: FakeGuests,
+    pid: u32,
+}
+
+impl Care for FakeCare {
+    fn view(&mut self) -> VmView {
+        self.guests.guest(self.pid).view()
+    }
+
+    fn explain(&mut self) -> Explanation {
+        self.guests.guest(self.pid).explanation()
+    }
+
+    fn windows(&mut self) -> WindowMap {
+        self.guests.guest(self.pid).windows()
+    }
+
+    fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
+        if wanted.policy.to_string().starts_with("giant") {
+            return Err("giant needs a guest of our own".into());
+        }
+        self.guests.change(self.pid, |guest| guest.policy = Some(wanted.policy.clone()));
+        Ok(())
+    }
+
+    fn set_limits(&mut self, limits: BudgetLimits) {
+        self.guests.change(self.pid, |guest| guest.limits = Some(limits));
+    }
+
+    fn set_may_grow(&mut self, may_grow: bool) {
+        self.guests.change(self.pid, |guest| guest.may_grow = may_grow);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.guests.guest(self.pid).has_ended
+    }
+
+    fn stop(self: Box<Self>) {
+        self.guests.change(self.pid, |guest| {
+            guest.stopped += 1;
+            guest.policy = None;
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! The guests of this machine, through `wideleaf_attach`.
+
+use wideleaf_attach::find;
+use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::session::{self, Attached};
+use wideleaf_attach::survey::Survey;
+use wideleaf_control::protocol::Target;
+use wideleaf_control::view::{Explanation, VmView, WindowMap};
+use wideleaf_policies::{BudgetLimits, PolicyChoice};
+
+use super::{Care, Found, Guests, ProcessId};
+use crate::config::{PolicySetting, Wanted};
+
+/// Whatever runs on this machine.
+#[derive(Debug, Default)]
+pub struct RealGuests {
+    places: Places,
+}
+
+impl RealGuests {
+    /// The guests that `/proc` and libvirt's files tell of.
+    pub fn of_this_machine() -> RealGuests {
+        RealGuests::default()
+    }
+
+    /// The process of `found`; its number may be another's by now.
+    fn process(&self, found: &Found) -> Result<VmProcess, String> {
+        let process = find::with_pid(&self.places, found.process.pid).map_err(|error| error.to_string())?;
+        if process.started_at == found.process.started_at {
+            Ok(process)
+        } else {
+            Err(format!("{} has ended", found.name))
+        }
+    }
+
+    fn survey(&self, found: &Found) -> Result<Survey, String> {
+        Ok(Survey::take(&self.process(found)?, None))
+    }
+}
+
+impl Guests for RealGuests {
+    /// Where `/proc` can not be read there are none; a host without it has no daemon either.
+    fn find(&self) -> Vec<Found> {
+        find::all(&self.places).map_or(Vec::new(), |all| all.guests.iter().map(found).collect())
+    }
+
+    fn resolve(&self, target: &Target) -> Result<Found, String> {
+        find::resolve(&self.places, target).map(|process| found(&process)).map_err(|error| error.to_string())
+    }
+
+    fn look(&self, found: &Found) -> Result<VmView, String> {
+        self.survey(found).map(|survey| survey.view())
+    }
+
+    fn explain(&self, found: &Found) -> Result<Explanation, String> {
+        self.survey(found).map(|survey| survey.explanation())
+    }
+
+    fn windows(&self, found: &Found) -> Result<WindowMap, String> {
+        self.survey(found).map(|survey| survey.windows())
+    }
+
+    fn attach(&self, found: &Found, wanted: &Wanted) -> Result<Box<dyn Care>, String> {
+        let settings = session::Settings {
+            policy: choice(&wanted.policy),
+            may_collapse_shared: wanted.collapse_shared,
+            qmp: wanted.qmp.clone(),
+            limits: BudgetLimits::default(),
+        };
+        let attached = Attached::start(self.process(found)?, settings).map_err(|error| error.to_string())?;
+        Ok(Box::new(RealCare { attached, wanted: wanted.clone() }))
+    }
+}
+
+fn found(process: &VmProcess) -> Found {
+    Found {
+        process: ProcessId { pid: process.pid, started_at: process.started_at },
+        name: process.name.clone(),
+        uuid: process.uuid.clone(),
+        vmm: process.vmm,
+    }
+}
+
+fn choice(policy: &PolicySetting) -> Option<PolicyChoice> {
+    match policy {
+        PolicySetting::Off => None,
+        PolicySetting::Use(choice) => Some(choice.clone()),
+    }
+}
+
+/// A guest under a manager of `memory`'s.
+struct RealCare {
+    attached: Attached,
+    wanted: Wanted,
+}
+
+impl Care for RealCare {
+    fn view(&mut self) -> VmView {
+        self.attached.view()
+    }
+
+    fn explain(&mut self) -> Explanation {
+        self.attached.explain()
+    }
+
+    fn windows(&mut self) -> WindowMap {
+        self.attached.windows()
+    }
+
+    /// A manager whose policy stays goes on as it is: a new one would have to learn anew what is hot.
+    fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
+        if wanted.collapse_shared != self.wanted.collapse_shared {
+            return Err("collapse_shared is settled when a guest is attached: detach it, and attach it again".into());
+        }
+        if wanted.policy != self.wanted.policy {
+            self.attached.set_policy(choice(&wanted.policy)).map_err(|error| error.to_string())?;
+        }
+        self.wanted = wanted.clone();
+        Ok(())
+    }
+
+    fn set_limits(&mut self, limits: BudgetLimits) {
+        self.attached.set_limits(limits);
+    }
+
+    fn set_may_grow(&mut self, may_grow: bool) {
+        self.attached.set_may_grow(may_grow);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.attached.has_ended()
+    }
+
+    fn stop(self: Box<Self>) {
+        self.attached.stop();
+    }
+}

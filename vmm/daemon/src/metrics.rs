@@ -1,0 +1,364 @@
+//! What Prometheus scrapes, in OpenMetrics' text form: one table of families, each with its name, its help and where its rows come from.
+//!
+//! Every row of a VM has the labels `vm`, `uuid` and `pid`: two guests may have one name and no UUID, and two rows with the same labels
+//! make Prometheus refuse all of a scrape.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use tiny_http::{Header, Method, Request, Response, Server};
+use wideleaf_control::view::{Care, DaemonView, Guarantee, PAUSE_BOUNDS_S, Quantiles, VmView, WorkView};
+use wideleaf_memory::pool::PoolStatus;
+use wideleaf_policies::Bytes;
+
+use crate::config::Listen;
+
+/// All that a scrape says.
+#[derive(Clone, Debug)]
+pub struct Scrape {
+    /// The VMs that are managed, and whether each has its guarantee or is at least not reported as without it.
+    pub vms: Vec<(VmView, bool)>,
+    /// The daemon.
+    pub daemon: DaemonView,
+    /// Its resident memory, where the kernel says.
+    pub resident: Option<Bytes>,
+    /// The host's pools.
+    pub pools: Vec<PoolStatus>,
+}
+
+/// One family of metrics.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// As it is registered; a counter's rows have `_total` behind it.
+    pub name: &'static str,
+    /// What it says, with its unit.
+    pub help: &'static str,
+    rows: Rows,
+}
+
+/// Where the rows come from, and of which type they are.
+#[derive(Clone, Copy, Debug)]
+enum Rows {
+    Gauge(fn(&Scrape) -> Vec<Row<f64>>),
+    Counter(fn(&Scrape) -> Vec<Row<f64>>),
+    Histogram(fn(&Scrape) -> Vec<Row<Quantiles>>),
+}
+
+type Labels = Vec<(&'static str, String)>;
+type Row<T> = (Labels, T);
+
+impl Family {
+    /// As its rows are named.
+    pub fn row_name(&self) -> String {
+        match self.rows {
+            Rows::Counter(_) => format!("{}_total", self.name),
+            Rows::Gauge(_) | Rows::Histogram(_) => self.name.to_owned(),
+        }
+    }
+}
+
+const fn gauge(name: &'static str, help: &'static str, rows: fn(&Scrape) -> Vec<Row<f64>>) -> Family {
+    Family { name, help, rows: Rows::Gauge(rows) }
+}
+
+const fn counter(name: &'static str, help: &'static str, rows: fn(&Scrape) -> Vec<Row<f64>>) -> Family {
+    Family { name, help, rows: Rows::Counter(rows) }
+}
+
+/// Every family there is.
+pub const FAMILIES: &[Family] = &[
+    gauge("wideleaf_vm_backing_bytes", "Guest memory by the size of the host's pages behind it", |scrape| {
+        each_vm(scrape, |vm| {
+            let backing = vm.backing;
+            let sizes = [backing.unbacked, backing.base_4k, backing.huge_2m, backing.giant_1g];
+            by("size", &["unbacked", "4k", "2m", "1g"], sizes)
+        })
+    }),
+    gauge("wideleaf_vm_second_level_bytes", "Guest memory by the size of KVM's mappings of it", |scrape| {
+        each_vm(scrape, |vm| {
+            let mapped =
+                vm.mapping.map(|mapping| [mapping.pages_4k << 12, mapping.pages_2m << 21, mapping.pages_1g << 30]);
+            mapped.map_or(Vec::new(), |sizes| by("size", &["4k", "2m", "1g"], sizes))
+        })
+    }),
+    gauge("wideleaf_vm_coverage_ratio", "Share of present guest memory in pages of 2 MiB or more", |scrape| {
+        each_vm(scrape, |vm| one(vm.backing.coverage().map(ratio)))
+    }),
+    gauge(
+        "wideleaf_vm_misaligned_bytes",
+        "Guest memory that can never be huge for its address or file offset",
+        |scrape| each_vm(scrape, |vm| one(Some(vm.backing.misaligned as f64))),
+    ),
+    counter("wideleaf_vm_actions", "Actions by mechanism and outcome", |scrape| each_work(scrape, actions)),
+    Family {
+        name: "wideleaf_vm_unavailable_seconds",
+        help: "How long windows were out of the guest's reach while they were acted on",
+        rows: Rows::Histogram(|scrape| each_work(scrape, |work| vec![(Vec::new(), work.unavailable.clone())])),
+    },
+    gauge("wideleaf_vm_bloat_bytes", "Became resident only because the page is large", |scrape| {
+        each_work(scrape, |work| one(Some(work.bloat as f64)))
+    }),
+    counter("wideleaf_vm_copied_bytes", "Guest memory copied by promotions", |scrape| {
+        each_work(scrape, |work| one(Some(work.copied as f64)))
+    }),
+    counter("wideleaf_vm_budget_refusals", "Times the budget said no", |scrape| {
+        each_work(scrape, |work| one(Some(work.budget_refusals as f64)))
+    }),
+    counter("wideleaf_vm_sensor_failures", "Sensors that failed, by name", |scrape| {
+        each_work(scrape, |work| {
+            let rows = work.sensor_failures.iter();
+            rows.map(|(sensor, count)| (vec![("sensor", sensor.clone())], *count as f64)).collect()
+        })
+    }),
+    gauge("wideleaf_vm_walk_share_ratio", "Share of its time the guest is thought to spend on page walks", |scrape| {
+        each_work(scrape, |work| one(work.walk_share.map(ratio)))
+    }),
+    gauge(
+        "wideleaf_vm_guarantee_met",
+        "1 unless the VM is under its guarantee for longer than the grace time",
+        |scrape| {
+            let promised = scrape.vms.iter().filter(|(vm, _)| vm.guarantee != Guarantee::BestEffort);
+            promised.map(|(vm, is_met)| (labels(vm), f64::from(u8::from(*is_met)))).collect()
+        },
+    ),
+    gauge("wideleaf_vm_left_alone", "1 while nothing is done to the VM, with the reason", |scrape| {
+        each_vm(scrape, |vm| match &vm.care {
+            Care::LeftAlone { reason } => vec![(vec![("reason", reason.clone())], 1.0)],
+            _ => Vec::new(),
+        })
+    }),
+    counter("wideleaf_daemon_cpu_seconds", "CPU time of the daemon, actions included", |scrape| {
+        one(Some(scrape.daemon.cpu_s))
+    }),
+    gauge("wideleaf_daemon_resident_bytes", "Resident memory of the daemon", |scrape| {
+        one(scrape.resident.map(|resident| resident.get() as f64))
+    }),
+    gauge("wideleaf_daemon_uptime_seconds", "Since the daemon started", |scrape| one(Some(scrape.daemon.uptime_s))),
+    gauge("wideleaf_daemon_vms", "VMs that are managed", |scrape| one(Some(scrape.daemon.vms as f64))),
+    gauge(
+        "wideleaf_daemon_copy_limit_bytes_per_second",
+        "Guest memory that may be copied per second, over all VMs",
+        |scrape| one(Some(scrape.daemon.copy_per_second as f64)),
+    ),
+    gauge("wideleaf_host_free_bytes", "Memory of the host that is available without swapping", |scrape| {
+        one(Some(scrape.daemon.host_free as f64))
+    }),
+    gauge("wideleaf_host_short", "1 while the host is short of memory and nothing grows", |scrape| {
+        one(Some(f64::from(u8::from(scrape.daemon.is_host_short))))
+    }),
+    gauge("wideleaf_pool_pages", "Pages of the hugetlb pools by state; node=\"all\" is the whole host", |scrape| {
+        scrape.pools.iter().flat_map(pool).collect()
+    }),
+];
+
+fn ratio(ten_thousandths: u32) -> f64 {
+    f64::from(ten_thousandths) / 10_000.0
+}
+
+fn one<T>(value: Option<T>) -> Vec<Row<T>> {
+    value.map(|value| (Vec::new(), value)).into_iter().collect()
+}
+
+fn by<const N: usize>(label: &'static str, names: &[&str; N], values: [u64; N]) -> Vec<Row<f64>> {
+    names.iter().zip(values).map(|(name, value)| (vec![(label, (*name).to_owned())], value as f64)).collect()
+}
+
+fn labels(vm: &VmView) -> Labels {
+    vec![("vm", vm.name.clone()), ("uuid", vm.uuid.clone().unwrap_or_default()), ("pid", vm.pid.to_string())]
+}
+
+fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row<T>> {
+    let of = |vm: &VmView| -> Vec<Row<T>> {
+        rows(vm).into_iter().map(|(more, value)| ([labels(vm), more].concat(), value)).collect()
+    };
+    scrape.vms.iter().flat_map(|(vm, _)| of(vm)).collect()
+}
+
+fn each_work<T>(scrape: &Scrape, rows: impl Fn(&WorkView) -> Vec<Row<T>>) -> Vec<Row<T>> {
+    each_vm(scrape, |vm| vm.work.as_ref().map_or(Vec::new(), &rows))
+}
+
+fn actions(work: &WorkView) -> Vec<Row<f64>> {
+    let of =
+        |mechanism: &String, outcome: &String| vec![("mechanism", mechanism.clone()), ("outcome", outcome.clone())];
+    let results = work.outcomes.iter();
+    results
+        .flat_map(|(mechanism, outcomes)| {
+            outcomes.iter().map(move |(outcome, count)| (of(mechanism, outcome), *count as f64))
+        })
+        .collect()
+}
+
+fn pool(pool: &PoolStatus) -> Vec<Row<f64>> {
+    let labels =
+        |node: String, state: &str| vec![("size", pool.size.to_string()), ("node", node), ("state", state.to_owned())];
+    let whole = [("total", pool.total), ("free", pool.free), ("reserved", pool.reserved), ("surplus", pool.surplus)];
+    let whole = whole.map(|(state, pages)| (labels("all".to_owned(), state), pages as f64));
+    let nodes = pool.nodes.iter().flat_map(|node| {
+        let states = [("total", node.total), ("free", node.free), ("surplus", node.surplus)];
+        states.map(|(state, pages)| (labels(node.node.to_string(), state), pages as f64))
+    });
+    whole.into_iter().chain(nodes).collect()
+}
+
+/// The text of a scrape.
+pub fn text(scrape: Scrape) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(scrape));
+    let mut text = String::new();
+    match encode(&mut text, &registry) {
+        Ok(()) => text,
+        Err(fmt::Error) => unreachable!("writing to a String does not fail"),
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for family in FAMILIES {
+            match family.rows {
+                Rows::Gauge(rows) => encode_rows(&mut encoder, family, rows(self), Gauge)?,
+                Rows::Counter(rows) => encode_rows(&mut encoder, family, rows(self), Counter)?,
+                Rows::Histogram(rows) => encode_rows(&mut encoder, family, rows(self), Histogram)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode_rows<T, M: EncodeMetric>(
+    encoder: &mut DescriptorEncoder<'_>,
+    family: &Family,
+    rows: Vec<Row<T>>,
+    metric: impl Fn(T) -> M,
+) -> fmt::Result {
+    let mut rows = rows.into_iter().map(|(labels, value)| (labels, metric(value))).peekable();
+    let Some((_, first)) = rows.peek() else { return Ok(()) };
+    let mut family = encoder.encode_descriptor(family.name, family.help, None, first.metric_type())?;
+    rows.try_for_each(|(labels, metric)| metric.encode(family.encode_family(&labels)?))
+}
+
+struct Gauge(f64);
+struct Counter(f64);
+struct Histogram(Quantiles);
+
+impl EncodeMetric for Gauge {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_gauge(&self.0)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+impl EncodeMetric for Counter {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_counter::<Labels, f64, f64>(&self.0, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
+
+impl EncodeMetric for Histogram {
+    /// The view says how many were no longer than each bound; the encoder adds its buckets up itself, so it is given the differences.
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let Histogram(Quantiles { count, sum_s, at_most, .. }) = self;
+        let bounded = PAUSE_BOUNDS_S.into_iter().zip(at_most.iter().copied());
+        let mut below = 0;
+        let buckets: Vec<(f64, u64)> = bounded
+            .chain([(f64::INFINITY, *count)])
+            .map(|(bound, up_to)| {
+                let within = up_to.saturating_sub(below);
+                below = up_to.max(below);
+                (bound, within)
+            })
+            .collect();
+        encoder.encode_histogram::<Labels>(*sum_s, *count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+/// What OpenMetrics' text is called.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The HTTP server that is scraped.
+pub struct MetricsServer {
+    server: Arc<Server>,
+    thread: JoinHandle<()>,
+    listen: Listen,
+}
+
+impl MetricsServer {
+    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn start(listen: &Listen, scrape: impl Fn() -> Scrape + Send + 'static) -> io::Result<Option<MetricsServer>> {
+        let server = match listen {
+            Listen::Off => return Ok(None),
+            Listen::Tcp(address) => Server::http(address),
+            Listen::Unix(path) => {
+                remove_stale(path)?;
+                Server::http_unix(path)
+            }
+        };
+        let server = Arc::new(server.map_err(io::Error::other)?);
+        let serving = server.clone();
+        let thread = thread::spawn(move || serving.incoming_requests().for_each(|request| answer(request, &scrape)));
+        Ok(Some(MetricsServer { server, thread, listen: listen.clone() }))
+    }
+
+    /// Where it listens, the port that the kernel chose included.
+    pub fn address(&self) -> String {
+        self.server.server_addr().to_string()
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        self.server.unblock();
+        if self.thread.join().is_err() {
+            tracing::error!("the thread of the metrics panicked");
+        }
+        if let Listen::Unix(path) = self.listen {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A socket that a killed daemon left. Nobody else has one of that name: the control socket is ours by now.
+fn remove_stale(path: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path),
+        _ => Ok(()),
+    }
+}
+
+/// A client that goes away before it has its answer is its own business.
+fn answer(request: Request, scrape: &impl Fn() -> Scrape) {
+    let is_get = matches!(request.method(), Method::Get | Method::Head);
+    let path = request.url().split('?').next().unwrap_or_default();
+    let _ = match (is_get, path) {
+        (true, "/metrics") => {
+            let header = Header::from_bytes("Content-Type", CONTENT_TYPE).expect("it is ASCII");
+            request.respond(Response::from_string(text(scrape())).with_header(header))
+        }
+        (true, _) => request.respond(Response::from_string("the metrics are at /metrics\n").with_status_code(404)),
+        (false, _) => request.respond(Response::from_string("only GET\n").with_status_code(405)),
+    };
+}
+
+#[cfg(test)]
+mod tests;

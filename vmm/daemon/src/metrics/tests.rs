@@ -1,0 +1,192 @@
+//! What is scraped, read back line by line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use wideleaf_control::view::{BackingView, MappingView, Vmm};
+use wideleaf_memory::pool::NodePool;
+use wideleaf_policies::PageSize;
+
+use super::*;
+
+fn vm(pid: u32) -> VmView {
+    let counts = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
+    let at_most = vec![1, 1, 2, 3, 3, 3, 3, 3, 3, 3];
+    let unavailable = Quantiles { count: 4, sum_s: 0.5, at_most, ..Quantiles::default() };
+    VmView {
+        name: "a \"strange\"\nname".into(),
+        uuid: None,
+        pid,
+        started_at: 7,
+        vmm: Vmm::Qemu,
+        care: Care::LeftAlone { reason: "it is being migrated".into() },
+        policy: Some("auto".into()),
+        guarantee: Guarantee::Coverage(9_500),
+        ram: Vec::new(),
+        backing: BackingView { unbacked: 1 << 20, base_4k: 4096, huge_2m: 3 * 4096, giant_1g: 0, misaligned: 512 },
+        mapping: Some(MappingView { pages_4k: 1, pages_2m: 2, pages_1g: 3 }),
+        work: Some(WorkView {
+            outcomes: BTreeMap::from([("collapse".to_owned(), counts("done", 12))]),
+            copied: 24 << 20,
+            bloat: 4096,
+            budget_refusals: 3,
+            unavailable,
+            walk_share: Some(1_250),
+            sensor_failures: counts("zero_pages", 2),
+            ..WorkView::default()
+        }),
+        notes: Vec::new(),
+    }
+}
+
+fn scrape() -> Scrape {
+    let size = PageSize::Huge2M;
+    let nodes = vec![NodePool { node: 0, total: 8, free: 5, surplus: 1 }];
+    Scrape {
+        vms: vec![(vm(10), false), (vm(11), true)], // the same name, and no UUID
+        daemon: DaemonView { vms: 2, cpu_s: 1.5, is_host_short: true, ..DaemonView::default() },
+        resident: Some(Bytes::new(1 << 20)),
+        pools: vec![PoolStatus { size, total: 8, free: 5, reserved: 2, surplus: 1, overcommit: 0, nodes }],
+    }
+}
+
+/// `name{labels} value` of every line that is no comment.
+fn lines(text: &str) -> Vec<(&str, &str, f64)> {
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (series, value) = line.rsplit_once(' ').expect("a value");
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            (name, labels.strip_suffix('}').expect("closed"), value.parse().expect("a number"))
+        })
+        .collect()
+}
+
+fn value(text: &str, name: &str, labels: &[&str]) -> f64 {
+    let is_it = |line: &&(&str, &str, f64)| line.0 == name && labels.iter().all(|label| line.1.contains(label));
+    let lines = lines(text);
+    let found: Vec<_> = lines.iter().filter(is_it).collect();
+    assert_eq!(found.len(), 1, "{name} {labels:?} in\n{text}");
+    found[0].2
+}
+
+#[test]
+fn every_family_is_there_with_its_help_and_no_series_twice() {
+    let text = text(scrape());
+    let lines = lines(&text);
+    for family in FAMILIES {
+        assert!(text.contains(&format!("# HELP {} {}", family.name, family.help)), "{}", family.name);
+        let is_of_it = |name: &str| name == family.row_name() || name == format!("{}_bucket", family.name);
+        assert!(lines.iter().any(|(name, ..)| is_of_it(name)), "{} has no row", family.name);
+    }
+    let series: BTreeSet<(&str, &str)> = lines.iter().map(|(name, labels, _)| (*name, *labels)).collect();
+    assert_eq!(series.len(), lines.len());
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn the_figures_are_those_of_the_views() {
+    let text = text(scrape());
+    let of_10 = |name: &str, more: &str| value(&text, name, &["pid=\"10\"", more]);
+    assert_eq!(of_10("wideleaf_vm_backing_bytes", "size=\"2m\""), 12_288.0);
+    assert_eq!(of_10("wideleaf_vm_second_level_bytes", "size=\"1g\""), 3.0 * 1024.0 * 1024.0 * 1024.0);
+    assert_eq!(of_10("wideleaf_vm_coverage_ratio", ""), 0.75);
+    assert_eq!(of_10("wideleaf_vm_actions_total", "mechanism=\"collapse\",outcome=\"done\""), 12.0);
+    assert_eq!(of_10("wideleaf_vm_copied_bytes_total", ""), f64::from(24 << 20));
+    assert_eq!(of_10("wideleaf_vm_walk_share_ratio", ""), 0.125);
+    assert_eq!(of_10("wideleaf_vm_left_alone", "reason=\"it is being migrated\""), 1.0);
+    assert_eq!(of_10("wideleaf_vm_guarantee_met", ""), 0.0);
+    assert_eq!(value(&text, "wideleaf_vm_guarantee_met", &["pid=\"11\""]), 1.0);
+    assert_eq!(value(&text, "wideleaf_pool_pages", &["size=\"2m\",node=\"0\",state=\"surplus\""]), 1.0);
+    assert_eq!((value(&text, "wideleaf_daemon_vms", &[]), value(&text, "wideleaf_host_short", &[])), (2.0, 1.0));
+}
+
+#[test]
+fn buckets_add_up_to_the_count() {
+    let text = text(scrape());
+    let bucket =
+        |le: &str| value(&text, "wideleaf_vm_unavailable_seconds_bucket", &["pid=\"10\"", &format!("le=\"{le}\"")]);
+    assert_eq!(
+        [bucket("0.0001"), bucket("0.0005"), bucket("0.001"), bucket("0.2"), bucket("+Inf")],
+        [1.0, 2.0, 3.0, 3.0, 4.0]
+    );
+    assert_eq!(value(&text, "wideleaf_vm_unavailable_seconds_count", &["pid=\"10\""]), 4.0);
+}
+
+#[test]
+fn best_effort_has_no_guarantee_to_meet_and_what_is_not_known_has_no_row() {
+    let mut scrape = scrape();
+    for (vm, _) in &mut scrape.vms {
+        vm.guarantee = Guarantee::BestEffort;
+        vm.mapping = None;
+        vm.work = None;
+    }
+    let text = text(scrape);
+    for name in ["wideleaf_vm_guarantee_met", "wideleaf_vm_second_level_bytes", "wideleaf_vm_copied_bytes_total"] {
+        assert!(!text.contains(name), "{name}");
+    }
+}
+
+fn file(path: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All words that look like one of our metrics.
+fn named(text: &str) -> BTreeSet<&str> {
+    let is_outside = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    text.split(is_outside).filter(|word| word.starts_with("wideleaf_") && word.len() > "wideleaf_vm_".len()).collect()
+}
+
+fn row_names() -> BTreeSet<String> {
+    FAMILIES.iter().map(Family::row_name).collect()
+}
+
+#[test]
+fn every_metric_of_the_dashboard_exists_and_every_metric_is_on_it() {
+    let text = file("../../packaging/grafana.json");
+    let _: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    let shown: BTreeSet<String> = named(&text).iter().map(|name| name.trim_end_matches("_bucket").to_owned()).collect();
+    assert_eq!(shown, row_names());
+}
+
+#[test]
+fn the_readme_lists_every_metric() {
+    let text = file("README.md");
+    let listed: BTreeSet<String> =
+        text.lines().filter(|line| line.starts_with("| `wideleaf_")).flat_map(named).map(str::to_owned).collect();
+    assert_eq!(listed, row_names());
+}
+
+fn get(mut stream: impl Read + Write, request: &str) -> String {
+    write!(stream, "{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("written");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("a reply");
+    reply
+}
+
+#[test]
+fn it_is_scraped_over_http_and_nothing_else_is_there() {
+    let listen = Listen::Tcp("127.0.0.1:0".parse().expect("an address"));
+    let server = MetricsServer::start(&listen, scrape).expect("a port is free").expect("it is not off");
+    let ask = |request: &str| get(TcpStream::connect(server.address()).expect("it listens"), request);
+    let reply = ask("GET /metrics");
+    assert!(reply.starts_with("HTTP/1.1 200") && reply.contains(CONTENT_TYPE) && reply.contains("# EOF"), "{reply}");
+    assert!(ask("GET /").starts_with("HTTP/1.1 404"));
+    assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
+    server.stop();
+}
+
+#[test]
+fn a_unix_socket_that_a_killed_daemon_left_is_replaced_and_removed_at_the_end() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("metrics.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
+    let server = MetricsServer::start(&Listen::Unix(path.clone()), scrape).expect("replaced").expect("it is not off");
+    assert!(get(UnixStream::connect(&path).expect("it listens"), "GET /metrics").starts_with("HTTP/1.1 200"));
+    server.stop();
+    assert!(!path.exists());
+    assert!(MetricsServer::start(&Listen::Off, scrape).expect("nothing to do").is_none());
+}

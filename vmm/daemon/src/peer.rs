@@ -1,0 +1,165 @@
+//! Who is at the other end of a connection, and what they may do. Who may connect at all is a matter of the socket's mode and group;
+//! whoever may, may read. Changing things is for root, for the user that the daemon runs as, and for the configured group.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use wideleaf_control::protocol::Request;
+
+/// As the kernel saw them when they connected (unix(7), `SO_PEERCRED`): nobody can claim to be another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// First group.
+    pub gid: u32,
+}
+
+impl Peer {
+    /// Of a connection.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn of(stream: &UnixStream) -> io::Result<Peer> {
+        let credentials = getsockopt(stream, PeerCredentials)?;
+        Ok(Peer { pid: credentials.pid() as u32, uid: credentials.uid(), gid: credentials.gid() })
+    }
+}
+
+/// Who may change things.
+#[derive(Clone, Debug)]
+pub struct Access {
+    own_uid: u32,
+    group: Option<String>,
+    etc: PathBuf,
+}
+
+impl Access {
+    /// Root, the user of this process, and the members of `group` as `/etc/group` names them.
+    pub fn new(group: Option<String>) -> Access {
+        Access::with_files(group, nix::unistd::geteuid().as_raw(), "/etc")
+    }
+
+    /// The same with another user, and `passwd` and `group` in another folder.
+    pub fn with_files(group: Option<String>, own_uid: u32, etc: impl Into<PathBuf>) -> Access {
+        Access { own_uid, group, etc: etc.into() }
+    }
+
+    /// Whether `peer` may change things.
+    ///
+    /// Membership is looked up by user, in the files: the process id may by now be another process, and its groups say nothing of who
+    /// connected. (Static binaries have no other source of users either.)
+    pub fn may_change(&self, peer: Peer) -> bool {
+        peer.uid == 0 || peer.uid == self.own_uid || self.is_member(peer)
+    }
+
+    fn is_member(&self, peer: Peer) -> bool {
+        let Some((gid, members)) = self.group.as_deref().and_then(|name| group(&self.etc, name)) else { return false };
+        let user = user_name(&self.etc, peer.uid);
+        gid == peer.gid || user.is_some_and(|user| members.contains(&user))
+    }
+
+    /// The number of the configured group; `None` where none is configured.
+    ///
+    /// # Errors
+    /// One line where it does not exist.
+    pub fn gid(&self) -> Result<Option<u32>, String> {
+        let Some(name) = self.group.as_deref() else { return Ok(None) };
+        match group(&self.etc, name) {
+            Some((gid, _)) => Ok(Some(gid)),
+            None => Err(format!(
+                "there is no group {name:?}: make it with `groupadd --system {name}`, or leave socket.group out"
+            )),
+        }
+    }
+}
+
+/// Number and members of a group (group(5)).
+fn group(etc: &Path, name: &str) -> Option<(u32, Vec<String>)> {
+    let text = std::fs::read_to_string(etc.join("group")).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then_some(())?;
+        let gid = fields.nth(1)?.parse().ok()?;
+        let members = fields.next().unwrap_or_default().split(',').map(|member| member.trim().to_owned());
+        Some((gid, members.filter(|member| !member.is_empty()).collect()))
+    })
+}
+
+/// Name of a user (passwd(5)).
+fn user_name(etc: &Path, uid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(etc.join("passwd")).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    })
+}
+
+/// Whether a request leaves everything as it is.
+pub fn is_reading(request: &Request) -> bool {
+    match request {
+        Request::Daemon | Request::List | Request::Info { .. } | Request::Explain { .. } | Request::Windows { .. } => {
+            true
+        }
+        Request::Set { .. }
+        | Request::Attach { .. }
+        | Request::Detach { .. }
+        | Request::Reload
+        | Request::Register { .. }
+        | Request::Status { .. }
+        | Request::Prepare { .. }
+        | Request::Release { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(group: Option<&str>) -> (tempfile::TempDir, Access) {
+        let etc = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(etc.path().join("passwd"), "root:x:0:0::/:\nann:x:1000:100::/:\nbob:x:1001:100::/:\n")
+            .expect("passwd");
+        std::fs::write(etc.path().join("group"), "users:x:100:\nwideleaf:x:77:ann,eve\nbroken\n").expect("group");
+        let access = Access::with_files(group.map(str::to_owned), 500, etc.path());
+        (etc, access)
+    }
+
+    fn peer(uid: u32, gid: u32) -> Peer {
+        Peer { pid: 1, uid, gid }
+    }
+
+    #[test]
+    fn root_the_own_user_and_members_of_the_group_may_change_things_and_nobody_else() {
+        let (_etc, access) = access(Some("wideleaf"));
+        let may = [peer(0, 0), peer(500, 500), peer(1000, 100), peer(2000, 77)].map(|peer| access.may_change(peer));
+        assert_eq!(may, [true; 4]);
+        assert!(!access.may_change(peer(1001, 100))); // bob: of the users only
+        assert!(!access.may_change(peer(4242, 4242))); // not even in passwd
+    }
+
+    #[test]
+    fn without_a_group_membership_means_nothing() {
+        let (_etc, access) = access(None);
+        assert!(!access.may_change(peer(1000, 77)));
+        assert_eq!(access.gid(), Ok(None));
+    }
+
+    #[test]
+    fn a_group_that_does_not_exist_is_named() {
+        let (_etc, access) = access(Some("nobody-has-it"));
+        assert!(access.gid().expect_err("no such group").contains("groupadd --system nobody-has-it"));
+        assert!(!access.may_change(peer(1000, 100)));
+    }
+
+    #[test]
+    fn the_other_end_of_a_pair_of_sockets_is_this_process() {
+        let (one, _other) = UnixStream::pair().expect("a pair of sockets");
+        assert_eq!(Peer::of(&one).expect("credentials").pid, std::process::id());
+    }
+}

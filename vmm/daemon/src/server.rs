@@ -1,0 +1,479 @@
+//! The control socket: one thread that waits for all connections at once, and a few that answer.
+//!
+//! ```text
+//!              ┌────────────── one thread, poll(2) ──────────────┐   a line    ┌─ workers ─┐
+//!   clients ──▶│ accept · read a line · write a reply · time out │────────────▶│  answers  │
+//!              └─────────────────────────────────────────────────┘◀────────────└───────────┘
+//!                                                        a reply, and a byte to wake the thread
+//! ```
+//!
+//! Whatever a client sends or does not send, the others are served: a line has a bound, so has the time it may take, so has the number
+//! of connections. A client has one request under way at a time; what it sends meanwhile waits in the kernel's buffer.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use wideleaf_control::protocol::{Reply, Request};
+
+use crate::config::SocketConfig;
+use crate::peer::{Access, Peer};
+
+mod connection;
+mod listening;
+
+use connection::{Connection, Progress};
+pub use connection::{REQUEST_BYTES_MAX, decode};
+pub use listening::ListenError;
+
+/// More clients than this are refused, in a line: an operator's host has one hook at a time, a dashboard or two, and a connection
+/// for each VM of ours.
+pub const CONNECTIONS_MAX: usize = 64;
+
+/// Requests that are answered at once. Most are answered in microseconds, from what is known; one that attaches a guest may wait for the
+/// guest's monitor for seconds, and several may do so together without holding up who only asks.
+const WORKERS: usize = 4;
+
+/// One connection, for as long as it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(u64);
+
+impl ConnectionId {
+    /// The connection of that number.
+    pub const fn new(number: u64) -> ConnectionId {
+        ConnectionId(number)
+    }
+}
+
+/// Whoever knows the answers.
+pub trait Answers: Send + Sync + 'static {
+    /// Does what `peer` wants, if it may.
+    fn answer(&self, connection: ConnectionId, peer: Peer, request: Request) -> Reply;
+
+    /// Hears that a connection has ended.
+    fn closed(&self, connection: ConnectionId);
+}
+
+/// A server that runs.
+pub struct Server {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    is_stopping: AtomicBool,
+    wake: UnixStream,
+}
+
+impl Shared {
+    /// A full buffer is as good as a byte: the thread will wake.
+    fn wake(&self) {
+        let _ = (&self.wake).write(&[0]);
+    }
+}
+
+struct Job {
+    connection: ConnectionId,
+    peer: Peer,
+    line: Vec<u8>,
+}
+
+struct Done {
+    connection: ConnectionId,
+    reply: Vec<u8>,
+    is_registration: bool,
+}
+
+impl Server {
+    /// Binds the socket and serves it until [`Server::stop`]. A file that nobody listens at any more is replaced.
+    ///
+    /// # Errors
+    /// [`ListenError`], with who listens there if somebody does.
+    pub fn start(config: &SocketConfig, access: &Access, answers: Arc<dyn Answers>) -> Result<Server, ListenError> {
+        let listener = listening::bind(config, access)?;
+        let at = |source| ListenError::Socket { path: config.path.clone(), source };
+        let (wake, woken) = UnixStream::pair().map_err(at)?;
+        for stream in [&wake, &woken] {
+            stream.set_nonblocking(true).map_err(at)?;
+        }
+        let shared = Arc::new(Shared { is_stopping: AtomicBool::new(false), wake });
+        let (jobs, queue) = channel();
+        let (finish, done) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let mut threads: Vec<JoinHandle<()>> = (0..WORKERS)
+            .map(|_| {
+                let (queue, finish, answers, shared) = (queue.clone(), finish.clone(), answers.clone(), shared.clone());
+                thread::spawn(move || work(&queue, &finish, &*answers, &shared))
+            })
+            .collect();
+        let shop = Shop {
+            listener,
+            woken,
+            connections: BTreeMap::new(),
+            next: 0,
+            jobs,
+            done,
+            answers,
+            shared: shared.clone(),
+        };
+        threads.push(thread::spawn(move || shop.run()));
+        Ok(Server { path: config.path.clone(), shared, threads })
+    }
+
+    /// Ends all connections and removes the socket. A request that is under way is waited for.
+    pub fn stop(self) {
+        self.shared.is_stopping.store(true, Ordering::Release);
+        self.shared.wake();
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the control socket panicked");
+            }
+        }
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!("{} stays: {error}", self.path.display());
+        }
+    }
+}
+
+/// Answers one line after the other until nobody can send one any more.
+fn work(queue: &Mutex<Receiver<Job>>, finish: &Sender<Done>, answers: &dyn Answers, shared: &Shared) {
+    loop {
+        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Job { connection, peer, line }) = job else { return };
+        let (reply, is_registration) = match decode(&line) {
+            Ok(request) => {
+                let is_registration = matches!(request, Request::Register { .. });
+                (answered(answers, connection, peer, request), is_registration)
+            }
+            Err(why) => (Reply::Error(why), false),
+        };
+        let is_registration = is_registration && matches!(reply, Reply::Ok(_));
+        if finish.send(Done { connection, reply: connection::encode(&reply), is_registration }).is_err() {
+            return;
+        }
+        shared.wake();
+    }
+}
+
+/// A mistake of ours in one answer is no reason to answer nobody any more.
+fn answered(answers: &dyn Answers, connection: ConnectionId, peer: Peer, request: Request) -> Reply {
+    catch_unwind(AssertUnwindSafe(|| answers.answer(connection, peer, request))).unwrap_or_else(|_| {
+        tracing::error!("a request made wideleafd panic: the words are above");
+        Reply::Error("wideleafd made a mistake, please report it: the words are in its log".to_owned())
+    })
+}
+
+/// The thread that waits.
+struct Shop {
+    listener: UnixListener,
+    woken: UnixStream,
+    connections: BTreeMap<ConnectionId, Connection>,
+    next: u64,
+    jobs: Sender<Job>,
+    done: Receiver<Done>,
+    answers: Arc<dyn Answers>,
+    shared: Arc<Shared>,
+}
+
+impl Shop {
+    fn run(mut self) {
+        while !self.shared.is_stopping.load(Ordering::Acquire) {
+            let ready = match self.wait() {
+                Ok(ready) => ready,
+                Err(error) => {
+                    tracing::error!("the control socket is closed: {error}");
+                    break;
+                }
+            };
+            connection::drain(&self.woken);
+            self.take_replies();
+            if ready.listener {
+                self.accept();
+            }
+            for id in ready.connections {
+                self.serve(id);
+            }
+            self.time_out();
+        }
+        let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        open.into_iter().for_each(|id| self.close(id));
+    }
+
+    /// Sleeps until something can be done. A connection whose request is being answered is not looked at: that it was closed is
+    /// found when the reply is written, and until then it would wake us for nothing.
+    fn wait(&self) -> io::Result<Ready> {
+        let now = Instant::now();
+        let watched: Vec<(ConnectionId, &Connection, PollFlags)> = self
+            .connections
+            .iter()
+            .filter_map(|(id, connection)| Some((*id, connection, connection.interest()?)))
+            .collect();
+        let deadline = watched.iter().map(|(_, connection, _)| connection.deadline()).min();
+        let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
+            // Rounded up: a thread that wakes just before a deadline would wake again at once, and again.
+            let milliseconds = deadline.saturating_duration_since(now).as_millis() + 1;
+            PollTimeout::try_from(milliseconds.min(60_000) as i32).unwrap_or(PollTimeout::MAX)
+        });
+        let mut files = vec![
+            PollFd::new(self.woken.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
+        ];
+        files.extend(watched.iter().map(|(_, connection, interest)| PollFd::new(connection.as_fd(), *interest)));
+        match poll(&mut files, timeout) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready = |file: &PollFd<'_>| file.any().unwrap_or(false);
+        let ready =
+            watched.iter().zip(&files[2..]).filter(|(_, file)| is_ready(file)).map(|((id, ..), _)| *id).collect();
+        Ok(Ready { listener: is_ready(&files[1]), connections: ready })
+    }
+
+    fn take_replies(&mut self) {
+        while let Ok(Done { connection: id, reply, is_registration }) = self.done.try_recv() {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.reply(reply, is_registration);
+            self.serve(id);
+        }
+    }
+
+    fn accept(&mut self) {
+        let Ok((stream, _)) = self.listener.accept() else { return };
+        let Ok(peer) = Peer::of(&stream).and_then(|peer| stream.set_nonblocking(true).map(|()| peer)) else { return };
+        let mut connection = Connection::new(stream, peer);
+        if self.connections.len() >= CONNECTIONS_MAX {
+            connection
+                .refuse(&format!("{CONNECTIONS_MAX} connections are open, and no more are taken: try again later"));
+            let _ = connection.advance();
+            return;
+        }
+        let id = ConnectionId(self.next);
+        self.next += 1;
+        self.connections.insert(id, connection);
+    }
+
+    /// Reads or writes what can be without waiting.
+    fn serve(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match connection.advance() {
+            Progress::Waiting => {}
+            Progress::Line(line) => {
+                let job = Job { connection: id, peer: connection.peer(), line };
+                if self.jobs.send(job).is_err() {
+                    self.close(id);
+                }
+            }
+            Progress::Closed => self.close(id),
+        }
+    }
+
+    fn time_out(&mut self) {
+        let now = Instant::now();
+        let is_late = |connection: &Connection| connection.interest().is_some() && connection.deadline() <= now;
+        let late: Vec<ConnectionId> =
+            self.connections.iter().filter(|(_, connection)| is_late(connection)).map(|(id, _)| *id).collect();
+        late.into_iter().for_each(|id| self.close(id));
+    }
+
+    fn close(&mut self, id: ConnectionId) {
+        if self.connections.remove(&id).is_some() {
+            self.answers.closed(id);
+        }
+    }
+}
+
+/// What can be done without waiting.
+struct Ready {
+    listener: bool,
+    connections: Vec<ConnectionId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read};
+    use std::net::Shutdown;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use wideleaf_control::protocol::Answer;
+
+    struct Parrot {
+        closed: Mutex<Vec<ConnectionId>>,
+    }
+
+    impl Answers for Parrot {
+        fn answer(&self, _: ConnectionId, peer: Peer, request: Request) -> Reply {
+            assert_eq!(peer.pid, std::process::id());
+            match request {
+                Request::List => Reply::Ok(Box::new(Answer::Vms(Vec::new()))),
+                Request::Info { vm } => Reply::Error(format!("no {vm}")),
+                _ => Reply::Ok(Box::new(Answer::Done)),
+            }
+        }
+
+        fn closed(&self, connection: ConnectionId) {
+            self.closed.lock().expect("nobody panicked").push(connection);
+        }
+    }
+
+    struct Bench {
+        _folder: tempfile::TempDir,
+        config: SocketConfig,
+        parrot: Arc<Parrot>,
+        server: Option<Server>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let config = SocketConfig { path: folder.path().join("control.sock"), ..SocketConfig::default() };
+            let parrot = Arc::new(Parrot { closed: Mutex::new(Vec::new()) });
+            let server = Server::start(&config, &Access::new(None), parrot.clone()).expect("nobody else listens there");
+            Bench { _folder: folder, config, parrot, server: Some(server) }
+        }
+
+        fn connect(&self) -> UnixStream {
+            connect(&self.config.path)
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.server.take().into_iter().for_each(Server::stop);
+            assert!(!self.config.path.exists(), "the socket is removed");
+        }
+    }
+
+    fn connect(path: &Path) -> UnixStream {
+        let stream = UnixStream::connect(path).expect("somebody listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        stream
+    }
+
+    fn ask(stream: &UnixStream, line: &str) -> String {
+        (&*stream).write_all(format!("{line}\n").as_bytes()).expect("written");
+        let mut reply = String::new();
+        BufReader::new(stream).read_line(&mut reply).expect("a reply");
+        reply
+    }
+
+    const LIST: &str = r#"{"version":1,"request":"list"}"#;
+    const NO_VMS: &str = "{\"ok\":{\"vms\":[]}}\n";
+
+    #[test]
+    fn a_connection_takes_one_request_after_another() {
+        let bench = Bench::new();
+        let stream = bench.connect();
+        assert_eq!(ask(&stream, LIST), NO_VMS);
+        assert_eq!(ask(&stream, r#"{"version":1,"request":"info","vm":"a"}"#), "{\"error\":\"no a\"}\n");
+        assert_eq!(ask(&stream, &format!("{LIST}\n{LIST}")), NO_VMS);
+    }
+
+    #[test]
+    fn another_version_is_told_ours() {
+        let bench = Bench::new();
+        let reply = ask(&bench.connect(), r#"{"version":2,"request":"something new"}"#);
+        assert!(reply.contains("speaks version 1, not 2"), "{reply}");
+    }
+
+    #[test]
+    fn who_is_silent_does_not_hold_up_who_is_not() {
+        let bench = Bench::new();
+        let silent: Vec<UnixStream> = (0..10).map(|_| bench.connect()).collect();
+        (&silent[0]).write_all(b"{\"version\":1,").expect("written");
+        assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
+    }
+
+    #[test]
+    fn a_line_that_does_not_end_is_refused() {
+        let bench = Bench::new();
+        let stream = bench.connect();
+        // The server answers and closes before all of it is written.
+        let _ = (&stream).write_all(&vec![b' '; REQUEST_BYTES_MAX + 1]);
+        let mut reply = String::new();
+        let _ = (&stream).read_to_string(&mut reply);
+        assert!(reply.contains("is longer than"), "{reply:?}");
+        assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
+    }
+
+    #[test]
+    fn one_connection_too_many_is_told_so() {
+        let bench = Bench::new();
+        let mut streams: Vec<UnixStream> = (0..CONNECTIONS_MAX).map(|_| bench.connect()).collect();
+        assert_eq!(ask(&streams[CONNECTIONS_MAX - 1], LIST), NO_VMS); // all are accepted by now
+        let mut reply = String::new();
+        let _ = bench.connect().read_to_string(&mut reply);
+        assert!(reply.contains("64 connections are open"), "{reply:?}");
+        streams.clear();
+        while bench.parrot.closed.lock().expect("nobody panicked").len() < CONNECTIONS_MAX {
+            thread::yield_now();
+        }
+        assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
+    }
+
+    #[test]
+    fn a_living_servers_socket_is_not_taken_and_a_dead_ones_is() {
+        let bench = Bench::new();
+        let second = Server::start(&bench.config, &Access::new(None), bench.parrot.clone()).map(Server::stop);
+        let error = second.expect_err("one listens already").to_string();
+        assert!(error.starts_with(&format!("another wideleafd (pid {}) is listening", std::process::id())), "{error}");
+        assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
+
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = SocketConfig { path: folder.path().join("a.sock"), ..SocketConfig::default() };
+        drop(UnixListener::bind(&config.path).expect("bound"));
+        assert!(config.path.exists(), "a file that nobody listens at");
+        let server = Server::start(&config, &Access::new(None), bench.parrot.clone()).expect("the file is replaced");
+        assert_eq!(ask(&connect(&config.path), LIST), NO_VMS);
+        server.stop();
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = SocketConfig { path: folder.path().join("precious"), ..SocketConfig::default() };
+        std::fs::write(&config.path, "data").expect("written");
+        let parrot = Arc::new(Parrot { closed: Mutex::new(Vec::new()) });
+        let error = Server::start(&config, &Access::new(None), parrot).map(Server::stop).expect_err("it is a file");
+        assert!(error.to_string().contains("is no socket"), "{error}");
+        assert_eq!(std::fs::read_to_string(&config.path).expect("still there"), "data");
+    }
+
+    #[test]
+    fn the_mode_of_the_file_is_the_configured_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let bench = Bench::new();
+        let mode = std::fs::metadata(&bench.config.path).expect("a socket").permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+    }
+
+    #[test]
+    fn whatever_bytes_come_the_server_serves_on() {
+        let bench = Bench::new();
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(64));
+        let line = proptest::collection::vec(any::<u8>(), 0..300);
+        let nearly = "\\{\"version\":1,\"request\":\"[a-z]{0,8}\"[,:\\{\\}\\[\\]\"a-z0-9]{0,40}\n?";
+        let bytes = proptest::prop_oneof![line, nearly.prop_map(String::into_bytes)];
+        let result = runner.run(&bytes, |bytes| {
+            let stream = bench.connect();
+            let _ = (&stream).write_all(&bytes);
+            let _ = stream.shutdown(Shutdown::Write);
+            let _ = (&stream).read_to_end(&mut Vec::new()); // every connection is ended, with replies or without
+            prop_assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
+            Ok(())
+        });
+        assert_eq!(result, Ok(()));
+    }
+}

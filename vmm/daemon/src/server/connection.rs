@@ -1,0 +1,272 @@
+//! One client: bytes in, a line, bytes out.
+//!
+//! ```text
+//!              a whole line              a reply               all written
+//!   Reading ────────────────▶ Working ────────────▶ Writing ────────────────▶ Reading
+//!      │ end, error, too slow                          │ the last one: too long, refused
+//!      ▼                                               ▼
+//!   closed                                           closed
+//! ```
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::poll::PollFlags;
+use serde::Deserialize;
+use wideleaf_control::protocol::{Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
+
+use crate::peer::Peer;
+
+/// No request is longer: the longest is a VM's view, some 100 KiB for a VM of a thousand pieces of RAM. (What the daemon replies may be longer,
+/// a map of windows for one.)
+pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+const _: () = assert!(REQUEST_BYTES_MAX <= LINE_BYTES_MAX, "a request is a line");
+
+/// A line that was begun, and a reply, may take that long: both are a few packets within one host.
+const LINE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A client that waits between two requests: `top` refreshes more often than once a minute.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// A VM of ours says every second how it is. One that misses five of them hangs, or is stopped.
+const REGISTERED_SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// What is read at once. Larger than nearly every request.
+const READ_BYTES: usize = 16 << 10;
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    peer: Peer,
+    phase: Phase,
+    input: Vec<u8>,
+    since: Instant,
+    is_registered: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Reading,
+    Working,
+    Writing { reply: Vec<u8>, written: usize, is_last: bool },
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// Nothing to do until the socket is ready again.
+    Waiting,
+    /// A line to be answered.
+    Line(Vec<u8>),
+    /// It is over.
+    Closed,
+}
+
+impl Connection {
+    pub(super) fn new(stream: UnixStream, peer: Peer) -> Connection {
+        Connection {
+            stream,
+            peer,
+            phase: Phase::Reading,
+            input: Vec::new(),
+            since: Instant::now(),
+            is_registered: false,
+        }
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// What it waits for; `None` while its request is being answered.
+    pub(super) fn interest(&self) -> Option<PollFlags> {
+        match self.phase {
+            Phase::Reading => Some(PollFlags::POLLIN),
+            Phase::Working => None,
+            Phase::Writing { .. } => Some(PollFlags::POLLOUT),
+        }
+    }
+
+    /// When it has taken too long.
+    pub(super) fn deadline(&self) -> Instant {
+        let allowed = match self.phase {
+            Phase::Reading if self.input.is_empty() && self.is_registered => REGISTERED_SILENCE_MAX,
+            Phase::Reading if self.input.is_empty() => SILENCE_MAX,
+            _ => LINE_TIME_MAX,
+        };
+        self.since + allowed
+    }
+
+    /// What it is answered.
+    pub(super) fn reply(&mut self, reply: Vec<u8>, is_registration: bool) {
+        self.is_registered |= is_registration;
+        self.enter(Phase::Writing { reply, written: 0, is_last: false });
+    }
+
+    /// The last it is told.
+    pub(super) fn refuse(&mut self, why: &str) {
+        let reply = encode(&Reply::Error(why.to_owned()));
+        self.enter(Phase::Writing { reply, written: 0, is_last: true });
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.since = Instant::now();
+    }
+
+    /// Goes as far as it can without waiting. It reads once at most, so that who sends much does not keep the others waiting.
+    pub(super) fn advance(&mut self) -> Progress {
+        if let Phase::Writing { .. } = self.phase
+            && let Some(progress) = self.write()
+        {
+            return progress;
+        }
+        match self.phase {
+            Phase::Reading => self.read(),
+            _ => Progress::Waiting,
+        }
+    }
+
+    /// `None` once all is written and the next line may be read.
+    fn write(&mut self) -> Option<Progress> {
+        let Phase::Writing { reply, written, is_last } = &mut self.phase else { return None };
+        while *written < reply.len() {
+            match (&self.stream).write(&reply[*written..]) {
+                Ok(0) => return Some(Progress::Closed),
+                Ok(n) => *written += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(Progress::Waiting),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Some(Progress::Closed),
+            }
+        }
+        if *is_last {
+            return Some(Progress::Closed);
+        }
+        self.enter(Phase::Reading);
+        None
+    }
+
+    fn read(&mut self) -> Progress {
+        if let Some(line) = self.take_line() {
+            return Progress::Line(line);
+        }
+        let mut buffer = [0; READ_BYTES];
+        let n = match (&self.stream).read(&mut buffer) {
+            Ok(0) => return Progress::Closed,
+            Ok(n) => n,
+            Err(error) if is_for_later(&error) => return Progress::Waiting,
+            Err(_) => return Progress::Closed,
+        };
+        if self.input.is_empty() {
+            self.since = Instant::now();
+        }
+        self.input.extend_from_slice(&buffer[..n]);
+        match self.take_line() {
+            Some(line) => Progress::Line(line),
+            None if self.input.len() > REQUEST_BYTES_MAX => {
+                self.refuse(&format!("the request is longer than {REQUEST_BYTES_MAX} bytes"));
+                self.write().unwrap_or(Progress::Closed)
+            }
+            None => Progress::Waiting,
+        }
+    }
+
+    /// The first line that is there, without its end.
+    fn take_line(&mut self) -> Option<Vec<u8>> {
+        let end = self.input.iter().position(|byte| *byte == b'\n')?;
+        let rest = self.input.split_off(end + 1);
+        let mut line = std::mem::replace(&mut self.input, rest);
+        line.pop();
+        self.enter(Phase::Working);
+        Some(line)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Takes what was written to wake us. What is more than one read of it wakes us again.
+pub(super) fn drain(mut woken: &UnixStream) {
+    let _ = woken.read(&mut [0; 64]);
+}
+
+/// A reply as its line.
+pub(super) fn encode(reply: &Reply) -> Vec<u8> {
+    let line = serde_json::to_vec(reply).ok().filter(|line| line.len() < LINE_BYTES_MAX);
+    let mut line = line.unwrap_or_else(|| br#"{"error":"the reply is longer than a line may be"}"#.to_vec());
+    line.push(b'\n');
+    line
+}
+
+/// The version alone: what it means is the same in all versions.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// What a line asks.
+///
+/// # Errors
+/// One line: it is of another version, or none of ours.
+pub fn decode(line: &[u8]) -> Result<Request, String> {
+    let Version { version } = serde_json::from_slice(line)
+        .map_err(|error| format!("this is no request: {error}; a line is {{\"version\":{VERSION},\"request\":…}}"))?;
+    if version != VERSION {
+        return Err(format!("this wideleafd speaks version {VERSION}, not {version}: use the wideleaf of its release"));
+    }
+    let envelope: Envelope =
+        serde_json::from_slice(line).map_err(|error| format!("this is no request of version {VERSION}: {error}"))?;
+    Ok(envelope.request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_line_in_pieces_is_one_line_and_two_lines_are_two() {
+        let (here, there) = UnixStream::pair().expect("a pair of sockets");
+        here.set_nonblocking(true).expect("nonblocking");
+        let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 });
+        (&there).write_all(b"one").expect("written");
+        assert!(matches!(connection.advance(), Progress::Waiting));
+        (&there).write_all(b"\ntwo\n").expect("written");
+        assert!(matches!(connection.advance(), Progress::Line(line) if line == b"one"));
+        assert!(matches!(connection.advance(), Progress::Waiting)); // one at a time
+        connection.reply(b"1\n".to_vec(), false);
+        assert!(matches!(connection.advance(), Progress::Line(line) if line == b"two"));
+        drop(there);
+        connection.reply(b"2\n".to_vec(), false);
+        assert!(matches!(connection.advance(), Progress::Closed));
+    }
+
+    #[test]
+    fn who_registered_may_be_silent_for_a_shorter_time() {
+        let (here, _there) = UnixStream::pair().expect("a pair of sockets");
+        here.set_nonblocking(true).expect("nonblocking");
+        let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 });
+        assert_eq!(connection.deadline() - connection.since, SILENCE_MAX);
+        connection.reply(b"limits\n".to_vec(), true);
+        assert!(matches!(connection.advance(), Progress::Waiting));
+        assert_eq!(connection.deadline() - connection.since, REGISTERED_SILENCE_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_a_request_or_a_reason(line in proptest::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert!(!decode(&line).is_err_and(|why| why.contains('\n')));
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The program itself: started, asked, told, killed, and started again.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use wideleaf_control::client::ask;
+use wideleaf_control::protocol::{Answer, Envelope, Request, Settings, Target};
+use wideleaf_control::view::{Care, DaemonView, VmView};
+use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_guest_tests::{Need, is_there};
+use wideleaf_policies::units::mib;
+
+/// A machine that compiles on all cores meanwhile needs some time.
+const WITHIN: Duration = Duration::from_secs(60);
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < WITHIN, "{what}: not within {WITHIN:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A folder with a configuration, and daemons that run on it.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let place = Place { folder: tempfile::tempdir().unwrap() };
+        place.configure("");
+        place
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.file("control.sock")
+    }
+
+    fn configure(&self, more: &str) {
+        let metrics = format!("unix:{}", self.file("metrics.sock").display());
+        self.configure_with(&metrics, more);
+    }
+
+    fn configure_with(&self, metrics: &str, more: &str) {
+        let (socket, state) = (self.socket(), self.file("state.json"));
+        let text = format!(
+            "[socket]\npath = {socket:?}\n[state]\npath = {state:?}\n[metrics]\nlisten = {metrics:?}\n{more}\n"
+        );
+        std::fs::write(self.file("wideleafd.toml"), text).unwrap();
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wideleafd"));
+        command.arg("--config").arg(self.file("wideleafd.toml")).env_remove("NOTIFY_SOCKET");
+        command
+    }
+
+    /// Starts one and waits until it answers.
+    fn start(&self) -> Daemon<'_> {
+        let log = std::fs::File::options().create(true).append(true).open(self.file("log")).unwrap();
+        let child = self.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let daemon = Daemon { place: self, child };
+        eventually("the daemon answers", || ask(&self.socket(), Request::Daemon).is_ok());
+        daemon
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.file("log")).unwrap()
+    }
+}
+
+struct Daemon<'a> {
+    place: &'a Place,
+    child: Child,
+}
+
+impl Daemon<'_> {
+    fn ask(&self, request: Request) -> Answer {
+        ask(&self.place.socket(), request).unwrap()
+    }
+
+    fn view(&self) -> DaemonView {
+        let Answer::Daemon(view) = self.ask(Request::Daemon) else { panic!("that is no answer") };
+        view
+    }
+
+    /// Those that are managed.
+    fn managed(&self) -> Vec<VmView> {
+        let Answer::Vms(mut vms) = self.ask(Request::List) else { panic!("that is no answer") };
+        vms.retain(|vm| vm.care != Care::Unmanaged);
+        vms
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    fn end(mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What it says on standard error when it ends with `code`.
+fn error_of(command: Command, code: i32) -> String {
+    let output = assert_cmd::Command::from_std(command).assert().code(code).get_output().clone();
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn scrape(mut stream: impl Read + Write) -> String {
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    let mut scraped = String::new();
+    stream.read_to_string(&mut scraped).unwrap();
+    scraped
+}
+
+#[test]
+fn the_configuration_is_checked_without_anything_being_started() {
+    let place = Place::new();
+    let check = || {
+        let mut command = place.command();
+        command.arg("--check");
+        command
+    };
+    let output = assert_cmd::Command::from_std(check()).assert().success().get_output().clone();
+    assert!(String::from_utf8(output.stdout).unwrap().contains("cpu_share: 5000"));
+    place.configure("[budget]\ncpu_share = \"half\"");
+    let error = error_of(check(), 3);
+    assert!(error.contains("wideleafd.toml:8:13: \"half\" is not a share"), "{error}");
+    assert!(!place.socket().exists() && !place.file("state.json").exists());
+}
+
+#[test]
+fn a_file_that_was_named_and_is_not_there_is_a_mistake() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wideleafd"));
+    command.args(["--config", "/nowhere/at.toml"]);
+    let error = error_of(command, 3);
+    assert_eq!(error.lines().count(), 1);
+    assert!(error.starts_with("wideleafd: /nowhere/at.toml: "), "{error}");
+}
+
+#[test]
+fn it_answers_a_line_with_a_line_and_is_scraped() {
+    let place = Place::new();
+    let daemon = place.start();
+    let stream = UnixStream::connect(place.socket()).unwrap();
+    (&stream).write_all(b"{\"version\":1,\"request\":\"daemon\"}\n").unwrap();
+    let mut reply = String::new();
+    BufReader::new(&stream).read_line(&mut reply).unwrap();
+    assert!(reply.contains(&format!("\"pid\":{}", daemon.child.id())), "{reply}");
+    let scraped = scrape(UnixStream::connect(place.file("metrics.sock")).unwrap());
+    assert!(scraped.contains("\nwideleaf_daemon_vms 0"), "{scraped}");
+}
+
+#[test]
+fn it_is_scraped_over_tcp_where_that_is_configured() {
+    let place = Place::new();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    place.configure_with(&free.to_string(), "");
+    let _daemon = place.start();
+    let mut stream = None;
+    eventually("it listens", || {
+        stream = TcpStream::connect(free).ok();
+        stream.is_some()
+    });
+    assert!(scrape(stream.unwrap()).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn sighup_reads_the_configuration_again_and_a_mistake_in_it_changes_nothing() {
+    let place = Place::new();
+    let daemon = place.start();
+    assert_eq!(daemon.view().copy_per_second, 2 << 30);
+    place.configure("[budget]\ncopy_per_second = \"1G\"");
+    daemon.signal(Signal::SIGHUP);
+    eventually("it is read", || daemon.view().copy_per_second == 1 << 30);
+    place.configure("[budget]\ncopy_per_second = \"fast\"");
+    daemon.signal(Signal::SIGHUP);
+    eventually("the mistake is in the log", || place.log().contains("wideleafd.toml:8:19: "));
+    assert_eq!(daemon.view().copy_per_second, 1 << 30);
+}
+
+#[test]
+fn sigterm_ends_it_with_its_sockets_removed_and_its_state_kept() {
+    let place = Place::new();
+    let daemon = place.start();
+    eventually("its state is written", || place.file("state.json").exists());
+    assert!(daemon.end(Signal::SIGTERM).success());
+    assert!(!place.socket().exists() && !place.file("metrics.sock").exists());
+    assert!(place.file("state.json").exists());
+}
+
+#[test]
+fn a_second_one_ends_with_the_first_ones_process_id_and_leaves_it_alone() {
+    let place = Place::new();
+    let daemon = place.start();
+    let error = error_of(place.command(), 4);
+    assert!(error.contains(&format!("another wideleafd (pid {}) is listening", daemon.child.id())), "{error}");
+    assert_eq!(daemon.view().pid, daemon.child.id());
+}
+
+#[test]
+fn a_killed_ones_sockets_are_replaced_and_a_damaged_state_is_kept_aside() {
+    let place = Place::new();
+    assert!(!place.start().end(Signal::SIGKILL).success());
+    assert!(place.socket().exists());
+    std::fs::write(place.file("state.json"), "{\"version\":").unwrap();
+    let daemon = place.start();
+    assert_eq!(daemon.view().vms, 0);
+    assert_eq!(std::fs::read_to_string(place.file("state.json.damaged")).unwrap(), "{\"version\":");
+    assert!(place.log().contains("the state makes no sense"));
+}
+
+#[test]
+fn what_is_in_the_sockets_place_and_is_none_is_left_alone() {
+    let place = Place::new();
+    std::fs::write(place.socket(), "precious").unwrap();
+    assert!(error_of(place.command(), 4).contains("is no socket"));
+    assert_eq!(std::fs::read_to_string(place.socket()).unwrap(), "precious");
+}
+
+#[test]
+fn systemd_is_told_when_it_is_ready_and_when_it_ends() {
+    let place = Place::new();
+    let told = UnixDatagram::bind(place.file("notify")).unwrap();
+    told.set_read_timeout(Some(WITHIN)).unwrap();
+    let hear = || {
+        let mut text = [0; 256];
+        let n = told.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..n]).trim().to_owned()
+    };
+    let mut command = place.command();
+    let child = command.env("NOTIFY_SOCKET", place.file("notify")).stderr(Stdio::null()).spawn().unwrap();
+    let daemon = Daemon { place: &place, child };
+    assert_eq!(hear(), "READY=1");
+    assert_eq!(daemon.view().vms, 0); // whoever is told so may ask at once
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(hear(), "STOPPING=1");
+}
+
+/// This test as if it were `wideleaf run`: its own process, with a VM.
+fn own_vm() -> Box<VmView> {
+    let view = serde_json::json!({
+        "name": "ours", "pid": std::process::id(), "started_at": 1, "vmm": "wideleaf", "state": "managed", "ram": [],
+        "backing": { "unbacked": 0, "base_4k": 0, "huge_2m": 0, "giant_1g": 0, "misaligned": 0 },
+    });
+    Box::new(serde_json::from_value(view).unwrap())
+}
+
+#[test]
+fn a_vm_of_ours_is_there_for_as_long_as_its_connection() {
+    let place = Place::new();
+    let daemon = place.start();
+    let stream = UnixStream::connect(place.socket()).unwrap();
+    let line = serde_json::to_string(&Envelope::from(Request::Register { vm: own_vm() })).unwrap() + "\n";
+    (&stream).write_all(line.as_bytes()).unwrap();
+    let mut reply = String::new();
+    BufReader::new(&stream).read_line(&mut reply).unwrap();
+    assert!(reply.contains("\"copy_per_second\":2147483648"), "{reply}");
+    assert_eq!(daemon.managed()[0].name, "ours");
+    drop(stream);
+    eventually("it is forgotten", || daemon.managed().is_empty());
+}
+
+#[test]
+fn a_real_guest_is_still_managed_with_its_settings_after_the_daemon_was_killed() {
+    if !is_there(Need::Kvm, usable("/dev/kvm")) || !is_there(Need::Qemu, has_qemu()) {
+        return;
+    }
+    let command_line = "pattern bytes=32M seconds=600";
+    let setup = QemuSetup::new("held", mib(128), QemuRam::AnonymousOnBasePages, command_line);
+    let mut guest = QemuGuest::start(&setup).unwrap();
+    guest.check_all_words();
+    let place = Place::new();
+
+    let daemon = place.start();
+    let settings = Settings { policy: Some("greedy".into()), ..Settings::default() };
+    daemon.ask(Request::Attach { target: Target::Pid(guest.pid()), settings });
+    eventually("its memory is huge", || daemon.managed()[0].backing.huge_2m >= mib(32).get());
+    let copied = |daemon: &Daemon<'_>| daemon.managed()[0].work.as_ref().map_or(0, |work| work.copied);
+    let before = copied(&daemon);
+    assert!(before >= mib(32).get(), "{before}");
+    eventually("its counters are saved", || {
+        std::fs::read_to_string(place.file("state.json")).unwrap().contains(&format!("\"copied\":{before}"))
+    });
+    daemon.end(Signal::SIGKILL);
+
+    let daemon = place.start();
+    eventually("it is managed again", || daemon.managed().len() == 1);
+    let view = daemon.managed().remove(0);
+    assert_eq!((view.name.as_str(), view.policy.as_deref(), view.pid), ("held", Some("greedy"), guest.pid()));
+    assert!(copied(&daemon) >= before);
+    assert!(daemon.end(Signal::SIGTERM).success());
+    guest.check_all_words();
+}
+
+fn usable(device: &str) -> Result<(), String> {
+    let opened = std::fs::File::options().read(true).write(true).open(device);
+    opened.map(|_| ()).map_err(|error| format!("{device}: {error}"))
+}
+
+fn has_qemu() -> Result<(), String> {
+    let version = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+    version.map(|_| ()).map_err(|error| error.to_string())
+}
