@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
+use wideleaf::run::kernel::{Pages, least_ram};
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::ratio::{Interval, bootstrap_median};
@@ -29,11 +30,7 @@ use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
-use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
-
-/// For the image, its tables, and the border of the first window.
-const BESIDE_THE_KERNEL: Bytes = mib(16);
 
 /// A way to run a kernel.
 #[derive(Clone, Copy)]
@@ -200,8 +197,9 @@ fn kernel(name: &str) -> &'static Kernel {
 fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ended> {
     let need = kernel(work.kernel).memory_for(work.parameters, usize::from(arm.vcpus));
     let Ok(MemoryNeed::Bytes(bytes)) = need else { panic!("{}: {need:?}", work.kernel) };
-    let memory =
-        Bytes::new(bytes).checked_round_up(PageSize::Huge2M).expect("less than all addresses") + BESIDE_THE_KERNEL;
+    let guest_page = PageSize::Huge2M;
+    let pages = Pages { host: arm.page, guest: (!arm.is_native).then_some(guest_page) };
+    let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| Ended::Skipped(failure.to_string()))?;
     let spec = RunSpec {
         workload: Workload::Kernel(kernel(work.kernel).name.as_str()),
         is_native: arm.is_native,
@@ -210,7 +208,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         memory,
         vcpus: arm.vcpus,
         backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
-        guest_page: PageSize::Huge2M,
+        guest_page,
         policy: by_name("never").expect("it is in the table").into(),
         policy_delay: None,
         is_prefaulted: true,

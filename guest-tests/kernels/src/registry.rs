@@ -9,7 +9,7 @@
 
 use core::fmt;
 
-use wideleaf_protocol::arguments::{CommandLineError, KEY_KERNEL};
+use wideleaf_protocol::arguments::{CommandLineError, KEY_KERNEL, Repeated};
 use wideleaf_protocol::{CommandLine, Entry, ExitCode, GuestPage, Message, Name, PROTOCOL_VERSION};
 
 use crate::arena::Layout;
@@ -278,16 +278,18 @@ impl fmt::Display for KernelError<'_> {
         match self {
             Self::CommandLine(error) => write!(f, "command line: {error}"),
             Self::NoKernel => write!(f, "no kernel named; say kernel=NAME, where NAME is {}", KernelNames::ALL),
-            Self::UnknownKernel { name } => write!(f, "unknown kernel \"{name}\"; there is {}", KernelNames::ALL),
+            Self::UnknownKernel { name } => {
+                write!(f, "unknown kernel \"{}\"; there is {}", Repeated(name), KernelNames::ALL)
+            }
             Self::UnknownParameter { name, known } => {
-                write!(f, "unknown parameter {name}=; there is ")?;
+                write!(f, "unknown parameter {}=; there is ", Repeated(name))?;
                 write_list(f, known.iter().map(|parameter| parameter.name))
             }
             Self::BadValue { name, value, what, least, most } => {
-                write!(f, "{name}={value}: expected {what} from {least} to {most}")
+                write!(f, "{name}={}: expected {what} from {least} to {most}", Repeated(value))
             }
             Self::BadChoice { name, value, choices } => {
-                write!(f, "{name}={value}: expected one of ")?;
+                write!(f, "{name}={}: expected one of ", Repeated(value))?;
                 write_list(f, choices.iter().copied())
             }
             Self::Conflict { one, other } => write!(f, "{one}= and {other}= exclude each other"),

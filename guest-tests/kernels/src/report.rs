@@ -1,8 +1,11 @@
 //! What a kernel that works on typed memory prints: its region, phases, results and verification.
 
+use core::fmt;
+
 use wideleaf_protocol::{Message, Name, Status};
 
 use crate::arena::{Layout, Typed};
+use crate::npb::classes::Class;
 use crate::platform::ticks_to_seconds;
 use crate::registry::Figure;
 use crate::rounds::Progress;
@@ -18,6 +21,26 @@ pub const VERIFY: Name<'static> = Name::literal("verify");
 
 /// Millions of operations per second, counted by the NPB's formulas: what stands for a run of each of these kernels.
 pub const MOPS: Figure = Figure::literal("mops", "Mop/s");
+
+/// Says what is solved, for the result block of whoever reads: the class, the edges of the grid (or the one number that is the size), and
+/// how often the timed part repeats itself.
+pub fn problem(platform: &dyn Platform, class: Class, edges: &[usize], iterations: u32) {
+    let size = FixedText::new(format_args!("{}", Edges(edges)));
+    let size = Name::new(size.as_str()).expect("numbers with an x between them are a name");
+    platform.emit(&Message::Problem { class: Name::literal(class.letter()), size, iterations });
+}
+
+/// Lengths as the NPB prints them: `64x64x64`.
+struct Edges<'e>(&'e [usize]);
+
+impl fmt::Display for Edges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, edge) in self.0.iter().enumerate() {
+            write!(f, "{}{edge}", if index == 0 { "" } else { "x" })?;
+        }
+        Ok(())
+    }
+}
 
 /// Runs `body` between `begin` and `end`. Returns what it returns, and the ticks it took.
 pub fn phase<R>(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce() -> R) -> (R, u64) {

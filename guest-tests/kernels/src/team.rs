@@ -9,7 +9,8 @@
 //!   dismiss(): generation = DISMISSED ───▶  return
 //! ```
 //!
-//! Members spin instead of sleeping: a guest in ring 3 cannot halt, and a sleeping thread would measure the host's wake-up.
+//! Members spin instead of sleeping: a guest in ring 3 cannot halt, and a sleeping thread would measure the host's wake-up. Threads of
+//! a process offer their CPU to others once a wait is long: what they wait for may need it.
 #![expect(
     unsafe_code,
     reason = "the job is borrowed by threads that outlive the borrow's scope, and rdtsc is an intrinsic"
@@ -19,6 +20,12 @@ use core::cell::UnsafeCell;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
+// What a member does between two looks when it has waited for long. In a guest there is nobody to give the vCPU to.
+#[cfg(not(any(test, feature = "std")))]
+use core::hint::spin_loop as give_way;
+#[cfg(any(test, feature = "std"))]
+use std::thread::yield_now as give_way;
+
 /// Ticks of this CPU's time stamp counter (SDM volume 3, 17.17: invariant on every CPU KVM runs on since 2008).
 ///
 /// Not serialising: the CPU may read it some tens of instructions early or late, which is nothing beside a batch of
@@ -27,6 +34,26 @@ pub fn ticks() -> u64 {
     // SAFETY: rdtsc exists on every x86-64 CPU; in ring 3 it needs CR4.TSD clear, which the boot contract, the image's own
     // boot code and Linux all provide.
     unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Looks before a wait is long: some tens of microseconds, in which members who all run meet, and little beside the milliseconds of the
+/// time slice that a thread would spin away.
+const LOOKS_OF_A_SHORT_WAIT: u32 = 1000;
+
+/// Returns what `look` finds, as soon as it finds something.
+fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
+    for _ in 0..LOOKS_OF_A_SHORT_WAIT {
+        if let Some(found) = look() {
+            return found;
+        }
+        spin_loop();
+    }
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        give_way();
+    }
 }
 
 /// A job as the team carries it: the borrow's lifetime is erased, [`Team::lead`] does not return before its last use.
@@ -108,15 +135,10 @@ impl Team {
     pub fn follow(&self, index: usize) {
         let mut seen = 0;
         loop {
-            let generation = self.generation.load(Ordering::Acquire);
-            if generation == seen {
-                spin_loop();
-                continue;
-            }
-            if generation == DISMISSED {
+            seen = wait_for(|| Some(self.generation.load(Ordering::Acquire)).filter(|generation| *generation != seen));
+            if seen == DISMISSED {
                 return;
             }
-            seen = generation;
             // SAFETY: the acquire load above saw the leader's release, so the write of `job` is visible and complete; the
             // leader does not write it again before this member has counted itself in `done`.
             let job = unsafe { *self.job.get() };
@@ -143,9 +165,7 @@ struct WaitForFollowers<'t> {
 
 impl Drop for WaitForFollowers<'_> {
     fn drop(&mut self) {
-        while self.team.done.load(Ordering::Acquire) != self.followers {
-            spin_loop();
-        }
+        wait_for(|| (self.team.done.load(Ordering::Acquire) == self.followers).then_some(()));
     }
 }
 
@@ -234,9 +254,7 @@ impl Barrier {
             self.arrived.store(0, Ordering::Relaxed);
             self.openings.fetch_add(1, Ordering::Release);
         } else {
-            while self.openings.load(Ordering::Acquire) == opening {
-                spin_loop();
-            }
+            wait_for(|| (self.openings.load(Ordering::Acquire) != opening).then_some(()));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Bytes of text that fit into a [`FixedText`]: one line on any console.
+/// Bytes of text that fit into a [`FixedText`]: one line on any console. Every refusal fits, also of a word as long as a command line.
 pub const TEXT_BYTES: usize = 240;
 
 /// A line of text on the stack. What does not fit is cut off, at a character border.

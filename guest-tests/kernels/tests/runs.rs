@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use runner::{has, run, run_with};
 use wideleaf_kernels::registry::find;
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
-use wideleaf_kernels::{Arena, KERNELS};
+use wideleaf_kernels::{Arena, KERNELS, KernelError};
 use wideleaf_protocol::{CommandLine, ExitCode, Message};
 
 #[test]
@@ -228,6 +228,25 @@ fn wrong_arguments_end_with_one_clear_line() {
             let error = kernel.memory_for(line, 1).expect_err("refused before the start too");
             assert_eq!(error.to_string(), message, "{line}");
         }
+    }
+}
+
+#[test]
+fn no_refusal_is_cut_however_long_the_word_it_repeats() {
+    let word = "x".repeat(1000);
+    let mut cases = vec![word.clone(), format!("gups {word}"), format!("gups {word}=1 {word}=2"), String::new()];
+    for kernel in KERNELS {
+        cases.push(format!("{} {word}=1", kernel.name));
+        cases.extend(kernel.parameters.iter().map(|parameter| format!("{} {}={word}", kernel.name, parameter.name)));
+    }
+    for line in cases {
+        let (code, lines) = run(1, 16, &line);
+        assert_eq!(code, ExitCode::BadArguments, "{line}");
+        let whole = match CommandLine::new(&line).map_err(KernelError::CommandLine).and_then(find) {
+            Ok(kernel) => kernel.memory_for(&line, 1).expect_err("refused before the start too").to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(lines[lines.len() - 2], format!("@wideleaf panic message={whole}"));
     }
 }
 

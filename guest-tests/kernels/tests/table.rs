@@ -79,6 +79,22 @@ fn a_kernel_takes_a_class_where_it_has_classes() {
 }
 
 #[test]
+fn a_kernel_with_classes_says_after_hello_which_one_it_solves_and_no_other_says_so() {
+    for kernel in KERNELS {
+        let classes = kernel.classes.iter().map(|class| format!("{} class={class}", kernel.name));
+        for line in classes.chain([format!("{} {}", kernel.name, kernel.quick)]) {
+            // The least arena there is: most end with a refusal, which comes later.
+            let (_, lines) = run_with(1, 0, 1, &line, |_, _| ());
+            let letter = line.split_once("class=").map(|(_, letter)| letter);
+            let expected = letter.map(|letter| format!("problem class={letter} "));
+            let second = &lines[1]["@wideleaf ".len()..];
+            assert_eq!(second.starts_with("problem "), expected.is_some(), "{line}: {lines:#?}");
+            assert!(second.starts_with(expected.as_deref().unwrap_or_default()), "{line}: {lines:#?}");
+        }
+    }
+}
+
+#[test]
 fn more_vcpus_than_a_kernel_can_use_are_refused() {
     for (kernel, line) in quick_lines() {
         let (vcpus, most) = (kernel.vcpus_max + 1, kernel.vcpus_max);

@@ -91,6 +91,22 @@ fn argument_of(index: usize, word: &str) -> Option<Argument<'_>> {
     }
 }
 
+/// Most bytes of a word that a sentence repeats: no word that means something is longer, and a panic line of 240 bytes has room for the
+/// rest of the sentence, which says what to do.
+const REPEATED_BYTES_MAX: usize = 32;
+
+/// A word of the command line as a sentence repeats it: what is too long ends with `...`.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeated<'a>(pub &'a str);
+
+impl fmt::Display for Repeated<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(word) = self;
+        let shown = word.floor_char_boundary(REPEATED_BYTES_MAX);
+        write!(f, "{}{}", &word[..shown], if shown < word.len() { "..." } else { "" })
+    }
+}
+
 /// Why a command line is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandLineError<'a> {
@@ -110,9 +126,10 @@ impl fmt::Display for CommandLineError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAPair { word } => {
+                let word = Repeated(word);
                 write!(f, "\"{word}\" is not key=value (only the first word may be a kernel's name)")
             }
-            Self::DuplicateKey { key } => write!(f, "{key}= is given twice"),
+            Self::DuplicateKey { key } => write!(f, "{}= is given twice", Repeated(key)),
         }
     }
 }

@@ -12,6 +12,12 @@
 //! @wideleaf exit code=0
 //! ```
 //!
+//! A kernel that comes in classes says after `hello` which one it solves:
+//!
+//! ```text
+//! @wideleaf problem class=A size=256x256x128 iterations=6
+//! ```
+//!
 //! A line begins with [`PREFIX`], then a verb, then `key=value` pairs separated by single spaces, in any order, each
 //! key exactly once. Everything else on the console is not ours. The rest of a `panic` line is its message.
 
@@ -39,6 +45,16 @@ pub enum Message<'a> {
         tsc_hz: u64,
         /// How the kernel was started.
         entry: Entry,
+    },
+    /// What is solved, where that comes in classes: in the words of the NPB's result block. Guests built before there was this line
+    /// leave it out.
+    Problem {
+        /// The letter that everybody means this size by.
+        class: Name<'a>,
+        /// One number, or the edges of a grid with an `x` between them.
+        size: Name<'a>,
+        /// How often the timed part repeats itself; 0 for a kernel that does not.
+        iterations: u32,
     },
     /// Where the kernel's data live: a half-open range `[address, address + bytes)`.
     Region {
@@ -240,6 +256,9 @@ impl fmt::Display for Message<'_> {
                 f,
                 "hello version={version} kernel={kernel} vcpus={vcpus} guest_page={guest_page} tsc_hz={tsc_hz} entry={entry}"
             ),
+            Self::Problem { class, size, iterations } => {
+                write!(f, "problem class={class} size={size} iterations={iterations}")
+            }
             Self::Region { name, address, bytes } => {
                 write!(f, "region name={name} address={address:#x} bytes={bytes}")
             }
@@ -280,6 +299,7 @@ impl Message<'_> {
     pub const fn verb(&self) -> &'static str {
         match self {
             Self::Hello { .. } => "hello",
+            Self::Problem { .. } => "problem",
             Self::Region { .. } => "region",
             Self::Begin { .. } => "begin",
             Self::End { .. } => "end",
@@ -378,6 +398,14 @@ fn parse_verb<'a>(line: &'a str, rest: &'a str) -> Result<Message<'a>, ProtocolE
                 guest_page: fields.word("guest_page", "4k, 2m or 1g", GuestPage::from_word)?,
                 tsc_hz: fields.number("tsc_hz")?,
                 entry: fields.word("entry", "pvh, direct, native or linux", Entry::from_word)?,
+            })
+        }
+        "problem" => {
+            let fields = Fields::new("problem", &["class", "size", "iterations"], pairs, offset)?;
+            Ok(Message::Problem {
+                class: fields.name("class")?,
+                size: fields.name("size")?,
+                iterations: fields.number("iterations")?,
             })
         }
         "region" => {

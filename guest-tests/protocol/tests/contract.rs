@@ -108,6 +108,19 @@ fn a_word_without_equals_sign_or_a_repeated_key_is_refused() {
 }
 
 #[test]
+fn a_long_word_is_not_repeated_whole() {
+    let word = "é".repeat(17);
+    let error = CommandLine::new("gups ok=1 fast").expect_err("no pair").to_string();
+    assert!(error.starts_with("\"fast\" is not key=value"), "{error}");
+    let line = format!("gups {word}");
+    let error = CommandLine::new(&line).expect_err("no pair").to_string();
+    assert!(error.starts_with(&format!("\"{}...\" is not key=value", "é".repeat(16))), "{error}");
+    let line = format!("{word}=1 {word}=2");
+    let error = CommandLine::new(&line).expect_err("twice").to_string();
+    assert_eq!(error, format!("{}...= is given twice", "é".repeat(16)));
+}
+
+#[test]
 fn sizes_take_a_suffix_and_a_bare_number_is_bytes() {
     assert_eq!(parse_size("4096"), Some(4096));
     assert_eq!(parse_size("64M"), Some(64 * MIB));

@@ -34,8 +34,9 @@ proptest! {
 
     #[test]
     fn every_message_with_numbers_survives_the_line(text in name(), unit in name(), n in any::<[u64; 5]>(), vcpu in any::<u32>()) {
-        let name = Name::new(&text).unwrap();
+        let (name, unit) = (Name::new(&text).unwrap(), Name::new(&unit).unwrap());
         let messages = [
+            Message::Problem { class: name, size: unit, iterations: vcpu },
             Message::Region { name, address: n[0], bytes: n[1] },
             Message::Begin { phase: name, tsc: n[0] },
             Message::End { phase: name, tsc: n[0] },
@@ -44,7 +45,7 @@ proptest! {
             Message::Mismatch(Mismatch { address: n[0], expected: n[1], found: n[2], kind: MismatchKind::ALL[n[3] as usize % 4] }),
             Message::Verify { status: Status::ALL[n[2] as usize % 2], errors: n[0], checked: n[1] },
             Message::Exit { code: ExitCode::ALL[n[0] as usize % 7] },
-            Message::Result { name, value: f64::from_bits(n[0] & !(0x7ff << 52)), unit: Name::new(&unit).unwrap() },
+            Message::Result { name, value: f64::from_bits(n[0] & !(0x7ff << 52)), unit },
         ];
         for message in messages {
             let line = message.to_string();
@@ -79,8 +80,8 @@ proptest! {
 
     #[test]
     fn no_damage_to_a_real_line_upsets_the_parser(
-        verb in "hello|region|begin|end|progress|result|gaps|mismatch|verify|panic|exit|[a-z]{1,6}",
-        pairs in proptest::collection::vec("(version|name|phase|tsc|address|bytes|code|value|status)?=?[ -~]{0,6}", 0..7),
+        verb in "hello|problem|region|begin|end|progress|result|gaps|mismatch|verify|panic|exit|[a-z]{1,6}",
+        pairs in proptest::collection::vec("(version|class|name|phase|tsc|address|bytes|code|value|status)?=?[ -~]{0,6}", 0..7),
     ) {
         let _ = parse(&format!("@wideleaf {verb} {}", pairs.join(" ")));
     }

@@ -56,6 +56,8 @@ pub struct Release {
 /// What would be written, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// Pages that would be added or released; with [`OnShortage::TakeFewer`] at most so many.
+    pub pages: u64,
     /// The pool's file.
     pub file: PathBuf,
     /// Pages that stay, now.
@@ -245,10 +247,12 @@ impl HugetlbPools {
         let is_compacted = request.size == PageSize::Huge2M && is_known && whole < pages;
         let grows_by = if pages == 0 { 0 } else { pages.saturating_add(part.surplus) };
         Ok(Plan {
+            pages,
             file: self.folder(request.size, request.node).join("nr_hugepages"),
             before: part.persistent(),
             after: part.persistent().saturating_add(grows_by),
-            compact: is_compacted.then(|| self.compaction(request.node)),
+            // A kernel may be built without compaction, and then has no such file.
+            compact: is_compacted.then(|| self.compaction(request.node)).filter(|file| file.exists()),
             room,
         })
     }
@@ -260,6 +264,7 @@ impl HugetlbPools {
             return Err(PoolError::InUse { asked: pages, unused: part.unused, pool: Box::new(pool) });
         }
         Ok(Plan {
+            pages,
             file: self.folder(release.size, release.node).join("nr_hugepages"),
             before: part.persistent(),
             after: part.persistent() - pages,

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
@@ -27,6 +27,7 @@ First steps:
   wideleaf demo         what live promotion is worth here
   wideleaf run --help   all about one run, with examples
   wideleaf kernels      the built-in kernels, their classes and the memory they need
+  wideleaf pool list    the hugetlb pools and who has their pages
 
 Exit codes:
     0  done, and the guest verified its memory
@@ -59,6 +60,8 @@ pub enum Command {
     Image(ImageArgs),
     /// Let libvirt tell wideleafd of its guests: install the hook, take it away, see whether it works
     Hook(HookArgs),
+    /// Show the hugetlb pools and who has their pages; make one larger, or smaller by pages that nobody has
+    Pool(PoolArgs),
     /// Print what a shell completes: wideleaf completions bash > /etc/bash_completion.d/wideleaf
     Completions(CompletionsArgs),
     /// Write the manual pages into a folder: what a package does
@@ -67,6 +70,122 @@ pub enum Command {
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),
+}
+
+const POOL_EXAMPLES: &str = "\
+Examples:
+  What there is, on which NUMA node, and who has it:
+    wideleaf pool list
+
+  8 GiB more in pages of 2 MiB on node 0: what would be written and what it takes, then the same for good (as root):
+    wideleaf pool reserve --size 2m --bytes 8G --node 0 --dry-run
+    wideleaf pool reserve --size 2m --bytes 8G --node 0
+
+  As many of 4 giant pages as there are:
+    wideleaf pool reserve --size 1g --pages 4 --at-most
+
+  All that nobody has, back to the host:
+    wideleaf pool release --size 2m --all-unused
+
+A change stays until it is undone or the machine boots. For every boot: `hugepagesz=1G hugepages=N` on the kernel's command
+line, which is also the surest way to 1 GiB pages; vm.nr_hugepages in sysctl.conf for 2 MiB pages.";
+
+/// `wideleaf pool`.
+#[derive(Args, Debug)]
+#[command(after_long_help = POOL_EXAMPLES)]
+pub struct PoolArgs {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: PoolCommand,
+}
+
+/// The subcommands of `wideleaf pool`.
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Show the pools by size and NUMA node, the processes that have pages of them, and where hugetlbfs is mounted
+    List(PoolListArgs),
+    /// Make a pool larger, so that nobody has so many pages more: all of them or none
+    Reserve(PoolReserveArgs),
+    /// Make a pool smaller, by pages that nobody has and that are promised to nobody
+    Release(PoolReleaseArgs),
+}
+
+/// `wideleaf pool list`.
+#[derive(Args, Debug)]
+pub struct PoolListArgs {
+    /// Only the pool of this page size
+    #[arg(long, value_name = "2m|1g", value_parser = parse_pool_size)]
+    pub size: Option<PageSize>,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// The folder that holds `sys/` and `proc/`
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    pub root: PathBuf,
+}
+
+/// `wideleaf pool reserve`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("amount").required(true), after_long_help = POOL_EXAMPLES)]
+pub struct PoolReserveArgs {
+    /// Which pool, and whether it is tried
+    #[command(flatten)]
+    pub change: PoolChangeArgs,
+
+    /// How many pages
+    #[arg(long, value_name = "N", group = "amount", value_parser = clap::value_parser!(u64).range(1..))]
+    pub pages: Option<u64>,
+
+    /// How much memory, in whole pages (rounded up): a number with K, M, G or T behind it (powers of 1024), or bytes
+    #[arg(long, value_name = "SIZE", group = "amount", value_parser = parse_some_bytes)]
+    pub bytes: Option<Bytes>,
+
+    /// Take as many as can be made of free memory, where these are fewer; at least one
+    #[arg(long)]
+    pub at_most: bool,
+}
+
+/// `wideleaf pool release`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("amount").required(true), after_long_help = POOL_EXAMPLES)]
+pub struct PoolReleaseArgs {
+    /// Which pool, and whether it is tried
+    #[command(flatten)]
+    pub change: PoolChangeArgs,
+
+    /// How many pages
+    #[arg(long, value_name = "N", group = "amount", value_parser = clap::value_parser!(u64).range(1..))]
+    pub pages: Option<u64>,
+
+    /// All pages that nobody has
+    #[arg(long, group = "amount")]
+    pub all_unused: bool,
+}
+
+/// What both ways to change a pool have in common.
+#[derive(Args, Debug)]
+pub struct PoolChangeArgs {
+    /// Page size of the pool
+    #[arg(long, value_name = "2m|1g", value_parser = parse_pool_size)]
+    pub size: PageSize,
+
+    /// Only on this NUMA node [default: wherever the kernel finds pages]
+    #[arg(long, value_name = "K")]
+    pub node: Option<u32>,
+
+    /// Say what would be written where, and what it takes; write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// The folder that holds `sys/` and `proc/`
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    pub root: PathBuf,
 }
 
 /// `wideleaf completions`.
@@ -377,6 +496,22 @@ fn parse_policy(text: &str) -> Result<PolicyArg, String> {
         text => {
             PolicyChoice::parse(&with_files(text)?).map(PolicyArg::Use).map_err(|error: PolicyError| error.to_string())
         }
+    }
+}
+
+/// As [`PageSize::parse`]; base pages have no pool.
+fn parse_pool_size(text: &str) -> Result<PageSize, &'static str> {
+    match PageSize::parse(text) {
+        Ok(size @ (PageSize::Huge2M | PageSize::Giant1G)) => Ok(size),
+        _ => Err("there are pools of two page sizes: write 2m or 1g"),
+    }
+}
+
+/// As [`Bytes::parse`], and not nothing.
+fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
+    match Bytes::parse(text).map_err(|error| error.to_string())? {
+        Bytes::ZERO => Err("no memory at all".into()),
+        bytes => Ok(bytes),
     }
 }
 

@@ -8,6 +8,7 @@
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
+//!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
@@ -25,6 +26,7 @@ pub mod kernels;
 pub mod manual;
 pub mod mappings;
 pub mod output;
+pub mod pool;
 pub mod report;
 pub mod run;
 pub mod session;

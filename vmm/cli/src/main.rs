@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
-use wideleaf::{demo, doctor, held_pool, hook, image, kernels, manual, run, simulate};
+use wideleaf::{demo, doctor, held_pool, hook, image, kernels, manual, pool, run, simulate};
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Image(args) => image::main(&args),
         Command::Hook(args) => hook::main(&args),
+        Command::Pool(args) => pool::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),
         Command::HoldPool(args) => held_pool::main(&args),

@@ -19,6 +19,8 @@ pub struct RunReport {
     pub setup: Setup,
     /// What said hello in it; nothing for a guest that is none of ours.
     pub hello: Option<Hello>,
+    /// What it solved, where a kernel comes in classes.
+    pub problem: Option<Problem>,
     /// How it ended: `success`, or what the guest said.
     pub outcome: String,
     /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
@@ -99,6 +101,24 @@ impl Hello {
             Some(Entry::Native | Entry::Linux) => "thread",
             Some(Entry::Pvh | Entry::Direct) | None => "vCPU",
         }
+    }
+}
+
+/// What a kernel that comes in classes solved: what a result block of the NPB calls Class, Size and Iterations.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The letter of the class.
+    pub class: String,
+    /// One number, or the edges of a grid: `64x64x64`.
+    pub size: String,
+    /// How often the timed part repeated itself; 0 for a kernel that does not.
+    pub iterations: u32,
+}
+
+impl Problem {
+    /// What the `problem` line says.
+    pub(crate) fn new(class: Name<'_>, size: Name<'_>, iterations: u32) -> Problem {
+        Problem { class: class.to_string(), size: size.to_string(), iterations }
     }
 }
 
@@ -409,8 +429,8 @@ pub(crate) fn write_gaps(out: &mut String, gaps: &[Gaps]) {
 pub(crate) struct FigureBlock<'a> {
     /// What ran.
     pub hello: &'a Hello,
-    /// Size of the problem, if that is known.
-    pub class: Option<&'a str>,
+    /// What was solved, if the guest said so.
+    pub problem: Option<&'a Problem>,
     /// The figure.
     pub figure: &'a Figure,
     /// All results, of which the time is shown too.
@@ -422,13 +442,15 @@ pub(crate) struct FigureBlock<'a> {
 impl FigureBlock<'_> {
     /// A line for each of what is known, with the words that benchmarks of the NPB end with where they have one for it.
     pub(crate) fn write(&self, out: &mut String) {
-        let FigureBlock { hello, class, figure: Figure { name, value, unit }, .. } = self;
+        let FigureBlock { hello, problem, figure: Figure { name, value, unit }, .. } = self;
         let _ = writeln!(out, "  {}", hello.kernel);
         let mut line = |what: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(out, "    {what:<14} {value}");
         };
-        if let Some(class) = class {
+        if let Some(Problem { class, size, iterations }) = problem {
             line("class", class);
+            line("size", size);
+            line("iterations", iterations);
         }
         if let Some(Measurement { value, unit }) = self.results.get("seconds") {
             line("time", &format_args!("{value:.3} {unit}"));
@@ -519,8 +541,8 @@ impl RunReport {
             let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
         }
         if let (Some(hello), Some(figure)) = (&self.hello, &self.figure) {
-            let (class, verification) = (self.setup.class.as_deref(), self.verification.as_ref());
-            FigureBlock { hello, class, figure, results: &self.results, verification }.write(&mut out);
+            let (problem, verification) = (self.problem.as_ref(), self.verification.as_ref());
+            FigureBlock { hello, problem, figure, results: &self.results, verification }.write(&mut out);
         }
         write_verification(&mut out, self.verification.as_ref());
         let _ = writeln!(out, "  outcome: {}", self.outcome);

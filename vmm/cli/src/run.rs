@@ -340,10 +340,11 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
-    let Observed { hello, phases, regions, figure, results, gaps, verification, vmm, .. } = observed;
+    let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, .. } = observed;
     Ok(RunReport {
         setup: setup(spec, backing, paging, fallback, &environment),
         hello,
+        problem,
         outcome,
         figure,
         verification,
@@ -574,7 +575,7 @@ fn run_native(
 }
 
 pub mod guest;
-pub(crate) mod kernel;
+pub mod kernel;
 
 /// RAM of a native kernel: one piece.
 pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {

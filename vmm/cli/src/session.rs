@@ -25,8 +25,8 @@ use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
-    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, RecordingSummary,
-    Region, SampleAt, SensorSummary, Verification, VmmCost,
+    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, Problem,
+    RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
 };
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -78,6 +78,7 @@ struct Mark {
 struct Log {
     entry: Option<Entry>,
     hello: Option<Hello>,
+    problem: Option<Problem>,
     tsc_hz: u64,
     phases: Vec<PhaseLog>,
     regions: Vec<(String, GpaRange)>,
@@ -103,6 +104,8 @@ impl Log {
 pub struct Observed {
     /// What said hello.
     pub hello: Option<Hello>,
+    /// What it solves, where it comes in classes.
+    pub problem: Option<Problem>,
     /// Timed parts.
     pub phases: Vec<Phase>,
     /// The guest's data.
@@ -176,6 +179,7 @@ impl Session {
                 log.tsc_hz = tsc_hz;
                 log.entry = Some(entry);
             }
+            Message::Problem { class, size, iterations } => log.problem = Some(Problem::new(class, size, iterations)),
             Message::Region { name, address, bytes } => {
                 let start = match log.entry {
                     Some(Entry::Native) => address.checked_sub(self.ram.base().get()),
@@ -267,6 +271,7 @@ impl Session {
             regions: std::mem::take(&mut log.regions_seen),
             figure: log.figure(),
             hello: log.hello.take(),
+            problem: log.problem.take(),
             results: std::mem::take(&mut log.results),
             gaps: std::mem::take(&mut log.gaps),
             verification,

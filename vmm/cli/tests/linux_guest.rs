@@ -115,6 +115,7 @@ fn cg_of_class_s_is_verified_in_a_linux_guest() {
     assert_eq!((code, &report["outcome"]), (Some(0), &Value::from("success")), "{}", guest.log());
     assert_eq!((&report["kernel"], &report["vcpus"], &report["entry"]), (&"npb.cg".into(), &1.into(), &"linux".into()));
     assert_eq!(report["verification"]["passed"], true);
+    assert_eq!((&report["problem"]["class"], &report["problem"]["size"]), (&"S".into(), &"1400".into()));
     assert_eq!((&report["figure"]["name"], &report["figure"]["unit"]), (&"mops".into(), &"Mop/s".into()));
     assert!(report["figure"]["value"].as_f64().unwrap() > 0.0);
     // The same from standard input, for people.

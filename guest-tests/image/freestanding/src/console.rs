@@ -124,7 +124,8 @@ const fn exception_name(vector: u64) -> &'static str {
 fn panic(info: &PanicInfo<'_>) -> ! {
     match info.location() {
         Some(location) => {
-            fail(ExitCode::Panic, format_args!("{} ({}:{})", info.message(), location.file(), location.line()))
+            // The place first: a message may be longer than a line of ours.
+            fail(ExitCode::Panic, format_args!("{}:{}: {}", location.file(), location.line(), info.message()))
         }
         None => fail(ExitCode::Panic, format_args!("{}", info.message())),
     }

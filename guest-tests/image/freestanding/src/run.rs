@@ -3,7 +3,7 @@
 
 use wideleaf_kernels::team::ticks;
 use wideleaf_kernels::{Arena, Platform, registry};
-use wideleaf_protocol::arguments::{self, KEY_GUEST_PAGES, KEY_TSC_HZ, KEY_VCPUS};
+use wideleaf_protocol::arguments::{self, KEY_GUEST_PAGES, KEY_TSC_HZ, KEY_VCPUS, Repeated};
 use wideleaf_protocol::{CommandLine, ExitCode, GuestPage, Message, RamRange, VCPUS_MAX};
 
 use crate::console::{self, fail};
@@ -34,15 +34,15 @@ impl<'l> Options<'l> {
         let line = CommandLine::new(line).unwrap_or_else(|error| refuse(format_args!("command line: {error}")));
         let guest_page = line.value(KEY_GUEST_PAGES).map(|value| {
             GuestPage::from_word(value)
-                .unwrap_or_else(|| refuse(format_args!("{KEY_GUEST_PAGES}={value}: expected 4k, 2m or 1g")))
+                .unwrap_or_else(|| refuse(format_args!("{KEY_GUEST_PAGES}={}: expected 4k, 2m or 1g", Repeated(value))))
         });
         let vcpus = line.value(KEY_VCPUS).map(|value| match arguments::parse_count(value) {
             Some(vcpus) if (1..=VCPUS_MAX as u64).contains(&vcpus) => vcpus as usize,
-            _ => refuse(format_args!("{KEY_VCPUS}={value}: expected a count from 1 to {VCPUS_MAX}")),
+            _ => refuse(format_args!("{KEY_VCPUS}={}: expected a count from 1 to {VCPUS_MAX}", Repeated(value))),
         });
         let tsc_hz = line.value(KEY_TSC_HZ).map(|value| {
             arguments::parse_count(value)
-                .unwrap_or_else(|| refuse(format_args!("{KEY_TSC_HZ}={value}: expected a frequency in Hz")))
+                .unwrap_or_else(|| refuse(format_args!("{KEY_TSC_HZ}={}: expected a frequency in Hz", Repeated(value))))
         });
         Self { line, guest_page, vcpus, tsc_hz }
     }

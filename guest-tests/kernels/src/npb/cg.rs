@@ -13,7 +13,7 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::random::{Random, SEED};
-use crate::arena::{Layout, Place, Typed};
+use crate::arena::{Layout, Place, Typed, prefetch_behind};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::registry::{Kernel, MemoryNeed};
@@ -45,6 +45,12 @@ const DIAGONAL: f64 = 0.5;
 const TOLERANCE: f64 = 1e-10;
 /// Sums that are added up side by side: an addition waits for the one before for four cycles.
 const LANES: usize = 4;
+
+/// How far ahead of the sums the values are asked for: about two rows of class A. Without it CG of class A ran at 0.79 of the rate on a
+/// shared AMD EPYC; with 512, 4096 and 8192 bytes the gain was smaller.
+const AHEAD_BYTES: usize = 2048;
+/// The same entries of the columns.
+const COLUMNS_AHEAD_BYTES: usize = AHEAD_BYTES / size_of::<f64>() * size_of::<u32>();
 
 /// What a class asks for, and what must come out.
 #[derive(Clone, Copy)]
@@ -93,7 +99,10 @@ fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, 
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    solve(platform, arena, problem(Class::from_parameters(parameters)?))
+    let class = Class::from_parameters(parameters)?;
+    let problem = problem(class);
+    report::problem(platform, class, &[problem.rows], problem.iterations);
+    solve(platform, arena, problem)
 }
 
 fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {
@@ -364,6 +373,8 @@ fn sparse_dot(values: &[f64], columns: &[u32], vector: &[f64]) -> f64 {
     let (column_lanes, column_rest) = columns.as_chunks::<LANES>();
     let mut sums = [0.0; LANES];
     for (values, columns) in value_lanes.iter().zip(column_lanes) {
+        prefetch_behind(values, AHEAD_BYTES);
+        prefetch_behind(columns, COLUMNS_AHEAD_BYTES);
         for lane in 0..LANES {
             sums[lane] += values[lane] * vector[columns[lane] as usize];
         }

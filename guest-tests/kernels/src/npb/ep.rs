@@ -95,7 +95,11 @@ fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, K
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    solve(platform, arena, problem(Class::from_parameters(parameters)?))
+    let class = Class::from_parameters(parameters)?;
+    let problem = problem(class);
+    // The NPB repeats nothing here either, and says so.
+    report::problem(platform, class, &[2 << problem.log2_pairs], 0);
+    solve(platform, arena, problem)
 }
 
 fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {

@@ -116,7 +116,11 @@ fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, K
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    solve(platform, arena, problem(Class::from_parameters(parameters)?))
+    let class = Class::from_parameters(parameters)?;
+    let problem = problem(class);
+    let Size { x, y, z } = problem.size;
+    report::problem(platform, class, &[x, y, z], problem.checksums.len() as u32);
+    solve(platform, arena, problem)
 }
 
 fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {

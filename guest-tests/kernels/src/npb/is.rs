@@ -164,19 +164,21 @@ impl Problem {
 }
 
 /// The problem, and whether the keys are sorted into buckets first.
-fn read<'a>(parameters: &Parameters<'a>) -> Result<(Problem, bool), KernelError<'a>> {
+fn read<'a>(parameters: &Parameters<'a>) -> Result<(Class, bool), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
     let is_bucketed = parameters.count("buckets", 0, 1)? == Some(1);
-    Ok((problem(class), is_bucketed))
+    Ok((class, is_bucketed))
 }
 
 fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    let (problem, is_bucketed) = read(parameters)?;
-    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem, vcpus, is_bucketed)))
+    let (class, is_bucketed) = read(parameters)?;
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem(class), vcpus, is_bucketed)))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let (problem, is_bucketed) = read(parameters)?;
+    let (class, is_bucketed) = read(parameters)?;
+    let problem = problem(class);
+    report::problem(platform, class, &[1 << problem.log2_keys], ITERATIONS);
     solve(platform, arena, problem, is_bucketed)
 }
 

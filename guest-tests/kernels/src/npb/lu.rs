@@ -179,7 +179,10 @@ fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, 
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    solve(platform, arena, problem(Class::from_parameters(parameters)?))
+    let class = Class::from_parameters(parameters)?;
+    let problem = problem(class);
+    report::problem(platform, class, &[problem.grid.edge; 3], problem.steps);
+    solve(platform, arena, problem)
 }
 
 fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {

@@ -144,7 +144,10 @@ fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, K
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    METHOD.run(platform, arena, &problem(Class::from_parameters(parameters)?))
+    let class = Class::from_parameters(parameters)?;
+    let problem = problem(class);
+    report::problem(platform, class, &[problem.edge; 3], problem.steps);
+    METHOD.run(platform, arena, &problem)
 }
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {

@@ -21,8 +21,8 @@ use wideleaf_protocol::{ExitCode, Message, Mismatch, Name, PROTOCOL_VERSION, Sta
 
 use crate::failure::Failure;
 use crate::report::{
-    Figure, FigureBlock, Gaps, Hello, Measurement, Verification, number, rate, table, write_gaps, write_results,
-    write_verification,
+    Figure, FigureBlock, Gaps, Hello, Measurement, Problem, Verification, number, rate, table, write_gaps,
+    write_results, write_verification,
 };
 use crate::run::{outcome_of, verdict};
 use crate::session::{rate_over, seconds_of};
@@ -36,6 +36,8 @@ pub struct GuestReport {
     /// What said hello.
     #[serde(flatten)]
     pub hello: Hello,
+    /// What it solved, where a kernel of ours comes in classes. An older guest does not say it.
+    pub problem: Option<Problem>,
     /// How it ended: `success`, or what the guest said.
     pub outcome: String,
     /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
@@ -132,9 +134,9 @@ impl GuestReport {
             let _ = writeln!(out, "  | {line}");
         }
         if let Some(figure) = &self.figure {
-            let (hello, results, verification) = (&self.hello, &self.results, self.verification.as_ref());
-            // No line of the guest says the class.
-            FigureBlock { hello, class: None, figure, results, verification }.write(&mut out);
+            let GuestReport { hello, problem, results, verification, .. } = self;
+            let (problem, verification) = (problem.as_ref(), verification.as_ref());
+            FigureBlock { hello, problem, figure, results, verification }.write(&mut out);
         }
         write_verification(&mut out, self.verification.as_ref());
         let _ = writeln!(out, "  outcome: {}", self.outcome);
@@ -168,6 +170,9 @@ impl Reading {
                 let hello = Hello::new(kernel, vcpus, guest_page, entry);
                 let report = GuestReport { hello, ..GuestReport::default() };
                 *self = Reading { report, tsc_hz, has_ours: true, ..Reading::default() };
+            }
+            Message::Problem { class, size, iterations } => {
+                report.problem = Some(Problem::new(class, size, iterations));
             }
             Message::Begin { phase, tsc } => {
                 self.is_program_running = phase == PROGRAM_PHASE;
@@ -233,6 +238,7 @@ mod tests {
 SeaBIOS (version 1.16)\r
 [    0.000000] Linux version 6.12\r
 @wideleaf hello version=1 kernel=npb.cg vcpus=2 guest_page=2m tsc_hz=1000000 entry=linux\r
+@wideleaf problem class=A size=14000 iterations=15\r
 @wideleaf region name=matrix address=0x7f0000000000 bytes=1048576\r
 @wideleaf begin phase=compute tsc=1000000\r
 [    2.100000] random: crng init done\r
@@ -284,6 +290,9 @@ SeaBIOS (version 1.16)\r
         assert_eq!((figure.name.as_str(), figure.value, figure.unit.as_str()), ("mops", 12.5, "Mop/s"));
         let block = [
             "  npb.cg",
+            "    class          A",
+            "    size           14000",
+            "    iterations     15",
             "    threads        2",
             "    mops           12.500 Mop/s",
             "    per thread     6.250 Mop/s",
@@ -292,6 +301,19 @@ SeaBIOS (version 1.16)\r
         assert!(report.to_table().contains(&block.join("\n")), "{}", report.to_table());
         let program = GuestReport::of_log(&CG.replace("kernel=npb.cg", "kernel=program")).expect("a whole run");
         assert!(program.figure.is_none());
+    }
+
+    #[test]
+    fn the_log_of_an_older_guest_is_read_and_has_no_class() {
+        let (before, line) = CG.split_once("@wideleaf problem").expect("a new guest says its problem");
+        let (_, after) = line.split_once('\n').expect("it is a line");
+        let older = format!("{before}{after}");
+        // The class of the run before is not its own.
+        for log in [older.clone(), CG.to_owned() + &older] {
+            let report = GuestReport::of_log(&log).expect("a whole run");
+            assert_eq!(report.problem, None);
+            assert!(report.to_table().contains("  npb.cg\n    threads        2\n"), "{}", report.to_table());
+        }
     }
 
     #[test]

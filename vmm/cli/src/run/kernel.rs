@@ -87,28 +87,53 @@ pub fn memory_needed(kernel: &Kernel, cmdline: &str, vcpus: u8) -> Result<Memory
     })
 }
 
+/// What RAM has to be whole pages of.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    /// What the host backs it with.
+    pub host: PageSize,
+    /// What the guest's tables map it with; nothing for a native run.
+    pub guest: Option<PageSize>,
+}
+
+impl Pages {
+    fn largest(self) -> PageSize {
+        self.guest.map_or(self.host, |page| page.max(self.host))
+    }
+}
+
+/// The least RAM, in whole pages, that leaves the kernel so much: in a guest, beside the image, its tables and the hole.
+///
+/// # Errors
+/// [`Failure::Usage`] where no machine has that much.
+pub fn least_ram(needed: Bytes, pages: Pages) -> Result<Bytes, Failure> {
+    let ram = match pages.guest {
+        None => needed.checked_round_up(PageSize::Huge2M),
+        Some(page) => ram_with_free(IMAGE, page, needed).map_err(|error| Failure::Input(error.to_string()))?,
+    };
+    round_up(ram.ok_or_else(|| more_than_any_machine_has(needed))?, pages.largest().bytes())
+}
+
 /// RAM for a run: as asked, where that is enough; else what is enough, and at least [`MEMORY_DEFAULT`].
 ///
 /// # Errors
 /// [`Failure::Usage`] where what is asked cannot be, or is too little.
 pub fn ram_for(kernel: &Kernel, cmdline: &str, args: &RunArgs, host_page: PageSize) -> Result<Bytes, Failure> {
-    let guest_page = (!args.native).then_some(args.guest_page);
+    let pages = Pages { host: host_page, guest: (!args.native).then_some(args.guest_page) };
     if let Some(memory) = args.memory {
-        let pages = [Some((host_page, "host")), guest_page.map(|page| (page, "guest"))];
-        let pages: Vec<_> = pages.into_iter().flatten().collect();
-        config::check_memory(memory, &pages, &HostLimits::none()).map_err(super::from_config_error)?;
+        let both = [Some((pages.host, "host")), pages.guest.map(|page| (page, "guest"))];
+        let both: Vec<_> = both.into_iter().flatten().collect();
+        config::check_memory(memory, &both, &HostLimits::none()).map_err(super::from_config_error)?;
     }
     let needed = match memory_needed(kernel, cmdline, args.vcpus)? {
         MemoryNeed::Bytes(needed) => Bytes::new(needed),
         MemoryNeed::AllThereIs => return Ok(args.memory.unwrap_or(MEMORY_DEFAULT)),
     };
-    let ram = least_ram(needed, guest_page)?;
-    let largest_page = guest_page.map_or(host_page, |page| page.max(host_page));
+    let enough = least_ram(needed, pages)?;
     match args.memory {
-        None => round_up(ram.max(MEMORY_DEFAULT), MEMORY_STEP.max(largest_page.bytes())),
-        Some(memory) if free_of(memory, guest_page)? >= needed => Ok(memory),
+        None => round_up(enough.max(MEMORY_DEFAULT), MEMORY_STEP.max(pages.largest().bytes())),
+        Some(memory) if free_of(memory, pages.guest)? >= needed => Ok(memory),
         Some(memory) => {
-            let enough = round_up(ram, largest_page.bytes())?;
             // RAM beyond the hole at 3 GiB can leave less in one piece than RAM that ends there.
             let at_least = if enough > memory { "at least " } else { "" };
             let (name, enough_mib) = (kernel.name, enough.get() >> 20);
@@ -125,15 +150,6 @@ fn free_of(ram: Bytes, guest_page: Option<PageSize>) -> Result<Bytes, Failure> {
     let Some(page) = guest_page else { return Ok(ram) };
     let free = free_with_ram(IMAGE, page, ram).map_err(|error| Failure::Input(error.to_string()))?;
     free.ok_or_else(|| more_than_any_machine_has(ram))
-}
-
-/// The least RAM, in whole windows, that leaves the kernel so much.
-fn least_ram(needed: Bytes, guest_page: Option<PageSize>) -> Result<Bytes, Failure> {
-    let ram = match guest_page {
-        None => needed.checked_round_up(PageSize::Huge2M),
-        Some(page) => ram_with_free(IMAGE, page, needed).map_err(|error| Failure::Input(error.to_string()))?,
-    };
-    ram.ok_or_else(|| more_than_any_machine_has(needed))
 }
 
 fn round_up(bytes: Bytes, step: Bytes) -> Result<Bytes, Failure> {

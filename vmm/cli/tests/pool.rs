@@ -1,0 +1,215 @@
+//! `wideleaf pool` on captured trees, where a file holds what was written to it, and four pages of the real pool.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use predicates::prelude::*;
+use program::Scratch;
+use serde_json::{Value, json};
+
+const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
+
+/// A tree with a pool of 2 MiB pages on two nodes: 10 and 6 pages, of which 4 and 6 are free and 3 promised.
+fn tree() -> Scratch {
+    let scratch = Scratch::new();
+    put(&scratch, POOL, &[("nr_hugepages", 16), ("free_hugepages", 10), ("surplus_hugepages", 0)]);
+    put(&scratch, POOL, &[("resv_hugepages", 3), ("nr_overcommit_hugepages", 7)]);
+    put(&scratch, &node(0), &[("nr_hugepages", 10), ("free_hugepages", 4), ("surplus_hugepages", 0)]);
+    put(&scratch, &node(1), &[("nr_hugepages", 6), ("free_hugepages", 6), ("surplus_hugepages", 0)]);
+    text(
+        &scratch,
+        "proc/buddyinfo",
+        "Node 0, zone Normal 0 0 0 0 0 0 0 0 4 8 0\nNode 1, zone Normal 0 0 0 0 0 0 0 0 0 1 0\n",
+    );
+    for node in 0..2 {
+        let cache = format!("Node {node} Active(file): 1024 kB\nNode {node} Inactive(file): 1024 kB\n");
+        text(&scratch, &format!("sys/devices/system/node/node{node}/meminfo"), &cache);
+        text(&scratch, &format!("sys/devices/system/node/node{node}/compact"), "");
+    }
+    text(&scratch, "proc/mounts", "none /dev/hugepages hugetlbfs rw,pagesize=2M 0 0\n");
+    text(&scratch, "proc/30/status", "VmSize:\t 9 kB\nHugetlbPages:\t 10240 kB\n");
+    text(&scratch, "proc/30/smaps", "1000-2000 rw-p 0 0:0 0\nKernelPageSize: 2048 kB\nPrivate_Hugetlb: 10240 kB\n");
+    text(&scratch, "proc/30/comm", "qemu\u{1b}[31m\n");
+    text(&scratch, "proc/31/status", "VmSize:\t 9 kB\nHugetlbPages:\t 2048 kB\n");
+    scratch
+}
+
+fn node(number: u32) -> String {
+    format!("sys/devices/system/node/node{number}/hugepages/hugepages-2048kB")
+}
+
+fn text(scratch: &Scratch, name: &str, text: &str) {
+    let path = scratch.path(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn put(scratch: &Scratch, folder: &str, numbers: &[(&str, u64)]) {
+    numbers.iter().for_each(|(name, number)| text(scratch, &format!("{folder}/{name}"), &format!("{number}\n")));
+}
+
+/// What a pool's file holds.
+fn total(scratch: &Scratch, folder: &str) -> String {
+    fs::read_to_string(scratch.path(folder).join("nr_hugepages")).unwrap().trim().to_owned()
+}
+
+fn said(scratch: &Scratch, arguments: &[&str]) -> String {
+    let output = scratch.wideleaf(&[&["pool"], arguments, &["--root=."]].concat()).assert().success().stderr("");
+    String::from_utf8(output.get_output().stdout.clone()).unwrap()
+}
+
+fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
+    serde_json::from_str(&said(scratch, &[arguments, &["--format=json"]].concat())).unwrap()
+}
+
+#[test]
+fn a_list_has_pools_nodes_holders_mounts_and_what_was_not_seen() {
+    let list = json(&tree(), &["list"]);
+    let pool = &list["pools"][0];
+    assert_eq!((&pool["page"], &pool["page_bytes"], &pool["total_pages"]), (&json!("2m"), &json!(2 << 20), &json!(16)));
+    assert_eq!(
+        (&pool["free_pages"], &pool["reserved_pages"], &pool["overcommit_pages"]),
+        (&json!(10), &json!(3), &json!(7))
+    );
+    assert_eq!((&pool["nodes"][1]["node"], &pool["nodes"][1]["total_pages"]), (&json!("1"), &json!(6)));
+    assert_eq!((&list["holders"][0]["pid"], &list["holders"][0]["private_pages"]), (&json!(30), &json!(5)));
+    assert_eq!(list["mounts"], json!([{"path": "/dev/hugepages", "page_bytes": 2 << 20}]));
+    let notes = list["notes"].to_string();
+    assert!(notes.contains("this kernel has no hugetlb pool of 1g pages"), "{notes}");
+    assert!(notes.contains("1 of 6 pages of 2m in use are mapped by no process that was seen"), "{notes}");
+    assert!(notes.contains("processes 31 may have pages") && notes.contains("run it as root"), "{notes}");
+}
+
+#[test]
+fn a_list_for_people_obeys_no_name_of_a_process() {
+    let list = said(&tree(), &["list", "--size=2m"]);
+    assert!(list.contains("node 1") && list.contains("hugetlbfs with pages of 2 MiB at /dev/hugepages"), "{list}");
+    assert!(list.contains("qemu?[31m") && !list.contains('\u{1b}'), "{list}");
+}
+
+#[test]
+fn a_pool_that_is_mounted_nowhere_is_said_with_the_command_that_helps() {
+    let scratch = tree();
+    text(&scratch, "proc/mounts", "");
+    let notes = json(&scratch, &["list"])["notes"].to_string();
+    assert!(notes.contains("mount -t hugetlbfs -o pagesize=2M none /dev/hugepages"), "{notes}");
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_written_and_what_it_takes_and_writes_nothing() {
+    let scratch = tree();
+    let plan = said(&scratch, &["reserve", "--size=2m", "--bytes=4194303", "--node=1", "--dry-run"]);
+    assert!(plan.starts_with("2 pages of 2m would be added: 4 MiB\nwould write 1 to "), "{plan}");
+    assert!(plan.contains("node1/compact\nwould write 8 to "), "{plan}");
+    assert!(plan.contains("node 1 has 2 MiB free, of it 1 whole blocks of 2 MiB now"), "{plan}");
+    assert!(plan.contains("now: 16 in the pool, 6 in use, 3 promised; process 30 (qemu?[31m) has 5"), "{plan}");
+    let plan = said(&scratch, &["release", "--size=2m", "--all-unused", "--dry-run"]);
+    assert!(plan.starts_with("7 pages of 2m would be released: 14 MiB\nwould write 9 to "), "{plan}");
+    assert_eq!([POOL, &node(0), &node(1)].map(|folder| total(&scratch, folder)), ["16", "10", "6"]);
+    assert_eq!(fs::read_to_string(scratch.path("sys/devices/system/node/node1/compact")).unwrap(), "");
+}
+
+#[test]
+fn pages_are_added_and_released_where_it_was_said() {
+    let scratch = tree();
+    let change = json(&scratch, &["reserve", "--size=2m", "--pages=3"]);
+    assert_eq!(
+        (&change["change"], &change["changed_pages"], &change["pool"]["total_pages"]),
+        (&json!("reserve"), &json!(3), &json!(19))
+    );
+    assert_eq!(total(&scratch, POOL), "19");
+    let change = json(&scratch, &["release", "--size=2m", "--pages=2", "--node=0"]);
+    assert_eq!((&change["changed_pages"], total(&scratch, &node(0))), (&json!(2), "8".to_owned()));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_one_line_with_numbers_and_a_remedy() {
+    let scratch = tree();
+    let refuses = |arguments: &[&str], words: &[&str]| {
+        scratch.refuses(&[&["pool"], arguments, &["--root=."]].concat(), 4, words);
+    };
+    let words = ["9 pages of 2m need 18 MiB", "node 1 has 2 MiB free", "2 MiB of file cache", "--at-most"];
+    refuses(&["reserve", "--size=2m", "--pages=9", "--node=1"], &words);
+    refuses(&["reserve", "--size=2m", "--pages=1", "--node=5"], &["node 5 has no hugetlb pool", "these have: 0, 1"]);
+    refuses(&["reserve", "--size=1g", "--pages=1"], &["this kernel has no hugetlb pool of 1g pages"]);
+    let words = ["8 pages of 2m are to be released and 7 are nobody's", "process 30", "--all-unused"];
+    refuses(&["release", "--size=2m", "--pages=8"], &words);
+    put(&scratch, POOL, &[("free_hugepages", 99)]);
+    refuses(&["list"], &["contradict each other: 99 pages free, 16 in all"]);
+    refuses(&["release", "--size=2m", "--all-unused"], &["contradict each other"]);
+    text(&scratch, &format!("{POOL}/nr_hugepages"), "many\n");
+    refuses(&["reserve", "--size=2m", "--pages=1"], &["nr_hugepages: expected a number, found \"many\\n\""]);
+}
+
+#[test]
+fn as_many_as_there_are_is_said_as_that() {
+    let said = said(&tree(), &["reserve", "--size=2m", "--pages=99", "--at-most"]);
+    // 8 whole blocks and 2 after compaction on node 0, one on node 1. A captured tree gives what is asked of it.
+    assert!(said.starts_with("11 of 99 pages of 2m were added: 22 MiB\n"), "{said}");
+}
+
+#[test]
+fn what_is_no_amount_or_no_pool_is_refused_with_what_is() {
+    for (arguments, word) in [
+        (["reserve", "--size=4k", "--pages=1"], "write 2m or 1g"),
+        (["reserve", "--size=2m", "--pages=0"], "1.."),
+        (["reserve", "--size=2m", "--bytes=0"], "no memory at all"),
+        (["reserve", "--size=2m", "--dry-run"], "--pages <N>|--bytes <SIZE>"),
+        (["release", "--size=2m", "--dry-run"], "--pages <N>|--all-unused"),
+        (["release", "--pages=1", "--all-unused"], "cannot be used with"),
+    ] {
+        let scratch = Scratch::new();
+        let wrong = scratch.wideleaf(&[&["pool"], &arguments[..]].concat()).assert().code(2).stdout("");
+        wrong.stderr(predicates::str::contains(word));
+    }
+    let scratch = Scratch::new();
+    let help = scratch.wideleaf(&["pool", "reserve", "--help"]).assert().success();
+    help.stdout(predicates::str::contains("Examples:").and(predicates::str::contains("hugepagesz=1G hugepages=N")));
+}
+
+/// Four pages of the real pool, which go back also where a test panics.
+struct Added<'a>(&'a Scratch, bool);
+
+impl Added<'_> {
+    fn change(&self, what: &str) -> Option<Value> {
+        let arguments = ["pool", what, "--size=2m", "--pages=4", "--format=json"];
+        let output = self.0.wideleaf(&arguments).output().unwrap();
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+    }
+}
+
+impl Drop for Added<'_> {
+    fn drop(&mut self) {
+        if self.1 {
+            let _ = self.change("release");
+        }
+    }
+}
+
+#[test]
+fn the_real_pool_grows_by_what_was_asked_for_and_is_as_before_after_the_release() {
+    const ATTEMPTS: u32 = 20;
+    let file = Path::new("/").join(POOL).join("nr_hugepages");
+    if let Err(error) = fs::File::options().write(true).open(&file) {
+        println!("skipped: {}: {error}", file.display());
+        return;
+    }
+    let scratch = Scratch::new();
+    let pages = || fs::read_to_string(&file).unwrap();
+    // Whoever else uses the pool at the same time is not us: one undisturbed attempt is enough.
+    let is_as_before = || {
+        let (before, mut added) = (pages(), Added(&scratch, false));
+        let more = added.change("reserve").unwrap();
+        added.1 = true;
+        let Some(fewer) = added.change("release") else { return false };
+        added.1 = false;
+        let total = |change: &Value| change["pool"]["total_pages"].as_u64().unwrap();
+        let are_four = more["changed_pages"] == 4 && fewer["changed_pages"] == 4;
+        are_four && total(&more) == total(&fewer) + 4 && pages() == before
+    };
+    assert!((0..ATTEMPTS).any(|_| is_as_before()));
+}
