@@ -1,6 +1,6 @@
 //! What is done when libvirt calls its hook.
 //!
-//! libvirtd waits for a hook, and so does whoever waits for libvirtd: nothing here takes longer than [`WAIT`] but `prepare`,
+//! libvirtd waits for a hook, and so does whoever waits for libvirtd: nothing here takes longer than `WAIT` but `prepare`,
 //! which has to be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait for us. Nothing is printed on
 //! standard output. The one failure is a guest at `prepare` that asks for a guarantee nobody can give.
 
