@@ -3,7 +3,9 @@
 
 pub mod chaos;
 pub mod holdings;
+pub mod libvirt;
 pub mod pattern_guest;
+pub mod programs;
 pub mod qemu_guest;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +25,8 @@ pub enum Need {
     Hugetlb,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
+    /// libvirt's daemons, and root to start them in namespaces of their own.
+    Libvirt,
     /// QEMU, and the labs' kernel for it.
     Qemu,
     /// A kernel that moves pages of anonymous memory, and permits it.
@@ -40,6 +44,7 @@ impl Need {
             Need::Hugetlb1G => "hugetlb1g",
             Need::Hugetlb => "hugetlb",
             Need::Lab => "lab",
+            Need::Libvirt => "libvirt",
             Need::Qemu => "qemu",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",

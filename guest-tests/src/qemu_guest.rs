@@ -178,7 +178,7 @@ impl QemuGuest {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         if setup.ram == QemuRam::AnonymousOnBasePages {
-            qemu.env("LD_PRELOAD", compile_preload(folder.path())?);
+            qemu.env("LD_PRELOAD", base_pages_library(folder.path())?);
         }
         let mut child = qemu.spawn()?;
         let console = child.stdout.take().expect("a pipe was asked for");
@@ -283,7 +283,11 @@ fn qmp(folder: &Path) -> PathBuf {
     folder.join("qmp.sock")
 }
 
-fn compile_preload(folder: &Path) -> io::Result<PathBuf> {
+/// Compiles what makes a QEMU's RAM start on base pages, for `LD_PRELOAD`, into that folder.
+///
+/// # Errors
+/// Where there is no C compiler, or no place.
+pub fn base_pages_library(folder: &Path) -> io::Result<PathBuf> {
     let (source, library) = (folder.join("no_huge_pages.c"), folder.join("no_huge_pages.so"));
     fs::write(&source, NO_HUGE_PAGES)?;
     let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).output()?;

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use wideleaf_guest_tests::programs::built;
 use wideleaf_guest_tests::{Need, is_there, lab_kernel, prepare_lab};
 
 const LAB_SECONDS: &str = "1500";
@@ -22,26 +23,6 @@ fn lab() -> Command {
 /// Whether the NPT lab can be had here.
 fn has_lab() -> bool {
     is_there(Need::Lab, prepare_lab())
-}
-
-/// The executable that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test. Beside a
-/// test's executable cargo also lists the programs that the test may start.
-fn built(arguments: &[&str], is_test: bool) -> PathBuf {
-    let output = Command::new(env!("CARGO"))
-        .current_dir(root())
-        .args(arguments)
-        .args(["--locked", "--offline", "--quiet", "--message-format=json"])
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout)
-        .unwrap()
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["profile"]["test"] == is_test)
-        .find_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))
-        .unwrap_or_else(|| panic!("cargo {arguments:?} makes no executable"))
 }
 
 /// The program itself.

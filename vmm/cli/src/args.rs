@@ -10,6 +10,7 @@ use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
 use crate::attach::AttachArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
+use crate::hook::HookArgs;
 use crate::image::ImageArgs;
 use crate::kernels;
 use crate::top::TopArgs;
@@ -76,6 +77,8 @@ pub enum Command {
     Reload(ReloadArgs),
     /// Watch the VMs of this host: coverage, the map of one's memory, promotions as they happen
     Top(TopArgs),
+    /// Let libvirt tell wideleafd of its guests: install the hook, take it away, see whether it works
+    Hook(HookArgs),
     /// Show the hugetlb pools and who has their pages; make one larger, or smaller by pages that nobody has
     Pool(PoolArgs),
     /// Print what a shell completes: wideleaf completions bash > /etc/bash_completion.d/wideleaf

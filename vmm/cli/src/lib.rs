@@ -7,6 +7,7 @@
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
+//!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
@@ -22,6 +23,7 @@ pub mod environment;
 pub mod failure;
 pub mod guests;
 pub mod held_pool;
+pub mod hook;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;

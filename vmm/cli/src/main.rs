@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
-use wideleaf::{attach, demo, doctor, guests, held_pool, image, kernels, manual, pool, run, simulate, top};
+use wideleaf::{attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, top};
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         Command::Detach(args) => guests::detach(&args),
         Command::Reload(args) => guests::reload(&args),
         Command::Top(args) => top::main(&args),
+        Command::Hook(args) => hook::main(&args),
         Command::Pool(args) => pool::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

@@ -1,0 +1,274 @@
+//! A real libvirtd with real QEMU guests, for one test, and nothing of it left afterwards.
+//!
+//! ```text
+//!   test ── standard input ──▶ unshare (mounts, processes, network) ──▶ sh libvirt.sh: virtlogd, libvirtd, QEMU …
+//!     │                                                                      ▲
+//!     └── nsenter: virsh, wideleaf, wideleafd ───────────────────────────────┘
+//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its namespaces
+//! ```
+//!
+//! What the test and those inside share are two folders: [`Libvirt::run_folder`] is `/run/wideleaf` there, and
+//! [`IMAGES`] holds the guest image and the guests' consoles.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::qemu_guest::base_pages_library;
+use crate::{Need, is_there};
+
+/// Where libvirt keeps images, inside.
+pub const IMAGES: &str = "/var/lib/libvirt/images";
+
+const SCRIPT: &str = include_str!("libvirt.sh");
+/// All that is started here; libvirt-daemon-system brings the daemons, libvirt-clients virsh, util-linux the rest.
+const PROGRAMS: [&str; 6] = ["libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "unshare", "nsenter"];
+/// qboot: a guest is up in a tenth of a second, where SeaBIOS takes two.
+const FIRMWARE: &str = "/usr/share/qemu/bios-microvm.bin";
+/// The first start asks QEMU for all it can do, which took 8 to 13 s.
+const START_MAX: Duration = Duration::from_secs(90);
+/// For each command inside, as `timeout` takes it.
+const COMMAND_SECONDS: &str = "90";
+
+/// Guests are large and cores are few: one libvirt at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A libvirtd that runs, until this is dropped.
+pub struct Libvirt {
+    unshare: Child,
+    /// The first process inside, as it is known outside.
+    inside: String,
+    folder: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Libvirt {
+    /// Starts one; `None` where the test is to be skipped. In `cache` stays what libvirt finds out about QEMU.
+    ///
+    /// # Panics
+    /// Where all that is needed is there, and it does not start.
+    pub fn start(cache: &Path) -> Option<Libvirt> {
+        if !is_there(Need::Libvirt, what_is_missing().map_or(Ok(()), Err)) {
+            return None;
+        }
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for name in ["run", "images"] {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+            // QEMU runs as a user of its own.
+            fs::set_permissions(folder.path().join(name), Permissions::from_mode(0o755)).expect("a mode");
+        }
+        let cache = cache.join("libvirt");
+        fs::create_dir_all(&cache).expect("a folder");
+        wideleaf_guest_image::write_to(&folder.path().join("images/guest.elf")).expect("the image is written");
+        let mut unshare = Command::new("unshare")
+            .args(["--mount", "--pid", "--mount-proc", "--net", "--fork", "--kill-child"])
+            .args(["sh", "-c", SCRIPT, "sh"])
+            .args([folder.path(), &cache])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("unshare starts");
+        let inside = first_child(&mut unshare);
+        let libvirt = Libvirt { unshare, inside, folder, _turn: turn };
+        libvirt.wait_until_it_answers();
+        Some(libvirt)
+    }
+
+    /// Runs a command inside.
+    ///
+    /// # Panics
+    /// Where it can not be started.
+    pub fn run(&self, command: &[&str]) -> Output {
+        let output = self.command(command).stdin(Stdio::null()).output();
+        output.expect("timeout starts")
+    }
+
+    /// The same, not yet started. It is ended after a minute and a half.
+    pub fn command(&self, command: &[&str]) -> Command {
+        let mut inside = Command::new("timeout");
+        inside.args([COMMAND_SECONDS, "nsenter", "--target", &self.inside, "--mount", "--pid", "--net", "--"]);
+        inside.args(command);
+        inside
+    }
+
+    /// Runs `virsh` and gives what it printed, or what it complained of.
+    ///
+    /// # Errors
+    /// That complaint.
+    pub fn virsh(&self, arguments: &[&str]) -> Result<String, String> {
+        let output = self.run(&[&["virsh", "--connect", "qemu:///system", "--quiet"], arguments].concat());
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    }
+
+    /// Defines a domain.
+    ///
+    /// # Panics
+    /// Where libvirt does not take it.
+    pub fn define(&self, domain: &Domain<'_>) {
+        let images = self.folder.path().join("images");
+        let library = domain.is_on_base_pages.then(|| base_pages_library(&images).expect("a C compiler"));
+        let library = library.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+        let file = format!("{}.xml", domain.name);
+        fs::write(images.join(&file), domain.xml(library)).expect("a file");
+        self.virsh(&["define", &format!("{IMAGES}/{file}")]).expect("a domain that libvirt takes");
+    }
+
+    /// Ends libvirtd and starts it again. Guests live on.
+    ///
+    /// # Panics
+    /// Where it does not come back.
+    pub fn restart_libvirtd(&self) {
+        let script =
+            "pid=$(cat /run/libvirtd.pid) && kill $pid && while [ -d /proc/$pid ]; do sleep 0.05; done && libvirtd -d";
+        let output = self.run(&["sh", "-c", script]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        self.wait_until_it_answers();
+    }
+
+    /// What is `/run/wideleaf` inside.
+    pub fn run_folder(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// The process of a domain that runs, as it is known inside.
+    ///
+    /// # Panics
+    /// Where there is none.
+    pub fn pid(&self, domain: &str) -> u32 {
+        let output = self.run(&["cat", &format!("/run/libvirt/qemu/{domain}.pid")]);
+        String::from_utf8_lossy(&output.stdout).trim().parse().expect("a domain that runs")
+    }
+
+    /// The lines a guest has printed.
+    pub fn console(&self, domain: &str) -> String {
+        let path = self.folder.path().join(format!("images/{domain}.log"));
+        fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// Waits until `is_so`.
+    ///
+    /// # Panics
+    /// Where it takes too long, with what was waited for.
+    pub fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + START_MAX;
+        while !is_so() {
+            assert!(Instant::now() < deadline, "not within {START_MAX:?}: {what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn wait_until_it_answers(&self) {
+        self.wait_until("libvirtd answers", || self.virsh(&["version"]).is_ok());
+    }
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        drop(self.unshare.stdin.take());
+        // It ends when its first process has, and that when all others have been killed.
+        let _ = self.unshare.wait();
+    }
+}
+
+/// Why there can be no libvirt here, if that is so.
+fn what_is_missing() -> Option<String> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let is_installed = |program: &&str| std::env::split_paths(&paths).any(|folder| folder.join(program).is_file());
+    if let Some(program) = PROGRAMS.iter().find(|program| !is_installed(program)) {
+        return Some(format!("{program} is not installed (guest-tests/install-tools)"));
+    }
+    if !Path::new(FIRMWARE).exists() {
+        return Some(format!("{FIRMWARE} is not installed"));
+    }
+    let is_root = fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
+    (!is_root).then(|| "only root may start a libvirtd with mounts of its own".to_owned())
+}
+
+/// The process that `unshare` starts in its namespaces.
+fn first_child(unshare: &mut Child) -> String {
+    let children = format!("/proc/{0}/task/{0}/children", unshare.id());
+    let deadline = Instant::now() + START_MAX;
+    loop {
+        let text = fs::read_to_string(&children).unwrap_or_default();
+        if let Some(child) = text.split_whitespace().next() {
+            return child.to_owned();
+        }
+        let ended = unshare.try_wait().expect("our own child");
+        assert!(ended.is_none() && Instant::now() < deadline, "unshare: {ended:?}, no child in {children}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A domain that runs the guest image.
+#[derive(Clone, Copy, Debug)]
+pub struct Domain<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// RAM in MiB.
+    pub memory_mib: u64,
+    /// Attributes of its `<wideleaf:memory>`.
+    pub wishes: &'a str,
+    /// Elements in its `<memoryBacking>`.
+    pub backing: &'a str,
+    /// What the guest image is to do.
+    pub cmdline: &'a str,
+    /// Whether QEMU is kept from asking for huge pages for it.
+    pub is_on_base_pages: bool,
+}
+
+impl Domain<'_> {
+    /// 128 MiB of ordinary memory, 32 of them checked and rewritten for as long as a test may take.
+    pub const PATTERN: Domain<'static> = Domain {
+        name: "pattern",
+        memory_mib: 128,
+        wishes: "",
+        backing: "",
+        cmdline: "kernel=pattern bytes=32M passes=1000000",
+        is_on_base_pages: false,
+    };
+
+    /// For `virsh define`; on KVM where there is one, and with a library among the images put before QEMU's own.
+    fn xml(&self, library: Option<&str>) -> String {
+        let Domain { name, memory_mib, wishes, backing, cmdline, .. } = self;
+        let preload = library.map_or_else(String::new, |library| {
+            let set = format!("<qemu:env name='LD_PRELOAD' value='{IMAGES}/{library}'/>");
+            format!(
+                "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>{set}</qemu:commandline>"
+            )
+        });
+        let (kind, cpu) = if Path::new("/dev/kvm").exists() {
+            // Of a feature that QEMU makes up, and KVM does not have on AMD.
+            let without = "<feature policy='disable' name='arch-capabilities'/>";
+            ("kvm", format!("<cpu mode='host-passthrough'>{without}</cpu>"))
+        } else {
+            ("qemu", "<cpu mode='maximum'/>".to_owned())
+        };
+        format!(
+            "<domain type='{kind}'>
+               <name>{name}</name>
+               <metadata><wideleaf:memory xmlns:wideleaf='urn:wideleaf:memory:1' {wishes}/></metadata>
+               <memory unit='MiB'>{memory_mib}</memory>
+               <memoryBacking>{backing}</memoryBacking>
+               <os>
+                 <type arch='x86_64' machine='q35'>hvm</type>
+                 <loader readonly='yes' type='rom'>{FIRMWARE}</loader>
+                 <kernel>{IMAGES}/guest.elf</kernel>
+                 <cmdline>{cmdline}</cmdline>
+               </os>
+               {cpu}
+               <on_reboot>destroy</on_reboot>
+               <devices>
+                 <serial type='file'><source path='{IMAGES}/{name}.log'/></serial>
+                 <memballoon model='none'/>
+               </devices>
+               {preload}
+             </domain>"
+        )
+    }
+}

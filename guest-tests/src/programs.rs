@@ -1,0 +1,27 @@
+//! Programs of this workspace, for tests that start them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The executable that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test. Beside a
+/// test's executable cargo also lists the programs that the test may start.
+///
+/// # Panics
+/// Where it can not be built.
+pub fn built(arguments: &[&str], is_test: bool) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let output = Command::new(env!("CARGO"))
+        .current_dir(root)
+        .args(arguments)
+        .args(["--locked", "--offline", "--quiet", "--message-format=json"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["profile"]["test"] == is_test)
+        .find_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))
+        .unwrap_or_else(|| panic!("cargo {arguments:?} makes no executable"))
+}

@@ -1,0 +1,315 @@
+//! The hook under a real libvirtd, with real QEMU guests: who is told what, and when; and that nothing keeps a guest
+//! from starting or ends one.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use wideleaf_control::client::{self, ClientError};
+use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target};
+use wideleaf_control::view::Care;
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::libvirt::{Domain, IMAGES, Libvirt};
+use wideleaf_guest_tests::programs::built;
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_policies::PageSize;
+
+/// For one request: a guest of 128 MiB starts within a second, on an idle machine.
+const REQUEST_MAX: Duration = Duration::from_secs(60);
+
+fn program() -> &'static str {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false));
+    program.to_str().unwrap()
+}
+
+/// A libvirtd that runs our hook; `None` where the test is to be skipped.
+fn libvirt_with_hook() -> Option<Libvirt> {
+    let libvirt = Libvirt::start(Path::new(env!("CARGO_TARGET_TMPDIR")))?;
+    let hook = |command: &str| {
+        let output = libvirt.run(&[program(), "hook", command]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    hook("install");
+    assert!(hook("status").contains("restart libvirtd once"), "libvirtd has looked before there was a hook");
+    libvirt.restart_libvirtd();
+    assert!(hook("status").contains("libvirtd  runs it"));
+    Some(libvirt)
+}
+
+/// Answers the hook as a daemon would, makes room in the pool when it is asked to, and keeps what was asked.
+struct RecordingDaemon {
+    requests: Receiver<Request>,
+}
+
+impl RecordingDaemon {
+    fn listen(libvirt: &Libvirt) -> RecordingDaemon {
+        let listener = UnixListener::bind(libvirt.run_folder().join("control.sock")).unwrap();
+        let (sender, requests) = channel();
+        // It waits for more until the test program ends.
+        thread::spawn(move || {
+            let mut rooms = HashMap::new();
+            for stream in listener.incoming() {
+                let request = answer(&stream.unwrap(), &mut rooms);
+                if sender.send(request).is_err() {
+                    return;
+                }
+            }
+        });
+        RecordingDaemon { requests }
+    }
+
+    fn next(&self) -> Request {
+        self.requests.recv_timeout(REQUEST_MAX).expect("the hook asks")
+    }
+
+    /// Waits for an Attach, and gives process and settings.
+    fn next_attach(&self) -> (u32, Settings) {
+        match self.next() {
+            Request::Attach { target: Target::Pid(pid), settings } => (pid, settings),
+            other => panic!("{other:?} is no Attach of a process"),
+        }
+    }
+}
+
+fn answer(stream: &UnixStream, rooms: &mut HashMap<String, Room>) -> Request {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    let request = serde_json::from_str::<Envelope>(&line).unwrap().request;
+    match &request {
+        Request::Prepare { uuid, pages, .. } => {
+            let pages = pages.iter().map(|want| want.pages).sum();
+            rooms.insert(uuid.clone(), Room::lease(pages));
+        }
+        Request::Release { uuid, .. } => drop(rooms.remove(uuid)),
+        _ => {}
+    }
+    // The hook may have gone.
+    let _ = writeln!(&*stream, "{}", serde_json::to_string(&Reply::Ok(Box::new(Answer::Done))).unwrap());
+    request
+}
+
+/// Pages of 2 MiB, given back when this is dropped and also when the test is killed: a process of its own holds them.
+struct Room(Child);
+
+impl Room {
+    fn lease(pages: u64) -> Room {
+        let mut holder = Command::new(program())
+            .args(["hold-pool", "--pages", &pages.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut held = [0; 4];
+        holder.stdout.take().unwrap().read_exact(&mut held).unwrap();
+        assert_eq!(&held, b"held");
+        Room(holder)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn is_running(libvirt: &Libvirt, domain: &str) -> bool {
+    libvirt.virsh(&["domstate", domain]).is_ok_and(|state| state == "running")
+}
+
+fn passes(libvirt: &Libvirt, domain: &str) -> usize {
+    libvirt.console(domain).matches(" phase=pass ").count()
+}
+
+#[test]
+fn a_domain_on_huge_pages_starts_in_a_pool_that_has_none_and_leaves_none() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    let daemon = RecordingDaemon::listen(&libvirt);
+    let before = HugetlbPools::of_this_machine().status(PageSize::Huge2M).unwrap();
+    let domain = Domain { wishes: "policy='off' guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN };
+    libvirt.define(&domain);
+    let uuid = libvirt.virsh(&["domuuid", "pattern"]).unwrap();
+
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    let Request::Prepare { domain: name, uuid: said, pages } = daemon.next() else { panic!("no Prepare first") };
+    assert_eq!((name.as_str(), &said, pages.len()), ("pattern", &uuid, 1));
+    // 128 MiB.
+    assert_eq!((pages[0].page_bytes, pages[0].pages, pages[0].node), (2 << 20, 64, None));
+    let (pid, settings) = daemon.next_attach();
+    assert_eq!(pid, libvirt.pid("pattern"));
+    assert_eq!((settings.policy.as_deref(), settings.guarantee.as_deref()), (Some("off"), Some("95%")));
+    libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
+
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    assert_eq!(daemon.next(), Request::Release { domain: "pattern".into(), uuid });
+    let status = || HugetlbPools::of_this_machine().status(PageSize::Huge2M).unwrap();
+    libvirt.wait_until("the pool is as it was", || status() == before);
+}
+
+#[test]
+fn guests_live_through_a_restart_of_libvirtd_and_are_attached_again() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    let daemon = RecordingDaemon::listen(&libvirt);
+    libvirt.define(&Domain::PATTERN);
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    let (pid, settings) = daemon.next_attach();
+    assert_eq!(settings, Settings::default(), "a domain that says nothing");
+    libvirt.restart_libvirtd();
+    assert_eq!(daemon.next_attach().0, pid);
+    let before = passes(&libvirt, "pattern");
+    libvirt.wait_until("the guest goes on", || passes(&libvirt, "pattern") > before);
+    assert!(is_running(&libvirt, "pattern"));
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    assert!(matches!(daemon.next(), Request::Release { .. }));
+}
+
+#[test]
+fn a_guest_is_saved_and_restored_with_its_xml_as_it_was() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    let daemon = RecordingDaemon::listen(&libvirt);
+    libvirt.define(&Domain { wishes: "policy='auto'", ..Domain::PATTERN });
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    let (first, _) = daemon.next_attach();
+    libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
+    let file = format!("{IMAGES}/saved");
+    libvirt.virsh(&["save", "pattern", &file]).unwrap();
+    assert!(matches!(daemon.next(), Request::Release { .. }));
+    libvirt.virsh(&["restore", &file]).unwrap();
+    let (second, settings) = daemon.next_attach();
+    assert_ne!(first, second);
+    assert_eq!(settings.policy.as_deref(), Some("auto"));
+    let before = passes(&libvirt, "pattern");
+    libvirt.wait_until("the guest goes on", || passes(&libvirt, "pattern") > before);
+    assert!(!libvirt.console("pattern").contains("mismatch"), "{}", libvirt.console("pattern"));
+}
+
+#[test]
+fn a_daemon_that_is_dead_or_hangs_keeps_no_guest_from_starting() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    libvirt.define(&Domain::PATTERN);
+    let start_and_end = || {
+        libvirt.virsh(&["start", "pattern"]).unwrap();
+        assert!(is_running(&libvirt, "pattern"));
+        libvirt.restart_libvirtd();
+        assert!(is_running(&libvirt, "pattern"), "at reconnect a failing hook would have killed it");
+        libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    };
+    start_and_end();
+    let _hanging = UnixListener::bind(libvirt.run_folder().join("control.sock")).unwrap();
+    start_and_end();
+}
+
+#[test]
+fn a_guarantee_that_nobody_can_give_is_an_error_of_libvirts_and_no_guest() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    libvirt.define(&Domain { wishes: "guarantee='95%'", ..Domain::PATTERN });
+    let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
+    assert!(error.contains("wideleaf: pattern asks for a guarantee: no wideleafd listens"), "{error}");
+    assert!(!is_running(&libvirt, "pattern"));
+}
+
+#[test]
+fn nothing_of_libvirt_is_left_when_a_test_ends_or_fails() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    libvirt.define(&Domain::PATTERN);
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    let folder = libvirt.run_folder();
+    let name = folder.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    let sees_folder = |process: &PathBuf| {
+        std::fs::read_to_string(process.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name))
+    };
+    let ours = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|process| process.path());
+        processes.filter(sees_folder).count()
+    };
+    // virtlogd, libvirtd, QEMU, a shell and what keeps it.
+    assert!(ours() >= 5, "{}", ours());
+    let failed = catch_unwind(AssertUnwindSafe(move || {
+        let _libvirt = libvirt;
+        resume_unwind(Box::new("a test that fails"));
+    }));
+    assert!(failed.is_err());
+    assert_eq!(ours(), 0);
+    assert!(!folder.exists());
+}
+
+/// Starts a real wideleafd inside; it ends with the libvirt.
+fn start_wideleafd(libvirt: &Libvirt) {
+    let program = built(&["build", "-p", "wideleaf-daemon", "--bin", "wideleafd"], false);
+    let config = "[metrics]\nlisten = \"off\"\n[state]\npath = \"/run/wideleaf/state.json\"\n";
+    std::fs::write(libvirt.run_folder().join("wideleafd.toml"), config).unwrap();
+    let start = "setsid \"$0\" --config /run/wideleaf/wideleafd.toml >/run/wideleaf/log 2>&1 &";
+    assert!(libvirt.run(&["sh", "-c", start, program.to_str().unwrap()]).status.success());
+    libvirt.wait_until("wideleafd answers", || ask(libvirt, Request::List).is_ok());
+}
+
+fn ask(libvirt: &Libvirt, request: Request) -> Result<Answer, ClientError> {
+    client::ask(&libvirt.run_folder().join("control.sock"), request)
+}
+
+/// Who looks after the domain's pages, in the daemon's words; `None` where it does not know it.
+fn care(libvirt: &Libvirt, domain: &str) -> Option<Care> {
+    match ask(libvirt, Request::List).unwrap() {
+        Answer::Vms(vms) => vms.into_iter().find(|vm| vm.name == domain).map(|vm| vm.care),
+        other => panic!("{other:?} is no list"),
+    }
+}
+
+/// Huge mappings of a domain by KVM's own count, which libvirt asks QEMU for.
+fn pages_2m(libvirt: &Libvirt, domain: &str) -> u64 {
+    let text = libvirt.virsh(&["domstats", "--vm", domain]).unwrap();
+    let count = text.lines().find_map(|line| line.trim().strip_prefix("vm.pages_2m.cur="));
+    count.expect("QEMU tells KVM's statistics since 7.1").parse().unwrap()
+}
+
+#[test]
+fn wideleafd_promotes_a_domain_of_which_the_hook_tells_and_leaves_it_when_told() {
+    if !has_kvm() {
+        return;
+    }
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    start_wideleafd(&libvirt);
+    let off = Domain { wishes: "policy='off'", is_on_base_pages: true, ..Domain::PATTERN };
+    libvirt.define(&off);
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    libvirt.wait_until("the daemon knows it", || care(&libvirt, "pattern") == Some(Care::Off));
+    libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
+    assert_eq!(pages_2m(&libvirt, "pattern"), 0, "on base pages");
+
+    let changes = Settings { policy: Some("greedy".into()), ..Settings::default() };
+    ask(&libvirt, Request::Set { vm: "pattern".into(), changes }).unwrap();
+    // The 32 MiB that are checked are 16 windows, all of which are touched again at every pass.
+    libvirt.wait_until("KVM maps what is checked in huge pages", || pages_2m(&libvirt, "pattern") >= 16);
+
+    ask(&libvirt, Request::Detach { vm: "pattern".into() }).unwrap();
+    assert_ne!(care(&libvirt, "pattern"), Some(Care::Managed));
+    let before = passes(&libvirt, "pattern");
+    libvirt.wait_until("the guest goes on", || passes(&libvirt, "pattern") > before);
+    assert!(!libvirt.console("pattern").contains("mismatch"), "{}", libvirt.console("pattern"));
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    libvirt.wait_until("the daemon has forgotten it", || care(&libvirt, "pattern").is_none());
+}
+
+#[test]
+fn wideleafd_makes_room_for_a_domain_on_huge_pages_and_takes_it_back() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    start_wideleafd(&libvirt);
+    let status = || HugetlbPools::of_this_machine().status(PageSize::Huge2M).unwrap();
+    let before = status();
+    libvirt.define(&Domain { wishes: "guarantee='95%'", backing: "<hugepages/>", ..Domain::PATTERN });
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
+    libvirt.wait_until("the daemon has it", || care(&libvirt, "pattern").is_some());
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
+    libvirt.wait_until("the pool is as it was", || status() == before);
+}

@@ -1,0 +1,137 @@
+//! `wideleaf hook`: libvirt tells us of its guests, by a script that it runs when one starts, has started or is gone.
+//!
+//! ```text
+//!   libvirtd ──▶ /etc/libvirt/hooks/qemu.d/wideleaf ──▶ wideleaf hook run NAME OPERATION … ──▶ wideleafd
+//!    waits       the script that `install` writes        reads the XML, asks, never waits long
+//!
+//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is asked for
+//!   started begin     Attach { pid, settings }                does not wait
+//!   reconnect begin   the same: libvirtd was restarted, and kills the guest where its hook fails
+//!   release end       Release                                 does not wait
+//!   anything else     nothing; for `restore` and `migrate` standard output would replace the XML
+//! ```
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`call`] | what is done when libvirt calls |
+//! | [`domain`], [`wishes`], [`xml`] | what a domain wants, from its XML |
+//! | [`script`] | the script: written, taken away |
+//! | [`status`] | whether it works |
+//!
+//! libvirt: "Hooks for specific system management" (hooks.html), and what libvirt 9.0 was seen to do.
+
+pub mod call;
+pub mod domain;
+pub mod script;
+pub mod status;
+pub mod wishes;
+pub mod xml;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use wideleaf_control::protocol::SOCKET_PATH;
+
+use crate::args::FormatArg;
+use crate::failure::Failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  See what would be written, write it, see whether libvirtd knows:
+    wideleaf hook install --dry-run
+    sudo wideleaf hook install
+    wideleaf hook status
+
+  In a domain's XML (virsh edit), to say what it is to have; all attributes may be left out:
+    <metadata>
+      <wideleaf:memory xmlns:wideleaf='urn:wideleaf:memory:1' policy='auto' guarantee='95%' pool='yes'/>
+    </metadata>";
+
+/// `wideleaf hook`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct HookArgs {
+    /// What to do with the hook.
+    #[command(subcommand)]
+    command: HookCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum HookCommand {
+    /// Write the script that libvirt runs; nothing that somebody else wrote is overwritten
+    Install(ChangeArgs),
+    /// Take the script away
+    Uninstall(ChangeArgs),
+    /// Show whether the script is there and whether the running libvirtd runs it
+    Status(StatusArgs),
+    /// What the script runs
+    #[command(hide = true)]
+    Run(RunArgs),
+}
+
+/// Arguments of `install` and `uninstall`.
+#[derive(Args, Debug)]
+pub struct ChangeArgs {
+    /// Only say what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Arguments of `status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Args, Debug)]
+struct Place {
+    /// The folder that holds `etc/` and `proc/`
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
+
+    /// Where the daemon listens
+    #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
+    socket: PathBuf,
+}
+
+/// Arguments of `run`: those that libvirt gives a hook. The domain's XML is on standard input.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Where the daemon listens
+    #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
+    pub socket: PathBuf,
+
+    /// The domain
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// What happens to it
+    #[arg(value_name = "OPERATION")]
+    pub operation: String,
+
+    /// What else libvirt says, now or in another version
+    #[arg(value_name = "MORE", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub more: Vec<OsString>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure::Host`] where libvirt is absent, where a script is not ours, or where a guest is not to start.
+pub fn main(args: &HookArgs) -> Result<(), Failure> {
+    match &args.command {
+        HookCommand::Install(args) => script::install(&args.place.root, &args.place.socket, args.dry_run),
+        HookCommand::Uninstall(args) => script::uninstall(&args.place.root, args.dry_run),
+        HookCommand::Status(args) => status::main(&args.place.root, &args.place.socket, args.format),
+        HookCommand::Run(args) => call::main(args),
+    }
+}

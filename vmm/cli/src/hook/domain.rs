@@ -1,0 +1,350 @@
+//! What a libvirt domain wants of us, from its XML: pages of the hugetlb pool, and what its metadata say.
+//!
+//! ```text
+//!   <memory>, <numa><cell>, <devices><memory> ──▶ pieces of RAM, by guest NUMA node
+//!   <memoryBacking><hugepages><page nodeset>  ──▶ page size of each       ├─▶ PoolRequest { page_bytes, pages, node }
+//!   <numatune>, <nodemask>                    ──▶ host node of each
+//!   <metadata><wideleaf:memory …/>            ──▶ Wishes
+//! ```
+//!
+//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is not looked at: it is what the balloon
+//! leaves to the guest, and QEMU takes all of `<memory>` from the pool when it starts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wideleaf_control::protocol::PoolRequest;
+
+use super::wishes::Wishes;
+use super::xml::{Element, XmlError};
+
+/// Page sizes of hugetlb pools on x86-64. A domain may also ask for 4 KiB: those are no pool's.
+const POOL_PAGES: [u64; 2] = [2 << 20, 1 << 30];
+/// More nodes than any host: Linux is built for at most 1024 (CONFIG_NODES_SHIFT).
+const NODES_MAX: u32 = 1024;
+
+/// What a domain wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Domain {
+    /// As libvirt writes it.
+    pub uuid: String,
+    /// Pages it takes when it starts, by size and host node.
+    pub pages: Vec<PoolRequest>,
+    /// What its metadata say.
+    pub wishes: Wishes,
+}
+
+impl Domain {
+    /// Reads a domain's XML. `default_page`: the host's, for `<hugepages/>` without a size.
+    ///
+    /// # Errors
+    /// [`XmlError`] where it is none. What is strange in it is left out.
+    pub fn parse(text: &str, default_page: u64) -> Result<Domain, XmlError> {
+        let root = Element::parse(text)?;
+        let uuid = root.child("uuid").map(|uuid| uuid.text.clone()).unwrap_or_default();
+        Ok(Domain { uuid, pages: pages(&root, default_page), wishes: Wishes::of(&root) })
+    }
+}
+
+/// A piece of guest RAM that is mapped as one.
+struct Piece {
+    bytes: u64,
+    /// Of the guest.
+    node: u32,
+    /// Where it says so itself.
+    page_bytes: Option<u64>,
+    host_node: Option<u32>,
+}
+
+fn pages(domain: &Element, default_page: u64) -> Vec<PoolRequest> {
+    let rules = PageRules::of(domain, default_page);
+    let mut pages = BTreeMap::<(u64, Option<u32>), u64>::new();
+    for piece in initial_memory(domain).into_iter().chain(devices(domain)) {
+        let size = piece.page_bytes.or_else(|| rules.page_of(piece.node));
+        let Some(size) = size.filter(|size| POOL_PAGES.contains(size)) else { continue };
+        let sum = pages.entry((size, piece.host_node)).or_default();
+        *sum = sum.saturating_add(piece.bytes.div_ceil(size));
+    }
+    pages.into_iter().map(|((page_bytes, node), pages)| PoolRequest { page_bytes, pages, node }).collect()
+}
+
+/// What `<hugepages>` says: a page size for some guest nodes, and one for all others.
+#[derive(Default)]
+struct PageRules {
+    of_nodes: Vec<(BTreeSet<u32>, u64)>,
+    of_others: Option<u64>,
+}
+
+impl PageRules {
+    fn of(domain: &Element, default_page: u64) -> PageRules {
+        let Some(hugepages) = domain.child("memoryBacking").and_then(|backing| backing.child("hugepages")) else {
+            return PageRules::default();
+        };
+        let mut rules = PageRules::default();
+        for page in hugepages.all("page") {
+            let Some(size) = page.attribute("size").and_then(|size| scaled(size, page.attribute("unit"))) else {
+                continue;
+            };
+            match page.attribute("nodeset") {
+                Some(nodes) => rules.of_nodes.push((node_set(nodes), size)),
+                None => rules.of_others = Some(size),
+            }
+        }
+        if hugepages.child("page").is_none() {
+            rules.of_others = Some(default_page);
+        }
+        rules
+    }
+
+    fn page_of(&self, node: u32) -> Option<u64> {
+        let rule = self.of_nodes.iter().find(|(nodes, _)| nodes.contains(&node));
+        rule.map(|(_, size)| *size).or(self.of_others)
+    }
+}
+
+/// RAM without devices: the cells of a guest with NUMA, otherwise one piece. `<memory>` is the sum of it and all devices.
+fn initial_memory(domain: &Element) -> Vec<Piece> {
+    let placement = Placement::of(domain);
+    let cells = domain.child("cpu").and_then(|cpu| cpu.child("numa"));
+    let cells: Vec<&Element> = cells.map(|numa| numa.all("cell").collect()).unwrap_or_default();
+    if cells.is_empty() {
+        let total = domain.child("memory").and_then(size).unwrap_or(0);
+        let in_devices = device_elements(domain).filter_map(|(_, target)| size(target.child("size")?));
+        let bytes = total.saturating_sub(in_devices.fold(0, u64::saturating_add));
+        return vec![Piece { bytes, node: 0, page_bytes: None, host_node: placement.host_node(0) }];
+    }
+    let piece = |(index, cell): (u32, &Element)| {
+        let node = cell.attribute("id").and_then(|id| id.parse().ok()).unwrap_or(index);
+        let bytes = cell.attribute("memory").and_then(|memory| scaled(memory, cell.attribute("unit")))?;
+        Some(Piece { bytes, node, page_bytes: None, host_node: placement.host_node(node) })
+    };
+    (0..NODES_MAX).zip(cells).filter_map(piece).collect()
+}
+
+fn device_elements(domain: &Element) -> impl Iterator<Item = (&Element, &Element)> {
+    let devices = domain.child("devices").into_iter().flat_map(|devices| devices.all("memory"));
+    devices.filter_map(|device| Some((device, device.child("target")?)))
+}
+
+/// Memory devices that take host memory: a DIMM all of its size, `virtio-mem` what is requested of it. The others are files.
+fn devices(domain: &Element) -> Vec<Piece> {
+    let piece = |(device, target): (&Element, &Element)| {
+        let bytes = match device.attribute("model")? {
+            "dimm" => size(target.child("size")?)?,
+            "virtio-mem" => size(target.child("requested")?)?,
+            _ => return None,
+        };
+        let source = device.child("source");
+        let page_bytes = source.and_then(|source| size(source.child("pagesize")?));
+        let host_nodes = source.and_then(|source| source.child("nodemask")).map(|mask| node_set(&mask.text));
+        let node = target.child("node").and_then(|node| node.text.parse().ok()).unwrap_or(0);
+        let host_node = match host_nodes {
+            Some(nodes) => only(&nodes),
+            None => Placement::of(domain).host_node(node),
+        };
+        Some(Piece { bytes, node, page_bytes, host_node })
+    };
+    device_elements(domain).filter_map(piece).collect()
+}
+
+/// What `<numatune>` says, where it leaves no choice: from several nodes, or with a mode that only prefers, a page may come from
+/// anywhere.
+struct Placement {
+    of_cells: BTreeMap<u32, Option<u32>>,
+    of_others: Option<u32>,
+}
+
+impl Placement {
+    fn of(domain: &Element) -> Placement {
+        let tune = domain.child("numatune");
+        let of_others = tune.and_then(|tune| tune.child("memory")).and_then(strict_node);
+        let cells = tune.into_iter().flat_map(|tune| tune.all("memnode"));
+        let of_cell = |cell: &Element| Some((cell.attribute("cellid")?.parse().ok()?, strict_node(cell)));
+        Placement { of_cells: cells.filter_map(of_cell).collect(), of_others }
+    }
+
+    fn host_node(&self, cell: u32) -> Option<u32> {
+        self.of_cells.get(&cell).copied().unwrap_or(self.of_others)
+    }
+}
+
+fn strict_node(tune: &Element) -> Option<u32> {
+    // libvirt's default is strict; restrictive binds as well, through the control group.
+    let binds = matches!(tune.attribute("mode"), None | Some("strict" | "restrictive"));
+    tune.attribute("nodeset").filter(|_| binds).and_then(|nodes| only(&node_set(nodes)))
+}
+
+fn only(nodes: &BTreeSet<u32>) -> Option<u32> {
+    nodes.first().copied().filter(|_| nodes.len() == 1)
+}
+
+/// Nodes of a list like `0-3,^2,5`; what is not a node is left out.
+fn node_set(text: &str) -> BTreeSet<u32> {
+    let mut nodes = BTreeSet::new();
+    for part in text.split(',').map(str::trim) {
+        let number = |text: &str| text.parse::<u32>().ok().filter(|node| *node < NODES_MAX);
+        if let Some(node) = part.strip_prefix('^').and_then(number) {
+            nodes.remove(&node);
+        } else if let Some((first, last)) = part.split_once('-').and_then(|(a, b)| Some((number(a)?, number(b)?))) {
+            nodes.extend(first..=last);
+        } else {
+            nodes.extend(number(part));
+        }
+    }
+    nodes
+}
+
+/// `<memory unit='KiB'>1024</memory>` in bytes.
+fn size(element: &Element) -> Option<u64> {
+    scaled(&element.text, element.attribute("unit"))
+}
+
+/// A number in one of libvirt's units, of which KiB is the default: `k` and `KiB` are 1024 bytes, `KB` is 1000.
+fn scaled(number: &str, unit: Option<&str>) -> Option<u64> {
+    let unit = unit.unwrap_or("KiB").to_ascii_lowercase();
+    let (prefix, rest) = unit.split_at_checked(1)?;
+    let factor = match ("kmgtpe".find(prefix), rest) {
+        (Some(at), "" | "ib") => 1024u64.checked_pow(at as u32 + 1)?,
+        (Some(at), "b") => 1000u64.checked_pow(at as u32 + 1)?,
+        (None, _) if matches!(unit.as_str(), "b" | "byte" | "bytes") => 1,
+        _ => return None,
+    };
+    number.trim().parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HUGE: u64 = 2 << 20;
+    const GIANT: u64 = 1 << 30;
+
+    fn wanted(inside: &str) -> Vec<(u64, u64, Option<u32>)> {
+        let text = format!("<domain type='kvm'><name>vm</name><uuid>1-2</uuid>{inside}</domain>");
+        let domain = Domain::parse(&text, HUGE).expect("a domain");
+        assert_eq!(domain.uuid, "1-2");
+        domain.pages.iter().map(|want| (want.page_bytes, want.pages, want.node)).collect()
+    }
+
+    #[test]
+    fn a_domain_without_hugepages_wants_nothing_of_a_pool() {
+        assert_eq!(wanted("<memory unit='KiB'>262144</memory>"), []);
+        let base = "<memoryBacking><hugepages><page size='4'/></hugepages></memoryBacking>";
+        assert_eq!(wanted(&format!("<memory>262144</memory>{base}")), [], "4 KiB are no pool's");
+    }
+
+    #[test]
+    fn all_of_memory_is_wanted_whatever_the_balloon_leaves() {
+        let memory = "<memory unit='MiB'>257</memory><currentMemory unit='MiB'>64</currentMemory>";
+        let backing = "<memoryBacking><hugepages/></memoryBacking>";
+        // 257 MiB end in the middle of a page, which is taken whole.
+        assert_eq!(wanted(&format!("{memory}{backing}")), [(HUGE, 129, None)]);
+    }
+
+    #[test]
+    fn each_cell_has_its_page_size_and_host_node() {
+        let inside = "<memory unit='GiB'>4</memory>
+            <memoryBacking><hugepages>
+              <page size='1' unit='G' nodeset='1-3,^2'/><page size='2048' unit='KiB'/>
+            </hugepages></memoryBacking>
+            <numatune><memory mode='strict' nodeset='0-1'/>
+              <memnode cellid='1' mode='strict' nodeset='1'/>
+              <memnode cellid='2' mode='preferred' nodeset='1'/></numatune>
+            <cpu><numa>
+              <cell id='0' cpus='0' memory='1048576' unit='KiB'/>
+              <cell id='1' cpus='1' memory='1' unit='GiB'/>
+              <cell id='2' memory='1048576'/>
+              <cell id='3' memory='1048576'/>
+            </numa></cpu>";
+        assert_eq!(wanted(inside), [(HUGE, 1024, None), (GIANT, 1, None), (GIANT, 1, Some(1))]);
+    }
+
+    #[test]
+    fn cells_without_a_rule_are_on_base_pages() {
+        let inside = "<memoryBacking><hugepages><page size='2' unit='M' nodeset='1'/></hugepages></memoryBacking>
+            <cpu><numa><cell id='0' memory='4096'/><cell id='1' memory='8192'/></numa></cpu>";
+        assert_eq!(wanted(inside), [(HUGE, 4, None)]);
+    }
+
+    #[test]
+    fn devices_take_their_own_pages_and_are_no_initial_memory() {
+        let inside = "<memory unit='MiB'>1408</memory><memoryBacking><hugepages/></memoryBacking>
+            <numatune><memory mode='strict' nodeset='0'/></numatune>
+            <devices>
+              <memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>
+              <memory model='dimm'><source><pagesize unit='GiB'>1</pagesize><nodemask>1</nodemask></source>
+                <target><size unit='GiB'>1</size></target></memory>
+              <memory model='nvdimm'><source><path>/x</path></source><target><size unit='MiB'>64</size></target></memory>
+              <memory model='virtio-mem'><target><size unit='MiB'>64</size><requested unit='MiB'>10</requested></target></memory>
+            </devices>";
+        // Initial: 1408 - 128 - 1024 - 64 - 64 = 128 MiB; with the DIMM and what virtio-mem has of its 64, 133 pages.
+        assert_eq!(wanted(inside), [(HUGE, 133, Some(0)), (GIANT, 1, Some(1))]);
+    }
+
+    #[test]
+    fn units_are_libvirts() {
+        for (unit, bytes) in [
+            (None, 7 << 10),
+            (Some("b"), 7),
+            (Some("bytes"), 7),
+            (Some("KB"), 7_000),
+            (Some("k"), 7 << 10),
+            (Some("MiB"), 7 << 20),
+            (Some("GB"), 7_000_000_000),
+            (Some("T"), 7 << 40),
+        ] {
+            assert_eq!(scaled("7", unit), Some(bytes), "{unit:?}");
+        }
+        for unit in ["", "x", "KiBB", "é", "kk"] {
+            assert_eq!(scaled("7", Some(unit)), None, "{unit}");
+        }
+        assert_eq!((scaled("-7", None), scaled("99999999999", Some("EiB"))), (None, None));
+    }
+
+    #[test]
+    fn a_node_set_is_bounded() {
+        assert_eq!(node_set("0-3,^2,5").into_iter().collect::<Vec<_>>(), [0, 1, 3, 5]);
+        assert!(node_set("0-4294967295,-,^,7-3,x").is_empty());
+    }
+
+    /// A whole live XML, as a hook is given it, with everything in it that is read here.
+    const LIVE: &str = include_str!("../../tests/domains/live.xml");
+
+    #[test]
+    fn a_live_domain_is_read() {
+        let domain = Domain::parse(LIVE, HUGE).expect("a domain");
+        assert_eq!(domain.uuid, "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11");
+        assert_eq!(domain.pages, [PoolRequest { page_bytes: HUGE, pages: 64, node: None }]);
+        assert_eq!(domain.wishes.settings.guarantee.as_deref(), Some("95%"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_domain_never_panics(
+            cuts in prop::collection::vec((0..LIVE.len(), 0usize..40, "\\PC{0,12}"), 1..8)
+        ) {
+            let mut bytes = LIVE.as_bytes().to_vec();
+            for (at, length, new) in cuts {
+                let at = at.min(bytes.len());
+                let end = (at + length).min(bytes.len());
+                bytes.splice(at..end, new.into_bytes());
+            }
+            let _ = Domain::parse(&String::from_utf8_lossy(&bytes), HUGE);
+        }
+
+        #[test]
+        fn no_numbers_overflow(numbers in prop::collection::vec(any::<u64>(), 6), unit in "[bkmgtpe]") {
+            let [a, b, c, d, e, f] = numbers[..] else { unreachable!("six") };
+            let text = format!(
+                "<domain><memory unit='{unit}'>{a}</memory>
+                 <memoryBacking><hugepages><page size='{b}' unit='{unit}'/><page size='2' unit='M' nodeset='{c}'/></hugepages>
+                 </memoryBacking><cpu><numa><cell id='{c}' memory='{d}' unit='{unit}'/><cell memory='{d}'/></numa></cpu>
+                 <devices><memory model='dimm'><source><pagesize>2048</pagesize></source><target><size>{e}</size></target></memory>
+                 <memory model='dimm'><source><pagesize>2048</pagesize></source><target><size>{f}</size></target></memory>
+                 </devices></domain>"
+            );
+            let domain = Domain::parse(&text, HUGE).expect("a domain");
+            prop_assert!(domain.pages.len() <= 4);
+        }
+    }
+}

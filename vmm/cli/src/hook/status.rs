@@ -1,0 +1,202 @@
+//! `wideleaf hook status`: does the running libvirtd run our script?
+//!
+//! libvirtd looks once, when it starts, whether there are hooks at all; what is in them it reads each time. So a script that is
+//! younger than libvirtd is not run, unless there was another hook before. Restarting libvirtd leaves guests running.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::script::{self, Found};
+use crate::args::FormatArg;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// The daemons that run QEMU's hooks: the one of old, and the one for QEMU alone.
+const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
+/// Clock ticks a second in /proc: USER_HZ, which is 100 on x86-64 whatever the kernel's own clock.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// What there is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScriptState {
+    /// Nothing.
+    Absent,
+    /// Somebody else's file.
+    Foreign,
+    /// Ours, and libvirt does not run what is not executable.
+    NotExecutable,
+    /// Ours, for another program or socket, or of another version.
+    Other,
+    /// Ours, as `install` would write it now.
+    Current,
+}
+
+/// Whether libvirtd runs hooks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen {
+    /// No libvirtd runs: the next one will.
+    NoDaemon,
+    /// It started when there was a hook.
+    Yes,
+    /// It started before there was any.
+    NotYet,
+}
+
+/// What `status` prints.
+#[derive(Clone, Debug, Serialize)]
+pub struct HookStatus {
+    /// Where the script belongs.
+    pub path: PathBuf,
+    /// What is there.
+    pub script: ScriptState,
+    /// What libvirtd makes of it.
+    pub libvirtd: Seen,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`] where the script can not be read, or the result not be written.
+pub fn main(root: &Path, socket: &Path, format: FormatArg) -> Result<(), Failure> {
+    let output = Output::open(format, None)?;
+    let status = HookStatus {
+        path: script::path(root),
+        script: state(root, &script::text(socket)?)?,
+        libvirtd: seen(root, SystemTime::now()),
+    };
+    output.write(&status, HookStatus::to_table)
+}
+
+fn state(root: &Path, wanted: &str) -> Result<ScriptState, Failure> {
+    Ok(match script::find(root)? {
+        Found::Nothing => ScriptState::Absent,
+        Found::Foreign => ScriptState::Foreign,
+        Found::Ours(_) if !is_executable(&script::path(root)) => ScriptState::NotExecutable,
+        Found::Ours(text) if text == wanted => ScriptState::Current,
+        Found::Ours(_) => ScriptState::Other,
+    })
+}
+
+fn is_executable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+/// Compares the start of libvirtd with the age of the oldest hook for QEMU.
+fn seen(root: &Path, now: SystemTime) -> Seen {
+    let Some(started) = libvirtd_started(&root.join("proc"), now) else { return Seen::NoDaemon };
+    let hooks = script::path(root);
+    let folder = hooks.parent().unwrap_or(&hooks);
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let single = folder.with_extension("");
+    let is_older = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|at| at <= started);
+    let has_older = files.chain([single]).filter(|path| is_executable(path)).any(|path| is_older(&path));
+    if has_older { Seen::Yes } else { Seen::NotYet }
+}
+
+/// When the libvirtd that runs was started; the last, where there are several.
+fn libvirtd_started(proc: &Path, now: SystemTime) -> Option<SystemTime> {
+    let uptime = fs::read_to_string(proc.join("uptime")).ok()?;
+    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    let processes = fs::read_dir(proc).ok()?.flatten();
+    let starts = processes.filter_map(|process| {
+        let stat = fs::read_to_string(process.path().join("stat")).ok()?;
+        start_ticks(&stat).map(|ticks| ticks as f64 / TICKS_PER_SECOND)
+    });
+    let age = uptime - starts.reduce(f64::max)?;
+    now.checked_sub(Duration::try_from_secs_f64(age.max(0.0)).ok()?)
+}
+
+/// When a process of libvirt's was started, in ticks since boot: the 22nd field of its stat file (proc_pid_stat(5)). The
+/// second is its name, in parentheses.
+fn start_ticks(stat: &str) -> Option<u64> {
+    let (head, rest) = stat.rsplit_once(") ")?;
+    let (_, name) = head.split_once(" (")?;
+    DAEMONS.contains(&name).then(|| rest.split_whitespace().nth(19)?.parse().ok())?
+}
+
+impl HookStatus {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let script = match self.script {
+            ScriptState::Absent => "not installed: run `wideleaf hook install`",
+            ScriptState::Foreign => "somebody else's file is there: move it away",
+            ScriptState::NotExecutable => "not executable, so libvirt skips it: run `wideleaf hook install`",
+            ScriptState::Other => {
+                "installed, for another program or socket or by another version: `wideleaf hook install` renews it"
+            }
+            ScriptState::Current => "installed",
+        };
+        let libvirtd = match self.libvirtd {
+            Seen::NoDaemon => "none runs here; it will look for hooks when it starts",
+            Seen::Yes => "runs it",
+            Seen::NotYet => {
+                "there was no hook when it started: restart libvirtd once after the installation, running guests live on"
+            }
+        };
+        format!("script    {}: {script}\nlibvirtd  {libvirtd}\n", self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, Permissions};
+
+    /// A host on which one process was started 100 s after boot, and 400 s have gone by since.
+    fn host(process: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        fs::create_dir_all(root.path().join("proc/7")).expect("a process");
+        fs::write(root.path().join("proc/uptime"), "500.00 900.00\n").expect("a file");
+        let stat = format!("7 ({process}) S 1 {} 10000 55 66\n", "0 ".repeat(17).trim_end());
+        fs::write(root.path().join("proc/7/stat"), stat).expect("a file");
+        fs::create_dir_all(root.path().join("etc/libvirt/hooks/qemu.d")).expect("a folder");
+        root
+    }
+
+    /// A hook, so old, and executable or not.
+    fn add_hook(root: &Path, name: &str, age_s: u64, mode: u32) -> SystemTime {
+        let now = SystemTime::now();
+        let path = root.join("etc/libvirt/hooks").join(name);
+        let file = File::create(&path).expect("a file");
+        file.set_permissions(Permissions::from_mode(mode)).expect("a mode");
+        file.set_modified(now - Duration::from_secs(age_s)).expect("a time");
+        now
+    }
+
+    #[test]
+    fn a_hook_that_is_younger_than_libvirtd_is_not_run_yet() {
+        let root = host("libvirtd");
+        let now = add_hook(root.path(), "qemu.d/wideleaf", 399, 0o755);
+        assert_eq!(seen(root.path(), now), Seen::NotYet);
+    }
+
+    #[test]
+    fn one_hook_from_before_is_enough_for_all() {
+        for (process, older) in [("libvirtd", "qemu.d/wideleaf"), ("virtqemud", "qemu.d/other"), ("libvirtd", "qemu")] {
+            let root = host(process);
+            add_hook(root.path(), "qemu.d/wideleaf", 1, 0o755);
+            let now = add_hook(root.path(), older, 401, 0o755);
+            assert_eq!(seen(root.path(), now), Seen::Yes, "{older}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_executable_is_no_hook() {
+        let root = host("libvirtd");
+        let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o644);
+        assert_eq!(seen(root.path(), now), Seen::NotYet);
+    }
+
+    #[test]
+    fn a_host_without_libvirtd_is_told_apart() {
+        let root = host("virtlogd) (x");
+        let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o755);
+        assert_eq!(seen(root.path(), now), Seen::NoDaemon);
+    }
+}

@@ -1,0 +1,265 @@
+//! The hook as libvirt runs it, and the script that does so, without a libvirt: with one they are tested in guest-tests.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[allow(dead_code, reason = "here no program runs for long")]
+mod program;
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread::{self, JoinHandle};
+
+use program::Scratch;
+use wideleaf_control::protocol::{Answer, Envelope, PoolRequest, Reply, Request};
+
+/// 64 pages of 2 MiB, and a guarantee.
+const LIVE: &str = include_str!("domains/live.xml");
+const UUID: &str = "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11";
+
+/// A host with libvirt's folder, and the arguments of a command about it.
+fn host() -> (Scratch, String, PathBuf) {
+    let scratch = Scratch::new();
+    let root = scratch.path("root");
+    fs::create_dir_all(root.join("etc/libvirt")).unwrap();
+    let script = root.join("etc/libvirt/hooks/qemu.d/wideleaf");
+    (scratch, root.into_os_string().into_string().unwrap(), script)
+}
+
+fn says(scratch: &Scratch, arguments: &[&str]) -> String {
+    let output = scratch.wideleaf(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_script_is_written_once_shown_as_there_and_taken_away() {
+    let (scratch, root, script) = host();
+    assert!(says(&scratch, &["hook", "status", "--root", &root]).contains("not installed"));
+    assert!(says(&scratch, &["hook", "install", "--root", &root]).starts_with("wrote "));
+    assert!(says(&scratch, &["hook", "install", "--root", &root]).contains("is there already"));
+    assert_eq!(fs::metadata(&script).unwrap().permissions().mode() & 0o777, 0o755);
+    let status = says(&scratch, &["hook", "status", "--root", &root]);
+    assert!(status.contains("wideleaf: installed\n") && status.contains("none runs here"), "{status}");
+    let json = says(&scratch, &["hook", "status", "--root", &root, "--format", "json"]);
+    assert!(json.contains(r#""script": "current""#) && json.contains(r#""libvirtd": "no_daemon""#), "{json}");
+    let siblings = fs::read_dir(script.parent().unwrap()).unwrap().count();
+    assert_eq!(siblings, 1, "libvirt runs whatever is left there");
+    assert!(says(&scratch, &["hook", "uninstall", "--root", &root]).starts_with("removed "));
+    assert!(!script.exists());
+    assert!(says(&scratch, &["hook", "uninstall", "--root", &root]).starts_with("there is no "));
+}
+
+#[test]
+fn a_dry_run_writes_and_removes_nothing() {
+    let (scratch, root, script) = host();
+    assert!(says(&scratch, &["hook", "install", "--dry-run", "--root", &root]).contains("#!/bin/sh\n"));
+    assert!(!script.parent().unwrap().exists());
+    says(&scratch, &["hook", "install", "--root", &root]);
+    assert!(says(&scratch, &["hook", "uninstall", "--dry-run", "--root", &root]).starts_with("would remove "));
+    assert!(script.exists());
+}
+
+#[test]
+fn a_script_that_libvirt_would_skip_or_that_is_old_is_renewed() {
+    let (scratch, root, script) = host();
+    says(&scratch, &["hook", "install", "--root", &root]);
+    fs::set_permissions(&script, Permissions::from_mode(0o644)).unwrap();
+    assert!(says(&scratch, &["hook", "status", "--root", &root]).contains("not executable"));
+    says(&scratch, &["hook", "install", "--root", &root]);
+    assert!(says(&scratch, &["hook", "status", "--root", &root]).contains(": installed\n"));
+    let other = says(&scratch, &["hook", "status", "--socket", "/elsewhere", "--root", &root]);
+    assert!(other.contains("for another program or socket"), "{other}");
+}
+
+#[test]
+fn what_somebody_else_wrote_is_neither_overwritten_nor_removed() {
+    let (scratch, root, script) = host();
+    fs::create_dir_all(script.parent().unwrap()).unwrap();
+    fs::write(&script, "#!/bin/sh\necho mine\n").unwrap();
+    for command in ["install", "uninstall"] {
+        scratch.refuses(&["hook", command, "--root", &root], 4, &["qemu.d/wideleaf is not ours"]);
+    }
+    assert_eq!(fs::read_to_string(&script).unwrap(), "#!/bin/sh\necho mine\n");
+    assert!(says(&scratch, &["hook", "status", "--root", &root]).contains("somebody else's"));
+}
+
+#[test]
+fn a_host_without_libvirt_gets_no_script() {
+    let scratch = Scratch::new();
+    let root = scratch.path("").into_os_string().into_string().unwrap();
+    scratch.refuses(&["hook", "install", "--root", &root], 4, &["is libvirt installed?"]);
+}
+
+/// A daemon that answers one request, and gives it back.
+fn daemon(socket: &Path, reply: Reply) -> JoinHandle<Request> {
+    let listener = UnixListener::bind(socket).unwrap();
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        writeln!(&stream, "{}", serde_json::to_string(&reply).unwrap()).unwrap();
+        serde_json::from_str::<Envelope>(&line).unwrap().request
+    })
+}
+
+fn done() -> Reply {
+    Reply::Ok(Box::new(Answer::Done))
+}
+
+/// A script that asks the daemon at `socket`.
+fn script(scratch: &Scratch, socket: &Path) -> PathBuf {
+    let root = scratch.path("root");
+    fs::create_dir_all(root.join("etc/libvirt")).unwrap();
+    says(scratch, &["hook", "install", "--root", root.to_str().unwrap(), "--socket", socket.to_str().unwrap()]);
+    root.join("etc/libvirt/hooks/qemu.d/wideleaf")
+}
+
+/// Runs it as libvirt does: nearly no environment, the root as its folder, the XML on standard input.
+fn call(script: &Path, operation: &str, xml: &str) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let stdin = folder.path().join("domain.xml");
+    fs::write(&stdin, xml).unwrap();
+    let mut command = Command::new(script);
+    // A name may begin like an option.
+    command.args(["-t1", operation, "begin", "-"]).current_dir("/").env_clear().env("PATH", "/usr/bin:/bin");
+    let output = command.stdin(fs::File::open(stdin).unwrap()).output().unwrap();
+    assert!(output.stdout.is_empty(), "{operation}: what is on standard output can replace a domain's XML");
+    output
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_shell_takes_the_script() {
+    let scratch = Scratch::new();
+    let script = script(&scratch, Path::new("/a 'socket"));
+    assert!(Command::new("sh").arg("-n").arg(&script).status().unwrap().success());
+    assert_eq!(call(&script, "release", LIVE).status.code(), Some(0));
+}
+
+#[test]
+fn prepare_asks_for_the_pages_of_the_domain_and_waits_for_them() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("control.sock");
+    let daemon = daemon(&socket, done());
+    let output = call(&script(&scratch, &socket), "prepare", LIVE);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 64, node: None }];
+    let wanted = Request::Prepare { domain: "-t1".into(), uuid: UUID.into(), pages };
+    assert_eq!(daemon.join().unwrap(), wanted);
+}
+
+#[test]
+fn release_tells_the_domain() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("control.sock");
+    let daemon = daemon(&socket, done());
+    assert_eq!(call(&script(&scratch, &socket), "release", LIVE).status.code(), Some(0));
+    assert_eq!(daemon.join().unwrap(), Request::Release { domain: "-t1".into(), uuid: UUID.into() });
+}
+
+#[test]
+fn a_guarantee_that_nobody_can_give_keeps_a_guest_from_starting_and_says_why() {
+    let scratch = Scratch::new();
+    let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", LIVE);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.starts_with("wideleaf: -t1 asks for a guarantee: no wideleafd listens"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+#[test]
+fn a_refusal_of_the_daemon_is_passed_on_where_there_is_a_guarantee_and_only_said_without() {
+    for (guarantee, code) in [("95%", 1), ("best-effort", 0)] {
+        let scratch = Scratch::new();
+        let socket = scratch.path("control.sock");
+        let daemon = daemon(&socket, Reply::Error("the pool is 3 pages short".into()));
+        let xml = LIVE.replace("95%", guarantee);
+        let output = call(&script(&scratch, &socket), "prepare", &xml);
+        assert_eq!(output.status.code(), Some(code), "{guarantee}");
+        assert!(stderr(&output).contains("the pool is 3 pages short"), "{}", stderr(&output));
+        daemon.join().unwrap();
+    }
+}
+
+#[test]
+fn a_guarantee_that_can_not_be_read_is_not_given() {
+    let scratch = Scratch::new();
+    let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &LIVE.replace("95%", "much"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("\"much\" is no guarantee"), "{}", stderr(&output));
+}
+
+#[test]
+fn nothing_but_prepare_ever_fails() {
+    let scratch = Scratch::new();
+    let script = script(&scratch, &scratch.path("none.sock"));
+    let operations = ["start", "started", "stopped", "release", "reconnect", "restore", "migrate", "attach", ""];
+    for operation in operations {
+        for xml in [LIVE, "", "<domain", "\0"] {
+            assert_eq!(call(&script, operation, xml).status.code(), Some(0), "{operation:?} {xml:.10}");
+        }
+    }
+}
+
+#[test]
+fn a_domain_that_is_none_is_prepared_for_nothing_and_starts() {
+    let scratch = Scratch::new();
+    let script = script(&scratch, &scratch.path("none.sock"));
+    for xml in ["", "<domain>", "<!DOCTYPE d [<!ENTITY e 'x'>]><domain>&e;</domain>"] {
+        let output = call(&script, "prepare", xml);
+        assert_eq!(output.status.code(), Some(0), "{xml}");
+        assert!(stderr(&output).starts_with("wideleaf: hook: the domain's XML: "), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn what_the_metadata_say_and_nobody_understands_is_said() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("control.sock");
+    let daemon = daemon(&socket, done());
+    let output = call(&script(&scratch, &socket), "prepare", &LIVE.replace("pool=", "puddle="));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).contains("unknown attribute puddle"), "{}", stderr(&output));
+    daemon.join().unwrap();
+}
+
+#[test]
+fn a_domain_that_wants_no_room_asks_for_none() {
+    let scratch = Scratch::new();
+    let xml = LIVE.replace("pool=\"yes\"", "pool=\"no\"").replace("guarantee=\"95%\"", "");
+    let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &xml);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "nobody was looked for");
+}
+
+#[test]
+fn a_daemon_that_never_answers_does_not_hold_a_guest_back() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("control.sock");
+    let _silent = UnixListener::bind(&socket).unwrap();
+    let output = call(&script(&scratch, &socket), "release", LIVE);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).contains("did not answer within"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_program_that_is_gone_crashes_or_is_of_another_version_keeps_no_guest_from_starting() {
+    let scratch = Scratch::new();
+    let script = script(&scratch, &scratch.path("none.sock"));
+    let text = fs::read_to_string(&script).unwrap();
+    let program = scratch.program();
+    let crashed = scratch.path("crashed");
+    fs::write(&crashed, "#!/bin/sh\nkill -SEGV $$\n").unwrap();
+    fs::set_permissions(&crashed, Permissions::from_mode(0o755)).unwrap();
+    for other in ["/nowhere/wideleaf", "/bin/false", crashed.to_str().unwrap()] {
+        fs::write(&script, text.replace(program.to_str().unwrap(), other)).unwrap();
+        for operation in ["prepare", "reconnect"] {
+            assert_eq!(call(&script, operation, LIVE).status.code(), Some(0), "{other} {operation}");
+        }
+    }
+}
