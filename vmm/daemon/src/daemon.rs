@@ -32,7 +32,7 @@ pub enum RunError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The state can neither be read nor put aside.
-    #[error("cannot read the state in {}: {source}", path.display())]
+    #[error("cannot read the state in {}: {source}; run as root, or give state.path another place", path.display())]
     State {
         /// Its file.
         path: PathBuf,

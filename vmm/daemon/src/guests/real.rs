@@ -110,7 +110,7 @@ impl Care for RealCare {
     /// A manager whose policy stays goes on as it is: a new one would have to learn anew what is hot.
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
         if wanted.collapse_shared != self.wanted.collapse_shared {
-            return Err("collapse_shared is settled when a guest is attached: detach it, and attach it again".into());
+            return Err("collapse_shared is settled when a guest is attached: detach it, and attach it again with or without --collapse-shared".into());
         }
         if wanted.policy != self.wanted.policy {
             self.attached.set_policy(choice(&wanted.policy)).map_err(|error| error.to_string())?;
