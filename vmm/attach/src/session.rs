@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use wideleaf_control::view::{BackingView, Care, Explanation, Guarantee, Reason, VmView, Vmm, WindowMap, WindowRange};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
-use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
@@ -62,6 +62,9 @@ pub enum AttachError {
     /// It has a manager of its own.
     #[error("process {0} is `wideleaf run`, which manages its guest itself: say there which policy it should follow")]
     ManagesItself(u32),
+    /// Somebody else has attached it.
+    #[error("process {0} has a manager already, which somebody else attached: leave it to that, or detach it there")]
+    HasManager(u32),
     /// Its memory can not be seen or advised.
     #[error("process {pid} can not be managed: {source} (needs root, or the user of the process and CAP_SYS_NICE)")]
     Host {
@@ -103,6 +106,8 @@ pub struct Attached {
     before: Work,
     notes: Vec<String>,
     _watcher: Watcher,
+    /// Behind the manager, which is gone before another may come.
+    _claim: Claim,
 }
 
 impl Attached {
@@ -117,6 +122,8 @@ impl Attached {
             return Err(AttachError::ManagesItself(pid));
         }
         let host = ProcessHost::open(pid).map_err(|source| AttachError::Host { pid, source })?;
+        let claim = host.claim().map_err(|source| AttachError::Host { pid, source })?;
+        let claim = claim.ok_or(AttachError::HasManager(pid))?;
         // From here on the process is held by its descriptor; before, its number may have passed to another.
         if !process.is_alive() {
             return Err(AttachError::Gone(pid));
@@ -137,7 +144,8 @@ impl Attached {
         let manager = parts.manager(&settings)?;
         let watcher = Watcher::start(Arc::clone(&gate))?;
         let before = Work::none();
-        Ok(Attached { process, ram, settings, host, opened_at, gate, kvm, manager, before, notes, _watcher: watcher })
+        let (_watcher, _claim) = (watcher, claim);
+        Ok(Attached { process, ram, settings, host, opened_at, gate, kvm, manager, before, notes, _watcher, _claim })
     }
 
     /// The process.
