@@ -174,18 +174,18 @@ impl VmProcess {
     pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
         let error = |source| process_error(pid, source);
         let process = open(places, pid).map_err(error)?;
+        // Before its arguments are read: they are in its own memory, and whoever has no VM does not make us wait for that.
+        let descriptors = descriptors(places, pid);
+        if descriptors.as_ref().is_ok_and(|descriptors| descriptors.vms.is_empty()) {
+            return Ok(None);
+        }
         let arguments = arguments(&process).map_err(error)?;
         if arguments.is_empty() {
             return Ok(None); // a thread of the kernel's, or one that has ended
         }
         let program = program(&process, &arguments);
         let vmm = vmm(&program);
-        let descriptors = descriptors(places, pid);
-        let runs_a_vm = match &descriptors {
-            Ok(descriptors) => !descriptors.vms.is_empty(),
-            Err(_) => vmm == Vmm::Qemu,
-        };
-        if !runs_a_vm {
+        if descriptors.is_err() && vmm != Vmm::Qemu {
             return Ok(None);
         }
         let command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
@@ -273,10 +273,14 @@ fn short(error: &ProcError) -> String {
     }
 }
 
+/// No arguments are read beyond: execve(2) takes 6 MiB at most, and a process may say that they are as long as its memory (prctl(2),
+/// `PR_SET_MM_MAP`).
+const ARGUMENTS_BYTES_MAX: u64 = 6 << 20;
+
 /// Its arguments, whatever bytes they are made of.
 fn arguments(process: &Process) -> Result<Vec<String>, ProcError> {
     let mut bytes = Vec::new();
-    process.open_relative("cmdline")?.read_to_end(&mut bytes)?;
+    process.open_relative("cmdline")?.take(ARGUMENTS_BYTES_MAX).read_to_end(&mut bytes)?;
     let arguments = bytes.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
     Ok(arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
 }

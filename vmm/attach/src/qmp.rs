@@ -10,11 +10,12 @@
 //! a time: connected to a busy one, no greeting comes.
 
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, getsockopt, sockopt};
 use serde_json::{Value, json};
 use wideleaf_policies::Gpa;
 
@@ -146,9 +147,10 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`].
     pub fn connect(path: &Path, within: Duration) -> Result<Qmp, QmpError> {
-        let connect = |source| QmpError::Connect { path: path.display().to_string(), source };
-        let stream = UnixStream::connect(path).map_err(connect)?;
-        stream.set_read_timeout(Some(within)).and_then(|()| stream.set_write_timeout(Some(within))).map_err(connect)?;
+        let stream = connected(path, within).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => QmpError::TimedOut(within),
+            _ => QmpError::Connect { path: path.display().to_string(), source },
+        })?;
         let mut qmp = Qmp { stream, received: Vec::new(), within };
         let until = Instant::now() + within;
         match message(&qmp.line(until)?)? {
@@ -235,6 +237,17 @@ impl Qmp {
             _ => QmpError::Broken(error),
         }
     }
+}
+
+/// A connection that never waits for longer than `within`. Its time is set before it connects, since that waits as well where the
+/// listener's queue is full (connect(2), `EAGAIN`): QEMU's holds two, also of clients that have gone.
+fn connected(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = UnixStream::from(socket);
+    stream.set_read_timeout(Some(within))?;
+    stream.set_write_timeout(Some(within))?;
+    socket::connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(stream)
 }
 
 /// One line of the monitor.
@@ -332,6 +345,21 @@ mod tests {
         assert!(matches!(other, QmpError::NotQmp(_)), "{other}");
         let nobody = Qmp::connect(Path::new("/nonexistent/qmp"), ANSWER_WITHIN).expect_err("no socket");
         assert!(nobody.to_string().contains("/nonexistent/qmp"), "{nobody}");
+    }
+
+    #[test]
+    fn a_listener_whose_queue_is_full_is_an_error_in_time() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("qmp");
+        let listener = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+        let listener = listener.expect("a socket");
+        socket::bind(listener.as_raw_fd(), &UnixAddr::new(&path).expect("short enough")).expect("the socket is new");
+        socket::listen(&listener, socket::Backlog::new(0).expect("not negative")).expect("it is bound");
+        // The queue holds one more than it is told; the second finds it full.
+        for _ in 0..2 {
+            let error = Qmp::connect(&path, Duration::from_millis(50)).expect_err("nobody accepts");
+            assert!(matches!(error, QmpError::TimedOut(_)), "{error}");
+        }
     }
 
     #[test]
