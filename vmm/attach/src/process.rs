@@ -181,18 +181,18 @@ impl VmProcess {
     pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
         let error = |source| process_error(pid, source);
         let process = open(places, pid).map_err(error)?;
+        // Before its arguments are read: they are in its own memory, and whoever has no VM does not make us wait for that.
+        let descriptors = descriptors(places, pid);
+        if descriptors.as_ref().is_ok_and(|descriptors| descriptors.vms.is_empty()) {
+            return Ok(None);
+        }
         let arguments = arguments(&process).map_err(error)?;
         if arguments.is_empty() {
             return Ok(None); // a thread of the kernel's, or one that has ended
         }
         let program = program(&process, &arguments);
         let vmm = vmm(&program);
-        let descriptors = descriptors(places, pid);
-        let runs_a_vm = match &descriptors {
-            Ok(descriptors) => !descriptors.vms.is_empty(),
-            Err(_) => vmm == Vmm::Qemu,
-        };
-        if !runs_a_vm {
+        if descriptors.is_err() && vmm != Vmm::Qemu {
             return Ok(None);
         }
         let command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };

@@ -105,7 +105,11 @@ fn earlier_state(config: &Config) -> Result<State, RunError> {
         Loaded::Known(state) => state,
         Loaded::Fresh => State::default(),
         Loaded::Damaged { aside, why } => {
-            tracing::warn!("the state makes no sense ({why}): begun anew, and the old one kept as {}", aside.display());
+            tracing::warn!(
+                "the state makes no sense ({why}): begun anew, and the old one kept as {}; room that it had made in the pools stays: see \
+                 `wideleaf pool list`",
+                aside.display()
+            );
             State::default()
         }
     })
@@ -144,10 +148,17 @@ fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>, earlier: State) -> JoinHandle<(
     let (engine, stop) = (engine.clone(), stop.clone());
     thread::spawn(move || {
         or_abort("the scout", || {
-            engine.resume(earlier);
-            engine.scout();
-            while !stop.wait(engine.scout_interval()) {
-                engine.scout();
+            while let Err(error) = engine.resume(&earlier) {
+                tracing::error!("guests of earlier are not taken up yet: {error}");
+                if stop.wait(engine.scout_interval()) {
+                    return;
+                }
+            }
+            loop {
+                engine.scout().unwrap_or_else(|error| tracing::error!("guests are not looked for: {error}"));
+                if stop.wait(engine.scout_interval()) {
+                    return;
+                }
             }
         });
     })
