@@ -18,6 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use wideleaf_memory::pool::{HugetlbPools, Release};
+use wideleaf_policies::PageSize;
 
 use crate::qemu_guest::base_pages_library;
 use crate::{Need, is_there};
@@ -44,6 +46,8 @@ pub struct Libvirt {
     /// The first process inside, as it is known outside.
     inside: String,
     folder: TempDir,
+    /// Of 2 MiB, before.
+    pool_pages: u64,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -74,7 +78,9 @@ impl Libvirt {
             .spawn()
             .expect("unshare starts");
         let inside = first_child(&mut unshare);
-        let libvirt = Libvirt { unshare, inside, folder, _turn: turn };
+        let pool = HugetlbPools::of_this_machine().status(PageSize::Huge2M);
+        let pool_pages = pool.map_or(0, |pool| pool.total);
+        let libvirt = Libvirt { unshare, inside, folder, pool_pages, _turn: turn };
         libvirt.wait_until_it_answers();
         Some(libvirt)
     }
@@ -184,6 +190,14 @@ impl Drop for Libvirt {
         drop(self.unshare.stdin.take());
         // It ends when its first process has, and that when all others have been killed.
         let _ = self.unshare.wait();
+        // A daemon that was killed with them has given nothing back, and nobody comes after it.
+        if std::thread::panicking()
+            && let Ok(pool) = HugetlbPools::of_this_machine().status(PageSize::Huge2M)
+        {
+            let pages = Some(pool.total.saturating_sub(self.pool_pages));
+            let release = Release { size: PageSize::Huge2M, pages, node: None };
+            println!("given back to the host: {:?}", HugetlbPools::of_this_machine().release(&release));
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //!                                            │ resume, then scout   │ TERM, INT: end
 //! ```
 
+use std::fs::{File, TryLockError};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -39,6 +40,9 @@ pub enum RunError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Another daemon has it.
+    #[error("another wideleafd has the state in {}: end it, or give this one another state.path", .0.display())]
+    StateHeld(PathBuf),
     /// The metrics can not be served.
     #[error("cannot serve metrics at {listen}: {source}; give metrics.listen another address, or \"off\"")]
     Metrics {
@@ -62,8 +66,9 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
     let access = Access::new(config.socket.group.clone());
     let server = Server::start(&config.socket, &access, Arc::new(Service::new(engine.clone(), access.clone())))?;
-    let metrics = match start_metrics(&config, &engine) {
-        Ok(metrics) => metrics,
+    let started = claimed_state(&config).and_then(|claim| Ok((claim, start_metrics(&config, &engine)?)));
+    let (_claim, metrics) = match started {
+        Ok(started) => started,
         Err(error) => {
             server.stop();
             return Err(error);
@@ -112,6 +117,15 @@ fn earlier_state(config: &Config) -> Result<State, RunError> {
             );
             State::default()
         }
+    })
+}
+
+/// Two daemons that wrote one state would each forget what the other knows.
+fn claimed_state(config: &Config) -> Result<File, RunError> {
+    let path = config.state.path.clone();
+    state::claim(&path).map_err(|error| match error {
+        TryLockError::WouldBlock => RunError::StateHeld(path),
+        TryLockError::Error(source) => RunError::State { path, source },
     })
 }
 
