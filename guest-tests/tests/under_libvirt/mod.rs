@@ -41,7 +41,8 @@ pub fn passes(libvirt: &Libvirt, domain: &str) -> usize {
 
 /// Starts a real wideleafd inside; it ends with the libvirt.
 pub fn start_wideleafd(libvirt: &Libvirt) {
-    let program = built(&["build", "-p", "wideleaf-daemon", "--bin", "wideleafd"], false);
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| built(&["build", "-p", "wideleaf-daemon", "--bin", "wideleafd"], false));
     let config = "[metrics]\nlisten = \"off\"\n[state]\npath = \"/run/wideleaf/state.json\"\n";
     std::fs::write(libvirt.run_folder().join("wideleafd.toml"), config).unwrap();
     let start = "setsid \"$0\" --config /run/wideleaf/wideleafd.toml >/run/wideleaf/log 2>&1 &";
