@@ -48,6 +48,8 @@ pub enum Question {
     Dump,
     /// `query-memdev`.
     Memdevs,
+    /// `query-memory-devices`: what was plugged in.
+    MemoryDevices,
     /// `query-balloon`.
     Balloon,
     /// `info mtree -f`.
@@ -73,6 +75,7 @@ impl Question {
             Question::Jobs => execute("query-jobs"),
             Question::Dump => execute("query-dump"),
             Question::Memdevs => execute("query-memdev"),
+            Question::MemoryDevices => execute("query-memory-devices"),
             Question::Balloon => execute("query-balloon"),
             Question::MemoryTree => human("info mtree -f".into()),
             Question::HostAddress(gpa) => human(format!("gpa2hva {:#x}", gpa.get())),
