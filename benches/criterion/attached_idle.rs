@@ -7,6 +7,7 @@
 //! `cargo build --release -p wideleaf-daemon && cargo bench -p wideleaf-benches --bench attached_idle [-- GUESTS [SECONDS]]` (default 50
 //! guests of 64 MiB, 60 s; needs QEMU, KVM and root)
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -48,7 +49,10 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     waiting.pass(SETTLES_IN)?;
     let (began, before) = (Instant::now(), daemon.cpu_s());
     waiting.pass(Duration::from_secs(seconds))?;
-    let share = (daemon.cpu_s() - before) / began.elapsed().as_secs_f64();
+    let (after, seconds) = (daemon.cpu_s(), began.elapsed().as_secs_f64());
+    let used = |(name, cpu): (&String, &f64)| (name.clone(), (cpu - before.get(name).unwrap_or(&0.0)) / seconds);
+    let shares: BTreeMap<String, f64> = after.iter().map(used).collect();
+    let share: f64 = shares.values().sum();
     let resident = daemon.resident_mib();
     let mut scrapes = Vec::new();
     for _ in 0..SCRAPES {
@@ -57,11 +61,13 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     }
     let longest = scrapes.iter().copied().fold(0.0, f64::max);
     let scrape = median(scrapes);
-    println!("attached_idle: {} guests of QEMU's that stand, {seconds} s", guests.len());
+    println!("attached_idle: {} guests of QEMU's that stand, {seconds:.0} s", guests.len());
     println!(
         "{}",
         bar(&format!("CPU {:.2} % of one core, at most {:.0} %", share * 100.0, CPU_MAX * 100.0), share <= CPU_MAX)
     );
+    let by_thread: Vec<_> = shares.iter().map(|(name, share)| format!("{name} {:.2}", share * 100.0)).collect();
+    println!("  of it by threads: {} %", by_thread.join(", "));
     println!(
         "{}",
         bar(&format!("resident {resident:.1} MiB, at most {RESIDENT_MAX_MIB}"), resident <= RESIDENT_MAX_MIB)
@@ -111,15 +117,19 @@ impl Daemon {
         Ok(Daemon { child, metrics })
     }
 
-    /// Of all its threads.
-    fn cpu_s(&self) -> f64 {
+    /// CPU time in seconds, by the names of its threads.
+    fn cpu_s(&self) -> BTreeMap<String, f64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it is alive");
         let ran = |path: PathBuf| {
-            let text = fs::read_to_string(path.join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<u64>().ok()
+            let (name, times) =
+                (fs::read_to_string(path.join("comm")).ok()?, fs::read_to_string(path.join("schedstat")).ok()?);
+            Some((name.trim().to_owned(), times.split_whitespace().next()?.parse::<f64>().ok()? / 1e9))
         };
-        let ns: u64 = tasks.filter_map(|task| ran(task.ok()?.path())).sum();
-        ns as f64 / 1e9
+        let mut by_name = BTreeMap::new();
+        for (name, seconds) in tasks.filter_map(|task| ran(task.ok()?.path())) {
+            *by_name.entry(name).or_default() += seconds;
+        }
+        by_name
     }
 
     fn resident_mib(&self) -> f64 {

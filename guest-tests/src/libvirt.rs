@@ -18,6 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use wideleaf_memory::pool::{HugetlbPools, Release};
+use wideleaf_policies::PageSize;
 
 use crate::qemu_guest::base_pages_library;
 use crate::{Need, is_there};
@@ -44,6 +46,8 @@ pub struct Libvirt {
     /// The first process inside, as it is known outside.
     inside: String,
     folder: TempDir,
+    /// Of 2 MiB, before.
+    pool_pages: u64,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -74,7 +78,9 @@ impl Libvirt {
             .spawn()
             .expect("unshare starts");
         let inside = first_child(&mut unshare);
-        let libvirt = Libvirt { unshare, inside, folder, _turn: turn };
+        let pool = HugetlbPools::of_this_machine().status(PageSize::Huge2M);
+        let pool_pages = pool.map_or(0, |pool| pool.total);
+        let libvirt = Libvirt { unshare, inside, folder, pool_pages, _turn: turn };
         libvirt.wait_until_it_answers();
         Some(libvirt)
     }
@@ -131,6 +137,17 @@ impl Libvirt {
         self.wait_until_it_answers();
     }
 
+    /// Kills libvirtd outright and starts it again. Guests live on.
+    ///
+    /// # Panics
+    /// Where it does not come back.
+    pub fn kill_libvirtd(&self) {
+        let script = "pid=$(cat /run/libvirtd.pid) && kill -9 $pid && while [ -d /proc/$pid ]; do sleep 0.05; done && libvirtd -d";
+        let output = self.run(&["sh", "-c", script]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        self.wait_until_it_answers();
+    }
+
     /// What is `/run/wideleaf` inside.
     pub fn run_folder(&self) -> PathBuf {
         self.folder.path().join("run")
@@ -173,6 +190,14 @@ impl Drop for Libvirt {
         drop(self.unshare.stdin.take());
         // It ends when its first process has, and that when all others have been killed.
         let _ = self.unshare.wait();
+        // A daemon that was killed with them has given nothing back, and nobody comes after it.
+        if std::thread::panicking()
+            && let Ok(pool) = HugetlbPools::of_this_machine().status(PageSize::Huge2M)
+        {
+            let pages = Some(pool.total.saturating_sub(self.pool_pages));
+            let release = Release { size: PageSize::Huge2M, pages, node: None };
+            println!("given back to the host: {:?}", HugetlbPools::of_this_machine().release(&release));
+        }
     }
 }
 

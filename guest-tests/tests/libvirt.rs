@@ -2,49 +2,28 @@
 //! from starting or ends one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod under_libvirt;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use wideleaf_control::client::{self, ClientError};
+use under_libvirt::{ask, care, is_running, libvirt_with_hook, passes, program, start_wideleafd};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target};
 use wideleaf_control::view::Care;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::libvirt::{Domain, IMAGES, Libvirt};
-use wideleaf_guest_tests::programs::built;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 
 /// For one request: a guest of 128 MiB starts within a second, on an idle machine.
 const REQUEST_MAX: Duration = Duration::from_secs(60);
-
-fn program() -> &'static str {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let program = PROGRAM.get_or_init(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false));
-    program.to_str().unwrap()
-}
-
-/// A libvirtd that runs our hook; `None` where the test is to be skipped.
-fn libvirt_with_hook() -> Option<Libvirt> {
-    let libvirt = Libvirt::start(Path::new(env!("CARGO_TARGET_TMPDIR")))?;
-    let hook = |command: &str| {
-        let output = libvirt.run(&[program(), "hook", command]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
-    hook("install");
-    assert!(hook("status").contains("restart libvirtd once"), "libvirtd has looked before there was a hook");
-    libvirt.restart_libvirtd();
-    assert!(hook("status").contains("libvirtd  runs it"));
-    Some(libvirt)
-}
 
 /// Answers the hook as a daemon would, makes room in the pool when it is asked to, and keeps what was asked.
 struct RecordingDaemon {
@@ -121,14 +100,6 @@ impl Drop for Room {
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
-}
-
-fn is_running(libvirt: &Libvirt, domain: &str) -> bool {
-    libvirt.virsh(&["domstate", domain]).is_ok_and(|state| state == "running")
-}
-
-fn passes(libvirt: &Libvirt, domain: &str) -> usize {
-    libvirt.console(domain).matches(" phase=pass ").count()
 }
 
 #[test]
@@ -241,28 +212,6 @@ fn nothing_of_libvirt_is_left_when_a_test_ends_or_fails() {
     assert!(failed.is_err());
     assert_eq!(ours(), 0);
     assert!(!folder.exists());
-}
-
-/// Starts a real wideleafd inside; it ends with the libvirt.
-fn start_wideleafd(libvirt: &Libvirt) {
-    let program = built(&["build", "-p", "wideleaf-daemon", "--bin", "wideleafd"], false);
-    let config = "[metrics]\nlisten = \"off\"\n[state]\npath = \"/run/wideleaf/state.json\"\n";
-    std::fs::write(libvirt.run_folder().join("wideleafd.toml"), config).unwrap();
-    let start = "setsid \"$0\" --config /run/wideleaf/wideleafd.toml >/run/wideleaf/log 2>&1 &";
-    assert!(libvirt.run(&["sh", "-c", start, program.to_str().unwrap()]).status.success());
-    libvirt.wait_until("wideleafd answers", || ask(libvirt, Request::List).is_ok());
-}
-
-fn ask(libvirt: &Libvirt, request: Request) -> Result<Answer, ClientError> {
-    client::ask(&libvirt.run_folder().join("control.sock"), request)
-}
-
-/// Who looks after the domain's pages, in the daemon's words; `None` where it does not know it.
-fn care(libvirt: &Libvirt, domain: &str) -> Option<Care> {
-    match ask(libvirt, Request::List).unwrap() {
-        Answer::Vms(vms) => vms.into_iter().find(|vm| vm.name == domain).map(|vm| vm.care),
-        other => panic!("{other:?} is no list"),
-    }
 }
 
 /// Huge mappings of a domain by KVM's own count, which libvirt asks QEMU for.

@@ -28,6 +28,17 @@ fn the_other_process() {
     other_process::be_the_other_process();
 }
 
+#[test]
+fn a_process_is_claimed_once_until_the_claim_is_given_up() {
+    let other = OtherProcess::start();
+    let (one, another) = (other.host(), other.host());
+    let claim = one.claim().unwrap();
+    assert!(claim.is_some());
+    assert!(one.claim().unwrap().is_none() && another.claim().unwrap().is_none());
+    drop(claim);
+    assert!(another.claim().unwrap().is_some());
+}
+
 /// On base pages: where the host's THP settings gave it huge ones, they are split.
 fn on_base_pages() -> (OtherProcess, ProcessHost) {
     let other = OtherProcess::start();

@@ -17,7 +17,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{OFlag, open, openat};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment};
@@ -37,6 +38,12 @@ pub struct ProcessHost {
     folder: OwnedFd,
     pagemap: File,
     opened_at: Instant,
+}
+
+/// See [`ProcessHost::claim`]. Given up when it is dropped, or whoever has it ends.
+#[derive(Debug)]
+pub struct Claim {
+    _lock: Flock<File>,
 }
 
 impl ProcessHost {
@@ -68,6 +75,19 @@ impl ProcessHost {
     pub fn has_ended(&self) -> bool {
         let mut process = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         poll(&mut process, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Takes the process for one manager, in whatever process that runs: `None` where another has it. Two would undo each other's
+    /// work, and the guest would wait for both. It is a lock on `/proc/PID/pagemap`, which only who may read that can take.
+    ///
+    /// # Errors
+    /// [`HostError`] where the kernel does not lock that file.
+    pub fn claim(&self) -> Result<Option<Claim>, HostError> {
+        match Flock::lock(self.open_file("pagemap")?, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Some(Claim { _lock: lock })),
+            Err((_, Errno::EAGAIN)) => Ok(None),
+            Err((_, errno)) => Err(HostError { what: "flock of /proc/PID/pagemap", source: errno.into() }),
+        }
     }
 
     /// Opens a file of its folder in `/proc`.

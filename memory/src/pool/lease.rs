@@ -18,11 +18,9 @@ impl HugetlbPools {
         let name = if size == PageSize::Giant1G { "nr_hugepages" } else { "nr_overcommit_hugepages" };
         let path = self.folder(size, None).join(name);
         let mut lease = PoolLease { pools: self.clone(), path, pages: 0 };
-        let before = lease.change(|n| n.saturating_add(pages))?;
-        lease.pages = pages;
-        let after = self.number(&lease.path)?;
-        if after < before.saturating_add(pages) {
-            lease.pages = after.saturating_sub(before);
+        let [before, after] = lease.change(|n| n.saturating_add(pages))?;
+        lease.pages = after.saturating_sub(before).min(pages);
+        if lease.pages < pages {
             let pool = self.status(size)?;
             return Err(PoolError::Short(Shortage { pool, needed: pages, file: lease.path.clone() }));
         }
@@ -39,13 +37,15 @@ pub struct PoolLease {
 }
 
 impl PoolLease {
-    /// Changes the number in the file under a lock, so that two leases taken at once add up. Returns the number that
-    /// was there before.
-    fn change(&self, change: impl Fn(u64) -> u64) -> Result<u64, PoolError> {
+    /// Changes the number in the file under a lock, so that two leases taken at once add up. Returns the numbers that
+    /// were there before and after; the second is less than asked where the kernel had no more.
+    fn change(&self, change: impl Fn(u64) -> u64) -> Result<[u64; 2], PoolError> {
         let _lock = HugetlbPools::lock(&self.path)?;
         let before = self.pools.number(&self.path)?;
-        self.pools.write(&self.path, change(before))?;
-        Ok(before)
+        let wanted = change(before);
+        self.pools.write(&self.path, wanted)?;
+        // Written it is, and where it can not be read again it counts as done, or nobody would undo it.
+        Ok([before, self.pools.number(&self.path).unwrap_or(wanted)])
     }
 }
 

@@ -13,6 +13,9 @@ use wideleaf_policies::units::mib;
 /// `-m` when it is not given (qemu(1)).
 const RAM_DEFAULT: Bytes = mib(128);
 
+/// NUMA nodes QEMU has at most (`MAX_NODES`).
+const NODES_MAX: usize = 128;
+
 /// What QEMU was started with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLine {
@@ -125,7 +128,7 @@ impl CommandLine {
     /// The backends of the RAM the guest starts with, in the order of guest-physical addresses. Without any, QEMU makes one.
     pub fn start_backends(&self) -> Vec<Backend> {
         let by_id = |id: &String| self.backends.iter().find(|backend| backend.id == *id).cloned();
-        let of_nodes: Vec<_> = self.node_backends.iter().filter_map(by_id).collect();
+        let of_nodes: Vec<_> = self.node_backends.iter().take(NODES_MAX).filter_map(by_id).collect();
         if !of_nodes.is_empty() {
             return of_nodes;
         }

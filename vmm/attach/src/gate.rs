@@ -40,8 +40,15 @@ const VIRSH_EVERY: Duration = Duration::from_secs(10);
 const PINNED_MIN: Bytes = mib(64);
 
 /// Asked at once.
-const QUESTIONS: [Question; 6] =
-    [Question::Status, Question::Migrate, Question::DirtyRate, Question::Dump, Question::Jobs, Question::Balloon];
+const QUESTIONS: [Question; 7] = [
+    Question::Status,
+    Question::Migrate,
+    Question::DirtyRate,
+    Question::Dump,
+    Question::Jobs,
+    Question::Balloon,
+    Question::MemorySize,
+];
 
 /// See the module.
 #[derive(Debug)]
@@ -113,7 +120,7 @@ impl GuestGate {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
-                    let holes = keeps_holes(&self.process.command_line, answers.balloon_actual());
+                    let holes = keeps_holes(&self.process.command_line, answers.balloon());
                     (closed(of_process.or(answers.left_alone())), holes)
                 }
                 Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), true),
@@ -184,14 +191,23 @@ fn of_job(job: Job) -> Option<LeftAlone> {
     }
 }
 
-/// A balloon of which nothing is known is taken for one that holds something.
-fn keeps_holes(line: &CommandLine, balloon_actual: Option<Bytes>) -> bool {
-    let is_inflated = || balloon_actual.is_none_or(|actual| actual < line.ram);
-    line.returns.free_page_reporting || line.returns.virtio_mem || (line.returns.balloon && is_inflated())
+/// How a balloon is, as far as the monitor says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Balloon {
+    /// All memory is the guest's.
+    Empty,
+    /// Some is in it.
+    Inflated,
+}
+
+/// A balloon of which nothing is known is taken for one that holds something. One that was plugged in is not on the command line.
+fn keeps_holes(line: &CommandLine, balloon: Option<Balloon>) -> bool {
+    let is_inflated = balloon.map_or(line.returns.balloon, |balloon| balloon == Balloon::Inflated);
+    line.returns.free_page_reporting || line.returns.virtio_mem || is_inflated
 }
 
 /// What the monitor said to [`QUESTIONS`]; null where it refused, as for a command it does not know.
-struct Answers([Value; 6]);
+struct Answers([Value; 7]);
 
 impl Answers {
     fn of(answers: impl IntoIterator<Item = Value>) -> Answers {
@@ -200,7 +216,7 @@ impl Answers {
     }
 
     fn left_alone(&self) -> Option<LeftAlone> {
-        let [status, migrate, dirty_rate, dump, jobs, _] = &self.0;
+        let [status, migrate, dirty_rate, dump, jobs, ..] = &self.0;
         let text = |value: &'_ Value| value["status"].as_str().unwrap_or_default().to_owned();
         let over = ["", "none", "completed", "failed", "cancelled"];
         let is_migrating =
@@ -216,8 +232,12 @@ impl Answers {
         }
     }
 
-    fn balloon_actual(&self) -> Option<Bytes> {
-        self.0[5]["actual"].as_u64().map(Bytes::new)
+    /// What it left the guest, against all there is: memory that was plugged in counts for both.
+    fn balloon(&self) -> Option<Balloon> {
+        let [.., balloon, memory] = &self.0;
+        let (left, base) = (balloon["actual"].as_u64()?, memory["base-memory"].as_u64()?);
+        let plugged = memory["plugged-memory"].as_u64().unwrap_or(0);
+        Some(if left < base.saturating_add(plugged) { Balloon::Inflated } else { Balloon::Empty })
     }
 }
 
@@ -294,10 +314,27 @@ mod tests {
     fn holes_are_kept_unless_the_balloon_is_known_to_be_empty() {
         let line = |text: &str| CommandLine::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let balloon = line("qemu -m 256 -device virtio-balloon-pci,id=b");
-        assert!(keeps_holes(&balloon, None) && keeps_holes(&balloon, Some(mib(128))));
-        assert!(!keeps_holes(&balloon, Some(mib(256))));
-        assert!(keeps_holes(&line("qemu -m 256 -device virtio-balloon-pci,free-page-reporting=on"), Some(mib(256))));
-        assert!(!keeps_holes(&line("qemu -m 256"), None));
+        assert!(keeps_holes(&balloon, None) && keeps_holes(&balloon, Some(Balloon::Inflated)));
+        assert!(!keeps_holes(&balloon, Some(Balloon::Empty)));
+        let reporting = line("qemu -m 256 -device virtio-balloon-pci,free-page-reporting=on");
+        assert!(keeps_holes(&reporting, Some(Balloon::Empty)));
+        let none = line("qemu -m 256");
+        assert!(!keeps_holes(&none, None) && keeps_holes(&none, Some(Balloon::Inflated)), "it may be plugged in later");
+    }
+
+    #[test]
+    fn a_balloon_is_held_against_all_memory_that_is_plugged_in() {
+        let balloon = |actual: Value, memory: Value| {
+            let [quiet @ .., _, _] = [const { Value::Null }; 7];
+            Answers::of(quiet.into_iter().chain([actual, memory])).balloon()
+        };
+        let gib = |count: u64| count << 30;
+        let plugged = json!({ "base-memory": gib(4), "plugged-memory": gib(1) });
+        assert_eq!(balloon(json!({ "actual": gib(4) }), plugged.clone()), Some(Balloon::Inflated));
+        assert_eq!(balloon(json!({ "actual": gib(5) }), plugged), Some(Balloon::Empty));
+        assert_eq!(balloon(json!({ "actual": gib(4) }), json!({ "base-memory": gib(4) })), Some(Balloon::Empty));
+        assert_eq!(balloon(json!({ "actual": gib(4) }), Value::Null), None);
+        assert_eq!(balloon(Value::Null, json!({ "base-memory": gib(4) })), None);
     }
 
     fn domain() -> (tempfile::TempDir, VmProcess) {

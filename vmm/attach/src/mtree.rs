@@ -17,6 +17,9 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange};
 /// Lines that are read at most: a guest of 512 vCPUs with as many devices has some 10,000.
 const LINES_MAX: usize = 1 << 18;
 
+/// Pieces at most, behind which nothing is read: QEMU has 256 slots for memory that is plugged in, and 128 nodes.
+pub const PIECES_MAX: usize = 1024;
+
 /// Part of a RAM block where the guest sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockPiece {
@@ -33,8 +36,9 @@ pub struct BlockPiece {
 pub fn ram_pieces(text: &str, is_ram: impl Fn(&str) -> bool) -> Vec<BlockPiece> {
     let mut pieces: Vec<BlockPiece> = Vec::new();
     for piece in memory_view(text).filter_map(ram_line).filter(|piece| is_ram(&piece.block)) {
-        match pieces.iter_mut().find(|known| continues(known, &piece)) {
-            Some(known) => known.gpa = reach(known.gpa, piece.gpa),
+        match pieces.iter().position(|known| continues(known, &piece)) {
+            Some(known) => pieces[known].gpa = reach(pieces[known].gpa, piece.gpa),
+            None if pieces.len() == PIECES_MAX => break,
             None => pieces.push(piece),
         }
     }
@@ -116,6 +120,13 @@ mod tests {
     fn other_address_spaces_and_blocks_are_none_of_ours() {
         assert_eq!(ram_pieces(Q35, |_| false), []);
         assert_eq!(ram_pieces("FlatView #0\n AS \"I/O\", root: io\n", |_| true), []);
+    }
+
+    #[test]
+    fn a_tree_without_end_is_some_pieces() {
+        let line = |index: u64| format!("{:x}-{:x} (prio 0, ram): b{index} KVM\n", index << 12, (index << 12) + 0xfff);
+        let text = " AS \"memory\", root: system\n".to_owned() + &(0..5000).map(line).collect::<String>();
+        assert_eq!(ram_pieces(&text, |_| true).len(), PIECES_MAX);
     }
 
     proptest! {

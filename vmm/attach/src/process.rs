@@ -44,6 +44,13 @@ impl Places {
         (!domain.is_empty() && !domain.contains(['/', '\0'])).then(|| self.libvirt.join(format!("{domain}.{suffix}")))
     }
 
+    /// All memory of the host (proc_meminfo(5)); `None` where it is not said.
+    pub fn host_memory(&self) -> Option<Bytes> {
+        let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
+        let kibibytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?.trim().strip_suffix(" kB")?;
+        kibibytes.parse::<u64>().ok()?.checked_mul(1 << 10).map(Bytes::new)
+    }
+
     /// The process of a running domain, as libvirt wrote it down.
     pub fn domain_pid(&self, domain: &str) -> Option<u32> {
         fs::read_to_string(self.domain_file(domain, "pid")?).ok()?.trim().parse().ok()
@@ -174,18 +181,18 @@ impl VmProcess {
     pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
         let error = |source| process_error(pid, source);
         let process = open(places, pid).map_err(error)?;
+        // Before its arguments are read: they are in its own memory, and whoever has no VM does not make us wait for that.
+        let descriptors = descriptors(places, pid);
+        if descriptors.as_ref().is_ok_and(|descriptors| descriptors.vms.is_empty()) {
+            return Ok(None);
+        }
         let arguments = arguments(&process).map_err(error)?;
         if arguments.is_empty() {
             return Ok(None); // a thread of the kernel's, or one that has ended
         }
         let program = program(&process, &arguments);
         let vmm = vmm(&program);
-        let descriptors = descriptors(places, pid);
-        let runs_a_vm = match &descriptors {
-            Ok(descriptors) => !descriptors.vms.is_empty(),
-            Err(_) => vmm == Vmm::Qemu,
-        };
-        if !runs_a_vm {
+        if descriptors.is_err() && vmm != Vmm::Qemu {
             return Ok(None);
         }
         let command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
@@ -273,10 +280,26 @@ fn short(error: &ProcError) -> String {
     }
 }
 
+/// `execve(2)` takes 2 MiB of arguments where nobody raised the limit of the stack. A process may say of any of its memory that its
+/// arguments are there (`PR_SET_MM_MAP`), gigabytes of it.
+const ARGUMENTS_BYTES_MAX: usize = 2 << 20;
+
+/// Forty thousand mappings, of which a QEMU with a thousand threads has a tenth. The kernel allows a million, with long names.
+const SMAPS_BYTES_MAX: usize = 32 << 20;
+
+/// A file whose length the process chooses.
+fn bounded(process: &Process, name: &str, bytes_max: usize) -> Result<Vec<u8>, ProcError> {
+    let mut bytes = Vec::new();
+    process.open_relative(name)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > bytes_max {
+        return Err(ProcError::Other(format!("{name} has more than {bytes_max} bytes, which no VMM needs")));
+    }
+    Ok(bytes)
+}
+
 /// Its arguments, whatever bytes they are made of.
 fn arguments(process: &Process) -> Result<Vec<String>, ProcError> {
-    let mut bytes = Vec::new();
-    process.open_relative("cmdline")?.read_to_end(&mut bytes)?;
+    let bytes = bounded(process, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let arguments = bytes.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
     Ok(arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
 }
@@ -284,8 +307,7 @@ fn arguments(process: &Process) -> Result<Vec<String>, ProcError> {
 /// The process chooses the names in there. Those that look like System V shared memory are in small letters here, since the parser
 /// trusts them to be well made.
 fn smaps(process: &Process) -> Result<MemoryMaps, ProcError> {
-    let mut bytes = Vec::new();
-    process.open_relative("smaps")?.read_to_end(&mut bytes)?;
+    let bytes = bounded(process, "smaps", SMAPS_BYTES_MAX)?;
     MemoryMaps::from_buf_read(String::from_utf8_lossy(&bytes).replace("/SYSV", "/sysv").as_bytes())
 }
 
@@ -340,7 +362,9 @@ fn file_systems(process: &Process) -> HashMap<String, String> {
 fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
     let flags = map.extension.vm_flags;
     let path = match &map.pathname {
-        MMapPath::Anonymous => None,
+        MMapPath::Anonymous | MMapPath::Heap | MMapPath::Stack => None,
+        // Anonymous memory to which its process gave a name (PR_SET_VMA_ANON_NAME).
+        MMapPath::Other(name) if name.starts_with("anon:") => None,
         MMapPath::Path(path) => Some(path.to_string_lossy().into_owned()),
         other => Some(format!("{other:?}")),
     };
@@ -449,6 +473,28 @@ pub(crate) mod tests {
             let mappings = guest.mappings().expect("readable");
             assert_eq!((mappings.len(), mappings[0].path.as_deref()), (1, Some(seen)));
         }
+    }
+
+    #[test]
+    fn a_file_that_never_ends_is_one_line_and_no_end_of_memory() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 13, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let guest = VmProcess::look(&places, 13).expect("it is there").expect("a VM");
+        symlink("/dev/zero", places.proc.join("13/smaps")).expect("the link is new");
+        assert!(guest.mappings().expect_err("no end").to_string().contains("more than 33554432 bytes"));
+        fs::remove_file(places.proc.join("13/cmdline")).expect("it was there");
+        symlink("/dev/zero", places.proc.join("13/cmdline")).expect("the link is new");
+        assert!(matches!(VmProcess::look(&places, 13), Err(ProcessError::Proc { pid: 13, .. })));
+    }
+
+    #[test]
+    fn anonymous_memory_with_a_name_is_anonymous() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 14, &["firecracker"], &["anon_inode:kvm-vm"]);
+        let text = "7f0000000000-7f0000200000 rw-p 00000000 00:00 0    [anon:guest ram]\nSize: 2048 kB\n";
+        fs::write(places.proc.join("14/smaps"), text).expect("written");
+        let guest = VmProcess::look(&places, 14).expect("it is there").expect("a VM");
+        assert_eq!(guest.mappings().expect("readable")[0].path, None);
     }
 
     #[test]

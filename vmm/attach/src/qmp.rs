@@ -10,19 +10,22 @@
 //! a time: connected to a busy one, no greeting comes.
 
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt};
+use nix::sys::time::TimeVal;
 use serde_json::{Value, json};
 use wideleaf_policies::Gpa;
 
 /// How long a monitor may take. QEMU answers in a millisecond; its main loop may be busy for some hundred when a disk is slow.
 pub const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// No line is longer: the memory tree of a guest with a thousand devices is 2 MiB.
-const LINE_BYTES_MAX: usize = 16 << 20;
+/// No line is longer: the memory tree of a guest with a thousand devices is 2 MiB. Parsed, a line may be thirty times as large.
+const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// Events that are skipped for one answer. A guest can cause events; this many in half a second are not sane.
 const EVENTS_MAX: usize = 10_000;
@@ -52,6 +55,8 @@ pub enum Question {
     MemoryDevices,
     /// `query-balloon`.
     Balloon,
+    /// `query-memory-size-summary`.
+    MemorySize,
     /// `info mtree -f`.
     MemoryTree,
     /// `gpa2hva`.
@@ -77,6 +82,7 @@ impl Question {
             Question::Memdevs => execute("query-memdev"),
             Question::MemoryDevices => execute("query-memory-devices"),
             Question::Balloon => execute("query-balloon"),
+            Question::MemorySize => execute("query-memory-size-summary"),
             Question::MemoryTree => human("info mtree -f".into()),
             Question::HostAddress(gpa) => human(format!("gpa2hva {:#x}", gpa.get())),
         };
@@ -149,9 +155,10 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`].
     pub fn connect(path: &Path, within: Duration) -> Result<Qmp, QmpError> {
-        let connect = |source| QmpError::Connect { path: path.display().to_string(), source };
-        let stream = UnixStream::connect(path).map_err(connect)?;
-        stream.set_read_timeout(Some(within)).and_then(|()| stream.set_write_timeout(Some(within))).map_err(connect)?;
+        let stream = stream(path, within).map_err(|errno| match errno {
+            Errno::EAGAIN => QmpError::TimedOut(within),
+            errno => QmpError::Connect { path: path.display().to_string(), source: errno.into() },
+        })?;
         let mut qmp = Qmp { stream, received: Vec::new(), within };
         let until = Instant::now() + within;
         match message(&qmp.line(until)?)? {
@@ -240,6 +247,17 @@ impl Qmp {
     }
 }
 
+/// A connection of which no call takes longer than `within`. Nor does connecting: QEMU lets two clients wait, also those that have
+/// given up, and the next one waits for a place (unix(7): `SO_SNDTIMEO` is for that, too).
+fn stream(path: &Path, within: Duration) -> nix::Result<UnixStream> {
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let within = TimeVal::new(within.as_secs() as i64, i64::from(within.subsec_micros()));
+    setsockopt(&fd, sockopt::ReceiveTimeout, &within)?;
+    setsockopt(&fd, sockopt::SendTimeout, &within)?;
+    connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(UnixStream::from(fd))
+}
+
 /// One line of the monitor.
 #[derive(Debug, PartialEq)]
 enum Message {
@@ -272,6 +290,7 @@ fn message(line: &[u8]) -> Result<Message, QmpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::{Backlog, bind, listen};
     use proptest::prelude::*;
     use std::os::unix::net::UnixListener;
     use std::thread::{self, JoinHandle};
@@ -335,6 +354,20 @@ mod tests {
         assert!(matches!(other, QmpError::NotQmp(_)), "{other}");
         let nobody = Qmp::connect(Path::new("/nonexistent/qmp"), ANSWER_WITHIN).expect_err("no socket");
         assert!(nobody.to_string().contains("/nonexistent/qmp"), "{nobody}");
+    }
+
+    #[test]
+    fn a_monitor_with_no_place_for_another_client_is_an_error_in_time() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("qmp");
+        let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+        bind(fd.as_raw_fd(), &UnixAddr::new(&path).expect("a short path")).expect("it is new");
+        listen(&fd, Backlog::new(1).expect("as QEMU")).expect("it is bound");
+        // Nobody accepts: the first two wait for a greeting, and the third for a place.
+        for _ in 0..3 {
+            let busy = Qmp::connect(&path, Duration::from_millis(50)).expect_err("nobody answers");
+            assert!(matches!(busy, QmpError::TimedOut(_)), "{busy}");
+        }
     }
 
     #[test]

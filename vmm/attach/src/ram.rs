@@ -20,7 +20,7 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
 
 use crate::command_line::{Backend, CommandLine};
-use crate::mtree::ram_pieces;
+use crate::mtree::{PIECES_MAX, ram_pieces};
 use crate::process::{Mapping, VmProcess};
 use crate::qmp::{Qmp, QmpError, Question};
 
@@ -144,6 +144,15 @@ impl RamMap {
     pub fn bytes(&self) -> Bytes {
         self.pieces.iter().map(|piece| piece.range.gpa.bytes()).sum()
     }
+
+    /// Why it is more than is looked at. Every window takes memory of ours, and a process may map what the host never had.
+    fn excess(&self, host: Option<Bytes>) -> Option<String> {
+        let most = Bytes::new(host.map_or(u64::MAX, |host| host.get().saturating_mul(HOST_MEMORY_TIMES_MAX)));
+        let (bytes, pieces) = (self.bytes(), self.pieces.len());
+        (bytes > most || pieces > PIECES_MAX).then(|| {
+            format!("{bytes} in {pieces} pieces is not looked at: the most is {HOST_MEMORY_TIMES_MAX} times the host's memory, in {PIECES_MAX}")
+        })
+    }
 }
 
 impl RamPiece {
@@ -160,6 +169,12 @@ impl RamPiece {
         }
     }
 }
+
+/// A guest's RAM in terms of the host's memory: more than that can never all be used.
+const HOST_MEMORY_TIMES_MAX: u64 = 4;
+
+/// Guest-physical addresses have 52 bits at most (SDM vol. 3, 4.4).
+const ADDRESSES: Bytes = Bytes::new(1 << 52);
 
 /// Where a part of RAM is, before it is known on what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,12 +200,22 @@ pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
     let is_guess = asked.is_none();
     let placed = asked.unwrap_or_else(|| guess(process, &mappings, &mut notes));
     let is_thp_off = process.status().is_ok_and(|status| status.is_thp_off);
-    let mut pieces: Vec<_> = placed.iter().flat_map(|part| cut(part, &mappings, is_thp_off, is_guess)).collect();
+    let mut pieces: Vec<_> =
+        placed.iter().flat_map(|part| cut(part, &mappings, is_thp_off, is_guess)).take(PIECES_MAX + 1).collect();
     pieces.sort_by_key(|piece| piece.range.gpa.start());
-    RamMap { pieces, notes }
+    let found = pieces.len();
+    pieces.dedup_by(|next, kept| next.range.gpa.start() < kept.range.gpa.end());
+    if pieces.len() < found {
+        notes.push("guest-physical addresses were said to be mapped twice: the first place counts".into());
+    }
+    let ram = RamMap { pieces, notes };
+    match ram.excess(process.places.host_memory()) {
+        Some(why) => RamMap { pieces: Vec::new(), notes: [ram.notes, vec![why]].concat() },
+        None => ram,
+    }
 }
 
-/// What QEMU says. One answer for each piece, and there are few.
+/// What QEMU says.
 fn from_monitor(qmp: &mut Qmp) -> Result<Vec<Placed>, QmpError> {
     let backends = qmp.ask(Question::Memdevs)?.unwrap_or_default();
     let ids: Vec<&str> =
@@ -199,10 +224,12 @@ fn from_monitor(qmp: &mut Qmp) -> Result<Vec<Placed>, QmpError> {
     // Old machine types name a block by its whole path among QEMU's objects.
     let is_ram = |block: &str| block.rsplit('/').next().is_some_and(|name| ids.contains(&name));
     let pieces = ram_pieces(tree.as_str().unwrap_or_default(), is_ram);
+    let questions: Vec<_> = pieces.iter().map(|piece| Question::HostAddress(piece.gpa.start())).collect();
     let mut placed = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let answer = qmp.ask(Question::HostAddress(piece.gpa.start()))?.unwrap_or_default();
-        let hva = host_address(&answer).ok_or_else(|| QmpError::NotQmp(format!("gpa2hva answered {answer}")))?;
+    for (piece, answer) in pieces.into_iter().zip(qmp.ask_all(&questions)?) {
+        let answer = answer.unwrap_or_default();
+        let hva = host_address(&answer).filter(|hva| hva.checked_add(piece.gpa.bytes()).is_some());
+        let hva = hva.ok_or_else(|| QmpError::NotQmp(format!("gpa2hva answered {answer}")))?;
         placed.push(Placed { name: piece.block, range: RamRange { gpa: piece.gpa, hva } });
     }
     if placed.is_empty() { Err(QmpError::NotQmp("a memory tree without RAM".into())) } else { Ok(placed) }
@@ -248,14 +275,18 @@ fn guess_of_qemu(line: &CommandLine, mappings: &[Mapping]) -> Vec<Placed> {
     let mut placed = Vec::new();
     let mut ram_offset = Bytes::ZERO;
     for backend in line.start_backends() {
-        let Some(start) = likely(&backend, mappings, &taken) else { continue };
-        taken.push(start);
-        placed.extend(
-            halves(ram_offset, backend.bytes, below)
-                .into_iter()
-                .map(|(gpa, at)| Placed { name: backend.id.clone(), range: RamRange { gpa, hva: start + at } }),
-        );
-        ram_offset = ram_offset.checked_add(backend.bytes).unwrap_or(ram_offset);
+        if let Some(start) = likely(&backend, mappings, &taken) {
+            taken.push(start);
+            placed.extend(
+                halves(ram_offset, backend.bytes, below)
+                    .into_iter()
+                    .map(|(gpa, at)| Placed { name: backend.id.clone(), range: RamRange { gpa, hva: start + at } }),
+            );
+        }
+        // One that was not found has its place all the same.
+        let next = ram_offset.checked_add(backend.bytes).filter(|next| *next <= ADDRESSES);
+        let Some(next) = next else { break };
+        ram_offset = next;
     }
     placed
 }
@@ -280,7 +311,8 @@ fn likely(backend: &Backend, mappings: &[Mapping], taken: &[Hva]) -> Option<Hva>
         (Some(path), None, false) => path.starts_with("/dev/zero") || path.contains("qemu_back_mem"),
         (None, ..) => false,
     };
-    let has_size = |first: usize| side_by_side(&mappings[first..]).any(|bytes| bytes == backend.bytes);
+    let up_to = |first: usize| side_by_side(&mappings[first..]).take_while(|bytes| *bytes <= backend.bytes);
+    let has_size = |first: usize| up_to(first).last() == Some(backend.bytes);
     let candidates = (0..mappings.len()).rev().filter(|first| {
         let mapping = &mappings[*first];
         mapping.is_writable && fits(mapping) && !taken.contains(&mapping.start) && has_size(*first)
@@ -392,6 +424,7 @@ fn never_huge(range: RamRange, kind: RamKind, mapping: &Mapping, is_thp_off: boo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::tests::{add_process, fake_places};
     use proptest::prelude::*;
 
     fn mapping(start: u64, bytes: Bytes, path: Option<&str>) -> Mapping {
@@ -455,6 +488,28 @@ mod tests {
             ranges(&placed),
             [("a", 0, 512 << 20, 0x7000_3000_0000), ("b", 512 << 20, 512 << 20, 0x7000_0000_0000)]
         );
+    }
+
+    #[test]
+    fn a_node_that_was_not_found_leaves_the_others_at_their_addresses() {
+        let mappings = [mapping(0x7000_0000_0000, mib(512), None)];
+        let text = "qemu -M q35 -m 1G -object memory-backend-memfd,id=a,size=512M -object memory-backend-ram,id=b,size=512M -numa node,memdev=a -numa node,memdev=b";
+        assert_eq!(ranges(&guess_of_qemu(&line(text), &mappings)), [("b", 512 << 20, 512 << 20, 0x7000_0000_0000)]);
+    }
+
+    #[test]
+    fn ram_that_the_host_never_had_is_not_looked_at() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["firecracker"], &["anon_inode:kvm-vm"]);
+        let smaps = "7f0000000000-7f0004000000 rw-p 00000000 00:00 0 \nSize: 65536 kB\n";
+        std::fs::write(places.proc.join("7/smaps"), smaps).expect("written");
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("a VM");
+        for (host_kib, pieces) in [(16 << 10, 1), ((16 << 10) - 1, 0)] {
+            std::fs::write(places.proc.join("meminfo"), format!("MemTotal:  {host_kib} kB\n")).expect("written");
+            let ram = map(&process, None);
+            assert_eq!(ram.pieces.len(), pieces, "{:?}", ram.notes);
+            assert_eq!(ram.notes.iter().any(|note| note.contains("not looked at")), pieces == 0);
+        }
     }
 
     #[test]

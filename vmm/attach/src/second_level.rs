@@ -28,7 +28,8 @@ use crate::virsh::Virsh;
 pub struct OutsideView {
     paging: Paging,
     source: Source,
-    latest: Mutex<Option<(Instant, MappingStats)>>,
+    /// What it said when; `None` where it did not answer, which is not tried again at once either.
+    latest: Mutex<(Instant, Option<MappingStats>)>,
 }
 
 /// Where the totals come from.
@@ -76,7 +77,7 @@ impl OutsideView {
         for source in monitor.into_iter().chain(debugfs()).chain(virsh()) {
             match source.ask() {
                 Ok(stats) => {
-                    let latest = Mutex::new(Some((Instant::now(), stats)));
+                    let latest = Mutex::new((Instant::now(), Some(stats)));
                     return Ok(OutsideView { paging: paging(&process.places), source, latest });
                 }
                 Err(error) => why.push(error.to_string()),
@@ -102,14 +103,12 @@ impl SecondLevel for OutsideView {
 
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, stats)) = *latest
-            && at.elapsed() < self.source.good_for()
-        {
-            return Ok(stats);
+        if latest.0.elapsed() < self.source.good_for() {
+            return latest.1.ok_or(SecondLevelError::WrongState("KVM's totals could not be had a moment ago"));
         }
-        let stats = self.source.ask()?;
-        *latest = Some((Instant::now(), stats));
-        Ok(stats)
+        let stats = self.source.ask();
+        *latest = (Instant::now(), stats.as_ref().ok().copied());
+        stats
     }
 
     fn slots(&self) -> Vec<Slot> {

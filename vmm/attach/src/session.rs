@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use wideleaf_control::view::{Care, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
-use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
@@ -62,6 +62,9 @@ pub enum AttachError {
     /// It has a manager of its own.
     #[error("process {0} is `wideleaf run`, which manages its guest itself: say there which policy it should follow")]
     ManagesItself(u32),
+    /// Somebody else has attached it.
+    #[error("process {0} has a manager already, which somebody else attached: leave it to that, or detach it there")]
+    HasManager(u32),
     /// Its memory can not be seen or advised.
     #[error("process {pid} can not be managed: {source} (needs root, or the user of the process and CAP_SYS_NICE)")]
     Host {
@@ -108,6 +111,8 @@ struct Guest {
     changing: Mutex<()>,
     /// Locked for moments.
     now: Mutex<Now>,
+    /// Behind the manager, which is gone before another may come.
+    _claim: Claim,
 }
 
 /// What changes.
@@ -135,6 +140,8 @@ impl Attached {
             return Err(AttachError::ManagesItself(pid));
         }
         let host = ProcessHost::open(pid).map_err(|source| AttachError::Host { pid, source })?;
+        let claim = host.claim().map_err(|source| AttachError::Host { pid, source })?;
+        let claim = claim.ok_or(AttachError::HasManager(pid))?;
         // From here on the process is held by its descriptor; before, its number may have passed to another.
         if !process.is_alive() {
             return Err(AttachError::Gone(pid));
@@ -153,7 +160,8 @@ impl Attached {
         let host = Arc::new(host);
         let manager = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host }.manager(&settings)?;
         let (changing, now) = (Mutex::default(), Mutex::new(Now { ram, settings, manager, before: Work::none() }));
-        let guest = Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now });
+        let guest =
+            Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now, _claim: claim });
         let watcher = Watcher::start(Arc::clone(&guest), ram_watch)?;
         Ok(Attached { guest, _watcher: watcher })
     }

@@ -132,6 +132,18 @@ fn a_guest_that_is_asked_to_be_left_alone_is_not_touched() {
 }
 
 #[test]
+fn a_guest_has_one_manager_at_a_time() {
+    if can_run() {
+        let guest = at_work(&["-M", "microvm", "-m", "128M"]);
+        let first = Attached::start(guest.process(), Settings::default()).unwrap();
+        let refused = Attached::start(guest.process(), greedy()).err().unwrap();
+        assert!(refused.to_string().contains("has a manager already"), "{refused}");
+        first.stop();
+        assert!(Attached::start(guest.process(), greedy()).is_ok());
+    }
+}
+
+#[test]
 fn a_guest_that_ends_is_gone_and_nobody_takes_its_place() {
     if can_run() {
         let mut guest = at_work(&["-M", "microvm", "-m", "128M"]);

@@ -66,12 +66,15 @@ pub struct VmArgs {
 }
 
 const SET_EXAMPLES: &str = "\
-What is not named stays as it is. wideleafd remembers it until it is set again.
+What is not named stays as it is. wideleafd remembers it until it is set again or the VM is detached.
 
   policy=NAME[:KEY=VALUE,...]   as for `wideleaf run` (`--policy help` lists them), or off: the VM is only looked at
   guarantee=best-effort|95%     the share of its present memory to have in large pages; less than that is reported
   collapse-shared=yes|no        whether shared memory may be collapsed, which stops the guest for 15 to 30 ms a window
   qmp=PATH                      a monitor of QEMU's that nobody else is connected to
+
+The last two are settled when a guest is attached: to change them now, `wideleaf detach` it, and attach it with
+--collapse-shared or --qmp.
 
 Examples:
   Promote what is used most, and tell when less than 95 % of it is in large pages:

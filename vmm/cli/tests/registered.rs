@@ -5,7 +5,7 @@
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use program::{Running, Scratch};
@@ -20,8 +20,12 @@ impl Told {
     /// The next request; `None` once the run has ended.
     fn next(&mut self) -> Option<Request> {
         let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        (!line.is_empty()).then(|| serde_json::from_str::<Envelope>(&line).unwrap().request)
+        match self.0.read_line(&mut line) {
+            Ok(0) => None,
+            // It ended before it read an answer.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => None,
+            read => read.map(|_| Some(serde_json::from_str::<Envelope>(&line).unwrap().request)).unwrap(),
+        }
     }
 
     fn answer(&mut self, policy: Option<&str>) {

@@ -6,6 +6,7 @@
 //!                                            │ resume, then scout   │ TERM, INT: end
 //! ```
 
+use std::fs::{File, TryLockError};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -32,13 +33,16 @@ pub enum RunError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The state can neither be read nor put aside.
-    #[error("cannot read the state in {}: {source}", path.display())]
+    #[error("cannot read the state in {}: {source}; run as root, or give state.path another place", path.display())]
     State {
         /// Its file.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Another daemon has it.
+    #[error("another wideleafd has the state in {}: end it, or give this one another state.path", .0.display())]
+    StateHeld(PathBuf),
     /// The metrics can not be served.
     #[error("cannot serve metrics at {listen}: {source}; give metrics.listen another address, or \"off\"")]
     Metrics {
@@ -62,8 +66,9 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
     let access = Access::new(config.socket.group.clone());
     let server = Server::start(&config.socket, &access, Arc::new(Service::new(engine.clone(), access.clone())))?;
-    let metrics = match start_metrics(&config, &engine) {
-        Ok(metrics) => metrics,
+    let started = claimed_state(&config).and_then(|claim| Ok((claim, start_metrics(&config, &engine)?)));
+    let (_claim, metrics) = match started {
+        Ok(started) => started,
         Err(error) => {
             server.stop();
             return Err(error);
@@ -105,9 +110,22 @@ fn earlier_state(config: &Config) -> Result<State, RunError> {
         Loaded::Known(state) => state,
         Loaded::Fresh => State::default(),
         Loaded::Damaged { aside, why } => {
-            tracing::warn!("the state makes no sense ({why}): begun anew, and the old one kept as {}", aside.display());
+            tracing::warn!(
+                "the state makes no sense ({why}): begun anew, and the old one kept as {}; room that it had made in the pools stays: see \
+                 `wideleaf pool list`",
+                aside.display()
+            );
             State::default()
         }
+    })
+}
+
+/// Two daemons that wrote one state would each forget what the other knows.
+fn claimed_state(config: &Config) -> Result<File, RunError> {
+    let path = config.state.path.clone();
+    state::claim(&path).map_err(|error| match error {
+        TryLockError::WouldBlock => RunError::StateHeld(path),
+        TryLockError::Error(source) => RunError::State { path, source },
     })
 }
 
@@ -144,10 +162,17 @@ fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>, earlier: State) -> JoinHandle<(
     let (engine, stop) = (engine.clone(), stop.clone());
     thread::spawn(move || {
         or_abort("the scout", || {
-            engine.resume(earlier);
-            engine.scout();
-            while !stop.wait(engine.scout_interval()) {
-                engine.scout();
+            while let Err(error) = engine.resume(&earlier) {
+                tracing::error!("guests of earlier are not taken up yet: {error}");
+                if stop.wait(engine.scout_interval()) {
+                    return;
+                }
+            }
+            loop {
+                engine.scout().unwrap_or_else(|error| tracing::error!("guests are not looked for: {error}"));
+                if stop.wait(engine.scout_interval()) {
+                    return;
+                }
             }
         });
     })

@@ -83,6 +83,8 @@ struct Table {
     vms: BTreeMap<ProcessId, Vm>,
     being_attached: BTreeSet<ProcessId>,
     left: BTreeSet<ProcessId>,
+    /// Why guests could not be taken, as it was said last.
+    refused: BTreeMap<ProcessId, String>,
     rooms: Vec<Room>,
     host: HostMemoryWatch,
     saved_at: Duration,
@@ -110,6 +112,7 @@ impl Engine {
             vms: BTreeMap::new(),
             being_attached: BTreeSet::new(),
             left: BTreeSet::new(),
+            refused: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
             saved_at: Duration::ZERO,
@@ -141,26 +144,37 @@ impl Engine {
     }
 
     /// Takes up what an earlier daemon left: guests that are still the same process, and room in the pools.
-    pub fn resume(&self, state: State) {
-        let running = self.doors.guests.find();
+    ///
+    /// # Errors
+    /// Where nobody can tell which guests run; nothing is taken up or forgotten then.
+    pub fn resume(&self, state: &State) -> Result<(), String> {
+        let running = self.doors.guests.find()?;
         {
             let mut table = self.table();
-            table.left.extend(state.left);
-            table.rooms.extend(state.rooms);
+            table.left.extend(&state.left);
+            table.rooms.extend_from_slice(&state.rooms);
         }
-        for Remembered { process, name, said, work } in state.guests {
-            match running.iter().find(|found| found.process == process) {
-                Some(found) => self.take_or_warn(found, said, work),
+        for Remembered { process, name, said, work } in &state.guests {
+            match running.iter().find(|found| found.process == *process) {
+                Some(found) => self.take_or_warn(found, said.clone(), work.clone()),
                 None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
             }
         }
         self.give_back_abandoned(&running);
         *locked(&self.saved) = Saved::Old;
         self.save();
+        Ok(())
     }
 
+    /// A refusal is a line in the log, once: the next scouting tries again.
     fn take_or_warn(&self, found: &Found, said: Settings, work: WorkView) {
-        if let Err(error) = self.take(found, said, work) {
+        let refusal = self.take(found, said, work).err();
+        let mut table = self.table();
+        let before = match &refusal {
+            Some(error) => table.refused.insert(found.process, error.clone()),
+            None => table.refused.remove(&found.process),
+        };
+        if let Some(error) = refusal.filter(|error| before.as_ref() != Some(error)) {
             tracing::warn!("{} (pid {}) is not managed: {error}", found.name, found.process.pid);
         }
     }
@@ -205,7 +219,7 @@ impl Engine {
             let table = self.table();
             let vm = table.vms.get(&process).ok_or("it has just ended")?;
             let said = vm::merged(&vm.said, changes);
-            let wanted = table.config.wanted(&vm.found.name, &said)?;
+            let wanted = vm.keeping_settled(changes, table.config.wanted(&vm.found.name, &said)?)?;
             if (&vm.said, &vm.wanted) == (&said, &wanted) {
                 return Ok(());
             }
@@ -328,9 +342,11 @@ impl Engine {
     }
 
     /// Takes a VM that has ended off the table, and what was made for it back.
+    ///
+    /// Room for which no process was seen yet is for the next start of the domain, and is kept.
     fn bury(&self, process: ProcessId) {
         if let Some(Found { uuid: Some(uuid), .. }) = self.forget(process, "has ended") {
-            self.give_back_rooms(|room| room.uuid == uuid);
+            self.give_back_rooms(|room| room.uuid == uuid && room.has_started);
         }
         self.save();
     }
@@ -346,12 +362,16 @@ impl Engine {
     }
 
     /// Looks for guests that came and rooms that nobody came for.
-    pub fn scout(&self) {
-        let running = self.doors.guests.find();
+    ///
+    /// # Errors
+    /// Where nobody can tell which guests run: that is not to say that none does, and nothing is given back.
+    pub fn scout(&self) -> Result<(), String> {
+        let running = self.doors.guests.find()?;
         let is_running = |process: &ProcessId| running.iter().any(|found| found.process == *process);
         let came: Vec<Found> = {
             let mut table = self.table();
             table.left.retain(is_running);
+            table.refused.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
             let is_named =
@@ -363,6 +383,7 @@ impl Engine {
         }
         self.give_back_abandoned(&running);
         self.save();
+        Ok(())
     }
 
     fn give_back_abandoned(&self, running: &[Found]) {
@@ -375,7 +396,11 @@ impl Engine {
         let gone: Vec<Room> = self.table().rooms.extract_if(.., |room| which(room)).collect();
         for room in gone {
             tracing::info!("room in the pool for {} goes back", room.domain);
-            rooms::give_back(&*self.doors.pools, room.grown);
+            let grown = rooms::give_back(&*self.doors.pools, room.grown);
+            if !grown.is_empty() {
+                // Nobody needs it any more: the next scouting tries again.
+                self.table().rooms.push(Room { grown, has_started: true, ..room });
+            }
         }
     }
 

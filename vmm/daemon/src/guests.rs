@@ -35,7 +35,10 @@ pub struct Found {
 /// The guests of a host.
 pub trait Guests: Send + Sync {
     /// All that run now, ours included.
-    fn find(&self) -> Vec<Found>;
+    ///
+    /// # Errors
+    /// One line: processes can not be listed, and any guest may run.
+    fn find(&self) -> Result<Vec<Found>, String>;
 
     /// The one that is meant.
     ///
@@ -79,7 +82,7 @@ pub trait Care: Send {
     /// What is behind every window.
     fn windows(&mut self) -> WindowMap;
 
-    /// What is done from now on: the policy, and whether shared memory may be collapsed.
+    /// The policy from now on. Whether shared memory may be collapsed, and the monitor, stay as they were.
     ///
     /// # Errors
     /// Why that can not be done for this guest; all stays as it was.

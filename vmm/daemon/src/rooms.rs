@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use wideleaf_control::protocol::PoolRequest;
 use wideleaf_memory::pool::{Granted, HugetlbPools, OnShortage, PoolStatus, Request};
-use wideleaf_policies::PageSize;
+use wideleaf_policies::{Bytes, PageSize};
 
 /// Room for one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,18 +88,28 @@ fn size_of(request: &PoolRequest) -> Result<PageSize, String> {
 /// takes longer, and shows its process meanwhile.
 pub const UNUSED_MAX: Duration = Duration::from_secs(120);
 
-/// Makes room for a domain beside `others`: as much as is missing of all that it wants, or nothing. Returns what the pools grew by.
+/// Makes room for a domain beside `others`: as much as is missing of all that it wants, or nothing. Returns what the pools grew by,
+/// which is no more than `spare`, where that is known: the kernel would make pages of all the memory there is.
 ///
 /// # Errors
 /// Of the first that is refused; what was made before it is given back.
-pub fn make(pools: &dyn Pools, wanted: &[PoolRequest], others: &[Room]) -> Result<Vec<Granted>, String> {
+pub fn make(
+    pools: &dyn Pools,
+    wanted: &[PoolRequest],
+    others: &[Room],
+    spare: Option<Bytes>,
+) -> Result<Vec<Granted>, String> {
+    let waiting = others.iter().filter(|room| !room.has_started).flat_map(|room| &room.wanted);
+    let mut promised: Vec<&PoolRequest> = waiting.collect();
     let mut grown = Vec::new();
+    let mut spare = spare;
     for request in wanted {
-        let missing = PoolRequest { pages: missing(pools, request, others), ..request.clone() };
+        let missing = PoolRequest { pages: missing(pools, request, &promised), ..request.clone() };
+        promised.push(request);
         if missing.pages == 0 {
             continue;
         }
-        match pools.grow(&missing) {
+        match take(&missing, &mut spare).and_then(|()| pools.grow(&missing)) {
             Ok(granted) => grown.push(granted),
             Err(error) => {
                 give_back(pools, grown);
@@ -110,21 +120,37 @@ pub fn make(pools: &dyn Pools, wanted: &[PoolRequest], others: &[Room]) -> Resul
     Ok(grown)
 }
 
-/// Free pages are anybody's, except those that were made for domains that have not started yet.
-fn missing(pools: &dyn Pools, request: &PoolRequest, others: &[Room]) -> u64 {
-    let is_of_the_same = |other: &&PoolRequest| (other.page_bytes, other.node) == (request.page_bytes, request.node);
-    let waiting = others.iter().filter(|room| !room.has_started).flat_map(|room| &room.wanted);
-    let promised: u64 = waiting.filter(is_of_the_same).map(|other| other.pages).sum();
+/// Free pages are anybody's, except those that are promised. A promise that names no node may be kept on any, and so counts on each.
+fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[&PoolRequest]) -> u64 {
+    let may_be_there = |of: &PoolRequest| of.node == request.node || of.node.is_none() || request.node.is_none();
+    let rival = promised.iter().filter(|of| of.page_bytes == request.page_bytes && may_be_there(of));
+    let promised = rival.fold(0, |sum: u64, of| sum.saturating_add(of.pages));
     request.pages.saturating_add(promised).saturating_sub(pools.available(request)).min(request.pages)
 }
 
-/// Takes all of it back. What stays is a line in the log: there is nobody to tell.
-pub fn give_back(pools: &dyn Pools, grown: Vec<Granted>) {
-    for mut granted in grown {
-        if let Err(error) = pools.shrink(&mut granted) {
-            tracing::warn!("{} pages of {} are not given back: {error}", granted.pages(), granted.size());
-        }
+/// Takes the memory of `missing` out of `spare`.
+fn take(missing: &PoolRequest, spare: &mut Option<Bytes>) -> Result<(), String> {
+    let Some(spare) = spare else { return Ok(()) };
+    let needed = Bytes::new(missing.pages.saturating_mul(missing.page_bytes));
+    if needed > *spare {
+        return Err(format!(
+            "{needed} are needed and {spare} are above host.low_free: free memory, or set host.low_free lower"
+        ));
     }
+    *spare = spare.saturating_sub(needed);
+    Ok(())
+}
+
+/// Takes all of it back. Returns what stays, to be tried again; why is a line in the log.
+pub fn give_back(pools: &dyn Pools, mut grown: Vec<Granted>) -> Vec<Granted> {
+    grown.retain_mut(|granted| match pools.shrink(granted) {
+        Ok(()) => false,
+        Err(error) => {
+            tracing::warn!("{} pages of {} are not given back yet: {error}", granted.pages(), granted.size());
+            true
+        }
+    });
+    grown
 }
 
 impl Room {
@@ -156,6 +182,11 @@ impl FakePools {
     /// How it is now.
     pub fn now(&self) -> FakePool {
         *self.pool()
+    }
+
+    /// Somebody took or left pages.
+    pub fn set_free(&self, free: u64) {
+        self.pool().free = free;
     }
 
     fn pool(&self) -> std::sync::MutexGuard<'_, FakePool> {
@@ -196,6 +227,7 @@ impl Pools for std::sync::Arc<FakePools> {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use wideleaf_policies::units::mib;
 
     fn pages(pages: u64) -> PoolRequest {
         PoolRequest { page_bytes: 2 << 20, pages, node: None }
@@ -213,25 +245,44 @@ mod tests {
     #[test]
     fn it_is_all_of_the_room_or_none() {
         let pools = pools(0, 10);
-        assert_eq!(make(&pools, &[pages(11)], &[]), Err("11 pages are missing, 10 can be made".into()));
+        assert_eq!(make(&pools, &[pages(11)], &[], None), Err("11 pages are missing, 10 can be made".into()));
         assert_eq!(pools.now(), FakePool { free: 0, growth_left: 10 });
-        let grown = make(&pools, &[pages(10)], &[]).expect("there are ten");
+        let grown = make(&pools, &[pages(10)], &[], None).expect("there are ten");
         assert_eq!(pools.now(), FakePool { free: 10, growth_left: 0 });
-        give_back(&pools, grown);
+        assert_eq!(give_back(&pools, grown), []);
         assert_eq!(pools.now(), FakePool { free: 0, growth_left: 10 });
     }
 
     #[test]
     fn what_is_free_is_not_made_again_unless_it_is_kept_for_another() {
         let grown = |others: &[Room]| -> Vec<u64> {
-            let grown = make(&pools(6, 100), &[pages(8)], others).expect("a hundred can be made");
+            let grown = make(&pools(6, 100), &[pages(8)], others, None).expect("a hundred can be made");
             grown.iter().map(Granted::pages).collect()
         };
         assert_eq!(grown(&[]), [2]);
         assert_eq!(grown(&[room(5, true)]), [2]); // its pages are in use, and not among the free ones
         assert_eq!(grown(&[room(5, false)]), [7]);
         assert_eq!(grown(&[room(50, false)]), [8]);
-        assert!(make(&pools(8, 0), &[pages(8)], &[]).expect("there are eight").is_empty());
+        assert!(make(&pools(8, 0), &[pages(8)], &[], None).expect("there are eight").is_empty());
+    }
+
+    #[test]
+    fn a_page_is_promised_once_whichever_node_is_asked_for() {
+        let grown = |wanted: &[PoolRequest], others: &[Room]| -> u64 {
+            let grown = make(&pools(6, 100), wanted, others, None).expect("a hundred can be made");
+            grown.iter().map(Granted::pages).sum()
+        };
+        let of_node = |node| PoolRequest { node: Some(node), ..pages(6) };
+        assert_eq!(grown(&[of_node(0)], &[room(6, false)]), 6); // the other may take all six from node 0
+        assert_eq!(grown(&[of_node(0), pages(4)], &[]), 4); // the first takes the six
+    }
+
+    #[test]
+    fn a_domain_does_not_get_the_memory_that_the_host_is_to_keep() {
+        let room = |wanted: &[PoolRequest]| make(&pools(0, 100), wanted, &[], Some(mib(20)));
+        assert_eq!(room(&[pages(10)]).expect("twenty mebibytes").len(), 1);
+        let error = room(&[pages(1), pages(10)]).expect_err("two mebibytes too many");
+        assert!(error.starts_with("20 MiB are needed and 18 MiB are above host.low_free"), "{error}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! A reader sees the old file or the new one, never half of one (rename(2)).
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -97,6 +97,15 @@ pub fn save(path: &Path, state: &State) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
+/// Keeps other daemons from this state for as long as the file lives.
+///
+/// # Errors
+/// [`TryLockError::WouldBlock`] where another has it, or the kernel's answer.
+pub fn claim(path: &Path) -> Result<File, TryLockError> {
+    let file = File::create(with_suffix(path, ".lock")).map_err(TryLockError::Error)?;
+    file.try_lock().map(|()| file)
+}
+
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -106,6 +115,17 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_daemon_has_a_state_at_a_time() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("state.json");
+        let first = claim(&path).expect("nobody has it");
+        assert!(matches!(claim(&path), Err(TryLockError::WouldBlock)));
+        drop(first);
+        claim(&path).expect("it was let go");
+    }
+
     use proptest::prelude::*;
 
     fn state(pid: u32) -> State {

@@ -64,7 +64,7 @@ impl Engine {
     fn answer(&self, connection: ConnectionId, peer: Peer, request: Request) -> Result<Answer, String> {
         match request {
             Request::Daemon => Ok(Answer::Daemon(self.daemon_view())),
-            Request::List => Ok(Answer::Vms(self.list())),
+            Request::List => self.list().map(Answer::Vms),
             Request::Info { vm } => self.info(&vm).map(|view| Answer::Vm(Box::new(view))),
             Request::Explain { vm } => self.explain(&vm).map(Answer::Explanation),
             Request::Windows { vm } => self.windows(&vm).map(Answer::Windows),
@@ -108,14 +108,14 @@ impl Engine {
     }
 
     /// Those that are managed, and then the others.
-    fn list(&self) -> Vec<VmView> {
+    fn list(&self) -> Result<Vec<VmView>, String> {
         let mut views = self.views();
-        views.extend(self.others());
-        views
+        views.extend(self.others()?);
+        Ok(views)
     }
 
     /// Guests that nobody manages.
-    fn others(&self) -> Vec<VmView> {
+    fn others(&self) -> Result<Vec<VmView>, String> {
         let mut looked = locked(&self.looked);
         let is_fresh = |at: &Instant| at.elapsed() < LOOK_INTERVAL;
         if let Some((at, views)) = &*looked
@@ -123,18 +123,18 @@ impl Engine {
         {
             let table = self.table();
             let is_other = |view: &&VmView| !table.vms.contains_key(&process_of(view));
-            return views.iter().filter(is_other).cloned().collect();
+            return Ok(views.iter().filter(is_other).cloned().collect());
         }
         let views: Vec<VmView> =
-            self.others_found().iter().filter_map(|found| self.doors.guests.look(found).ok()).collect();
+            self.others_found()?.iter().filter_map(|found| self.doors.guests.look(found).ok()).collect();
         *looked = Some((Instant::now(), views.clone()));
-        views
+        Ok(views)
     }
 
-    fn others_found(&self) -> Vec<Found> {
-        let found = self.doors.guests.find();
+    fn others_found(&self) -> Result<Vec<Found>, String> {
+        let found = self.doors.guests.find()?;
         let table = self.table();
-        found.into_iter().filter(|found| !table.vms.contains_key(&found.process)).collect()
+        Ok(found.into_iter().filter(|found| !table.vms.contains_key(&found.process)).collect())
     }
 
     fn info(&self, name: &str) -> Result<VmView, String> {
@@ -205,7 +205,7 @@ impl Engine {
         if let Some(found) = the_one_called(text, &managed)? {
             return Ok(Meant::Managed(found.process));
         }
-        let others = self.others_found();
+        let others = self.others_found()?;
         match the_one_called(text, &others)? {
             Some(found) => Ok(Meant::Other(found.clone())),
             None => Err(unknown(text, managed.iter().chain(&others))),
@@ -294,9 +294,13 @@ impl Engine {
     fn prepare(&self, domain: String, uuid: String, wanted: Vec<PoolRequest>) -> Result<Answer, String> {
         let _one_at_a_time = locked(&self.preparing);
         self.give_back_rooms(|room| room.uuid == uuid);
-        let others = self.table().rooms.clone();
-        let grown =
-            rooms::make(&*self.doors.pools, &wanted, &others).map_err(|error| format!("no room for {domain}: {error}"));
+        let (others, to_be_kept) = {
+            let table = self.table();
+            (table.rooms.clone(), table.config.host.low_free)
+        };
+        let spare = (self.doors.available)().map(|available| available.saturating_sub(to_be_kept));
+        let grown = rooms::make(&*self.doors.pools, &wanted, &others, spare)
+            .map_err(|error| format!("no room for {domain}: {error}"));
         if let Ok(grown) = &grown {
             let pages: u64 = grown.iter().map(Granted::pages).sum();
             tracing::info!("room for {domain}: {pages} pages more");
@@ -317,7 +321,8 @@ fn process_of(view: &VmView) -> ProcessId {
 }
 
 fn is_called(found: &Found, text: &str) -> bool {
-    found.name == text || found.uuid.as_deref() == Some(text) || text.parse() == Ok(found.process.pid)
+    let is_its_uuid = found.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(text));
+    found.name == text || is_its_uuid || text.parse() == Ok(found.process.pid)
 }
 
 fn the_one_called<'a>(text: &str, all: &'a [Found]) -> Result<Option<&'a Found>, String> {

@@ -52,7 +52,7 @@ impl Bench {
         let engine = Arc::new(Engine::new(doors, config, Some(config_path)));
         let service = Service::new(engine.clone(), Access::with_files(None, 0, "/nowhere"));
         let bench = Bench { folder, guests, pools, available, engine, service };
-        bench.engine.resume(bench.state());
+        bench.engine.resume(&bench.state()).expect("its guests are seen");
         bench
     }
 
@@ -101,6 +101,10 @@ impl Bench {
 
     fn managed(&self) -> Vec<String> {
         self.engine.views().into_iter().map(|view| view.name).collect()
+    }
+
+    fn scout(&self) {
+        self.engine.scout().expect("its guests are seen");
     }
 
     fn tick_at(&self, second: u64) {
@@ -174,7 +178,7 @@ fn a_guest_of_ours_is_not_taken_from_its_own_manager() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     bench.guests.start(10, "ours");
     bench.guests.change(10, |guest| guest.found.vmm = Vmm::Wideleaf);
-    bench.engine.scout();
+    bench.scout();
     assert!(bench.attach(10).expect_err("it has a manager").contains("a manager of its own"));
     assert_eq!(bench.guests.guest(10).attached, 0);
 }
@@ -185,7 +189,7 @@ fn guests_that_come_are_taken_if_the_configuration_names_them() {
     for (pid, name) in [(10, "web-1"), (11, "web-2"), (12, "db")] {
         bench.guests.start(pid, name);
     }
-    bench.engine.scout();
+    bench.scout();
     assert_eq!(bench.managed(), ["web-1", "web-2"]);
     assert_eq!(bench.guests.guest(11).policy.expect("it was told").to_string(), "off");
 }
@@ -194,10 +198,10 @@ fn guests_that_come_are_taken_if_the_configuration_names_them() {
 fn who_was_detached_is_not_taken_again_by_itself_but_when_asked_for() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     bench.guests.start(10, "web");
-    bench.engine.scout();
+    bench.scout();
     assert_eq!(bench.ask(Request::Detach { vm: "web".into() }), Ok(Answer::Done));
     assert_eq!(bench.guests.guest(10).stopped, 1);
-    bench.engine.scout();
+    bench.scout();
     assert!(bench.managed().is_empty());
     assert!(bench.attach(10).is_ok());
 }
@@ -414,10 +418,10 @@ fn room_of_a_detached_vm_stays_until_it_ends() {
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
     bench.attach(10).expect("it runs");
     bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
-    bench.engine.scout();
+    bench.scout();
     assert_eq!(bench.pools.now().growth_left, 40);
     bench.guests.change(10, |guest| guest.has_ended = true);
-    bench.engine.scout();
+    bench.scout();
     assert_eq!(bench.pools.now().growth_left, 100);
 }
 
@@ -429,11 +433,69 @@ fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the
         bench.ask(prepare(&format!("00000000-0000-0000-0000-{pid:012}"), pages)).expect("there is room");
     }
     bench.ask(prepare("starting", 40)).expect("there is room");
-    bench.engine.scout();
+    bench.scout();
     assert_eq!(bench.pools.now().growth_left, 30);
     bench.guests.change(11, |guest| guest.has_ended = true);
     let bench = bench.restarted();
     assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (50, 2));
+}
+
+#[test]
+fn room_for_the_next_start_of_a_domain_is_kept_when_its_last_process_ends() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
+    bench.tick_at(1);
+    assert_eq!((bench.managed().len(), bench.pools.now().growth_left), (0, 40));
+}
+
+#[test]
+fn room_that_can_not_be_given_back_at_once_is_given_back_later() {
+    let bench = Bench::new("");
+    bench.ask(prepare("u", 60)).expect("there is room");
+    bench.pools.set_free(0); // somebody took its pages
+    bench.ask(release("u")).expect("it is tried");
+    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (40, 1));
+    bench.pools.set_free(60);
+    bench.scout();
+    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (100, 0));
+}
+
+#[test]
+fn where_processes_can_not_be_seen_nothing_is_given_back_or_forgotten() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
+    bench.attach(10).expect("it runs");
+    bench.guests.hide(true);
+    assert_eq!(bench.engine.scout(), Err("cannot list processes".into()));
+    assert_eq!(bench.engine.resume(&bench.state()), Err("cannot list processes".into()));
+    assert_eq!((bench.managed().len(), bench.pools.now().growth_left), (1, 40));
+}
+
+#[test]
+fn a_domain_leaves_the_host_the_memory_that_it_is_to_keep() {
+    let bench = Bench::new("[host]\nlow_free = \"1G\"");
+    bench.available.store((gib(1) + mib(100)).get(), Ordering::Relaxed);
+    assert!(bench.ask(prepare("u", 51)).expect_err("102 MiB").contains("100 MiB are above host.low_free"));
+    assert_eq!(bench.ask(prepare("u", 50)), Ok(Answer::Done));
+}
+
+#[test]
+fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing_the_rest() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    bench.configure("[defaults]\npolicy = \"greedy\"\ncollapse_shared = true");
+    assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done));
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("greedy"));
+    let qmp = Settings { qmp: Some(monitor_of("web")), ..Settings::default() };
+    for changes in [Settings { collapse_shared: Some(true), ..Settings::default() }, qmp] {
+        let error = bench.ask(Request::Set { vm: "web".into(), changes }).expect_err("it is attached");
+        assert!(error.contains("is settled when a guest is attached"), "{error}");
+    }
 }
 
 fn own_view(pid: u32) -> Box<VmView> {
@@ -492,7 +554,7 @@ fn looking_and_changing_at_the_same_time_ends() {
     }
     thread::scope(|scope| {
         scope.spawn(|| (0..50).for_each(|second| bench.tick_at(second)));
-        scope.spawn(|| (0..50).for_each(|_| bench.engine.scout()));
+        scope.spawn(|| (0..50).for_each(|_| bench.scout()));
         scope.spawn(|| (0..50).for_each(|n| drop(bench.set(&format!("vm-{}", 10 + n % 10), "off"))));
         scope.spawn(|| (0..50).for_each(|n| drop(bench.ask(Request::Detach { vm: format!("vm-{}", 10 + n % 10) }))));
         scope.spawn(|| (0..50).for_each(|_| drop(bench.ask(Request::List))));
@@ -557,7 +619,7 @@ proptest! {
                 Event::Prepare(pid) => drop(bench.ask(prepare(&uuid(pid), 30))),
                 Event::Release(pid) => drop(bench.ask(release(&uuid(pid)))),
                 Event::Tick => bench.tick_at(1),
-                Event::Scout => bench.engine.scout(),
+                Event::Scout => bench.scout(),
                 Event::Restart => bench = bench.restarted(),
             }
         }

@@ -73,6 +73,20 @@ impl Vm {
         }
     }
 
+    /// `wanted`, with what was settled when the guest was attached as it was then: a reload changes all the rest.
+    pub(super) fn keeping_settled(&self, changes: &Settings, wanted: Wanted) -> Result<Wanted, String> {
+        let Wanted { collapse_shared, qmp, .. } = &self.wanted;
+        let is_other = |is_other: bool, what: &str| match (is_other, &self.hands) {
+            (true, Hands::Attached(_)) => {
+                Err(format!("{what} is settled when a guest is attached: detach it, and attach it again"))
+            }
+            _ => Ok(()),
+        };
+        is_other(changes.collapse_shared.is_some_and(|may| may != *collapse_shared), "collapse_shared")?;
+        is_other(changes.qmp.is_some() && changes.qmp != *qmp, "qmp")?;
+        Ok(Wanted { collapse_shared: *collapse_shared, qmp: qmp.clone(), ..wanted })
+    }
+
     pub(super) fn care(&self) -> Option<SharedCare> {
         match &self.hands {
             Hands::Attached(care) => Some(care.clone()),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_control::protocol::Target;
@@ -87,7 +88,10 @@ pub fn monitor_of(name: &str) -> PathBuf {
 
 /// The guests of a host that a test makes up. Clones are the same host.
 #[derive(Clone, Debug, Default)]
-pub struct FakeGuests(Arc<Mutex<BTreeMap<u32, FakeGuest>>>);
+pub struct FakeGuests {
+    guests: Arc<Mutex<BTreeMap<u32, FakeGuest>>>,
+    is_hidden: Arc<AtomicBool>,
+}
 
 impl FakeGuests {
     /// Starts one of 4 MiB, half of it huge.
@@ -120,6 +124,11 @@ impl FakeGuests {
         change(self.all().get_mut(&pid).expect("the test started it"));
     }
 
+    /// Whether anybody can tell which run.
+    pub fn hide(&self, is_hidden: bool) {
+        self.is_hidden.store(is_hidden, Ordering::Relaxed);
+    }
+
     /// How one is now.
     ///
     /// # Panics
@@ -129,13 +138,16 @@ impl FakeGuests {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<u32, FakeGuest>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Guests for FakeGuests {
-    fn find(&self) -> Vec<Found> {
-        self.all().values().filter(|guest| !guest.has_ended).map(|guest| guest.found.clone()).collect()
+    fn find(&self) -> Result<Vec<Found>, String> {
+        if self.is_hidden.load(Ordering::Relaxed) {
+            return Err("cannot list processes".into());
+        }
+        Ok(self.all().values().filter(|guest| !guest.has_ended).map(|guest| guest.found.clone()).collect())
     }
 
     fn resolve(&self, target: &Target) -> Result<Found, String> {
@@ -144,7 +156,7 @@ impl Guests for FakeGuests {
             Target::Domain(name) => found.name == *name || found.uuid.as_ref() == Some(name),
             Target::Qmp(path) => *path == monitor_of(&found.name),
         };
-        self.find().into_iter().find(is_it).ok_or_else(|| format!("there is no guest {target:?}"))
+        self.find()?.into_iter().find(is_it).ok_or_else(|| format!("there is no guest {target:?}"))
     }
 
     fn look(&self, found: &Found) -> Result<VmView, String> {

@@ -39,9 +39,9 @@ impl RealGuests {
 }
 
 impl Guests for RealGuests {
-    /// Where `/proc` can not be read there are none; a host without it has no daemon either.
-    fn find(&self) -> Vec<Found> {
-        find::all(&self.places).map_or(Vec::new(), |all| all.guests.iter().map(found).collect())
+    fn find(&self) -> Result<Vec<Found>, String> {
+        let all = find::all(&self.places).map_err(|error| error.to_string())?;
+        Ok(all.guests.iter().map(found).collect())
     }
 
     fn resolve(&self, target: &Target) -> Result<Found, String> {
@@ -75,7 +75,8 @@ impl Guests for RealGuests {
 fn found(process: &VmProcess) -> Found {
     Found {
         process: ProcessId { pid: process.pid, started_at: process.started_at },
-        name: process.name.clone(),
+        // A name is whatever its process says; a log has a line for each of ours.
+        name: process.name.replace(char::is_control, "?"),
         uuid: process.uuid.clone(),
         vmm: process.vmm,
     }
@@ -109,9 +110,6 @@ impl Care for RealCare {
 
     /// A manager whose policy stays goes on as it is: a new one would have to learn anew what is hot.
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
-        if wanted.collapse_shared != self.wanted.collapse_shared {
-            return Err("collapse_shared is settled when a guest is attached: detach it, and attach it again".into());
-        }
         if wanted.policy != self.wanted.policy {
             self.attached.set_policy(choice(&wanted.policy)).map_err(|error| error.to_string())?;
         }

@@ -1,0 +1,67 @@
+//! What tests under a real libvirtd share: our hook in it, a real wideleafd beside it.
+#![allow(clippy::unwrap_used, dead_code, reason = "a test may panic, and does not need all of it")]
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use wideleaf_control::client::{self, ClientError};
+use wideleaf_control::protocol::{Answer, Request};
+use wideleaf_control::view::{Care, VmView};
+use wideleaf_guest_tests::libvirt::Libvirt;
+use wideleaf_guest_tests::programs::built;
+
+pub fn program() -> &'static str {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false));
+    program.to_str().unwrap()
+}
+
+/// A libvirtd that runs our hook; `None` where the test is to be skipped.
+pub fn libvirt_with_hook() -> Option<Libvirt> {
+    let libvirt = Libvirt::start(Path::new(env!("CARGO_TARGET_TMPDIR")))?;
+    let hook = |command: &str| {
+        let output = libvirt.run(&[program(), "hook", command]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    hook("install");
+    assert!(hook("status").contains("restart libvirtd once"), "libvirtd has looked before there was a hook");
+    libvirt.restart_libvirtd();
+    assert!(hook("status").contains("libvirtd  runs it"));
+    Some(libvirt)
+}
+
+pub fn is_running(libvirt: &Libvirt, domain: &str) -> bool {
+    libvirt.virsh(&["domstate", domain]).is_ok_and(|state| state == "running")
+}
+
+pub fn passes(libvirt: &Libvirt, domain: &str) -> usize {
+    libvirt.console(domain).matches(" phase=pass ").count()
+}
+
+/// Starts a real wideleafd inside; it ends with the libvirt.
+pub fn start_wideleafd(libvirt: &Libvirt) {
+    let program = built(&["build", "-p", "wideleaf-daemon", "--bin", "wideleafd"], false);
+    let config = "[metrics]\nlisten = \"off\"\n[state]\npath = \"/run/wideleaf/state.json\"\n";
+    std::fs::write(libvirt.run_folder().join("wideleafd.toml"), config).unwrap();
+    let start = "setsid \"$0\" --config /run/wideleaf/wideleafd.toml >/run/wideleaf/log 2>&1 &";
+    assert!(libvirt.run(&["sh", "-c", start, program.to_str().unwrap()]).status.success());
+    libvirt.wait_until("wideleafd answers", || ask(libvirt, Request::List).is_ok());
+}
+
+pub fn ask(libvirt: &Libvirt, request: Request) -> Result<Answer, ClientError> {
+    client::ask(&libvirt.run_folder().join("control.sock"), request)
+}
+
+/// All that the daemon knows.
+pub fn vms(libvirt: &Libvirt) -> Vec<VmView> {
+    match ask(libvirt, Request::List).unwrap() {
+        Answer::Vms(vms) => vms,
+        other => panic!("{other:?} is no list"),
+    }
+}
+
+/// Who looks after the domain's pages, in the daemon's words; `None` where it does not know it.
+pub fn care(libvirt: &Libvirt, domain: &str) -> Option<Care> {
+    vms(libvirt).into_iter().find(|vm| vm.name == domain).map(|vm| vm.care)
+}
