@@ -216,6 +216,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         record: None,
         timeout: None,
         console: Console::Nothing,
+        daemon: None,
     };
     warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());

@@ -90,6 +90,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         record: None,
         timeout: Some(Duration::from_secs(300)),
         console: Console::Nothing,
+        daemon: None,
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();

@@ -64,6 +64,7 @@ fn run(policy: PolicyChoice) -> RunReport {
         record: None,
         timeout: Some(Duration::from_secs(300)),
         console: Console::Nothing,
+        daemon: None,
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();

@@ -15,11 +15,13 @@
 pub mod command_line;
 pub mod find;
 pub mod gate;
+pub mod live_view;
 pub mod monitor;
 pub mod mtree;
 pub mod process;
 pub mod qmp;
 pub mod ram;
+mod ram_watch;
 pub mod refuse;
 pub mod second_level;
 pub mod session;

@@ -51,6 +51,8 @@ pub enum Question {
     Dump,
     /// `query-memdev`.
     Memdevs,
+    /// `query-memory-devices`: what was plugged in.
+    MemoryDevices,
     /// `query-balloon`.
     Balloon,
     /// `query-memory-size-summary`.
@@ -78,6 +80,7 @@ impl Question {
             Question::Jobs => execute("query-jobs"),
             Question::Dump => execute("query-dump"),
             Question::Memdevs => execute("query-memdev"),
+            Question::MemoryDevices => execute("query-memory-devices"),
             Question::Balloon => execute("query-balloon"),
             Question::MemorySize => execute("query-memory-size-summary"),
             Question::MemoryTree => human("info mtree -f".into()),

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //!   VmProcess ─▶ RAM by kind ─▶ a ManagedVm for each ─▶ Manager over ProcessHost ──▶ Live ─▶ view, explain, windows
-//!                               GuestGate ◀── refreshed every second ── watcher
+//!                               GuestGate ◀── refreshed every second ── watcher ── RAM has changed ─▶ a new Manager
 //! ```
 //!
 //! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use wideleaf_control::view::{BackingView, Care, Explanation, Guarantee, Reason, VmView, Vmm, WindowMap, WindowRange};
+use wideleaf_control::view::{Care, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
 use wideleaf_memory::host::process::{Claim, ProcessHost};
@@ -21,14 +21,14 @@ use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
-use wideleaf_policies::{
-    AccessHistory, Backing, BudgetLimits, MappingStats, PageSize, PolicyChoice, VmId, VmSnapshot, WindowIndex,
-};
+use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, PolicyChoice, VmId, VmSnapshot};
 
 use crate::gate::GuestGate;
+use crate::live_view;
 use crate::monitor::Monitor;
 use crate::process::VmProcess;
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
+use crate::ram_watch::RamWatch;
 use crate::refuse::refuse_policy;
 use crate::second_level::OutsideView;
 use crate::survey::{self, Survey};
@@ -94,20 +94,38 @@ pub enum AttachError {
 
 /// A guest under the manager. Dropped, it is left to itself with its pages as they are.
 pub struct Attached {
+    guest: Arc<Guest>,
+    _watcher: Watcher,
+}
+
+/// What its watcher has in hand as well.
+struct Guest {
     process: VmProcess,
-    ram: RamMap,
-    settings: Settings,
+    monitor: Option<Arc<Monitor>>,
     host: Arc<ProcessHost>,
     opened_at: SystemTime,
     gate: Arc<GuestGate>,
     kvm: Option<Arc<OutsideView>>,
+    notes: Vec<String>,
+    /// Held while a manager is made: there is one change at a time.
+    changing: Mutex<()>,
+    /// Locked for moments.
+    now: Mutex<Now>,
+    /// Behind the manager, which is gone before another may come.
+    _claim: Claim,
+}
+
+/// What changes.
+struct Now {
+    ram: Arc<RamMap>,
+    settings: Settings,
     manager: Manager,
     /// What managers before this one did.
     before: Work,
-    notes: Vec<String>,
-    _watcher: Watcher,
-    /// Behind the manager, which is gone before another may come.
-    _claim: Claim,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Attached {
@@ -132,25 +150,25 @@ impl Attached {
         let mut notes: Vec<String> = process.descriptors.as_ref().err().map(ToString::to_string).into_iter().collect();
         let asked = settings.qmp.as_ref().map(|path| Monitor::of(&process, path));
         let monitor = asked.and_then(|asked| asked.map_err(|error| notes.push(error.to_string())).ok()).map(Arc::new);
-        let ram = survey::map(&process, monitor.as_deref());
-        notes.extend(ram.notes.iter().cloned());
+        let ram_watch = RamWatch::new(&process, monitor.as_deref());
+        let ram = Arc::new(survey::map(&process, monitor.as_deref()));
         if ram.pieces.is_empty() {
             return Err(AttachError::NoRam { pid, why: ram.notes.join("; ") });
         }
         let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
-        let gate = Arc::new(GuestGate::new(process.clone(), monitor));
+        let gate = Arc::new(GuestGate::new(process.clone(), monitor.clone()));
         let host = Arc::new(host);
-        let parts = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host };
-        let manager = parts.manager(&settings)?;
-        let watcher = Watcher::start(Arc::clone(&gate))?;
-        let before = Work::none();
-        let (_watcher, _claim) = (watcher, claim);
-        Ok(Attached { process, ram, settings, host, opened_at, gate, kvm, manager, before, notes, _watcher, _claim })
+        let manager = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host }.manager(&settings)?;
+        let (changing, now) = (Mutex::default(), Mutex::new(Now { ram, settings, manager, before: Work::none() }));
+        let guest =
+            Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now, _claim: claim });
+        let watcher = Watcher::start(Arc::clone(&guest), ram_watch)?;
+        Ok(Attached { guest, _watcher: watcher })
     }
 
     /// The process.
     pub fn process(&self) -> &VmProcess {
-        &self.process
+        &self.guest.process
     }
 
     /// What is done from now on; `None`: it is only looked at. Counters go on.
@@ -159,66 +177,59 @@ impl Attached {
     /// [`AttachError`]; all is then as it was.
     pub fn set_policy(&mut self, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         check(policy.as_ref())?;
-        let settings = Settings { policy, ..self.settings.clone() };
-        let parts = Parts { ram: &self.ram, gate: &self.gate, kvm: self.kvm.as_ref(), host: &self.host };
-        // Two loops for a moment, of which the old one may still be at a window: each looks at what it did by itself.
-        let next = parts.manager(&settings)?;
-        let old = std::mem::replace(&mut self.manager, next);
-        self.before = self.before.with(&old.live());
-        self.settings = settings;
-        Ok(())
+        let _one_at_a_time = lock(&self.guest.changing);
+        let ram = Arc::clone(&self.guest.now().ram);
+        self.guest.go_on_with(ram, policy)
     }
 
     /// What it may cost from now on.
     pub fn set_limits(&mut self, limits: BudgetLimits) {
-        self.settings.limits = limits;
-        self.manager.set_limits(limits);
+        let mut now = self.guest.now();
+        now.settings.limits = limits;
+        now.manager.set_limits(limits);
     }
 
     /// Nothing is done to it for now, or again.
     pub fn leave_alone(&self, is_asked: bool) {
-        self.gate.leave_alone(is_asked);
+        self.guest.gate.leave_alone(is_asked);
     }
 
     /// Whether promotions may make pages resident that are not; where the host is short they had better not.
     pub fn set_may_grow(&self, may_grow: bool) {
-        self.gate.keep_holes(!may_grow);
+        self.guest.gate.keep_holes(!may_grow);
     }
 
     /// Whether the guest is gone.
     pub fn has_ended(&self) -> bool {
-        self.manager.has_ended() || self.gate.state() == GateState::Gone
+        self.guest.now().manager.has_ended() || self.guest.gate.state() == GateState::Gone
     }
 
     /// All about it, as it was at the end of the latest tick.
     pub fn view(&self) -> VmView {
-        let live = self.manager.live();
-        let care = match (&self.settings.policy, self.gate.state()) {
+        let guest = &self.guest;
+        let now = guest.now();
+        let live = now.manager.live();
+        let care = match (&now.settings.policy, guest.gate.state()) {
             (None, _) => Care::Off,
             (_, GateState::Closed(why)) => Care::LeftAlone { reason: why.to_string() },
             (_, GateState::Gone) => Care::LeftAlone { reason: "it has ended".to_owned() },
             (_, GateState::Open) => Care::Managed,
         };
+        let policy = now.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string);
+        let (ram, work) = (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at));
+        drop(now);
         VmView {
-            name: self.process.name.clone(),
-            uuid: self.process.uuid.clone(),
-            pid: self.process.pid,
-            started_at: self.process.started_at,
-            vmm: self.process.vmm,
             care,
-            policy: Some(self.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string)),
-            guarantee: Guarantee::BestEffort,
-            ram: self.ram.pieces.iter().map(RamPiece::view).collect(),
-            backing: self.backing(&live),
-            mapping: self.mapping().map(survey::mapping_view),
-            work: Some(self.before.with(&live).view(&live, self.opened_at)),
-            notes: self.notes.iter().chain(&live.panics).cloned().collect(),
+            policy: Some(policy),
+            mapping: guest.mapping().map(survey::mapping_view),
+            notes: guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned().collect(),
+            ..live_view::view(&guest.process, &ram, &live, work)
         }
     }
 
     /// Why windows are not huge.
     pub fn explain(&self) -> Explanation {
-        let live = self.manager.live();
+        let (live, ram) = self.guest.seen();
         let mut reasons = std::collections::BTreeMap::<WhyNot, u64>::new();
         for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
             *reasons.entry(*why).or_default() += windows;
@@ -229,53 +240,79 @@ impl Attached {
         reasons.sort_by_key(|reason| std::cmp::Reverse(reason.windows));
         let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
         Explanation {
-            name: self.process.name.clone(),
+            name: self.guest.process.name.clone(),
             windows: live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum(),
             huge: huge as u64,
             reasons,
-            notes: self.notes.clone(),
+            notes: self.guest.notes.iter().chain(&ram.notes).cloned().collect(),
         }
     }
 
     /// What is behind every window.
     pub fn windows(&self) -> WindowMap {
-        let (live, mapping) = (self.manager.live(), self.mapping());
+        let ((live, _), mapping) = (self.guest.seen(), self.guest.mapping());
         let mut ranges: Vec<_> = live.snapshot.vms.iter().flat_map(|vm| window_ranges(vm, mapping)).collect();
         ranges.sort_by_key(|range| range.gpa);
-        WindowMap { name: self.process.name.clone(), ranges }
+        WindowMap { name: self.guest.process.name.clone(), ranges }
     }
 
     /// Leaves the guest to itself.
     pub fn stop(self) {
         drop(self);
     }
+}
+
+impl Guest {
+    fn now(&self) -> MutexGuard<'_, Now> {
+        lock(&self.now)
+    }
+
+    /// The latest tick, and the RAM it was of.
+    fn seen(&self) -> (Arc<Live>, Arc<RamMap>) {
+        let now = self.now();
+        (now.manager.live(), Arc::clone(&now.ram))
+    }
 
     fn mapping(&self) -> Option<MappingStats> {
         self.kvm.as_ref()?.mapping_stats().ok()
     }
 
-    /// By windows: what is in none, at the borders of RAM, is not managed and not counted as present.
-    fn backing(&self, live: &Live) -> BackingView {
-        let mut backing = BackingView::default();
-        for vm in &live.snapshot.vms {
-            for (row, window) in vm.windows.iter().enumerate() {
-                let bytes = u64::from(vm.resident[row]) * PageSize::Base4K.bytes().get();
-                *match vm.backing[row] {
-                    Backing::Unbacked | Backing::Base4K => &mut backing.base_4k,
-                    Backing::Huge2M => &mut backing.huge_2m,
-                    Backing::Giant1G => &mut backing.giant_1g,
-                } += bytes;
-                backing.misaligned += if self.is_misaligned(*window) { bytes } else { 0 };
-            }
-        }
-        backing.unbacked = self.ram.bytes().get().saturating_sub(backing.resident());
-        backing
+    /// Ends one manager and begins another; whoever calls this holds `changing`. Two loops for a moment, of which the old one may still be
+    /// at a window: each looks at what it did by itself.
+    fn go_on_with(&self, ram: Arc<RamMap>, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
+        let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
+        let parts = Parts { ram: &ram, gate: &self.gate, kvm: self.kvm.as_ref(), host: &self.host };
+        let next = parts.manager(&settings)?;
+        let mut now = self.now();
+        // They may have changed meanwhile.
+        next.set_limits(now.settings.limits);
+        now.before = now.before.with(&now.manager.live());
+        (now.ram, now.settings.policy) = (ram, policy);
+        let old = std::mem::replace(&mut now.manager, next);
+        drop(now);
+        drop(old); // waits for its thread, and nobody waits for this
+        Ok(())
     }
 
-    fn is_misaligned(&self, window: WindowIndex) -> bool {
-        let of = |piece: &&RamPiece| piece.range.gpa.contains(window.start());
-        let piece = self.ram.pieces.iter().find(of);
-        piece.and_then(|piece| piece.never_huge.as_ref()).is_some_and(NeverHuge::is_misaligned)
+    /// Goes on with the RAM that is there now. What was unplugged is no longer managed.
+    ///
+    /// # Errors
+    /// [`AttachError`]: the RAM can not be told for now, or no thread be had; all is then as it was.
+    fn follow_ram(&self) -> Result<(), AttachError> {
+        let ram = survey::map(&self.process, self.monitor.as_deref());
+        let is_told = self.monitor.is_none() || !ram.pieces.iter().any(|piece| piece.is_guess);
+        if ram.pieces.is_empty() || !is_told {
+            return Err(AttachError::NoRam { pid: self.process.pid, why: ram.notes.join("; ") });
+        }
+        let _one_at_a_time = lock(&self.changing);
+        let policy = {
+            let now = self.now();
+            if *now.ram == ram {
+                return Ok(());
+            }
+            now.settings.policy.clone()
+        };
+        self.go_on_with(Arc::new(ram), policy)
     }
 }
 
@@ -391,19 +428,26 @@ fn heat(access: AccessHistory) -> char {
     access.rate().map_or('?', |rate| tenths(rate.get()))
 }
 
-/// Refreshes a gate until it is dropped, or the guest is gone.
+/// Keeps a guest's gate up to date, and what is managed of it, until it is dropped or the guest is gone.
 struct Watcher {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
-    fn start(gate: Arc<GuestGate>) -> std::io::Result<Watcher> {
+    fn start(guest: Arc<Guest>, mut ram: RamWatch) -> std::io::Result<Watcher> {
         let (stop, stopped) = mpsc::channel::<()>();
         let watch = move || {
-            while gate.state() != GateState::Gone && stopped.recv_timeout(WATCH_EVERY) == Err(RecvTimeoutError::Timeout)
+            while guest.gate.state() != GateState::Gone
+                && stopped.recv_timeout(WATCH_EVERY) == Err(RecvTimeoutError::Timeout)
             {
-                gate.refresh();
+                guest.gate.refresh();
+                // What could not be followed is tried again at the next look.
+                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref())
+                    && guest.follow_ram().is_ok()
+                {
+                    ram.followed(change);
+                }
             }
         };
         let thread = thread::Builder::new().name("gate".into()).spawn(watch)?;
@@ -424,8 +468,10 @@ impl Drop for Watcher {
 mod tests {
     use super::*;
     use crate::process::tests::{add_process, fake_places};
+    use wideleaf_memory::RamRange;
     use wideleaf_policies::snapshot::WindowRow;
-    use wideleaf_policies::{GuestMapping, Moment};
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Backing, Gpa, GpaRange, GuestMapping, Hva, Moment, WindowIndex};
 
     #[test]
     fn windows_with_a_gap_between_are_two_ranges_with_their_heat() {
@@ -471,5 +517,27 @@ mod tests {
         let refused = check(Some(&giant)).expect_err("only our own VMM can");
         assert!(refused.to_string().contains("wideleaf run"), "{refused}");
         assert!(check(None).is_ok());
+    }
+
+    #[test]
+    fn what_was_unplugged_is_no_longer_managed() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("a VM");
+        let gate = Arc::new(GuestGate::new(process, None));
+        let host = Arc::new(ProcessHost::open(std::process::id()).expect("anybody may open his own"));
+        let piece = |name: &str, start: u64, kind| {
+            let gpa = GpaRange::new(Gpa::new(start), mib(128)).expect("small");
+            let range = RamRange { gpa, hva: Hva::new((1 << 40) + start) };
+            RamPiece { name: name.to_owned(), range, kind, never_huge: None, is_guess: false }
+        };
+        let (first, plugged) = (piece("ram", 0, RamKind::Anonymous), piece("dimm", 4 << 30, RamKind::Shmem));
+        let managed = |pieces: Vec<RamPiece>| {
+            let ram = RamMap { pieces, notes: Vec::new() };
+            let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host }.vms(false);
+            vms.iter().flat_map(|vm| vm.ranges.iter().map(|range| range.gpa.start().get())).collect::<Vec<_>>()
+        };
+        assert_eq!(managed(vec![first.clone(), plugged]), [0, 4 << 30]);
+        assert_eq!(managed(vec![first]), [0]);
     }
 }

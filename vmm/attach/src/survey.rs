@@ -25,6 +25,13 @@ use crate::second_level::OutsideView;
 /// The reason of windows that a manager might promote.
 pub(crate) const UNMANAGED: &str = "unmanaged";
 
+/// Said of the guests of `wideleaf run`.
+const MANAGES_ITSELF: &str = "it is managed by its own process, `wideleaf run`";
+
+fn manages_itself(process: &VmProcess) -> bool {
+    process.vmm == Vmm::Wideleaf
+}
+
 /// What one look saw.
 #[derive(Clone, Debug)]
 pub struct Survey {
@@ -57,9 +64,11 @@ impl Survey {
         });
         let gate = GuestGate::new(process.clone(), monitor);
         let left_alone = match gate.state() {
-            GateState::Closed(why) => Some(why),
-            GateState::Open | GateState::Gone => None,
+            // Its own manager asks no gate, and has the userfaultfd that would close one.
+            GateState::Closed(why) if !manages_itself(process) => Some(why),
+            GateState::Closed(_) | GateState::Open | GateState::Gone => None,
         };
+        notes.extend(manages_itself(process).then(|| MANAGES_ITSELF.to_owned()));
         notes.extend(left_alone.map(|why| format!("a manager would leave it alone for now: {why}")));
         let keeps_holes = gate.keeps_holes();
         Survey { process: process.clone(), ram, windows, backing, mapping, left_alone, keeps_holes, notes }
@@ -131,6 +140,9 @@ impl Survey {
             _ if row.backing == Backing::Unbacked => {
                 said("never_touched", "the guest has never touched it: nothing is present")
             }
+            _ if manages_itself(&self.process) => {
+                said("not_chosen", "its own manager has not made it huge: its report says why")
+            }
             (None, Some(why)) => {
                 said(&format!("left_alone_{}", why.name()), &format!("the whole VM would be left alone: {why}"))
             }
@@ -140,9 +152,6 @@ impl Survey {
             ),
             _ if piece.kind == RamKind::Shmem && !may_collapse_shared => {
                 said(CannotBeHuge::SharedStalls.name(), &CannotBeHuge::SharedStalls.to_string())
-            }
-            _ if self.process.vmm == Vmm::Wideleaf => {
-                said("not_chosen", "its own manager has not made it huge: its report says why")
             }
             _ => {
                 said(UNMANAGED, "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would")
@@ -296,6 +305,26 @@ mod tests {
         let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: false, ..survey() };
         assert!(reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
         assert_eq!(survey.view().care, Care::Unmanaged);
+    }
+
+    #[test]
+    fn a_guest_with_a_manager_of_its_own_is_not_said_to_be_saved() {
+        let (_folder, places) = fake_places();
+        add_process(
+            &places,
+            7,
+            &["/usr/bin/wideleaf", "run", "gups"],
+            &["anon_inode:kvm-vm", "anon_inode:[userfaultfd]"],
+        );
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        let seen = Survey::take(&process, None);
+        assert_eq!(seen.left_alone, None);
+        assert!(seen.notes.iter().any(|note| note == MANAGES_ITSELF), "{:?}", seen.notes);
+        let of_another = reasons(&survey());
+        let own = reasons(&Survey { process, ..survey() });
+        let named = |reasons: &[(String, u64)], name: &str| reasons.iter().any(|(reason, _)| reason == name);
+        assert!(named(&own, "not_chosen") && !named(&own, UNMANAGED), "{own:?}");
+        assert!(named(&of_another, UNMANAGED), "{of_another:?}");
     }
 
     #[test]

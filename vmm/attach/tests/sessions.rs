@@ -2,9 +2,15 @@
 //! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
 use wideleaf_attach::session::{Attached, Settings, plan};
 use wideleaf_attach::survey::Survey;
-use wideleaf_control::view::{Care, VmView};
+use wideleaf_control::view::{Care, VmView, WindowRange};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host as _};
 use wideleaf_policies::units::{kib, mib};
@@ -146,6 +152,54 @@ fn a_guest_that_ends_is_gone_and_nobody_takes_its_place() {
         guest.kill();
         eventually("the end", || attached.has_ended());
         assert!(Attached::start(process, greedy()).is_err());
+    }
+}
+
+/// Tells QEMU to do something over a monitor that nobody else is connected to.
+fn tell(monitor: &Path, commands: &[Value]) {
+    let mut stream = UnixStream::connect(monitor).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    for command in [&json!({ "execute": "qmp_capabilities" })].into_iter().chain(commands) {
+        writeln!(stream, "{command}").unwrap();
+        // A greeting and events come between.
+        let answer =
+            lines.by_ref().map(Result::unwrap).find(|line| line.contains("\"return\"") || line.contains("\"error\""));
+        assert!(answer.as_ref().is_some_and(|line| line.contains("\"return\"")), "{command}: {answer:?}");
+    }
+}
+
+#[test]
+fn memory_that_is_plugged_in_later_is_managed_and_counters_go_on() {
+    if can_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let second = folder.path().join("second");
+        let socket = format!("unix:{},server=on,wait=off", second.display());
+        let guest = at_work(&["-M", "q35", "-m", "128M,slots=2,maxmem=512M", "-qmp", &socket]);
+        split_all(&guest);
+        let attached = Attached::start(guest.process(), Settings { qmp: Some(guest.qmp()), ..greedy() }).unwrap();
+        eventually("promotions", || done(&attached.view()) > 16);
+        let before = done(&attached.view());
+        let object =
+            json!({ "qom-type": "memory-backend-ram", "id": "plugged", "size": mib(128).get(), "prealloc": true });
+        let device = json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "plugged" });
+        let plug = [
+            json!({ "execute": "object-add", "arguments": object }),
+            json!({ "execute": "device_add", "arguments": device }),
+        ];
+        tell(&second, &plug);
+        let plugged = || attached.view().ram.into_iter().find(|piece| piece.name == "plugged");
+        eventually("the plugged piece", || plugged().is_some());
+        let piece = plugged().unwrap();
+        assert_eq!((piece.gpa, piece.bytes, attached.view().ram.len()), (4 << 30, mib(128).get(), 2));
+        assert!(done(&attached.view()) >= before, "counters go on");
+        // QEMU has touched all of it for `prealloc`, so that the manager sees 64 windows with pages.
+        let is_present =
+            |range: &WindowRange| range.gpa == 4 << 30 && range.backing.len() == 64 && !range.backing.contains('.');
+        eventually("its windows under the manager", || attached.windows().ranges.iter().any(is_present));
+        assert_eq!(attached.explain().windows, 128);
+        attached.stop();
+        assert_no_byte_was_lost(&guest);
     }
 }
 

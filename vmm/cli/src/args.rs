@@ -338,6 +338,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
+    /// Tell the wideleafd at this socket of the guest: it is listed, and shares the daemon's budget; where nobody listens, now or
+    /// later, the run is on its own [default: /run/wideleaf/control.sock]
+    #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
+    pub daemon: Option<PathBuf>,
+
+    /// Tell no wideleafd of the guest: for measurements, which another guest's share of the budget must not change
+    #[arg(long, conflicts_with = "daemon")]
+    pub no_daemon: bool,
+
     /// End the guest after this time, with exit code 6: a number with ms, s, m or h behind it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,

@@ -218,6 +218,7 @@ impl PatternGuest {
             record: None,
             timeout: None,
             console: Console::Nothing,
+            daemon: None,
         };
         let host_error = |error: &dyn std::fmt::Display| Failure::Host(error.to_string());
         let plan = guest::plan(&spec, backing)?;

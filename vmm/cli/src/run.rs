@@ -2,7 +2,7 @@
 //!
 //! 1. what runs, and whether it can (arguments, image, output file): nothing is touched yet
 //! 2. RAM: the hugetlb pool is checked, the mapping made, prefaulted if asked
-//! 3. the manager and the guest (or the native kernel) start
+//! 3. the manager and the guest (or the native kernel) start; wideleafd is told of a guest, where there is one
 //! 4. wait: for the guest, the time, or Ctrl-C
 //! 5. the report
 
@@ -14,6 +14,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use registered::Registered;
+use wideleaf_control::protocol::SOCKET_PATH;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
 use wideleaf_kernels::{Arena, Kernel, native};
@@ -83,6 +85,8 @@ pub struct RunSpec {
     pub timeout: Option<Duration>,
     /// What of the guest's serial console goes to standard error.
     pub console: Console,
+    /// Where a wideleafd may listen that is told of the guest; `None`: nobody is told.
+    pub daemon: Option<PathBuf>,
 }
 
 /// What of the guest's serial console goes to standard error.
@@ -215,6 +219,7 @@ impl RunSpec {
             record: args.record.clone(),
             timeout: args.timeout,
             console: if args.console { Console::All } else { Console::Others },
+            daemon: (!args.no_daemon).then(|| args.daemon.clone().unwrap_or_else(|| SOCKET_PATH.into())),
         })
     }
 
@@ -330,6 +335,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             let guest = plan.start(ram.clone(), &session, spec.console)?;
             let kvm = guest.second_level();
             session.attach(Some(kvm.clone()), Some(manager(Some(kvm))?));
+            let told = |socket: &PathBuf| Registered::start(socket, &spec.policy, &host, &ram, &session);
+            let _registered = spec.daemon.as_ref().map(told);
             let environment = Environment::capture();
             (guest.wait(spec.timeout, interrupts), environment)
         }
@@ -576,6 +583,7 @@ fn run_native(
 
 pub mod guest;
 pub mod kernel;
+mod registered;
 
 /// RAM of a native kernel: one piece.
 pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {

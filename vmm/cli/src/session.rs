@@ -8,11 +8,12 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use wideleaf_memory::manager::{ManagerReport, SensorCost};
+use wideleaf_memory::manager::{Live, ManagerReport, SensorCost};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{
@@ -20,7 +21,7 @@ use wideleaf_memory::{
 };
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment, PageSize};
+use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment, PageSize};
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
@@ -37,6 +38,8 @@ pub struct Session {
     bar: ProgressBar,
     /// Set once the guest is built; a line that comes earlier waits for it.
     attached: OnceLock<Attached>,
+    /// Somebody has switched the policy off: nothing activates it until it is on again.
+    is_off: AtomicBool,
     log: Mutex<Log>,
 }
 
@@ -138,7 +141,8 @@ impl Session {
         policy_delay: Option<Duration>,
         bar: ProgressBar,
     ) -> Arc<Session> {
-        Arc::new(Session { host, ram, policy_delay, bar, attached: OnceLock::new(), log: Mutex::default() })
+        let (attached, is_off, log) = (OnceLock::new(), AtomicBool::new(false), Mutex::default());
+        Arc::new(Session { host, ram, policy_delay, bar, attached, is_off, log })
     }
 
     /// Hands over KVM's side and the manager. From now on lines are dealt with.
@@ -154,6 +158,34 @@ impl Session {
     pub fn stop_manager(&self) -> Option<ManagerReport> {
         let manager = self.attached.get()?.manager.lock().expect("nothing panics under this lock").take();
         manager.map(Manager::stop)
+    }
+
+    /// What the manager knew at its latest tick, and KVM's totals now; `None` once it was ended, or where none was attached.
+    pub fn seen(&self) -> Option<(Arc<Live>, Option<MappingStats>)> {
+        let live = self.with_manager(|manager| manager.live())?;
+        let second_level = self.attached.get()?.second_level.as_ref();
+        Some((live, second_level.and_then(|kvm| kvm.mapping_stats().ok())))
+    }
+
+    /// What actions may cost from now on.
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        self.with_manager(|manager| manager.set_limits(limits));
+    }
+
+    /// Lets the policy act no more, or again: where it has a delay, from the guest's next sign of progress on.
+    pub fn set_off(&self, is_off: bool) {
+        self.with_manager(|manager| {
+            self.is_off.store(is_off, Ordering::Relaxed);
+            match (is_off, self.policy_delay) {
+                (true, _) => manager.pause(),
+                (false, None) => manager.activate(),
+                (false, Some(_)) => {}
+            }
+        });
+    }
+
+    fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
+        self.attached.get()?.manager.lock().expect("nothing panics under this lock").as_ref().map(tell)
     }
 
     /// A line of the guest's console, without its end. Returns `false` where it is not one of ours.
@@ -222,7 +254,7 @@ impl Session {
                 if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
                     open.marks.push(Mark { at, tsc, done });
                     if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) {
-                        self.activate(attached);
+                        self.activate();
                     }
                 }
             }
@@ -293,10 +325,12 @@ impl Session {
         self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn activate(&self, attached: &Attached) {
-        if let Some(manager) = attached.manager.lock().expect("nothing panics under this lock").as_ref() {
-            manager.activate();
-        }
+    fn activate(&self) {
+        self.with_manager(|manager| {
+            if !self.is_off.load(Ordering::Relaxed) {
+                manager.activate();
+            }
+        });
     }
 
     fn fixed_page(&self) -> Option<PageSize> {

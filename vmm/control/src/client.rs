@@ -76,11 +76,18 @@ pub enum ClientError {
 /// [`ClientError`], each a line for people that says what to do.
 pub fn ask(socket: &Path, request: Request) -> Result<Answer, ClientError> {
     let timeout = timeout_of(&request);
-    let stream = UnixStream::connect(socket).map_err(|error| not_connected(socket, error))?;
-    ask_over(stream, request, timeout)
+    ask_over(connect(socket)?, request, timeout)
 }
 
-/// The same over a connection that is there; it is used for one request.
+/// A connection to the daemon at `socket`, for who asks more than once.
+///
+/// # Errors
+/// [`ClientError`] where there is none to be had.
+pub fn connect(socket: &Path) -> Result<UnixStream, ClientError> {
+    UnixStream::connect(socket).map_err(|error| not_connected(socket, error))
+}
+
+/// The same over a connection that is there; it is used for one request. Who has more of them asks over copies of it, one at a time.
 ///
 /// # Errors
 /// As [`ask`].

@@ -207,6 +207,7 @@ pub fn daemon_line(daemon: &DaemonView) -> String {
 pub fn care(vm: &VmView) -> String {
     let policy = vm.policy.as_deref().map_or("managed".to_owned(), clean);
     match &vm.care {
+        Care::Unmanaged if vm.vmm == Vmm::Wideleaf => "managed by its own process".to_owned(),
         Care::Unmanaged => "unmanaged".to_owned(),
         Care::Managed => policy,
         Care::Off => "off".to_owned(),

@@ -1,0 +1,91 @@
+//! What is shown of a VM under a manager, made of the manager's [`Live`]: the same for guests of others (`session`) and for the guest of
+//! `wideleaf run` in its own process, [`OwnGuest`].
+
+use std::time::SystemTime;
+
+use wideleaf_control::view::{BackingView, Care, Guarantee, VmView, Vmm, WorkView};
+use wideleaf_memory::manager::Live;
+use wideleaf_memory::{BackingKind, GuestRam};
+use wideleaf_policies::{Backing, MappingStats, PageSize, WindowIndex};
+
+use crate::process::{Places, VmProcess};
+use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
+use crate::survey;
+use crate::work::Work;
+
+/// A managed VM. Its policy is the manager's; whoever knows more of it says so.
+pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkView) -> VmView {
+    VmView {
+        name: process.name.clone(),
+        uuid: process.uuid.clone(),
+        pid: process.pid,
+        started_at: process.started_at,
+        vmm: process.vmm,
+        care: Care::Managed,
+        policy: Some(live.policy.to_owned()),
+        guarantee: Guarantee::BestEffort,
+        ram: ram.pieces.iter().map(RamPiece::view).collect(),
+        backing: backing(ram, live),
+        mapping: None,
+        work: Some(work),
+        notes: live.panics.clone(),
+    }
+}
+
+/// By windows: what is in none, at the borders of RAM, is not managed and not counted as present.
+fn backing(ram: &RamMap, live: &Live) -> BackingView {
+    let mut backing = BackingView::default();
+    for vm in &live.snapshot.vms {
+        for (row, window) in vm.windows.iter().enumerate() {
+            let bytes = u64::from(vm.resident[row]) * PageSize::Base4K.bytes().get();
+            *match vm.backing[row] {
+                Backing::Unbacked | Backing::Base4K => &mut backing.base_4k,
+                Backing::Huge2M => &mut backing.huge_2m,
+                Backing::Giant1G => &mut backing.giant_1g,
+            } += bytes;
+            backing.misaligned += if is_misaligned(ram, *window) { bytes } else { 0 };
+        }
+    }
+    backing.unbacked = ram.bytes().get().saturating_sub(backing.resident());
+    backing
+}
+
+fn is_misaligned(ram: &RamMap, window: WindowIndex) -> bool {
+    let of = |piece: &&RamPiece| piece.range.gpa.contains(window.start());
+    ram.pieces.iter().find(of).and_then(|piece| piece.never_huge.as_ref()).is_some_and(NeverHuge::is_misaligned)
+}
+
+/// The guest of the process that asks, which runs it and has its manager.
+#[derive(Clone, Debug)]
+pub struct OwnGuest {
+    process: VmProcess,
+    ram: RamMap,
+    opened_at: SystemTime,
+}
+
+impl OwnGuest {
+    /// The guest of this process, in that RAM; `opened_at` is when its manager's host was opened. `None` before it has a VM.
+    pub fn of_this_process(ram: &GuestRam, opened_at: SystemTime) -> Option<OwnGuest> {
+        let process = VmProcess::look(&Places::default(), std::process::id()).ok()??;
+        let process = VmProcess { vmm: Vmm::Wideleaf, ..process };
+        Some(OwnGuest { process, ram: map_of(ram), opened_at })
+    }
+
+    /// All about it.
+    pub fn view(&self, live: &Live, mapping: Option<MappingStats>) -> VmView {
+        let work = Work::none().with(live).view(live, self.opened_at);
+        VmView { mapping: mapping.map(survey::mapping_view), ..view(&self.process, &self.ram, live, work) }
+    }
+}
+
+/// RAM that we have mapped ourselves: nothing is guessed, and all of it can be huge.
+fn map_of(ram: &GuestRam) -> RamMap {
+    let backing = ram.backing();
+    let kind = match backing.kind() {
+        BackingKind::Anon => RamKind::Anonymous,
+        BackingKind::Memfd => RamKind::Shmem,
+        BackingKind::Hugetlb => RamKind::Hugetlb(backing.start_page()),
+    };
+    let piece = |range: &_| RamPiece { name: "ram".to_owned(), range: *range, kind, never_huge: None, is_guess: false };
+    RamMap { pieces: ram.ranges().iter().map(piece).collect(), notes: Vec::new() }
+}

@@ -1,0 +1,217 @@
+//! A run that tells wideleafd of its guest, so that `wideleaf list` and `top` show it and it shares the host's budget with the others.
+//!
+//! ```text
+//!            register                    limits
+//!   alone ─────────────▶ wideleafd ─────────────▶ told ──┐ status, every second
+//!     ▲                                            │  ▲──┘ limits, and what somebody set
+//!     └── nobody there, or gone: again later ──────┘
+//! ```
+//!
+//! A thread of its own does this, and the guest never waits for it. Without a daemon a run is on its own, with limits of its own;
+//! that is nothing to complain of. The run's end ends the connection, by which the daemon knows.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
+use wideleaf_control::protocol::{Answer, Limits, Request};
+use wideleaf_control::view::{Care, VmView};
+use wideleaf_memory::manager::ManagerConfig;
+use wideleaf_memory::{GuestRam, Host as _, LinuxHost};
+use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand, PolicyChoice};
+
+use crate::guests::settings::OFF;
+use crate::session::Session;
+
+/// As the protocol has it ([`Request::Register`]); the daemon gives up on who is silent for five of these.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// A daemon that is restarted or installed has its guests back soon after; a `connect(2)` that nobody answers costs microseconds.
+const TRY_EVERY: Duration = Duration::from_secs(5);
+
+/// A guest that wideleafd is told of, until this is dropped.
+pub struct Registered {
+    _stop: Sender<()>,
+}
+
+impl Registered {
+    /// Begins to tell the daemon at `socket`, whether there is one yet or not. Where no thread can be had nobody is told.
+    pub fn start(
+        socket: &Path,
+        policy: &PolicyChoice,
+        host: &LinuxHost,
+        ram: &GuestRam,
+        session: &Arc<Session>,
+    ) -> Registered {
+        let (stop, stopped) = mpsc::channel();
+        let opened_at = SystemTime::now() - host.now().since_start();
+        if let Some(guest) = OwnGuest::of_this_process(ram, opened_at) {
+            let teller = Teller {
+                socket: socket.to_owned(),
+                policy: policy.clone(),
+                guest,
+                session: Arc::downgrade(session),
+                connection: None,
+                limits: None,
+                is_off: false,
+                refused: None,
+                complaint: None,
+            };
+            // Not waited for at the end: a daemon that hangs must not hold up a run that is over.
+            if let Err(error) = thread::Builder::new().name("status".into()).spawn(move || teller.tell(&stopped)) {
+                tracing::info!("wideleafd is not told of this guest: {error}");
+            }
+        }
+        Registered { _stop: stop }
+    }
+}
+
+/// What the thread has in hand. It does not keep the session: the run's end is not held up by a question that is on its way.
+struct Teller {
+    socket: PathBuf,
+    policy: PolicyChoice,
+    guest: OwnGuest,
+    session: Weak<Session>,
+    /// Over which it is registered.
+    connection: Option<UnixStream>,
+    /// As the daemon said; `None`: the run's own.
+    limits: Option<BudgetLimits>,
+    /// Somebody has set the policy `off`.
+    is_off: bool,
+    /// Why the policy is not what somebody has set.
+    refused: Option<String>,
+    /// What was wrong at the latest try: it is logged once.
+    complaint: Option<String>,
+}
+
+impl Teller {
+    /// Goes on until the run ends.
+    fn tell(mut self, stopped: &Receiver<()>) {
+        while let Some(view) = self.view() {
+            let again_after = match self.ask(view) {
+                Ok(limits) => self.obey(&limits),
+                Err(error) => self.be_alone(&error),
+            };
+            if stopped.recv_timeout(again_after) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    }
+
+    /// The guest as it is now; `None` once the run has ended.
+    fn view(&self) -> Option<VmView> {
+        let (live, mapping) = self.session.upgrade()?.seen()?;
+        let mut view = self.guest.view(&live, mapping);
+        view.policy = Some(if self.is_off { OFF.to_owned() } else { self.policy.to_string() });
+        view.care = if self.is_off { Care::Off } else { Care::Managed };
+        view.notes.extend(self.refused.clone());
+        Some(view)
+    }
+
+    /// Registers, or tells how it is since.
+    fn ask(&mut self, view: VmView) -> Result<Limits, ClientError> {
+        let vm = Box::new(view);
+        let (connection, request) = match self.connection.take() {
+            Some(connection) => (connection, Request::Status { vm }),
+            None => (client::connect(&self.socket)?, Request::Register { vm }),
+        };
+        match client::ask_over(connection.try_clone()?, request, QUESTION_TIMEOUT)? {
+            Answer::Limits(limits) => {
+                self.connection = Some(connection);
+                Ok(limits)
+            }
+            _ => Err(ClientError::Malformed { why: "it answers another question".into() }),
+        }
+    }
+
+    /// Does as the daemon says.
+    fn obey(&mut self, said: &Limits) -> Duration {
+        if self.complaint.take().is_some() {
+            tracing::info!("wideleafd at {} is told of this guest", self.socket.display());
+        }
+        if let Some(session) = self.session.upgrade() {
+            let limits = limits_of(said);
+            if self.limits.replace(limits) != Some(limits) {
+                session.set_limits(limits);
+            }
+            self.refused = said.policy.as_deref().and_then(|policy| self.set_policy(&session, policy).err());
+        }
+        STATUS_EVERY
+    }
+
+    /// Goes on with the run's own limits. What somebody set stays set.
+    fn be_alone(&mut self, error: &ClientError) -> Duration {
+        let complaint = Some(error.to_string());
+        if self.complaint != complaint {
+            tracing::info!("on its own: {error}");
+            self.complaint = complaint;
+        }
+        if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
+            session.set_limits(ManagerConfig::default().limits);
+        }
+        TRY_EVERY
+    }
+
+    /// A run's policy began with its RAM, its sensors and its recording: it can be switched off and on again, and nothing else.
+    fn set_policy(&mut self, session: &Session, wanted: &str) -> Result<(), String> {
+        let own = self.policy.to_string();
+        let is_off = match wanted {
+            OFF if works_at_faults(&self.policy) => {
+                return Err(format!("its policy stays {own}: it answers the guest's faults, which can not wait"));
+            }
+            OFF => true,
+            policy if policy == own => false,
+            other => {
+                return Err(format!(
+                    "its policy stays {own}: `wideleaf run` takes {other} at its start alone, with --policy; off and {own} can be set"
+                ));
+            }
+        };
+        self.is_off = is_off;
+        session.set_off(is_off);
+        Ok(())
+    }
+}
+
+/// Whether it has a service beside the manager's loop that faults of the guest wait for.
+fn works_at_faults(policy: &PolicyChoice) -> bool {
+    let policy = policy.make();
+    policy.decides_at_first_touch() || policy.reserves().is_some()
+}
+
+fn limits_of(said: &Limits) -> BudgetLimits {
+    BudgetLimits {
+        copy_per_second: Bytes::new(said.copy_per_second),
+        cpu_share: PerTenThousand::new(said.cpu_share),
+        ..ManagerConfig::default().limits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_daemon_says_are_the_rates_and_the_burst_is_our_own() {
+        let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None };
+        let limits = limits_of(&said);
+        assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));
+        assert_eq!(limits.burst, BudgetLimits::default().burst);
+    }
+
+    #[test]
+    fn a_policy_that_answers_faults_can_not_be_switched_off() {
+        let policy = |text| PolicyChoice::parse(text).expect("it is in the list");
+        for text in ["at-fault", "reservation"] {
+            assert!(works_at_faults(&policy(text)), "{text}");
+        }
+        for text in ["auto", "greedy", "never"] {
+            assert!(!works_at_faults(&policy(text)), "{text}");
+        }
+    }
+}
