@@ -1,5 +1,6 @@
 //! When a guest of others is to be left alone. [`GuestGate::refresh`] looks, every second or so; the manager's loop asks for what
-//! was seen then, and never waits.
+//! was seen then, and never waits. Where a look takes some files of `/proc` and no more, the loop looks for itself: a thread
+//! that wakes for it would cost ten times as much.
 //!
 //! ```text
 //!   refresh()  stat ───────────── it has ended                              ─▶ Gone
@@ -29,6 +30,9 @@ use crate::virsh::{Job, Virsh, job_of_status};
 /// What was seen longer ago says nothing: some refreshes were missed, so something hangs.
 const FACTS_AGE_MAX: Duration = Duration::from_secs(5);
 
+/// What is looked at by whoever asks is no older.
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
+
 /// Reading its open files costs as much as all the rest. What they tell seldom changes, and where it just did the kernel refuses
 /// to move what is pinned.
 const FILES_EVERY: Duration = Duration::from_secs(5);
@@ -55,6 +59,7 @@ const QUESTIONS: [Question; 7] = [
 pub struct GuestGate {
     process: VmProcess,
     monitor: Option<Arc<Monitor>>,
+    is_quick: bool,
     files: Mutex<Option<Answer>>,
     virsh: Mutex<Option<Answer>>,
     facts: Mutex<Facts>,
@@ -92,9 +97,15 @@ impl GuestGate {
         let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
         let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
         let (files, virsh, facts) = (Mutex::default(), Mutex::default(), Mutex::new(facts));
-        let gate = GuestGate { process, monitor, files, virsh, facts, is_asked, holes_are_wanted };
+        let is_quick = monitor.is_none() && !needs_virsh(&process);
+        let gate = GuestGate { process, monitor, is_quick, files, virsh, facts, is_asked, holes_are_wanted };
         gate.refresh();
         gate
+    }
+
+    /// Whether a refresh asks no other process. Whoever asks the gate refreshes it then, and nobody else need.
+    pub fn is_quick(&self) -> bool {
+        self.is_quick
     }
 
     /// Closes it because somebody wants it, or opens it again.
@@ -160,6 +171,9 @@ impl GuestGate {
 
 impl Gate for GuestGate {
     fn state(&self) -> GateState {
+        if self.is_quick && self.lock().at.elapsed() >= REFRESH_EVERY {
+            self.refresh();
+        }
         let facts = *self.lock();
         match facts.state {
             GateState::Gone => GateState::Gone,
@@ -172,6 +186,13 @@ impl Gate for GuestGate {
     fn keeps_holes(&self) -> bool {
         self.holes_are_wanted.load(Ordering::Relaxed) || self.lock().keeps_holes
     }
+}
+
+/// Whether libvirt's notes of its domain may not be read.
+fn needs_virsh(process: &VmProcess) -> bool {
+    let notes = process.domain.as_ref().and_then(|domain| process.places.domain_file(domain, "xml"));
+    let opened = notes.map(fs::File::open);
+    matches!(opened, Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 fn of_descriptors(descriptors: &Descriptors, pinned: Bytes, is_encrypted: bool) -> Option<LeftAlone> {

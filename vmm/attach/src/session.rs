@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   VmProcess ─▶ RAM by kind ─▶ a ManagedVm for each ─▶ Manager over ProcessHost ──▶ Live ─▶ view, explain, windows
-//!                               GuestGate ◀── refreshed every second ── watcher ── RAM has changed ─▶ a new Manager
+//!                               GuestGate ◀── refreshed by who asks, or watcher ── RAM has changed ─▶ a new Manager
 //! ```
 //!
 //! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
@@ -34,8 +34,10 @@ use crate::second_level::OutsideView;
 use crate::survey::{self, Survey};
 use crate::work::Work;
 
-/// How often the gate is refreshed.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// How often a gate is refreshed that asks other processes.
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
+/// How often the watcher wakes where the gate looks for itself: 50 guests would be 50 wakings a second, half a per cent of a core.
+const WATCH_EVERY: Duration = Duration::from_secs(10);
 
 /// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
@@ -437,9 +439,9 @@ struct Watcher {
 impl Watcher {
     fn start(guest: Arc<Guest>, mut ram: RamWatch) -> std::io::Result<Watcher> {
         let (stop, stopped) = mpsc::channel::<()>();
+        let every = if guest.gate.is_quick() { WATCH_EVERY } else { REFRESH_EVERY };
         let watch = move || {
-            while guest.gate.state() != GateState::Gone
-                && stopped.recv_timeout(WATCH_EVERY) == Err(RecvTimeoutError::Timeout)
+            while guest.gate.state() != GateState::Gone && stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout)
             {
                 guest.gate.refresh();
                 // What could not be followed is tried again at the next look.
@@ -450,7 +452,7 @@ impl Watcher {
                 }
             }
         };
-        let thread = thread::Builder::new().name("gate".into()).spawn(watch)?;
+        let thread = thread::Builder::new().name("watcher".into()).spawn(watch)?;
         Ok(Watcher { stop: Some(stop), thread: Some(thread) })
     }
 }
