@@ -98,12 +98,12 @@ impl Default for ManagerConfig {
 }
 
 impl ManagerConfig {
-    /// For a guest that somebody else runs, one of many on a host: while it idles its loop wakes once a second, to read one
+    /// For a guest that somebody else runs, one of many on a host: while it idles its loop wakes every two seconds, to read one
     /// small file, and looks at its windows every ten seconds.
     pub fn for_guests_of_others() -> ManagerConfig {
         ManagerConfig {
             tick_longest: Duration::from_secs(10),
-            pulse: Some(Duration::from_secs(1)),
+            pulse: Some(Duration::from_secs(2)),
             ..ManagerConfig::default()
         }
     }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
+use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
@@ -35,7 +36,7 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 /// Reading its open files costs as much as all the rest. What they tell seldom changes, and where it just did the kernel refuses
 /// to move what is pinned.
-const FILES_EVERY: Duration = Duration::from_secs(5);
+const FILES_EVERY: Duration = Duration::from_secs(10);
 
 /// virsh costs a process each time.
 const VIRSH_EVERY: Duration = Duration::from_secs(10);
@@ -58,6 +59,8 @@ const QUESTIONS: [Question; 7] = [
 #[derive(Debug)]
 pub struct GuestGate {
     process: VmProcess,
+    /// The process held by a descriptor, which tells its end at a tenth of the cost.
+    host: Option<Arc<ProcessHost>>,
     monitor: Option<Arc<Monitor>>,
     is_quick: bool,
     files: Mutex<Option<Answer>>,
@@ -94,11 +97,20 @@ struct Facts {
 impl GuestGate {
     /// A gate that has looked once.
     pub fn new(process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
+        GuestGate::over(None, process, monitor)
+    }
+
+    /// The same for a process that is held.
+    pub fn of(host: Arc<ProcessHost>, process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
+        GuestGate::over(Some(host), process, monitor)
+    }
+
+    fn over(host: Option<Arc<ProcessHost>>, process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
         let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
         let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
         let (files, virsh, facts) = (Mutex::default(), Mutex::default(), Mutex::new(facts));
         let is_quick = monitor.is_none() && !needs_virsh(&process);
-        let gate = GuestGate { process, monitor, is_quick, files, virsh, facts, is_asked, holes_are_wanted };
+        let gate = GuestGate { process, host, monitor, is_quick, files, virsh, facts, is_asked, holes_are_wanted };
         gate.refresh();
         gate
     }
@@ -120,7 +132,8 @@ impl GuestGate {
 
     /// Looks again. Takes a tenth of a millisecond, and where the monitor does not answer half a second.
     pub fn refresh(&self) {
-        let state = if self.process.is_alive() { self.state_of_the_living() } else { (GateState::Gone, true) };
+        let is_alive = self.host.as_ref().map_or_else(|| self.process.is_alive(), |host| !host.has_ended());
+        let state = if is_alive { self.state_of_the_living() } else { (GateState::Gone, true) };
         *self.lock() = Facts { at: Instant::now(), state: state.0, keeps_holes: state.1 };
     }
 

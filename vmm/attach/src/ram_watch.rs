@@ -17,8 +17,9 @@ use crate::monitor::Monitor;
 use crate::process::VmProcess;
 use crate::qmp::Question;
 
-/// Memory is plugged in by hand or by a scheduler that takes seconds itself, and works unmanaged until then.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Memory is plugged in by hand or by a scheduler that takes seconds itself, and works unmanaged until then. A look takes half a
+/// millisecond.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// Smaller mappings come and go with threads and devices. Linux takes plugged memory in blocks of 128 MiB (memory-hotplug.rst), and some
 /// VMMs give half of that.

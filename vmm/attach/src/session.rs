@@ -28,7 +28,7 @@ use crate::live_view;
 use crate::monitor::Monitor;
 use crate::process::VmProcess;
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
-use crate::ram_watch::RamWatch;
+use crate::ram_watch::{self, RamWatch};
 use crate::refuse::refuse_policy;
 use crate::second_level::OutsideView;
 use crate::survey::{self, Survey};
@@ -36,8 +36,9 @@ use crate::work::Work;
 
 /// How often a gate is refreshed that asks other processes.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
-/// How often the watcher wakes where the gate looks for itself: 50 guests would be 50 wakings a second, half a per cent of a core.
-const WATCH_EVERY: Duration = Duration::from_secs(10);
+/// How often the watcher wakes where the gate looks for itself, for the RAM alone: to wake each second for 50 guests would take half a
+/// per cent of a core.
+const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
 
 /// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
@@ -158,8 +159,8 @@ impl Attached {
             return Err(AttachError::NoRam { pid, why: ram.notes.join("; ") });
         }
         let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
-        let gate = Arc::new(GuestGate::new(process.clone(), monitor.clone()));
         let host = Arc::new(host);
+        let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
         let manager = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host }.manager(&settings)?;
         let (changing, now) = (Mutex::default(), Mutex::new(Now { ram, settings, manager, before: Work::none() }));
         let guest =
@@ -443,7 +444,9 @@ impl Watcher {
         let watch = move || {
             while guest.gate.state() != GateState::Gone && stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout)
             {
-                guest.gate.refresh();
+                if !guest.gate.is_quick() {
+                    guest.gate.refresh();
+                }
                 // What could not be followed is tried again at the next look.
                 if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref())
                     && guest.follow_ram().is_ok()
