@@ -22,7 +22,7 @@ impl Panicked {
 ///
 /// # Errors
 /// [`Panicked`], if it does.
-pub(crate) fn caught<T>(act: impl FnOnce() -> T) -> Result<T, Panicked> {
+pub fn caught<T>(act: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(act)).map_err(|payload| Panicked::new(payload.as_ref()))
 }
 

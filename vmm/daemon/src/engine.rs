@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{VmView, Vmm, WorkView};
+use wideleaf_memory::panicked::caught;
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use crate::config::{Config, ConfigError};
@@ -196,10 +197,13 @@ impl Engine {
             }
             wanted
         };
-        let taken = self.doors.guests.attach(found, &wanted).map(|mut care| {
+        // Whatever a guest shows of itself that nobody thought of, it can be tried again.
+        let taken = caught(|| {
+            let mut care = self.doors.guests.attach(found, &wanted)?;
             let view = care.view();
-            Vm::new(found.clone(), said, wanted, before, Hands::Attached(Arc::new(Mutex::new(Some(care)))), view)
+            Ok(Vm::new(found.clone(), said, wanted, before, Hands::Attached(Arc::new(Mutex::new(Some(care)))), view))
         });
+        let taken = taken.unwrap_or_else(|panicked| Err(format!("attaching it {panicked}")));
         let mut table = self.table();
         table.being_attached.remove(&found.process);
         let vm = taken?;
