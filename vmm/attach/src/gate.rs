@@ -410,8 +410,21 @@ mod tests {
     #[test]
     fn facts_of_long_ago_close_the_gate() {
         let (_folder, process) = domain();
-        let gate = GuestGate::new(process, None);
+        let gate = GuestGate { is_quick: false, ..GuestGate::new(process, None) };
         gate.lock().at = Instant::now().checked_sub(2 * FACTS_AGE_MAX).expect("the clock has run for longer");
         assert_eq!(gate.state(), GateState::Closed(LeftAlone::NoAnswer));
+    }
+
+    #[test]
+    fn where_a_look_is_quick_whoever_asks_looks() {
+        let (folder, process) = domain();
+        let gate = GuestGate::new(process, None);
+        assert!(gate.is_quick());
+        let before = gate.state();
+        assert_ne!(before, GateState::Gone);
+        std::fs::remove_dir_all(folder.path()).expect("a folder of ours");
+        assert_eq!(gate.state(), before, "what was seen just now");
+        gate.lock().at = Instant::now().checked_sub(2 * FACTS_AGE_MAX).expect("the clock has run for longer");
+        assert_eq!(gate.state(), GateState::Gone);
     }
 }
