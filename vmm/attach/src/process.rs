@@ -162,8 +162,6 @@ pub struct Mapping {
     pub kernel_page: Bytes,
     /// Marked `MADV_NOHUGEPAGE`.
     pub is_kept_small: bool,
-    /// Registered with a `userfaultfd(2)`.
-    pub is_watched: bool,
 }
 
 impl Mapping {
@@ -382,7 +380,6 @@ fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
             .get("KernelPageSize")
             .map_or(PageSize::Base4K.bytes(), |bytes| Bytes::new(*bytes)),
         is_kept_small: flags.contains(VmFlags::NH),
-        is_watched: flags.intersects(VmFlags::UM | VmFlags::UW),
     }
 }
 

@@ -438,7 +438,6 @@ mod tests {
             file_system: None,
             kernel_page: PageSize::Base4K.bytes(),
             is_kept_small: false,
-            is_watched: false,
         }
     }
 
