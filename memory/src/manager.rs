@@ -42,6 +42,7 @@ use crate::region::{GuestRam, RamRange};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
 use crate::second_level::own_logs::OwnLogs;
 use crate::second_level::{SecondLevel, SlotId};
+use crate::sensors::guest_tables::TableSource;
 use crate::sensors::host_backing::HostBackingSensor;
 use crate::sensors::kernel_flags::MergedPages;
 
@@ -130,6 +131,8 @@ pub struct ManagedVm {
     pub barred: Vec<Barred>,
     /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: a large page undoes the merging.
     pub merged: Option<MergedPages>,
+    /// Brings the guest's own tables where another process has the RAM; `None`: they are read here, from `ram` and `second_level`.
+    pub guest_tables: Option<Arc<dyn TableSource>>,
 }
 
 impl ManagedVm {
@@ -164,6 +167,7 @@ impl ManagedVm {
             may_collapse_shared: false,
             barred: Vec::new(),
             merged: None,
+            guest_tables: None,
         }
     }
 
