@@ -149,8 +149,8 @@ impl ManagedVm {
     /// A VM whose RAM another process has mapped at `ranges` (ascending guest-physical addresses), for a loop over that process's
     /// [`ProcessHost`](crate::host::process::ProcessHost). Shared memory is not collapsed, and no gate is asked, unless the fields say so.
     ///
-    /// KVM's totals are of a whole VM: where one has RAM of several kinds, and so several of these, none of them can have a
-    /// `second_level` that counts.
+    /// KVM's totals are of a whole VM: where one has RAM of several kinds, and so several of these, they share one `second_level`, and
+    /// what it counts is held against all of them together.
     pub fn of_others(
         id: VmId,
         ranges: Vec<RamRange>,
@@ -247,7 +247,8 @@ pub struct ManagerReport {
     pub unavailable_ns: Histogram<u64>,
     /// Became resident only because the page is large.
     pub bloat: Bytes,
-    /// KVM's totals against the host's backing, by VM in the order given; `None` without a second level.
+    /// KVM's totals against the host's backing, by VM in the order given; `None` without a second level, and where another VM before
+    /// has the same one.
     pub kvm_checks: Vec<Option<KvmCheck>>,
     /// When the first action was done.
     pub first_done_at: Option<Moment>,
@@ -448,6 +449,8 @@ pub struct ManagerLoop {
     giants: Giants,
     /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
     own_logs: Vec<Option<Arc<OwnLogs>>>,
+    /// By VM in the order given: the first with the same second level.
+    second_level_of: Vec<usize>,
     should_stop: Arc<AtomicBool>,
     /// Of the actions of this tick.
     panics: Mutex<Vec<(VmId, Panicked)>>,
@@ -475,6 +478,7 @@ impl ManagerLoop {
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let second_level_of = sensing::firsts_of_second_levels(&vms);
         let own_logs = vms.iter_mut().map(own_logs).collect();
         let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
         if policy.largest_page() == PageSize::Giant1G {
@@ -496,6 +500,7 @@ impl ManagerLoop {
             swaps,
             giants,
             own_logs,
+            second_level_of,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
             plan: Plan::default(),

@@ -408,7 +408,7 @@ impl Parts<'_> {
         Ok(manager)
     }
 
-    /// One for each kind of RAM. KVM's totals are of all of them together, so only one kind can be held against them.
+    /// One for each kind of RAM. KVM's totals are of all of them together.
     fn vms(&self, may_collapse_shared: bool) -> Vec<ManagedVm> {
         let mut kinds: Vec<BackingConfig> = self.ram.pieces.iter().map(|piece| backing_of(piece.kind)).collect();
         kinds.dedup();
@@ -418,11 +418,10 @@ impl Parts<'_> {
             }
             unique
         });
-        let kvm = self.kvm.filter(|_| kinds.len() == 1);
         let vm = |(number, backing): (usize, BackingConfig)| {
             let pieces: Vec<_> = self.ram.pieces.iter().filter(|piece| backing_of(piece.kind) == backing).collect();
             let ranges = pieces.iter().map(|piece| piece.range).collect();
-            let kvm = kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
+            let kvm = self.kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
             ManagedVm {
                 gate: Some(Arc::clone(self.gate) as _),
                 guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
