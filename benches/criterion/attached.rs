@@ -133,7 +133,7 @@ fn attach(guest: &QemuGuest) -> Result<Attached, Ended> {
 fn promote(guest: &QemuGuest, waiting: &Waiting) -> Result<(Attached, Promotion), Ended> {
     let began = Instant::now();
     let manager = attach(guest)?;
-    let coverage = || manager.view().backing.coverage().unwrap_or(0);
+    let coverage = || manager.view().coverage().unwrap_or(0);
     waiting.comes(PROMOTION_LIMIT, PACE, || coverage() >= 9_900)?;
     let took = began.elapsed();
     let unavailable = manager.view().work.expect("it is managed").unavailable;

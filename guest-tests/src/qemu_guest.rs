@@ -1,5 +1,10 @@
 //! A guest of QEMU's with our image, on KVM: what an operator of another VMM has, for tests and benches to attach to.
 //!
+//! ```text
+//!   QemuSetup ─▶ arguments ─▶ QEMU ─┬─ console ─▶ QemuSaid: what the guest says, line by line
+//!                                   └─ qmp.sock, to which nobody is connected
+//! ```
+//!
 //! Its RAM may be made to start on base pages. QEMU asks for huge pages for all of it (`MADV_HUGEPAGE`), and a process that is
 //! denied them by `prctl(2)` can not be given any from outside either; so a library is put before the C library that
 //! drops this one advice and nothing else.
@@ -160,24 +165,36 @@ impl QemuGuest {
     /// # Errors
     /// Where its files can not be made, or there is no QEMU; or no C compiler, for base pages.
     pub fn start(setup: &QemuSetup) -> io::Result<QemuGuest> {
+        let (vcpus, memory) = (setup.vcpus.to_string(), format!("{}k", setup.memory.get() >> 10));
+        let ram = setup.ram.object(setup.memory);
+        let machine = ["-M", "microvm,memory-backend=ram0", "-m", &memory, "-object", &ram];
+        let who = ["-name", &setup.name, "-smp", &vcpus];
+        let more = setup.more.iter().map(String::as_str);
+        let arguments: Vec<&str> = machine.into_iter().chain(who).chain(more).collect();
+        QemuGuest::start_as(&arguments, &setup.cmdline, setup.ram == QemuRam::AnonymousOnBasePages)
+    }
+
+    /// Starts one on any machine with any memory: `arguments` say which.
+    ///
+    /// # Errors
+    /// As [`QemuGuest::start`].
+    pub fn start_as(arguments: &[&str], cmdline: &str, is_on_base_pages: bool) -> io::Result<QemuGuest> {
         let folder = tempfile::tempdir()?;
         let image = folder.path().join("wideleaf-guest.elf");
         wideleaf_guest_image::write_to(&image)?;
         let mut qemu = Command::new(QEMU);
         // QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
-        qemu.args(["-accel", "kvm", "-cpu", "host,arch-capabilities=off", "-M", "microvm,memory-backend=ram0"])
-            .args(["-name", &setup.name, "-smp", &setup.vcpus.to_string()])
-            .args(["-m", &format!("{}k", setup.memory.get() >> 10), "-object", &setup.ram.object(setup.memory)])
+        qemu.args(["-accel", "kvm", "-cpu", "host,arch-capabilities=off"])
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"])
-            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", &setup.cmdline])
+            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", cmdline])
             .arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", qmp(folder.path()).display()))
             .arg("-kernel")
             .arg(image)
-            .args(&setup.more)
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        if setup.ram == QemuRam::AnonymousOnBasePages {
+        if is_on_base_pages {
             qemu.env("LD_PRELOAD", base_pages_library(folder.path())?);
         }
         let mut child = qemu.spawn()?;

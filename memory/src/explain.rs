@@ -4,7 +4,7 @@
 //!   for ever       can not be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   budget ─▶ not chosen
+//!   the decision   budget ─▶ not chosen; where one only looks: manages itself ─▶ unmanaged
 //! ```
 
 use std::fmt;
@@ -66,6 +66,10 @@ pub enum WhyNot {
     BudgetSpent,
     /// The policy has not chosen it.
     NotChosen,
+    /// Nobody manages its VM.
+    Unmanaged,
+    /// Its VM is managed by its own process, which knows why.
+    ManagesItself,
 }
 
 impl CannotBeHuge {
@@ -120,6 +124,8 @@ impl WhyNot {
             WhyNot::BackingOff(Refusal::Other(_)) => "backing_off_other",
             WhyNot::BudgetSpent => "budget_spent",
             WhyNot::NotChosen => "not_chosen",
+            WhyNot::Unmanaged => "unmanaged",
+            WhyNot::ManagesItself => "manages_itself",
         }
     }
 }
@@ -176,6 +182,8 @@ impl fmt::Display for WhyNot {
                 "the budget was spent before its turn came: wait, or allow more copies per second or more CPU"
             }
             WhyNot::NotChosen => "the policy sees no gain in it yet: it is small, idle, or its turn has not come",
+            WhyNot::Unmanaged => "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would",
+            WhyNot::ManagesItself => "its own manager has not made it huge: the report of `wideleaf run` says why",
         })
     }
 }
@@ -246,6 +254,8 @@ mod tests {
             WhyNot::UnderWay,
             WhyNot::BudgetSpent,
             WhyNot::NotChosen,
+            WhyNot::Unmanaged,
+            WhyNot::ManagesItself,
         ];
         all.extend(REFUSALS.map(WhyNot::backing_off));
         all.extend(LEFT_ALONE.map(WhyNot::LeftAlone));

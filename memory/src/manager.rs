@@ -8,59 +8,57 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   when the next one comes: pacing.rs      what others see of it: live.rs
+//!   when the next one comes: pacing.rs      what others see of it: live.rs, report.rs      its thread: thread.rs
 //! ```
 //!
 //! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
 //! later.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-use wideleaf_policies::account::HostBacking;
-use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, Bytes, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan,
-    PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, WindowIndex,
+    Action, Budget, BudgetLimits, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction,
+    Policy, Refusal, Skip, Snapshot, VmId,
 };
 
-use crate::backing::{BackingConfig, BackingKind};
-use crate::explain::{Barred, CannotBeHuge};
-use crate::first_touch::{FirstTouch, FirstTouchError, FirstTouchReport};
-use crate::gate::{Gate, GateState};
+use crate::explain::CannotBeHuge;
+use crate::first_touch::{FirstTouch, FirstTouchError};
+use crate::gate::GateState;
 use crate::host::Host;
 use crate::panicked::{Panicked, caught};
-use crate::recorder::{RecordTo, Recorder, RecorderReport};
-use crate::region::{GuestRam, RamRange};
-use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
+use crate::recorder::{RecordTo, Recorder};
+use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
 use crate::second_level::own_logs::OwnLogs;
-use crate::second_level::{SecondLevel, SlotId};
 use crate::sensors::host_backing::HostBackingSensor;
-use crate::sensors::kernel_flags::MergedPages;
 
 mod acting;
 mod giants;
 mod live;
+mod managed_vm;
 mod pacing;
+mod report;
 mod sampling;
 mod sensing;
 mod steering;
+mod thread;
 
 use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
+use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
-use live::{LiveSlot, Publisher};
-use pacing::{PULSE, Pacing};
-use sampling::{Sampling, SharedAccess};
+pub use managed_vm::ManagedVm;
+use pacing::PULSE;
+pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
+use sampling::Sampling;
 pub use sampling::{SensorCost, SensorCosts};
 use steering::Steering;
+pub use thread::{Manager, ManagerError};
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug)]
@@ -106,241 +104,6 @@ impl ManagerConfig {
             pulse: Some(Duration::from_secs(2)),
             ..ManagerConfig::default()
         }
-    }
-}
-
-/// One VM under the manager, or one native kernel (which has no second level).
-pub struct ManagedVm {
-    /// Its name towards the policy.
-    pub id: VmId,
-    /// Where its RAM is.
-    pub ranges: Vec<RamRange>,
-    /// What backs its RAM.
-    pub backing: BackingConfig,
-    /// KVM's side, if there is one.
-    pub second_level: Option<Arc<dyn SecondLevel>>,
-    /// Keeps the mapping alive for as long as the manager may act on it; tests on a fake host have none.
-    pub ram: Option<Arc<GuestRam>>,
-    /// Says whether it may be acted on now; `None`: always.
-    pub gate: Option<Arc<dyn Gate>>,
-    /// Whether shared memory may be collapsed. The kernel unmaps it page by page, so that all of the guest stops for 15 to 30 ms a
-    /// window.
-    pub may_collapse_shared: bool,
-    /// Parts of its RAM that can never be huge. What is not congruent is found without.
-    pub barred: Vec<Barred>,
-    /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: a large page undoes the merging.
-    pub merged: Option<MergedPages>,
-}
-
-impl ManagedVm {
-    /// A VM of ours whose RAM is `ram`.
-    pub fn new(id: VmId, ram: Arc<GuestRam>, second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
-        let (ranges, backing) = (ram.ranges().to_vec(), ram.backing());
-        ManagedVm {
-            ram: Some(ram),
-            may_collapse_shared: true,
-            ..ManagedVm::of_others(id, ranges, backing, second_level)
-        }
-    }
-
-    /// A VM whose RAM another process has mapped at `ranges` (ascending guest-physical addresses), for a loop over that process's
-    /// [`ProcessHost`](crate::host::process::ProcessHost). Shared memory is not collapsed, and no gate is asked, unless the fields say so.
-    ///
-    /// KVM's totals are of a whole VM: where one has RAM of several kinds, and so several of these, none of them can have a
-    /// `second_level` that counts.
-    pub fn of_others(
-        id: VmId,
-        ranges: Vec<RamRange>,
-        backing: BackingConfig,
-        second_level: Option<Arc<dyn SecondLevel>>,
-    ) -> ManagedVm {
-        ManagedVm {
-            id,
-            ranges,
-            backing,
-            second_level,
-            ram: None,
-            gate: None,
-            may_collapse_shared: false,
-            barred: Vec::new(),
-            merged: None,
-        }
-    }
-
-    /// Whether pages that are absent from a window in use are to stay so.
-    fn keeps_holes(&self) -> bool {
-        self.gate.as_ref().is_some_and(|gate| gate.keeps_holes())
-    }
-
-    /// By window: whether it can never be huge. Empty where all can.
-    fn barred_windows(&self) -> Vec<Option<CannotBeHuge>> {
-        let is_shared = self.backing.kind() == BackingKind::Memfd && !self.may_collapse_shared;
-        let of_range = |range: &RamRange| {
-            let is_congruent = is_congruent(range.gpa.start(), range.hva, PageSize::Huge2M);
-            let shared = is_shared.then_some(CannotBeHuge::SharedStalls);
-            if is_congruent { shared } else { Some(CannotBeHuge::Misaligned) }
-        };
-        let of_window = |window: WindowIndex| {
-            let barred = self.barred.iter().find(|barred| barred.range.contains(window.start()));
-            barred.map(|barred| barred.why)
-        };
-        let windows = |range: &RamRange| {
-            let of_range = of_range(range);
-            range.gpa.windows().map(move |window| of_window(window).or(of_range))
-        };
-        let barred: Vec<_> = self.ranges.iter().flat_map(windows).collect();
-        if barred.iter().any(Option::is_some) { barred } else { Vec::new() }
-    }
-}
-
-/// What was seen of one VM at one tick.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    /// When.
-    pub at: Moment,
-    /// Host backing of all its windows together.
-    pub host: HostBacking,
-    /// KVM's totals.
-    pub mapping: Option<MappingStats>,
-}
-
-/// The second check of promotion: KVM's own totals. They rise only when the guest touches a window again, so what is
-/// missing may still come; what is too much can not be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KvmCheck {
-    /// Large mappings (2 MiB, or 1 GiB as 512 of them) at the first look.
-    pub large_at_first: u64,
-    /// The most there were at any later look.
-    pub large_at_most: u64,
-    /// Looks at which KVM had more large mappings than the host had large windows that are not held. KVM maps no
-    /// window larger than its backing: such a look means that one of the two sensors is wrong. A difference of
-    /// two is allowed, since the guest runs on between the two readings.
-    pub contradictions: u64,
-}
-
-/// Everything the loop counted.
-#[derive(Clone, Debug)]
-pub struct ManagerReport {
-    /// The policy's name.
-    pub policy: &'static str,
-    /// Ticks.
-    pub ticks: u64,
-    /// Actions by mechanism and result.
-    pub outcomes: BTreeMap<(&'static str, &'static str), u64>,
-    /// Sensors that failed, by name.
-    pub sensor_failures: BTreeMap<&'static str, u64>,
-    /// Times the budget said no.
-    pub budget_refusals: u64,
-    /// Guest memory copied by promotions.
-    pub copied: Bytes,
-    /// CPU time of the actions.
-    pub action_cpu: Duration,
-    /// CPU time of the whole loop, sensing and deciding included.
-    pub total_cpu: Duration,
-    /// Time of the calls that copied.
-    pub copy_time: Duration,
-    /// How long each acted-on window (or giant) was unavailable at most, in nanoseconds.
-    pub unavailable_ns: Histogram<u64>,
-    /// Became resident only because the page is large.
-    pub bloat: Bytes,
-    /// KVM's totals against the host's backing, by VM in the order given; `None` without a second level.
-    pub kvm_checks: Vec<Option<KvmCheck>>,
-    /// When the first action was done.
-    pub first_done_at: Option<Moment>,
-    /// When the last action was done.
-    pub last_done_at: Option<Moment>,
-    /// What was seen, by VM in the order given; at most [`SAMPLES_KEPT`] each, thinned out evenly.
-    pub samples: Vec<(VmId, Vec<Sample>)>,
-    /// What was decided at the fault, if the policy decides there.
-    pub first_touch: Option<FirstTouchReport>,
-    /// What was done with reserved frames, if the policy reserves some.
-    pub reserved_frames: Option<ReservedFramesReport>,
-    /// What became of the recording, if there is one.
-    pub recording: Option<RecorderReport>,
-    /// What the sensors that are not asked at every tick did, and what that cost.
-    pub sensor_costs: SensorCosts,
-    /// Questions of the policy that nothing here can answer, each with the reason.
-    pub unanswered: Vec<String>,
-    /// Memslots whose dirty log somebody else had switched on at some tick: such a hold is not lifted.
-    pub logs_of_others: BTreeSet<(VmId, SlotId)>,
-    /// What panicked while it acted, and what is left alone since. None is the rule: each is a mistake of ours.
-    pub panics: Vec<String>,
-    /// Memory the host got back.
-    pub released: Bytes,
-    /// What the policy counted of its own decisions.
-    pub policy_figures: Vec<(&'static str, u64)>,
-    /// Ticks at which a VM was left alone, by the reason's name.
-    pub ticks_left_alone: BTreeMap<&'static str, u64>,
-}
-
-/// A window that was out of reach for longer is counted as this long: a minute is a hung host.
-const UNAVAILABLE_NS_MAX: u64 = 60_000_000_000;
-
-/// More samples than this say nothing more in a report; when reached, every second one is dropped.
-pub const SAMPLES_KEPT: usize = 2048;
-
-impl ManagerReport {
-    fn new(policy: &'static str, vms: &[ManagedVm]) -> ManagerReport {
-        ManagerReport {
-            policy,
-            ticks: 0,
-            outcomes: BTreeMap::new(),
-            sensor_failures: BTreeMap::new(),
-            budget_refusals: 0,
-            copied: Bytes::ZERO,
-            action_cpu: Duration::ZERO,
-            total_cpu: Duration::ZERO,
-            copy_time: Duration::ZERO,
-            unavailable_ns: Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 3).expect("the bounds are literals"),
-            bloat: Bytes::ZERO,
-            kvm_checks: vec![None; vms.len()],
-            first_done_at: None,
-            last_done_at: None,
-            samples: vms.iter().map(|vm| (vm.id, Vec::new())).collect(),
-            first_touch: None,
-            reserved_frames: None,
-            recording: None,
-            sensor_costs: SensorCosts::new(),
-            unanswered: Vec::new(),
-            logs_of_others: BTreeSet::new(),
-            panics: Vec::new(),
-            released: Bytes::ZERO,
-            policy_figures: Vec::new(),
-            ticks_left_alone: BTreeMap::new(),
-        }
-    }
-
-    fn count(&mut self, performed: &Performed) {
-        let Performed { mechanism, result, at, cost, unavailable, bloat, freed, unswapped } = *performed;
-        *self.outcomes.entry((mechanism.name(), result.name())).or_default() += 1;
-        if let Some(unswapped) = unswapped {
-            *self.outcomes.entry((Mechanism::Swap.name(), unswapped.name())).or_default() += 1;
-        }
-        self.action_cpu += cost.cpu;
-        self.copied += cost.copied;
-        self.bloat += bloat;
-        self.released += freed;
-        if result != OutcomeResult::Done {
-            return;
-        }
-        self.first_done_at.get_or_insert(at);
-        self.last_done_at = Some(at);
-        if cost.copied > Bytes::ZERO {
-            self.copy_time += unavailable;
-        }
-        if unavailable > Duration::ZERO {
-            self.unavailable_ns.saturating_record(u64::try_from(unavailable.as_nanos()).unwrap_or(u64::MAX));
-        }
-    }
-
-    /// How many actions of a mechanism were done.
-    pub fn done(&self, mechanism: &str) -> u64 {
-        self.outcomes.iter().filter(|((m, result), _)| *m == mechanism && *result == "done").map(|(_, n)| n).sum()
-    }
-
-    /// Bytes copied per second of the time the copying took.
-    pub fn copy_bytes_per_second(&self) -> Option<f64> {
-        (self.copy_time > Duration::ZERO).then(|| self.copied.get() as f64 / self.copy_time.as_secs_f64())
     }
 }
 
@@ -444,6 +207,8 @@ pub struct ManagerLoop {
     giants: Giants,
     /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
     own_logs: Vec<Option<Arc<OwnLogs>>>,
+    /// By VM in the order given: the first with the same second level.
+    second_level_of: Vec<usize>,
     should_stop: Arc<AtomicBool>,
     /// Of the actions of this tick.
     panics: Mutex<Vec<(VmId, Panicked)>>,
@@ -471,6 +236,7 @@ impl ManagerLoop {
     ) -> ManagerLoop {
         let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let second_level_of = sensing::firsts_of_second_levels(&vms);
         let own_logs = vms.iter_mut().map(own_logs).collect();
         let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
         if policy.largest_page() == PageSize::Giant1G {
@@ -492,6 +258,7 @@ impl ManagerLoop {
             swaps,
             giants,
             own_logs,
+            second_level_of,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
             plan: Plan::default(),
@@ -779,211 +546,14 @@ fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
     Some(own)
 }
 
-/// The loop in its thread.
-pub struct Manager {
-    shared: Arc<Shared>,
-    should_stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<ManagerReport>>,
-    first_touch: Option<FirstTouch>,
-    reserved_frames: Option<ReservedFrames>,
-    host: Arc<dyn Host>,
-    access: Vec<SharedAccess>,
-    steering: Arc<Steering>,
-    live: LiveSlot,
-}
-
-/// Why a manager does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ManagerError {
-    /// No thread to be had.
-    #[error("cannot start the manager's thread: {0}")]
-    Thread(#[from] std::io::Error),
-    /// The policy decides at the fault, and it can not be asked there.
-    #[error("the policy {policy} decides at the first touch, which it can not here: {source}")]
-    FirstTouch {
-        /// The policy's name.
-        policy: &'static str,
-        /// Why not.
-        source: FirstTouchError,
-    },
-    /// The policy reserves frames, and none can be reserved.
-    #[error("the policy {policy} reserves frames, which it can not here: {source}")]
-    ReservedFrames {
-        /// The policy's name.
-        policy: &'static str,
-        /// Why not.
-        source: ReservedFramesError,
-    },
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<RunState>,
-    changed: Condvar,
-}
-
-/// What the thread is to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum RunState {
-    /// Nothing yet.
-    #[default]
-    Waiting,
-    /// Ticks, the next one at once.
-    Called,
-    /// Ticks when it is time.
-    Active,
-    Stopping,
-}
-
-impl Manager {
-    /// Starts the loop's thread. It waits until [`Manager::activate`]. A policy that decides at the first touch is asked, and
-    /// one that reserves frames is served, from now on: what is touched before could not be asked about later.
-    ///
-    /// # Errors
-    /// [`ManagerError`] where no thread can be had, or first touches can not be decided, or no frames reserved.
-    pub fn spawn(
-        host: Arc<dyn Host>,
-        vms: Vec<ManagedVm>,
-        policy: Box<dyn Policy>,
-        config: ManagerConfig,
-    ) -> Result<Manager, ManagerError> {
-        Manager::spawn_loop(ManagerLoop::new(host, vms, policy, config))
-    }
-
-    /// As [`Manager::spawn`], for a loop that was made before, for instance a recorded one.
-    ///
-    /// # Errors
-    /// As [`Manager::spawn`].
-    pub fn spawn_loop(mut work: ManagerLoop) -> Result<Manager, ManagerError> {
-        let shared = Arc::<Shared>::default();
-        let first_touch =
-            work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
-        let reserved_frames = work
-            .reserved_frames()
-            .map_err(|source| ManagerError::ReservedFrames { policy: work.report.policy, source })?;
-        let should_stop = work.should_stop.clone();
-        let (steering, live) = (work.steering.clone(), work.publisher.slot());
-        let (host, access) = (work.host.clone(), work.sampling.iter().filter_map(Sampling::access).collect());
-        let thread = {
-            let shared = shared.clone();
-            std::thread::Builder::new().name("manager".into()).spawn(move || {
-                let mut pacing = Pacing::new(&work.config, work.host.now());
-                let pulse = work.config.pulse;
-                let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
-                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), &work.vms)
-                };
-                while !work.has_ended()
-                    && shared.wait(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) == RunState::Active
-                {
-                    let done = work.tick();
-                    pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));
-                }
-                work.finish()
-            })?
-        };
-        let thread = Some(thread);
-        Ok(Manager { shared, should_stop, thread, first_touch, reserved_frames, host, access, steering, live })
-    }
-
-    /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
-    /// which look unbacked.
-    pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
-        let _in_place: Vec<_> = self.access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
-        look()
-    }
-
-    /// Lets the loop act.
-    pub fn activate(&self) {
-        self.steering.set_paused(false);
-        self.shared.set(RunState::Called);
-    }
-
-    /// Lets the loop look and not act, also before it was ever active. An action that it is at is finished, some milliseconds
-    /// later at most; a giant that is being moved arrives.
-    pub fn pause(&self) {
-        self.steering.set_paused(true);
-        self.shared.set(RunState::Called);
-    }
-
-    /// Changes what actions may cost, from the next tick on. A recording keeps the limits it began with.
-    pub fn set_limits(&self, limits: BudgetLimits) {
-        self.steering.set_limits(limits);
-    }
-
-    /// How things were at the end of the latest tick.
-    pub fn live(&self) -> Arc<Live> {
-        live::latest(&self.live)
-    }
-
-    /// Whether its loop has ended by itself: all its VMs are gone. [`Manager::stop`] still has the report.
-    pub fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// Ends the loop after the action it is at, and returns what it counted.
-    pub fn stop(mut self) -> ManagerReport {
-        self.end();
-        let first_touch = self.first_touch.take().map(FirstTouch::stop);
-        let reserved_frames = self.reserved_frames.take().map(ReservedFrames::stop);
-        let thread = self.thread.take().expect("a manager is stopped once");
-        let report = thread.join().expect("the manager's thread does not panic");
-        ManagerReport { first_touch, reserved_frames, ..report }
-    }
-
-    fn end(&self) {
-        self.should_stop.store(true, Ordering::Relaxed);
-        self.shared.set(RunState::Stopping);
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        self.end();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Shared {
-    fn set(&self, state: RunState) {
-        let mut current = self.state.lock().expect("nothing panics under this lock");
-        if *current != RunState::Stopping {
-            *current = state;
-        }
-        self.changed.notify_all();
-    }
-
-    /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, or until told to stop; while not
-    /// active, until told anything.
-    fn wait(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> RunState {
-        let mut state = self.state.lock().expect("nothing panics under this lock");
-        let (mut has_paused, mut left) = (false, pause);
-        loop {
-            match *state {
-                RunState::Waiting => state = self.changed.wait(state).expect("nothing panics under this lock"),
-                RunState::Called => {
-                    *state = RunState::Active;
-                    has_paused = true;
-                }
-                RunState::Active if !has_paused => {
-                    let step = left.min(pulse.unwrap_or(left));
-                    (state, _) = self.changed.wait_timeout(state, step).expect("nothing panics under this lock");
-                    left -= step;
-                    has_paused = left.is_zero() || (*state == RunState::Active && is_urgent());
-                }
-                RunState::Active | RunState::Stopping => return *state,
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backing::{BackingConfig, BackingKind};
     use crate::host::fake::FakeHost;
+    use crate::region::GuestRam;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Gpa, GpaRange, policy};
+    use wideleaf_policies::{Bytes, Gpa, GpaRange, policy};
 
     #[test]
     fn what_is_seen_while_a_giant_is_exchanged_is_looked_at_again() {

@@ -14,10 +14,16 @@ use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{LATEST_ACTIONS_MAX, Live, ManagedVm, Manager, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::RamRange;
+use wideleaf_memory::second_level::SecondLevel;
+use wideleaf_memory::second_level::fake::FakeSecondLevel;
+use wideleaf_memory::sensors::guest_tables::{GuestTables, NoTables, TableSource, Walked};
 use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::{kib, mib};
-use wideleaf_policies::{BudgetLimits, Gpa, GpaRange, Hva, OutcomeResult, PageSize, PerTenThousand, Refusal, VmId};
+use wideleaf_policies::{
+    BudgetLimits, Gpa, GpaRange, GuestMapping, Hva, MappingStats, OutcomeResult, PageSize, PerTenThousand, Refusal,
+    VmId, WindowIndex,
+};
 
 const RAM_AT: Hva = Hva::new(1 << 40);
 const WINDOWS: u64 = 8;
@@ -363,6 +369,34 @@ fn a_guest_that_ends_at_any_call_ends_the_loop_or_is_refused_and_nothing_panics(
 }
 
 #[test]
+fn kvms_totals_are_held_against_all_kinds_of_ram_together() {
+    // KVM has more large mappings than either kind has huge windows, and as many as both have.
+    let (host, kvm) = (host(), Arc::new(FakeSecondLevel::new(&[])));
+    let other = RamRange { hva: Hva::new(1 << 41), gpa: GpaRange::new(Gpa::new(1 << 32), ram().gpa.bytes()).unwrap() };
+    for start in [RAM_AT, other.hva] {
+        host.make_present(start, ram().gpa.bytes(), true);
+    }
+    let both = |id, ranges, kind| ManagedVm {
+        id: VmId(id),
+        ranges,
+        second_level: Some(kvm.clone() as Arc<dyn SecondLevel>),
+        ..of_kind(kind)
+    };
+    let vms = vec![both(0, vec![ram()], BackingKind::Anon), both(1, vec![other], BackingKind::Memfd)];
+    let mut work = ManagerLoop::new(host.clone(), vms, by_name("never"), plenty());
+    let stats = |pages_2m| MappingStats { pages_4k: 9, pages_2m, pages_1g: 0 };
+    kvm.set_stats(stats(2 * WINDOWS));
+    work.tick();
+    let seen: Vec<_> = work.live().snapshot.vms.iter().map(|vm| vm.mapping).collect();
+    assert_eq!(seen, [Some(stats(2 * WINDOWS)); 2]);
+    let check = |work: &ManagerLoop| work.report().kvm_checks.clone();
+    assert_eq!((check(&work)[0].unwrap().contradictions, check(&work)[1]), (0, None));
+    kvm.set_stats(stats(2 * WINDOWS + 3));
+    work.tick();
+    assert_eq!(check(&work)[0].unwrap().contradictions, 1, "a window or two may come between the two looks");
+}
+
+#[test]
 fn one_guest_that_is_gone_does_not_end_another() {
     let (host, gate) = (host(), TestGate::new(GateState::Gone));
     let other = RamRange { hva: Hva::new(1 << 41), ..ram() };
@@ -371,6 +405,47 @@ fn one_guest_that_is_gone_does_not_end_another() {
     let mut work = ManagerLoop::new(host.clone(), vec![behind(&gate), second], by_name("greedy"), plenty());
     assert_eq!((work.tick(), work.has_ended()), (WINDOWS, false));
     assert_eq!(host.huge_windows(), WINDOWS);
+}
+
+/// Tables as the test says, looked at on every tick.
+#[derive(Default)]
+struct TestTables(Mutex<Vec<Result<Walked, NoTables>>>);
+
+impl TableSource for TestTables {
+    fn every(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sample(&self) -> Result<Walked, NoTables> {
+        self.0.lock().unwrap().pop().unwrap_or_else(|| Err(NoTables::NotNow("nothing is left".into())))
+    }
+}
+
+#[test]
+fn the_tables_of_a_guest_of_others_reach_the_policy_as_far_as_they_are_known() {
+    use GuestMapping::{Base4K, Huge2M, Unknown, Unmapped};
+    let walked = |is_complete, mappings: &[GuestMapping]| {
+        let windows = mappings.iter().enumerate().map(|(row, of)| (WindowIndex::new(row as u64), *of)).collect();
+        Ok(Walked { tables: GuestTables { windows, tables: 1, is_complete }, waits: 1 })
+    };
+    let looks = [
+        (walked(true, &[Huge2M, Unmapped]), [Huge2M, Unmapped]),
+        (walked(false, &[Base4K, Unmapped]), [Base4K, Unknown]),
+        (Err(NoTables::NotNow("it does not answer".into())), [Base4K, Unknown]),
+        (Err(NoTables::NotThese("32 bits".into())), [Unknown, Unknown]),
+    ];
+    let tables = Arc::<TestTables>::default();
+    let vm = ManagedVm { guest_tables: Some(tables.clone()), ..of_kind(BackingKind::Anon) };
+    let mut work = ManagerLoop::new(host(), vec![vm], by_name("aligned"), plenty());
+    for (look, expected) in looks {
+        tables.0.lock().unwrap().push(look);
+        // It looks at the end of a tick, and the next one shows it.
+        work.tick();
+        work.tick();
+        assert_eq!(work.live().snapshot.vms[0].guest_mapping[..2], expected);
+    }
+    let cost = work.report().sensor_costs["guest_tables"];
+    assert_eq!((cost.samples, cost.waits), (2, 2));
 }
 
 /// A minute at most, for a machine with much else to do.

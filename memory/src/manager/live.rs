@@ -20,8 +20,9 @@ use wideleaf_policies::{
 };
 
 use super::acting::{Mechanism, Performed};
+use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
-use super::{KvmCheck, ManagerLoop, NEVER, UNAVAILABLE_NS_MAX};
+use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::GateState;
 

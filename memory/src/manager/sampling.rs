@@ -30,7 +30,7 @@ use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Rotation, Seen, TouchFrequency};
 use crate::sensors::damon::DamonSensor;
-use crate::sensors::guest_tables::{self, TableLevels};
+use crate::sensors::guest_tables::{NoTables, OwnTables, TableSource, Walked};
 use crate::sensors::minor_faults::MinorFaultSensor;
 use crate::sensors::share::{Share, ShareLimits};
 use crate::sensors::written::WriteSensor;
@@ -66,9 +66,6 @@ const WRITTEN_COST: Duration = Duration::from_millis(22);
 const WRITE_FAULT: Duration = Duration::from_micros(22);
 /// Slots logged at once.
 const WRITTEN_MOST: usize = 2;
-
-/// How often the guest's own tables are walked: a walk stops the guest for as long as a kick takes and reads all its tables.
-const GUEST_TABLES_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What a sensor did and what that cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -198,9 +195,8 @@ struct WrittenSampling {
 }
 
 struct GuestTables {
-    ram: Arc<GuestRam>,
-    second_level: Arc<dyn SecondLevel>,
-    walked_at: Option<Moment>,
+    source: Arc<dyn TableSource>,
+    next_at: Moment,
     mappings: Vec<GuestMapping>,
 }
 
@@ -616,31 +612,44 @@ fn failed(sensor: &'static str, error: &dyn std::error::Error, report: &mut Mana
 
 impl GuestTables {
     fn start(vm: &ManagedVm, rows: usize) -> Result<GuestTables, String> {
-        let ram = vm.ram.clone().ok_or("only RAM that is mapped in this process can be read")?;
-        let second_level = vm.second_level.clone().ok_or("a process has no guest's tables")?;
-        Ok(GuestTables { ram, second_level, walked_at: None, mappings: vec![GuestMapping::Unknown; rows] })
+        let source = match (&vm.guest_tables, &vm.ram, &vm.second_level) {
+            (Some(source), ..) => Arc::clone(source),
+            (None, None, _) => return Err("only RAM that is mapped in this process can be read".into()),
+            (None, Some(_), None) => return Err("a process has no guest's tables".into()),
+            (None, Some(ram), Some(second_level)) => {
+                Arc::new(OwnTables { ram: ram.clone(), second_level: second_level.clone() })
+            }
+        };
+        Ok(GuestTables { source, next_at: Moment::START, mappings: vec![GuestMapping::Unknown; rows] })
     }
 
     fn look(&mut self, host: &dyn Host, windows: &[WindowIndex], cost: &mut SensorCost) {
-        let now = host.now();
-        if self.walked_at.is_some_and(|at| now.since(at) < GUEST_TABLES_INTERVAL) {
+        let began_at = host.now();
+        if began_at < self.next_at {
             return;
         }
-        self.walked_at = Some(now);
         let began_cpu = host.thread_cpu_time();
-        // No guest of ours has five levels: `wideleaf_vmm` offers none.
-        match guest_tables::sample(self.second_level.as_ref(), &self.ram, TableLevels::Four) {
-            // A guest that has ended, or is paused by somebody else for long: what was seen last stays.
-            Err(error) => tracing::debug!("the guest's tables: {error}"),
-            Ok(tables) => {
+        match self.source.sample() {
+            Err(why @ NoTables::NotNow(_)) => tracing::debug!("the guest's tables: {why}"),
+            Err(why @ NoTables::NotThese(_)) => {
+                tracing::debug!("the guest's tables: {why}");
+                self.mappings.fill(GuestMapping::Unknown);
+            }
+            Ok(Walked { tables, waits }) => {
                 for (window, mapping) in tables.windows {
                     if let Ok(row) = windows.binary_search(&window) {
-                        self.mappings[row] = mapping;
+                        // A table that was not read may map it.
+                        let is_known = tables.is_complete || mapping != GuestMapping::Unmapped;
+                        self.mappings[row] = if is_known { mapping } else { GuestMapping::Unknown };
                     }
                 }
-                cost.add_sample(windows.len() as u64, 1, host.thread_cpu_time().saturating_sub(began_cpu));
+                cost.add_sample(windows.len() as u64, waits, host.thread_cpu_time().saturating_sub(began_cpu));
             }
         }
+        // Time and not CPU time: whoever is asked for the roots works as well, or has the guest wait.
+        let spent = host.now().since(began_at);
+        let pause = spent.saturating_mul(PerTenThousand::ALL.get() / SAMPLING_BUDGET.get());
+        self.next_at = host.now() + self.source.every().max(pause);
     }
 }
 

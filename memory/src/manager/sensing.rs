@@ -11,6 +11,7 @@
 //! succeeds, and its windows count as unbacked, which no policy acts on.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, GpaRange, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow, account};
@@ -40,7 +41,8 @@ impl ManagerLoop {
     /// Looks at all VMs.
     pub(super) fn sense(&mut self) -> Snapshot {
         let host = self.sense_host();
-        let vms = (0..self.vms.len()).map(|index| self.sense_vm(index)).collect();
+        let mut vms: Vec<_> = (0..self.vms.len()).map(|index| self.sense_vm(index)).collect();
+        self.sense_totals(&mut vms);
         Snapshot { host, vms }
     }
 
@@ -49,17 +51,33 @@ impl ManagerLoop {
         self.giants.mark(index, &mut rows);
         leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
         self.hold_back(index, &mut rows);
-        if self.gates[index] == GateState::Gone {
-            return rows; // the samples end with the last that was seen of it
-        }
-        rows.mapping = self.sense_mapping(index);
-        // While a giant is exchanged the two readings are of different moments.
-        if let Some(stats) = rows.mapping.filter(|_| !self.giants.is_under_way_in(index)) {
-            check_totals(&mut self.report.kvm_checks[index], stats, &rows);
-        }
-        let sample = Sample { at: self.host.now(), host: account::host_backing(&rows), mapping: rows.mapping };
-        keep_sample(&mut self.report.samples[index].1, sample);
         rows
+    }
+
+    /// KVM's totals: asked once of each second level, and held against all the RAM that has it. Of a VM that is gone the samples end with
+    /// the last that was seen.
+    fn sense_totals(&mut self, vms: &mut [VmSnapshot]) {
+        let is_there = |gates: &[GateState], index: usize| gates[index] != GateState::Gone;
+        for index in (0..vms.len()).filter(|index| is_there(&self.gates, *index)).collect::<Vec<_>>() {
+            let first = self.second_level_of[index];
+            vms[index].mapping = if first < index && is_there(&self.gates, first) {
+                vms[first].mapping
+            } else {
+                self.sense_mapping(index)
+            };
+            let sample =
+                Sample { at: self.host.now(), host: account::host_backing(&vms[index]), mapping: vms[index].mapping };
+            keep_sample(&mut self.report.samples[index].1, sample);
+        }
+        for first in 0..vms.len() {
+            let parts = || (first..vms.len()).filter(|index| self.second_level_of[*index] == first);
+            // While a giant is exchanged the two readings are of different moments.
+            let is_steady = parts().all(|index| is_there(&self.gates, index) && !self.giants.is_under_way_in(index));
+            if let (true, Some(stats)) = (is_steady && parts().next().is_some(), vms[first].mapping) {
+                let possible = parts().map(|index| large_windows(&vms[index])).sum();
+                check_totals(&mut self.report.kvm_checks[first], stats, possible);
+            }
+        }
     }
 
     /// One row for each window of a VM, whatever fails: or the row numbers would shift.
@@ -200,14 +218,29 @@ fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTre
     }
 }
 
-fn check_totals(check: &mut Option<KvmCheck>, stats: MappingStats, rows: &VmSnapshot) {
+/// What KVM may map large.
+fn large_windows(rows: &VmSnapshot) -> u64 {
+    (0..rows.len()).filter(|row| rows.backing[*row].is_large() && !rows.is_held[*row]).count() as u64
+}
+
+fn check_totals(check: &mut Option<KvmCheck>, stats: MappingStats, possible: u64) {
     /// The host is read before KVM, and the guest runs on in between: a window or two may have become large.
     const SLACK: u64 = 2;
     let large = stats.pages_2m + stats.pages_1g * 512;
-    let possible = (0..rows.len()).filter(|row| rows.backing[*row].is_large() && !rows.is_held[*row]).count() as u64;
     let check = check.get_or_insert(KvmCheck { large_at_first: large, ..KvmCheck::default() });
     check.large_at_most = check.large_at_most.max(large);
     check.contradictions += u64::from(large > possible + SLACK);
+}
+
+/// By VM: the first that has the same second level, itself where it is the first or has none. Of one guest there may be several, one for each
+/// kind of RAM.
+pub(super) fn firsts_of_second_levels(vms: &[ManagedVm]) -> Vec<usize> {
+    let second_level = |vm: &ManagedVm| vm.second_level.as_ref().map(|kvm| Arc::as_ptr(kvm).cast::<()>());
+    let first = |(index, vm): (usize, &ManagedVm)| match second_level(vm) {
+        Some(own) => vms.iter().position(|other| second_level(other) == Some(own)).unwrap_or(index),
+        None => index,
+    };
+    vms.iter().enumerate().map(first).collect()
 }
 
 fn keep_sample(samples: &mut Vec<Sample>, sample: Sample) {

@@ -16,6 +16,8 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange, GuestMapping, PageSize, WindowIndex};
 
@@ -104,6 +106,60 @@ pub struct GuestTables {
     pub tables: usize,
     /// Whether all tables were read. If not, a window may have mappings that are not in `windows`.
     pub is_complete: bool,
+}
+
+/// Who brings the guest's tables, as often as a look at them is worth: [`OwnTables`] for a guest of this process, and whoever
+/// knows the roots of another's.
+pub trait TableSource: Send + Sync {
+    /// How long a look is good for.
+    fn every(&self) -> Duration;
+
+    /// Looks.
+    ///
+    /// # Errors
+    /// [`NoTables`].
+    fn sample(&self) -> Result<Walked, NoTables>;
+}
+
+/// A look at a guest's tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walked {
+    /// What it found.
+    pub tables: GuestTables,
+    /// How many times a vCPU was stopped for it.
+    pub waits: u64,
+}
+
+/// Why a look found nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum NoTables {
+    /// Another time perhaps: what was seen last may still be so.
+    #[error("{0}")]
+    NotNow(String),
+    /// The guest has tables that are not followed: what was seen before is of another kind.
+    #[error("{0}")]
+    NotThese(String),
+}
+
+/// A guest of this process. `wideleaf_vmm` offers none five levels.
+pub struct OwnTables {
+    /// Its RAM.
+    pub ram: Arc<GuestRam>,
+    /// Has its vCPUs.
+    pub second_level: Arc<dyn SecondLevel>,
+}
+
+impl TableSource for OwnTables {
+    /// A look stops the guest for as long as a kick takes and reads all its tables.
+    fn every(&self) -> Duration {
+        Duration::from_secs(2)
+    }
+
+    /// A guest that has ended, or is paused by somebody else for long, is not looked at.
+    fn sample(&self) -> Result<Walked, NoTables> {
+        let tables = sample(self.second_level.as_ref(), &self.ram, TableLevels::Four);
+        tables.map(|tables| Walked { tables, waits: 1 }).map_err(|error| NoTables::NotNow(error.to_string()))
+    }
 }
 
 /// Walks the tables of every vCPU. The guest is paused while the roots are fetched, and runs while they are followed.

@@ -6,7 +6,8 @@
 //!
 //!   process  /proc              ┐           ┌─ ram           where RAM is, of what kind, whether it can be huge
 //!   monitor  QEMU's, questions  ├─ read by ─┼─ gate          whether it is to be left alone
-//!   virsh    libvirt's          ┘           └─ second_level  what KVM maps
+//!   virsh    libvirt's          ┘           ├─ second_level  what KVM maps
+//!                                         └─ guest_pages   what the guest itself maps
 //! ```
 //!
 //! A guest is never stopped, tainted or changed but by promoting and splitting its host pages; what may do even that is said in
@@ -15,6 +16,7 @@
 pub mod command_line;
 pub mod find;
 pub mod gate;
+mod guest_pages;
 pub mod live_view;
 pub mod monitor;
 pub mod mtree;
@@ -22,7 +24,9 @@ pub mod process;
 pub mod qmp;
 pub mod ram;
 mod ram_watch;
+mod reasons;
 pub mod refuse;
+mod registers;
 pub mod second_level;
 pub mod session;
 pub mod survey;

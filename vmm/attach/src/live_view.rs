@@ -3,10 +3,10 @@
 
 use std::time::SystemTime;
 
-use wideleaf_control::view::{BackingView, Care, Guarantee, VmView, Vmm, WorkView};
+use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, VmView, Vmm, WorkView};
 use wideleaf_memory::manager::Live;
 use wideleaf_memory::{BackingKind, GuestRam};
-use wideleaf_policies::{Backing, MappingStats, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, GuestMapping, MappingStats, PageSize, WindowIndex};
 
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
@@ -25,8 +25,9 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         policy: Some(live.policy.to_owned()),
         guarantee: Guarantee::BestEffort,
         ram: ram.pieces.iter().map(RamPiece::view).collect(),
-        backing: backing(ram, live),
+        backing: Some(backing(ram, live)),
         mapping: None,
+        guest_pages: guest_pages(live),
         work: Some(work),
         notes: live.panics.clone(),
     }
@@ -48,6 +49,24 @@ fn backing(ram: &RamMap, live: &Live) -> BackingView {
     }
     backing.unbacked = ram.bytes().get().saturating_sub(backing.resident());
     backing
+}
+
+/// `None` where no window was ever looked at.
+pub(crate) fn guest_pages(live: &Live) -> Option<GuestPagesView> {
+    let mut pages = GuestPagesView::default();
+    let mut is_any_known = false;
+    for mapping in live.snapshot.vms.iter().flat_map(|vm| &vm.guest_mapping) {
+        is_any_known |= *mapping != GuestMapping::Unknown;
+        *match mapping {
+            GuestMapping::Unknown => &mut pages.unknown,
+            GuestMapping::Unmapped => &mut pages.unmapped,
+            GuestMapping::Base4K => &mut pages.base_4k,
+            GuestMapping::Huge2M => &mut pages.huge_2m,
+            GuestMapping::Giant1G => &mut pages.giant_1g,
+            GuestMapping::Mixed => &mut pages.mixed,
+        } += 1;
+    }
+    is_any_known.then_some(pages)
 }
 
 fn is_misaligned(ram: &RamMap, window: WindowIndex) -> bool {

@@ -57,6 +57,12 @@ impl Places {
     }
 }
 
+/// What it takes to look at another's process, in one wording.
+pub(crate) const NEEDED_TO_LOOK: &str = "root, or the user of the process, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH";
+
+/// What it takes to manage it.
+pub(crate) const NEEDED_TO_ACT: &str = "root, or the user of the process and CAP_SYS_NICE";
+
 /// A figure that can not be had, and what would bring it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
@@ -244,11 +250,7 @@ impl VmProcess {
     /// # Errors
     /// [`Lost`].
     pub fn mappings(&self) -> Result<Vec<Mapping>, Lost> {
-        let lost = |error: ProcError| Lost {
-            what: "its mappings (smaps)",
-            why: short(&error),
-            needs: "the user of the process, or CAP_SYS_PTRACE",
-        };
+        let lost = |error: ProcError| Lost { what: "its mappings (smaps)", why: short(&error), needs: NEEDED_TO_LOOK };
         let process = open(&self.places, self.pid).map_err(lost)?;
         let file_systems = file_systems(&process);
         let maps = smaps(&process).map_err(lost)?;
@@ -329,11 +331,8 @@ fn vmm(program: &str) -> Vmm {
 
 /// One `readlink(2)` a file: this is asked of every process of the host, and of every guest again and again.
 fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
-    let lost = |error: io::Error| Lost {
-        what: "its open files (fd)",
-        why: error.kind().to_string(),
-        needs: "the user of the process, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
-    };
+    let lost =
+        |error: io::Error| Lost { what: "its open files (fd)", why: error.kind().to_string(), needs: NEEDED_TO_LOOK };
     let mut found = Descriptors::default();
     for entry in fs::read_dir(places.proc.join(pid.to_string()).join("fd")).map_err(lost)? {
         let path = entry.map_err(lost)?.path();

@@ -61,6 +61,10 @@ pub enum Question {
     MemoryTree,
     /// `gpa2hva`.
     HostAddress(Gpa),
+    /// `query-cpus-fast`, which no vCPU notices.
+    Cpus,
+    /// `info registers` of one vCPU, by its index: QEMU's main loop waits until it has left the guest.
+    Registers(u64),
 }
 
 impl Question {
@@ -85,6 +89,10 @@ impl Question {
             Question::MemorySize => execute("query-memory-size-summary"),
             Question::MemoryTree => human("info mtree -f".into()),
             Question::HostAddress(gpa) => human(format!("gpa2hva {:#x}", gpa.get())),
+            Question::Cpus => execute("query-cpus-fast"),
+            Question::Registers(index) => json!({ "execute": "human-monitor-command", "arguments": {
+                "command-line": "info registers", "cpu-index": index,
+            } }),
         };
         format!("{message}\n")
     }

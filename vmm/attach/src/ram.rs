@@ -15,6 +15,7 @@ use std::fmt;
 use serde_json::Value;
 use wideleaf_control::view::{RamView, Vmm};
 use wideleaf_memory::RamRange;
+use wideleaf_memory::explain::CannotBeHuge;
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
@@ -99,13 +100,13 @@ pub enum NeverHuge {
 }
 
 impl NeverHuge {
-    /// The name in reports and metrics, as the manager gives it.
-    pub const fn name(&self) -> &'static str {
+    /// The manager's word for it.
+    pub const fn why(&self) -> CannotBeHuge {
         match self {
-            NeverHuge::Address(_) | NeverHuge::FileOffset(_) => "misaligned",
-            NeverHuge::OnDisk(_) | NeverHuge::PrivateFile => "file_on_disk",
-            NeverHuge::NoHugePage => "marked_no_huge_page",
-            NeverHuge::ThpOff => "huge_pages_disabled",
+            NeverHuge::Address(_) | NeverHuge::FileOffset(_) => CannotBeHuge::Misaligned,
+            NeverHuge::OnDisk(_) | NeverHuge::PrivateFile => CannotBeHuge::OnDisk,
+            NeverHuge::NoHugePage => CannotBeHuge::Marked,
+            NeverHuge::ThpOff => CannotBeHuge::Disabled,
         }
     }
 
@@ -115,26 +116,16 @@ impl NeverHuge {
     }
 }
 
-/// One line, with what to start the guest with instead.
+/// What is known of this piece alone, then what is said of all like it, with what to start the guest with instead.
 impl fmt::Display for NeverHuge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const INSTEAD: &str =
-            "start the guest with memory-backend-ram, with memory-backend-file,align=2M on a tmpfs, or with hugetlb";
+        let why = self.why();
         match self {
-            NeverHuge::Address(off) => {
-                write!(f, "it is mapped off by {} KiB and can never be huge: {INSTEAD}", off.get() >> 10)
-            }
-            NeverHuge::FileOffset(off) => {
-                write!(f, "its place in the file is off by {} KiB and it can never be huge: {INSTEAD}", off.get() >> 10)
-            }
-            NeverHuge::OnDisk(path) => write!(f, "it is a file on a disk ({path}) and can never be huge: {INSTEAD}"),
-            NeverHuge::PrivateFile => write!(f, "it is a private copy of a file and can never be huge: {INSTEAD}"),
-            NeverHuge::NoHugePage => {
-                f.write_str("it is marked MADV_NOHUGEPAGE, which only the process itself can change: start the guest without")
-            }
-            NeverHuge::ThpOff => f.write_str(
-                "THP is switched off for the process (PR_SET_THP_DISABLE): start it from a parent that has not switched it off",
-            ),
+            NeverHuge::Address(off) => write!(f, "it is mapped off by {} KiB: {why}", off.get() >> 10),
+            NeverHuge::FileOffset(off) => write!(f, "its place in the file is off by {} KiB: {why}", off.get() >> 10),
+            NeverHuge::OnDisk(path) => write!(f, "{path}: {why}"),
+            NeverHuge::PrivateFile => write!(f, "what is written to it stays private: {why}"),
+            NeverHuge::NoHugePage | NeverHuge::ThpOff => why.fmt(f),
         }
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,21 +15,23 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use wideleaf_control::view::{Care, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange};
-use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
+use wideleaf_memory::explain::{Barred, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
 use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
-use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, PolicyChoice, VmId, VmSnapshot};
+use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId, VmSnapshot};
 
 use crate::gate::GuestGate;
+use crate::guest_pages::OutsideTables;
 use crate::live_view;
 use crate::monitor::Monitor;
-use crate::process::VmProcess;
-use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
+use crate::process::{NEEDED_TO_ACT, VmProcess};
+use crate::ram::{RamKind, RamMap, RamPiece};
 use crate::ram_watch::{self, RamWatch};
+use crate::reasons::reasons;
 use crate::refuse::refuse_policy;
 use crate::second_level::OutsideView;
 use crate::survey::{self, Survey};
@@ -69,7 +72,7 @@ pub enum AttachError {
     #[error("process {0} has a manager already, which somebody else attached: leave it to that, or detach it there")]
     HasManager(u32),
     /// Its memory can not be seen or advised.
-    #[error("process {pid} can not be managed: {source} (needs root, or the user of the process and CAP_SYS_NICE)")]
+    #[error("process {pid} can not be managed: {source} (needs {NEEDED_TO_ACT})")]
     Host {
         /// The process.
         pid: u32,
@@ -123,8 +126,22 @@ struct Now {
     ram: Arc<RamMap>,
     settings: Settings,
     manager: Manager,
+    /// Where the policy asks for the guest's own tables.
+    tables: Option<Tables>,
     /// What managers before this one did.
     before: Work,
+}
+
+/// The guest's own tables, or why they can not be had.
+type Tables = Result<Arc<OutsideTables>, String>;
+
+impl Now {
+    fn tables_note(&self) -> Option<String> {
+        match self.tables.as_ref()? {
+            Ok(tables) => tables.why_not(),
+            Err(why) => Some(why.clone()),
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -161,8 +178,11 @@ impl Attached {
         let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
         let host = Arc::new(host);
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
-        let manager = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host }.manager(&settings)?;
-        let (changing, now) = (Mutex::default(), Mutex::new(Now { ram, settings, manager, before: Work::none() }));
+        let tables = tables(&settings, &host, monitor.as_ref(), &ram);
+        let parts = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host, tables: tables.as_ref() };
+        let manager = parts.manager(&settings)?;
+        let now = Now { ram, settings, manager, tables, before: Work::none() };
+        let (changing, now) = (Mutex::default(), Mutex::new(now));
         let guest =
             Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now, _claim: claim });
         let watcher = Watcher::start(Arc::clone(&guest), ram_watch)?;
@@ -220,12 +240,13 @@ impl Attached {
         };
         let policy = now.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string);
         let (ram, work) = (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at));
+        let tables_note = now.tables_note();
         drop(now);
         VmView {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
-            notes: guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned().collect(),
+            notes: guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned().chain(tables_note).collect(),
             ..live_view::view(&guest.process, &ram, &live, work)
         }
     }
@@ -233,21 +254,19 @@ impl Attached {
     /// Why windows are not huge.
     pub fn explain(&self) -> Explanation {
         let (live, ram) = self.guest.seen();
-        let mut reasons = std::collections::BTreeMap::<WhyNot, u64>::new();
+        let tables_note = self.guest.now().tables_note();
+        let mut counts = BTreeMap::<WhyNot, u64>::new();
         for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
-            *reasons.entry(*why).or_default() += windows;
+            *counts.entry(*why).or_default() += windows;
         }
-        let said =
-            |(why, windows): (WhyNot, u64)| Reason { name: why.name().to_owned(), windows, text: why.to_string() };
-        let mut reasons: Vec<_> = reasons.into_iter().map(said).collect();
-        reasons.sort_by_key(|reason| std::cmp::Reverse(reason.windows));
         let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
         Explanation {
             name: self.guest.process.name.clone(),
-            windows: live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum(),
-            huge: huge as u64,
-            reasons,
-            notes: self.guest.notes.iter().chain(&ram.notes).cloned().collect(),
+            windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
+            huge: Some(huge as u64),
+            reasons: reasons(&counts),
+            guest_pages: live_view::guest_pages(&live),
+            notes: self.guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).collect(),
         }
     }
 
@@ -284,13 +303,14 @@ impl Guest {
     /// at a window: each looks at what it did by itself.
     fn go_on_with(&self, ram: Arc<RamMap>, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
-        let parts = Parts { ram: &ram, gate: &self.gate, kvm: self.kvm.as_ref(), host: &self.host };
-        let next = parts.manager(&settings)?;
+        let tables = tables(&settings, &self.host, self.monitor.as_ref(), &ram);
+        let (host, kvm) = (&self.host, self.kvm.as_ref());
+        let next = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref() }.manager(&settings)?;
         let mut now = self.now();
         // They may have changed meanwhile.
         next.set_limits(now.settings.limits);
         now.before = now.before.with(&now.manager.live());
-        (now.ram, now.settings.policy) = (ram, policy);
+        (now.ram, now.settings.policy, now.tables) = (ram, policy, tables);
         let old = std::mem::replace(&mut now.manager, next);
         drop(now);
         drop(old); // waits for its thread, and nobody waits for this
@@ -326,23 +346,43 @@ impl Guest {
 pub fn plan(process: &VmProcess, settings: &Settings) -> Result<Vec<String>, AttachError> {
     check(settings.policy.as_ref())?;
     let survey = Survey::take(process, settings.qmp.as_deref());
-    let explanation = survey.reasons(settings.may_collapse_shared);
+    let explanation = survey.reasons(settings.may_collapse_shared, otherwise(settings));
+    let (Some(huge), Some(windows)) = (explanation.huge, explanation.windows) else { return Ok(explanation.notes) };
     let mib = |windows: u64| windows * (PageSize::Huge2M.bytes().get() >> 20);
     let line = |reason: &Reason| match (reason.name.as_str(), &settings.policy) {
-        (survey::UNMANAGED, Some(policy)) => {
+        (name, Some(policy)) if name == WhyNot::NotChosen.name() => {
             format!("{} windows ({} MiB) may be promoted, as {policy} chooses", reason.windows, mib(reason.windows))
         }
-        (survey::UNMANAGED, None) => format!("{} windows are only looked at: the policy is off", reason.windows),
+        (name, None) if name == WhyNot::PolicyNeverPromotes.name() => {
+            format!("{} windows are only looked at: the policy is off", reason.windows)
+        }
         _ => format!("{} windows stay as they are: {}", reason.windows, reason.text),
     };
-    let mut lines = vec![format!("{} of {} windows are huge already", explanation.huge, explanation.windows)];
+    let mut lines = vec![format!("{huge} of {windows} windows are huge already")];
     lines.extend(explanation.reasons.iter().map(line));
     lines.extend(explanation.notes);
     Ok(lines)
 }
 
+/// What is to be said of windows that have no reason of their own to stay small.
+fn otherwise(settings: &Settings) -> WhyNot {
+    if policy(settings).promotes() { WhyNot::NotChosen } else { WhyNot::PolicyNeverPromotes }
+}
+
 fn check(policy: Option<&PolicyChoice>) -> Result<(), AttachError> {
     policy.and_then(refuse_policy).map_or(Ok(()), |why| Err(AttachError::Policy(why)))
+}
+
+/// The policy in force: `never` where it is off.
+fn policy(settings: &Settings) -> Box<dyn Policy> {
+    let off = || PolicyChoice::parse("never").expect("the policy that does nothing exists");
+    settings.policy.clone().unwrap_or_else(off).make()
+}
+
+/// The guest's own tables, where the policy asks for them.
+fn tables(settings: &Settings, host: &ProcessHost, monitor: Option<&Arc<Monitor>>, ram: &RamMap) -> Option<Tables> {
+    let is_asked = policy(settings).needs().guest_mapping;
+    is_asked.then(|| OutsideTables::of(host, monitor, ram).map(Arc::new))
 }
 
 /// What a manager is made of.
@@ -351,12 +391,12 @@ struct Parts<'a> {
     gate: &'a Arc<GuestGate>,
     kvm: Option<&'a Arc<OutsideView>>,
     host: &'a Arc<ProcessHost>,
+    tables: Option<&'a Tables>,
 }
 
 impl Parts<'_> {
     fn manager(&self, settings: &Settings) -> Result<Manager, AttachError> {
-        let off = || PolicyChoice::parse("never").expect("the policy that does nothing exists");
-        let policy = settings.policy.clone().unwrap_or_else(off).make();
+        let policy = policy(settings);
         let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_guests_of_others() };
         let manager =
             Manager::spawn(Arc::clone(self.host) as _, self.vms(settings.may_collapse_shared), policy, config)?;
@@ -368,7 +408,7 @@ impl Parts<'_> {
         Ok(manager)
     }
 
-    /// One for each kind of RAM. KVM's totals are of all of them together, so only one kind can be held against them.
+    /// One for each kind of RAM. KVM's totals are of all of them together.
     fn vms(&self, may_collapse_shared: bool) -> Vec<ManagedVm> {
         let mut kinds: Vec<BackingConfig> = self.ram.pieces.iter().map(|piece| backing_of(piece.kind)).collect();
         kinds.dedup();
@@ -378,13 +418,13 @@ impl Parts<'_> {
             }
             unique
         });
-        let kvm = self.kvm.filter(|_| kinds.len() == 1);
         let vm = |(number, backing): (usize, BackingConfig)| {
             let pieces: Vec<_> = self.ram.pieces.iter().filter(|piece| backing_of(piece.kind) == backing).collect();
             let ranges = pieces.iter().map(|piece| piece.range).collect();
-            let kvm = kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
+            let kvm = self.kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
             ManagedVm {
                 gate: Some(Arc::clone(self.gate) as _),
+                guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
                 may_collapse_shared,
                 barred: pieces.into_iter().filter_map(barred).collect(),
                 ..ManagedVm::of_others(VmId(number as u32), ranges, backing, kvm)
@@ -404,13 +444,7 @@ fn backing_of(kind: RamKind) -> BackingConfig {
 }
 
 fn barred(piece: &RamPiece) -> Option<Barred> {
-    let why = match piece.never_huge.as_ref()? {
-        NeverHuge::Address(_) | NeverHuge::FileOffset(_) => CannotBeHuge::Misaligned,
-        NeverHuge::OnDisk(_) | NeverHuge::PrivateFile => CannotBeHuge::OnDisk,
-        NeverHuge::NoHugePage => CannotBeHuge::Marked,
-        NeverHuge::ThpOff => CannotBeHuge::Disabled,
-    };
-    Some(Barred { range: piece.range.gpa, why })
+    Some(Barred { range: piece.range.gpa, why: piece.never_huge.as_ref()?.why() })
 }
 
 /// A range for each run of windows without a gap.
@@ -539,7 +573,7 @@ mod tests {
         let (first, plugged) = (piece("ram", 0, RamKind::Anonymous), piece("dimm", 4 << 30, RamKind::Shmem));
         let managed = |pieces: Vec<RamPiece>| {
             let ram = RamMap { pieces, notes: Vec::new() };
-            let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host }.vms(false);
+            let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None }.vms(false);
             vms.iter().flat_map(|vm| vm.ranges.iter().map(|range| range.gpa.start().get())).collect::<Vec<_>>()
         };
         assert_eq!(managed(vec![first.clone(), plugged]), [0, 4 << 30]);

@@ -1,14 +1,15 @@
 //! One look at a guest that nobody of ours manages: what is behind its RAM, and why what is not huge is not. It changes nothing:
 //! pagemap, smaps, and questions.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use wideleaf_control::view::{
-    BackingView, Care, Explanation, Guarantee, MappingView, Reason, VmView, Vmm, WindowMap, WindowRange,
+    BackingView, Care, Explanation, Guarantee, MappingView, VmView, Vmm, WindowMap, WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
-use wideleaf_memory::explain::CannotBeHuge;
+use wideleaf_memory::explain::{CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Host, HostError, PageRun};
@@ -18,12 +19,10 @@ use wideleaf_policies::{Backing, MappingStats, PageSize};
 
 use crate::gate::GuestGate;
 use crate::monitor::Monitor;
-use crate::process::VmProcess;
+use crate::process::{self, VmProcess};
 use crate::ram::{self, RamKind, RamMap, RamPiece};
+use crate::reasons::reasons;
 use crate::second_level::OutsideView;
-
-/// The reason of windows that a manager might promote.
-pub(crate) const UNMANAGED: &str = "unmanaged";
 
 /// Said of the guests of `wideleaf run`.
 const MANAGES_ITSELF: &str = "it is managed by its own process, `wideleaf run`";
@@ -39,7 +38,7 @@ pub struct Survey {
     ram: RamMap,
     /// By piece of RAM.
     windows: Vec<Vec<WindowBacking>>,
-    backing: BackingView,
+    backing: Option<BackingView>,
     mapping: Option<MappingStats>,
     left_alone: Option<LeftAlone>,
     keeps_holes: bool,
@@ -58,10 +57,10 @@ impl Survey {
         notes.extend(ram.notes.iter().cloned());
         let mapping = OutsideView::of(process, monitor.as_ref()).map_err(|why| notes.push(why)).ok();
         let mapping = mapping.and_then(|kvm| kvm.mapping_stats().ok());
-        let (windows, backing) = look(process, &ram).unwrap_or_else(|error| {
-            notes.push(format!("what backs its RAM is not known: {error} (needs the user of the process, or root)"));
-            (vec![Vec::new(); ram.pieces.len()], BackingView::default())
-        });
+        let looked = if ram.pieces.is_empty() { None } else { Some(look(process, &ram)) };
+        let looked = looked.and_then(|looked| looked.map_err(|error| notes.push(not_known(&error))).ok());
+        let (windows, backing) = looked.unzip();
+        let windows = windows.unwrap_or_else(|| vec![Vec::new(); ram.pieces.len()]);
         let gate = GuestGate::new(process.clone(), monitor);
         let left_alone = match gate.state() {
             // Its own manager asks no gate, and has the userfaultfd that would close one.
@@ -88,6 +87,7 @@ impl Survey {
             ram: self.ram.pieces.iter().map(RamPiece::view).collect(),
             backing: self.backing,
             mapping: self.mapping.map(mapping_view),
+            guest_pages: None,
             work: None,
             notes: self.notes.clone(),
         }
@@ -106,58 +106,58 @@ impl Survey {
 
     /// Why windows are not huge.
     pub fn explanation(&self) -> Explanation {
-        self.reasons(false)
+        self.reasons(false, WhyNot::Unmanaged)
     }
 
-    /// The same, where shared memory may be collapsed or may not.
-    pub(crate) fn reasons(&self, may_collapse_shared: bool) -> Explanation {
+    /// The same, under a manager that may collapse shared memory or may not. `otherwise`: of windows that have no reason of their own.
+    pub(crate) fn reasons(&self, may_collapse_shared: bool, otherwise: WhyNot) -> Explanation {
         let rows = self
             .ram
             .pieces
             .iter()
             .zip(&self.windows)
             .flat_map(|(piece, rows)| rows.iter().map(move |row| (piece, row)));
-        let mut explanation =
-            Explanation { name: self.process.name.clone(), notes: self.notes.clone(), ..Explanation::default() };
+        let (mut windows, mut huge, mut counts) = (0, 0, BTreeMap::new());
         for (piece, row) in rows {
-            explanation.windows += 1;
-            match self.why_not(piece, row, may_collapse_shared) {
-                None => explanation.huge += 1,
-                Some((name, text)) => count(&mut explanation.reasons, name, text),
+            windows += 1;
+            match self.why_not(piece, row, may_collapse_shared, otherwise) {
+                None => huge += 1,
+                Some(why) => *counts.entry(why).or_default() += 1,
             }
         }
-        explanation.reasons.sort_by_key(|reason| std::cmp::Reverse(reason.windows));
-        explanation
+        let (windows, huge) = self.backing.map(|_| (windows, huge)).unzip();
+        Explanation {
+            name: self.process.name.clone(),
+            windows,
+            huge,
+            reasons: reasons(&counts),
+            guest_pages: None,
+            notes: self.notes.clone(),
+        }
     }
 
-    /// The strongest reason, `None` for a window that is huge.
-    fn why_not(&self, piece: &RamPiece, row: &WindowBacking, may_collapse_shared: bool) -> Option<(String, String)> {
-        let said = |name: &str, text: &str| Some((name.to_owned(), text.to_owned()));
+    /// The strongest reason, in the manager's order; `None` for a window that is huge.
+    fn why_not(&self, piece: &RamPiece, row: &WindowBacking, may_collapse: bool, otherwise: WhyNot) -> Option<WhyNot> {
         let is_partial = row.resident < BASE_PAGES_PER_WINDOW;
-        match (&piece.never_huge, self.left_alone) {
-            _ if row.backing.is_large() => None,
-            (Some(why), _) => said(why.name(), &why.to_string()),
-            _ if row.backing == Backing::Unbacked => {
-                said("never_touched", "the guest has never touched it: nothing is present")
-            }
-            _ if manages_itself(&self.process) => {
-                said("not_chosen", "its own manager has not made it huge: its report says why")
-            }
-            (None, Some(why)) => {
-                said(&format!("left_alone_{}", why.name()), &format!("the whole VM would be left alone: {why}"))
-            }
-            _ if is_partial && self.keeps_holes => said(
-                "holes",
-                "the guest may have given pages of it back (balloon, free page reporting, virtio-mem), which a promotion would bring again",
-            ),
-            _ if piece.kind == RamKind::Shmem && !may_collapse_shared => {
-                said(CannotBeHuge::SharedStalls.name(), &CannotBeHuge::SharedStalls.to_string())
-            }
-            _ => {
-                said(UNMANAGED, "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would")
-            }
+        let stalls = piece.kind == RamKind::Shmem && !may_collapse;
+        if row.backing.is_large() {
+            return None;
         }
+        Some(match (&piece.never_huge, self.left_alone) {
+            (Some(why), _) => WhyNot::CannotBeHuge(why.why()),
+            _ if stalls => WhyNot::CannotBeHuge(CannotBeHuge::SharedStalls),
+            _ if row.backing == Backing::Unbacked => WhyNot::NeverTouched,
+            _ if manages_itself(&self.process) => WhyNot::ManagesItself,
+            (None, Some(why)) => WhyNot::LeftAlone(why),
+            _ if otherwise == WhyNot::PolicyNeverPromotes => otherwise,
+            _ if is_partial && self.keeps_holes => WhyNot::Holes,
+            _ => otherwise,
+        })
     }
+}
+
+fn not_known(error: &HostError) -> String {
+    format!("what backs its RAM is not known: {error} (needs {})", process::NEEDED_TO_LOOK)
 }
 
 /// RAM as the monitor knows it, or guessed.
@@ -173,13 +173,6 @@ pub(crate) fn map(process: &VmProcess, monitor: Option<&Monitor>) -> RamMap {
 
 pub(crate) fn mapping_view(stats: MappingStats) -> MappingView {
     MappingView { pages_4k: stats.pages_4k, pages_2m: stats.pages_2m, pages_1g: stats.pages_1g }
-}
-
-fn count(reasons: &mut Vec<Reason>, name: String, text: String) {
-    match reasons.iter_mut().find(|reason| reason.name == name) {
-        Some(reason) => reason.windows += 1,
-        None => reasons.push(Reason { name, windows: 1, text }),
-    }
 }
 
 /// Windows one behind the other, as characters.
@@ -282,11 +275,11 @@ mod tests {
         ];
         let off = Some(NeverHuge::Address(kib(4)));
         let pieces = vec![piece(0, RamKind::Anonymous, None), piece(8 << 20, RamKind::Shmem, off)];
-        let (ram, backing) = (RamMap { pieces, notes: Vec::new() }, BackingView::default());
+        let (ram, backing) = (RamMap { pieces, notes: Vec::new() }, Some(BackingView::default()));
         Survey { process, ram, windows, backing, mapping: None, left_alone: None, keeps_holes: true, notes: Vec::new() }
     }
 
-    fn reasons(survey: &Survey) -> Vec<(String, u64)> {
+    fn named_reasons(survey: &Survey) -> Vec<(String, u64)> {
         survey.explanation().reasons.into_iter().map(|reason| (reason.name, reason.windows)).collect()
     }
 
@@ -294,16 +287,32 @@ mod tests {
     fn every_window_is_huge_or_has_one_reason() {
         let survey = survey();
         let explanation = survey.explanation();
-        assert_eq!((explanation.windows, explanation.huge), (6, 1));
+        assert_eq!((explanation.windows, explanation.huge), (Some(6), Some(1)));
         assert_eq!(explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>(), 5);
-        let expected = [("misaligned", 2), ("unmanaged", 1), ("holes", 1), ("never_touched", 1)];
-        assert_eq!(reasons(&survey), expected.map(|(name, windows)| (name.to_owned(), windows)));
+        let expected = [("misaligned", 2), ("never_touched", 1), ("holes", 1), ("unmanaged", 1)];
+        assert_eq!(named_reasons(&survey), expected.map(|(name, windows)| (name.to_owned(), windows)));
+    }
+
+    #[test]
+    fn what_can_not_be_seen_is_unknown_and_not_nothing() {
+        let unseen = Survey { backing: None, windows: vec![Vec::new(); 2], ..survey() };
+        assert_eq!((unseen.view().backing, unseen.view().resident()), (None, None));
+        let explanation = unseen.explanation();
+        assert_eq!((explanation.windows, explanation.huge, explanation.reasons.len()), (None, None, 0));
+    }
+
+    #[test]
+    fn a_policy_that_never_promotes_comes_before_what_only_it_would_change() {
+        let under = |otherwise| survey().reasons(false, otherwise).reasons.into_iter().map(|reason| reason.name);
+        let never = under(WhyNot::PolicyNeverPromotes).collect::<Vec<_>>();
+        assert_eq!(never, ["misaligned", "policy_never_promotes", "never_touched"]);
+        assert!(under(WhyNot::NotChosen).any(|name| name == "not_chosen"));
     }
 
     #[test]
     fn a_guest_that_would_be_left_alone_says_so_of_each_window() {
         let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: false, ..survey() };
-        assert!(reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
+        assert!(named_reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
         assert_eq!(survey.view().care, Care::Unmanaged);
     }
 
@@ -320,11 +329,11 @@ mod tests {
         let seen = Survey::take(&process, None);
         assert_eq!(seen.left_alone, None);
         assert!(seen.notes.iter().any(|note| note == MANAGES_ITSELF), "{:?}", seen.notes);
-        let of_another = reasons(&survey());
-        let own = reasons(&Survey { process, ..survey() });
+        let of_another = named_reasons(&survey());
+        let own = named_reasons(&Survey { process, ..survey() });
         let named = |reasons: &[(String, u64)], name: &str| reasons.iter().any(|(reason, _)| reason == name);
-        assert!(named(&own, "not_chosen") && !named(&own, UNMANAGED), "{own:?}");
-        assert!(named(&of_another, UNMANAGED), "{of_another:?}");
+        assert!(named(&own, "manages_itself") && !named(&own, "unmanaged"), "{own:?}");
+        assert!(named(&of_another, "unmanaged"), "{of_another:?}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use wideleaf::source::HostReport;
 use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
 use wideleaf::top::watch::{Ask, Detail, Seen};
-use wideleaf_control::view::{WindowMap, WindowRange};
+use wideleaf_control::view::{VmView, WindowMap, WindowRange};
 
 fn seen(windows: WindowMap) -> Seen {
     let report =
@@ -101,7 +101,7 @@ fn the_map_has_a_letter_and_a_heat_for_each_window() {
     };
     let expected = [
         "wideleaf top: 3 VMs, 3 GiB free, wideleafd 0.1.0".to_owned(),
-        "web: 132 windows of 2 MiB, 68 in large pages (51.5 %)".into(),
+        "web: 132 windows of 2 MiB, 68 in large pages (51.5 %); the guest itself maps: 64".into(),
         row("0x000000000", ["s9", "29"], [4, 28]),
         row("0x004000000", ["25", ""], [32, 0]),
         row("0x008000000", ["40", ""], [32, 0]),
@@ -173,6 +173,8 @@ fn the_explanation_has_every_reason_with_its_text() {
     let expected = [
         "wideleaf top: 3 VMs, 3 GiB free, wideleafd 0.1.0",
         "web: 64 of 128 windows are in large pages (50.0 %)",
+        "the guest itself maps: 64 windows with 2 MiB, 30 with 4 KiB, 2 with several",
+        "sizes, 32 not mapped",
         "32 windows: never_touched",
         "the guest has never touched them: there is nothing to promote",
         "32 windows: holes",
@@ -198,6 +200,44 @@ fn another_policy_is_chosen_from_the_list_of_them() {
     let effect = press(&mut screen, KeyCode::Enter);
     assert_eq!(effect, Effect::Ask(Ask::SetPolicy(host::web().pid, "aligned".into())));
     assert_eq!(screen.overlay, Overlay::None);
+}
+
+#[test]
+fn no_policy_is_offered_that_the_vm_would_be_refused() {
+    let mut screen = screen();
+    press(&mut screen, KeyCode::Char('p'));
+    let offered = |screen: &Screen| screen.policies().map(|(name, _)| name).collect::<Vec<_>>();
+    let of_qemu = offered(&screen);
+    assert!(of_qemu.contains(&"auto") && of_qemu.contains(&"off"), "{of_qemu:?}");
+    for refused in ["at-fault", "reservation", "prealloc", "giant"] {
+        assert!(!of_qemu.contains(&refused), "{refused} needs our own VMM");
+    }
+    press(&mut screen, KeyCode::Esc);
+    (0..2).for_each(|_| drop(press(&mut screen, KeyCode::Down)));
+    assert_eq!(offered(&screen), ["giant", "off"], "a run of ours keeps the policy it was started with");
+    press(&mut screen, KeyCode::Char('p'));
+    assert_eq!(press(&mut screen, KeyCode::Enter), Effect::None);
+    assert_eq!(screen.message.as_deref(), Some("giant is in force already"));
+}
+
+#[test]
+fn memory_that_can_not_be_seen_is_unknown_and_not_nothing() {
+    let mut screen = Screen::new(None);
+    let unseen = VmView { ram: Vec::new(), backing: None, mapping: None, guest_pages: None, ..host::mail() };
+    let report = HostReport { source: "looking".into(), daemon: None, vms: vec![unseen], notes: Vec::new() };
+    screen.take(Seen { host: Ok(report), detail: None, message: None });
+    let row = lines(&screen, 80, 24).remove(2);
+    assert_eq!(row, "mail               unmanaged              ?         ? ????????????       ?");
+}
+
+#[test]
+fn the_map_and_the_explanation_say_what_the_guest_itself_maps() {
+    let mut screen = screen();
+    let expected = "the guest itself maps: 64 windows with 2 MiB, 30 with 4 KiB, 2 with several sizes, 32 not mapped";
+    for _ in [Tab::Map, Tab::Explain] {
+        press(&mut screen, KeyCode::Tab);
+        assert!(lines(&screen, 180, 24).iter().any(|line| line.ends_with(expected)), "{:?}", screen.tab);
+    }
 }
 
 #[test]

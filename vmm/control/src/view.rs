@@ -86,11 +86,15 @@ pub struct VmView {
     pub guarantee: Guarantee,
     /// Its RAM, piece by piece.
     pub ram: Vec<RamView>,
-    /// All of its RAM by what backs it on the host.
-    pub backing: BackingView,
+    /// All of its RAM by what backs it on the host; `None` where that can not be seen.
+    #[serde(default)]
+    pub backing: Option<BackingView>,
     /// By what KVM maps it with; `None` where that can not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapping: Option<MappingView>,
+    /// By what the guest's own page tables map it with; `None` where nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_pages: Option<GuestPagesView>,
     /// What the manager has done; `None` where nobody manages it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<WorkView>,
@@ -100,11 +104,21 @@ pub struct VmView {
 }
 
 impl VmView {
+    /// All that is present; `None` where that can not be seen.
+    pub fn resident(&self) -> Option<ByteCount> {
+        Some(self.backing?.resident())
+    }
+
+    /// The share of present memory in pages of 2 MiB or more, in ten thousandths; `None` where nothing is present, or it can not be seen.
+    pub fn coverage(&self) -> Option<u32> {
+        self.backing?.coverage()
+    }
+
     /// Whether it reaches what it is to reach; `None` for best effort, and where nothing is present.
     pub fn is_guarantee_met(&self) -> Option<bool> {
         match self.guarantee {
             Guarantee::BestEffort => None,
-            Guarantee::Coverage(share) => self.backing.coverage().map(|coverage| coverage >= share),
+            Guarantee::Coverage(share) => self.coverage().map(|coverage| coverage >= share),
         }
     }
 }
@@ -222,6 +236,23 @@ pub struct MappingView {
     pub pages_1g: u64,
 }
 
+/// Windows (2 MiB of guest-physical memory) by the page size that the guest's own tables map them with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestPagesView {
+    /// With base pages.
+    pub base_4k: u64,
+    /// With a huge page.
+    pub huge_2m: u64,
+    /// As part of a giant page.
+    pub giant_1g: u64,
+    /// Here with this size and there with that.
+    pub mixed: u64,
+    /// Not at all.
+    pub unmapped: u64,
+    /// In tables that were not read.
+    pub unknown: u64,
+}
+
 /// What a manager has done for a VM since it has it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkView {
@@ -289,12 +320,15 @@ pub struct ActionView {
 pub struct Explanation {
     /// The VM.
     pub name: String,
-    /// All of its windows (2 MiB of guest-physical memory).
-    pub windows: u64,
+    /// All of its windows (2 MiB of guest-physical memory); `None` where they can not be seen.
+    pub windows: Option<u64>,
     /// Of these in large pages.
-    pub huge: u64,
+    pub huge: Option<u64>,
     /// The others by reason, most first.
     pub reasons: Vec<Reason>,
+    /// By what the guest's own page tables map them with; `None` where nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_pages: Option<GuestPagesView>,
     /// What is of the VM as a whole.
     pub notes: Vec<String>,
 }

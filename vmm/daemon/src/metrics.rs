@@ -76,9 +76,9 @@ const fn counter(name: &'static str, help: &'static str, rows: fn(&Scrape) -> Ve
 pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_vm_backing_bytes", "Guest memory by the size of the host's pages behind it", |scrape| {
         each_vm(scrape, |vm| {
-            let backing = vm.backing;
-            let sizes = [backing.unbacked, backing.base_4k, backing.huge_2m, backing.giant_1g];
-            by("size", &["unbacked", "4k", "2m", "1g"], sizes)
+            let sizes =
+                vm.backing.map(|backing| [backing.unbacked, backing.base_4k, backing.huge_2m, backing.giant_1g]);
+            sizes.map_or(Vec::new(), |sizes| by("size", &["unbacked", "4k", "2m", "1g"], sizes))
         })
     }),
     gauge("wideleaf_vm_second_level_bytes", "Guest memory by the size of KVM's mappings of it", |scrape| {
@@ -89,12 +89,12 @@ pub const FAMILIES: &[Family] = &[
         })
     }),
     gauge("wideleaf_vm_coverage_ratio", "Share of present guest memory in pages of 2 MiB or more", |scrape| {
-        each_vm(scrape, |vm| one(vm.backing.coverage().map(ratio)))
+        each_vm(scrape, |vm| one(vm.coverage().map(ratio)))
     }),
     gauge(
         "wideleaf_vm_misaligned_bytes",
         "Guest memory that can never be huge for its address or file offset",
-        |scrape| each_vm(scrape, |vm| one(Some(vm.backing.misaligned as f64))),
+        |scrape| each_vm(scrape, |vm| one(vm.backing.map(|backing| backing.misaligned as f64))),
     ),
     counter("wideleaf_vm_actions", "Actions by mechanism and outcome", |scrape| each_work(scrape, actions)),
     Family {

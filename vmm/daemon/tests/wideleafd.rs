@@ -304,7 +304,7 @@ fn a_real_guest_is_still_managed_with_its_settings_after_the_daemon_was_killed()
     let daemon = place.start();
     let settings = Settings { policy: Some("greedy".into()), ..Settings::default() };
     daemon.ask(Request::Attach { target: Target::Pid(guest.pid()), settings });
-    eventually("its memory is huge", || daemon.managed()[0].backing.huge_2m >= mib(32).get());
+    eventually("its memory is huge", || daemon.managed()[0].backing.unwrap().huge_2m >= mib(32).get());
     let copied = |daemon: &Daemon<'_>| daemon.managed()[0].work.as_ref().map_or(0, |work| work.copied);
     let before = copied(&daemon);
     assert!(before >= mib(32).get(), "{before}");

@@ -1,83 +1,31 @@
-//! Real QEMU on KVM with the guest image at work, a monitor in a temporary folder, and no trace left at the end.
+//! Real guests of QEMU's, as [`wideleaf_guest_tests`] starts them, seen as this crate sees processes.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf_attach::find;
 use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest};
+use wideleaf_guest_tests::{Need, has_kvm, is_there};
+
+/// What the guest does: it walks over 64 MiB for as long as it lives.
+const WORK: &str = "pattern bytes=64M seconds=600";
 
 /// Whether the tests here can run. Says why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
 pub fn can_run() -> bool {
-    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-    let has = |name: &str, is_there: bool| {
-        let is_required = required.split(',').any(|word| word.trim() == name);
-        assert!(is_there || !is_required, "{name} is not usable, and WIDELEAF_REQUIRE names it");
-        if !is_there {
-            eprintln!("skipped: {name} is not usable; WIDELEAF_REQUIRE={name} makes this a failure");
-        }
-        is_there
-    };
-    let version =
-        Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
-    has("qemu", version.is_ok()) && has("kvm", kvm.is_ok())
+    let qemu = std::process::Command::new(QEMU).arg("--version").output();
+    is_there(Need::Qemu, qemu.map(drop).map_err(|error| format!("{QEMU}: {error}"))) && has_kvm()
 }
 
 /// A guest, ended when this is dropped.
-pub struct Guest {
-    child: Child,
-    folder: tempfile::TempDir,
-}
+pub struct Guest(QemuGuest);
 
 impl Guest {
-    /// Starts QEMU with `arguments` and the guest walking over 64 MiB for as long as it lives, on base pages where
-    /// the host leaves that to the process.
-    pub fn start(arguments: &[&str]) -> Guest {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let image = folder.path().join("guest.elf");
-        wideleaf_guest_image::write_to(&image).expect("the image is written");
-        let socket = format!("unix:{},server=on,wait=off", folder.path().join("qmp").display());
-        let child = Command::new("qemu-system-x86_64")
-            // QEMU 7.2 reads ARCH_CAPABILITIES from KVM and then may not set it on some AMD hosts.
-            .args([
-                "-accel",
-                "kvm",
-                "-cpu",
-                "host,arch-capabilities=off",
-                "-nodefaults",
-                "-no-user-config",
-                "-no-reboot",
-            ])
-            .args(["-display", "none", "-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-qmp", &socket])
-            .args(["-serial", &format!("file:{}", folder.path().join("console").display())])
-            .args(["-append", "pattern bytes=64M seconds=600", "-kernel"])
-            .arg(&image)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("QEMU starts");
-        let guest = Guest { child, folder };
+    /// Starts QEMU with `arguments` and the guest at its work; `more` stands on the guest's own command line.
+    pub fn start(arguments: &[&str], more: &str) -> Guest {
+        let guest = Guest(QemuGuest::start_as(arguments, &format!("{WORK} {more}"), false).expect("QEMU starts"));
         eventually("its monitor", || guest.qmp().exists());
         guest
-    }
-
-    /// Its monitor.
-    pub fn qmp(&self) -> PathBuf {
-        self.folder.path().join("qmp")
-    }
-
-    /// What it has printed.
-    pub fn console(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("console")).unwrap_or_default()
-    }
-
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     /// Its process, with a VM.
@@ -90,16 +38,23 @@ impl Guest {
         found.expect("just found")
     }
 
-    /// Ends it.
-    pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// What it has printed.
+    pub fn console(&self) -> String {
+        self.said().lines.join("\n")
     }
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.kill();
+impl std::ops::Deref for Guest {
+    type Target = QemuGuest;
+
+    fn deref(&self) -> &QemuGuest {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Guest {
+    fn deref_mut(&mut self) -> &mut QemuGuest {
+        &mut self.0
     }
 }
 

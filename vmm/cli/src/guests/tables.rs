@@ -5,7 +5,8 @@ use std::fmt::{Display, Write as _};
 
 use comfy_table::{Cell, ContentArrangement};
 use wideleaf_control::view::{
-    BackingView, Care, DaemonView, Explanation, Guarantee, MappingView, Quantiles, RamView, VmView, Vmm, WorkView,
+    BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, Quantiles, RamView, VmView,
+    Vmm, WorkView,
 };
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
@@ -16,8 +17,14 @@ use crate::source::HostReport;
 /// The latest actions that `wideleaf info` shows.
 const ACTIONS_SHOWN: usize = 8;
 
-/// What stands where nothing is known.
-const UNKNOWN: &str = "-";
+/// What stands where there is nothing to say.
+const NOTHING: &str = "-";
+
+/// What stands where a figure can not be had: a note says why.
+pub const UNKNOWN: &str = "?";
+
+/// VMs that are named beside a note they share; the others are counted.
+const NAMED_MAX: usize = 4;
 
 /// `wideleaf list`.
 pub fn host(report: &HostReport) -> String {
@@ -52,7 +59,7 @@ pub fn host(report: &HostReport) -> String {
     }
     let _ = writeln!(out, "{rows}");
     for (note, names) in notes_of_all(&report.vms) {
-        let _ = writeln!(out, "  {}: {}", names.join(", "), clean(note));
+        let _ = writeln!(out, "  {}: {}", together(&names, report.vms.len()), clean(note));
     }
     write_notes(&mut out, &report.notes);
     out
@@ -67,21 +74,30 @@ fn notes_of_all(vms: &[VmView]) -> BTreeMap<&str, Vec<String>> {
     notes
 }
 
+/// Those that have a note, on a line that stays short on a host with many.
+fn together(names: &[String], all: usize) -> String {
+    match names.len() {
+        many if many > NAMED_MAX && many == all => format!("all {all} VMs"),
+        many if many > NAMED_MAX => format!("{} and {} more", names[..NAMED_MAX].join(", "), many - NAMED_MAX),
+        _ => names.join(", "),
+    }
+}
+
 fn row(vm: &VmView) -> [Cell; 13] {
-    let BackingView { base_4k, huge_2m, giant_1g, misaligned, .. } = vm.backing;
+    let of = |part: fn(&BackingView) -> u64| number(known_bytes(vm.backing.as_ref().map(part)));
     [
         Cell::new(clean(&vm.name)),
         number(vm.pid),
         Cell::new(vmm_name(vm.vmm)),
         Cell::new(care(vm)),
-        number(bytes(ram(vm))),
-        number(bytes(vm.backing.resident())),
-        number(percent(vm.backing.coverage())),
-        number(bytes(base_4k)),
-        number(bytes(huge_2m)),
-        number(bytes(giant_1g)),
-        number(percent(vm.mapping.as_ref().and_then(mapped_large))),
-        number(bytes(misaligned)),
+        number(known_bytes(ram(vm))),
+        of(BackingView::resident),
+        number(coverage(vm)),
+        of(|backing| backing.base_4k),
+        of(|backing| backing.huge_2m),
+        of(|backing| backing.giant_1g),
+        number(vm.mapping.as_ref().map_or(UNKNOWN.to_owned(), |mapping| percent(mapped_large(mapping)))),
+        of(|backing| backing.misaligned),
         Cell::new(guarantee(vm)),
     ]
 }
@@ -99,14 +115,17 @@ pub fn vm(vm: &VmView) -> String {
     line("process", &format_args!("{}, {}", vm.pid, vmm_name(vm.vmm)));
     line("care", &care(vm));
     line("guarantee", &guarantee(vm));
-    line("RAM", &bytes(ram(vm)));
-    line("resident", &resident(&vm.backing));
-    line("  4 KiB pages", &bytes(vm.backing.base_4k));
-    line("  2 MiB pages", &bytes(vm.backing.huge_2m));
-    line("  1 GiB pages", &bytes(vm.backing.giant_1g));
-    line("not there yet", &bytes(vm.backing.unbacked));
-    line("misaligned", &misaligned(&vm.backing));
-    line("mapped by KVM", &vm.mapping.as_ref().map_or(UNKNOWN.to_owned(), mapping));
+    let of = |part: fn(&BackingView) -> u64| known_bytes(vm.backing.as_ref().map(part));
+    let unknown = || UNKNOWN.to_owned();
+    line("RAM", &known_bytes(ram(vm)));
+    line("resident", &vm.backing.as_ref().map_or_else(unknown, resident));
+    line("  4 KiB pages", &of(|backing| backing.base_4k));
+    line("  2 MiB pages", &of(|backing| backing.huge_2m));
+    line("  1 GiB pages", &of(|backing| backing.giant_1g));
+    line("not there yet", &of(|backing| backing.unbacked));
+    line("misaligned", &vm.backing.as_ref().map_or_else(unknown, misaligned));
+    line("mapped by KVM", &vm.mapping.as_ref().map_or_else(unknown, mapping));
+    line("guest's pages", &vm.guest_pages.as_ref().map_or_else(unknown, guest_pages));
     write_ram(&mut out, &vm.ram);
     if let Some(work) = &vm.work {
         write_work(&mut out, work);
@@ -153,7 +172,7 @@ fn write_work(out: &mut String, work: &WorkView) {
     line("CPU time", &format_args!("{:.3} s, {:.3} s of it in actions", work.total_cpu_s, work.action_cpu_s));
     line("budget said no", &work.budget_refusals);
     line("out of reach", &pauses(&work.unavailable));
-    line("in page walks", &percent(work.walk_share));
+    line("in page walks", &work.walk_share.map_or(UNKNOWN.to_owned(), |share| percent(Some(share))));
     for (sensor, times) in &work.sensor_failures {
         line("sensor failed", &format_args!("{} ({times} times)", clean(sensor)));
     }
@@ -170,9 +189,11 @@ pub fn action_line(action: &wideleaf_control::view::ActionView) -> String {
 
 /// `wideleaf explain`.
 pub fn explanation(explanation: &Explanation) -> String {
-    let Explanation { name, windows, huge, reasons, notes } = explanation;
-    let share = percent(share_of(*huge, *windows));
-    let mut out = format!("{}: {huge} of {windows} windows are in large pages ({share})\n", clean(name));
+    let Explanation { reasons, guest_pages, notes, .. } = explanation;
+    let mut out = format!("{}\n", clean(&huge_line(explanation)));
+    if let Some(pages) = guest_pages {
+        let _ = writeln!(out, "{}", guest_line(pages));
+    }
     if !reasons.is_empty() {
         let mut rows = table(&["windows", "reason", "what it means, and what would change it"]);
         rows.set_content_arrangement(ContentArrangement::Dynamic);
@@ -183,6 +204,38 @@ pub fn explanation(explanation: &Explanation) -> String {
     }
     write_notes(&mut out, notes);
     out
+}
+
+/// How much of it is in large pages, in a line.
+pub fn huge_line(explanation: &Explanation) -> String {
+    let Explanation { name, windows, huge, .. } = explanation;
+    match (huge, windows) {
+        (Some(huge), Some(windows)) => {
+            let share = percent(share_of(*huge, *windows));
+            format!("{name}: {huge} of {windows} windows are in large pages ({share})")
+        }
+        _ => format!("{name}: how much of its memory is in large pages is not known"),
+    }
+}
+
+/// What the guest's own tables say, in a line.
+pub fn guest_line(pages: &GuestPagesView) -> String {
+    format!("the guest itself maps: {}", guest_pages(pages))
+}
+
+/// Windows by the guest's own page size, those that there are.
+fn guest_pages(pages: &GuestPagesView) -> String {
+    let GuestPagesView { base_4k, huge_2m, giant_1g, mixed, unmapped, unknown } = *pages;
+    let parts = [
+        (huge_2m, "windows with 2 MiB"),
+        (giant_1g, "with 1 GiB"),
+        (base_4k, "with 4 KiB"),
+        (mixed, "with several sizes"),
+        (unmapped, "not mapped"),
+        (unknown, "not looked at"),
+    ];
+    let told = parts.iter().enumerate().filter(|(first, (windows, _))| *first == 0 || *windows > 0);
+    told.map(|(_, (windows, what))| format!("{windows} {what}")).collect::<Vec<_>>().join(", ")
 }
 
 /// What is said about a VM after a change: who looks after it, and what it is to reach.
@@ -217,7 +270,7 @@ pub fn care(vm: &VmView) -> String {
 
 fn guarantee(vm: &VmView) -> String {
     match (vm.guarantee, vm.is_guarantee_met()) {
-        (Guarantee::BestEffort, _) => UNKNOWN.to_owned(),
+        (Guarantee::BestEffort, _) => NOTHING.to_owned(),
         (wanted, Some(true)) => format!("{wanted} met"),
         (wanted, Some(false)) => format!("{wanted} MISSED"),
         (wanted, None) => wanted.to_string(),
@@ -269,14 +322,24 @@ pub fn share_of(part: u64, whole: u64) -> Option<u32> {
     (u128::from(part) * 10_000).checked_div(u128::from(whole)).map(|share| share.min(10_000) as u32)
 }
 
-/// All RAM of a VM.
-pub fn ram(vm: &VmView) -> u64 {
-    vm.ram.iter().map(|block| block.bytes).sum()
+/// All RAM of a VM; `None` where none of it was found.
+pub fn ram(vm: &VmView) -> Option<u64> {
+    (!vm.ram.is_empty()).then(|| vm.ram.iter().map(|block| block.bytes).sum())
+}
+
+/// The share of present memory in large pages.
+pub fn coverage(vm: &VmView) -> String {
+    vm.backing.map_or(UNKNOWN.to_owned(), |backing| percent(backing.coverage()))
+}
+
+/// As [`bytes`], where that is known.
+pub fn known_bytes(known: Option<u64>) -> String {
+    known.map_or(UNKNOWN.to_owned(), bytes)
 }
 
 /// `71.3 %`.
 pub fn percent(share: Option<u32>) -> String {
-    share.map_or(UNKNOWN.to_owned(), |share| format!("{:.1} %", f64::from(share) / 100.0))
+    share.map_or(NOTHING.to_owned(), |share| format!("{:.1} %", f64::from(share) / 100.0))
 }
 
 /// In GiB or MiB, three digits or so: what is read at a glance. Less than 1 MiB is told in KiB.

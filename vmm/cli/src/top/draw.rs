@@ -17,9 +17,11 @@ use wideleaf_control::view::{BackingView, Explanation, Reason, VmView, WindowMap
 use wideleaf_policies::PageSize;
 
 use super::heat_map::{Backing, Grid, MapCell, Row, lay_out};
-use super::screen::{Overlay, Screen, Tab, policies};
+use super::screen::{Overlay, Screen, Tab};
 use crate::failure::Failure;
-use crate::guests::tables::{action_line, bytes, care, percent, ram, share_of};
+use crate::guests::tables::{
+    UNKNOWN, action_line, bytes, care, coverage, guest_line, huge_line, known_bytes, percent, ram, share_of,
+};
 use crate::source::HostReport;
 
 /// From this width on the list has all its columns.
@@ -136,11 +138,14 @@ fn vm_line(vm: &VmView, width: u16) -> Line<'static> {
     let mut spans = vec![Span::from(fixed(&vm.name, name_width(width)))];
     if width >= WIDE {
         spans.push(Span::from(fixed(&care(vm), 14)));
-        spans.push(Span::from(format!("{:>9} {:>9} ", bytes(ram(vm)), bytes(vm.backing.resident()))));
+        spans.push(Span::from(format!("{:>9} {:>9} ", known_bytes(ram(vm)), known_bytes(vm.resident()))));
     }
-    spans.extend(bar(vm.backing));
+    match vm.backing {
+        Some(backing) => spans.extend(bar(backing)),
+        None => spans.push(Span::from(UNKNOWN.repeat(BAR)).dim()),
+    }
     let missed = if vm.is_guarantee_met() == Some(false) { "!" } else { " " };
-    spans.push(Span::from(format!(" {:>7}{missed}", percent(vm.backing.coverage()))));
+    spans.push(Span::from(format!(" {:>7}{missed}", coverage(vm))));
     Line::from(spans)
 }
 
@@ -161,7 +166,11 @@ fn draw_map(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let Some(map) = detail_or_why(screen, |detail| &detail.windows, area, buffer) else { return };
     let [title, cells, legend] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(2)]).areas(area);
-    Line::from(map_title(map)).render(title, buffer);
+    let guest = screen
+        .chosen()
+        .and_then(|vm| vm.guest_pages.as_ref())
+        .map_or(String::new(), |pages| format!("; {}", guest_line(pages)));
+    Line::from(map_title(map) + &guest).render(title, buffer);
     let has_heat = map.ranges.iter().any(|range| range.heat.bytes().any(|heat| heat.is_ascii_digit()));
     let cell_width = if has_heat { 2 } else { 1 };
     let room = usize::from(cells.width.saturating_sub(ADDRESS)) / cell_width;
@@ -236,9 +245,9 @@ fn legend_line(grid: &Grid, has_heat: bool) -> Line<'static> {
 
 fn draw_explanation(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let Some(explanation) = detail_or_why(screen, |detail| &detail.explanation, area, buffer) else { return };
-    let Explanation { name, windows, huge, reasons, notes } = explanation;
-    let share = percent(share_of(*huge, *windows));
-    let mut lines = vec![Line::from(format!("{name}: {huge} of {windows} windows are in large pages ({share})"))];
+    let Explanation { reasons, guest_pages, notes, .. } = explanation;
+    let mut lines = vec![Line::from(huge_line(explanation))];
+    lines.extend(guest_pages.iter().map(|pages| Line::from(guest_line(pages))));
     lines.extend(reasons.iter().flat_map(reason_lines));
     lines.extend(notes.iter().map(|note| Line::from(note.as_str())));
     Paragraph::new(lines).wrap(Wrap { trim: true }).render(area, buffer);
@@ -277,7 +286,7 @@ fn draw_policies(screen: &Screen, at: usize, area: Rect, buffer: &mut Buffer) {
         let line = Line::from(format!("{name:<11}  {summary}"));
         if index == at { line.reversed() } else { line }
     };
-    draw_box(&title, policies().enumerate().map(line).collect(), at, area, buffer);
+    draw_box(&title, screen.policies().enumerate().map(line).collect(), at, area, buffer);
 }
 
 /// A box in the middle with as many lines as fit, `shown` among them.

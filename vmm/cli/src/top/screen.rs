@@ -7,7 +7,9 @@
 //! ```
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use wideleaf_control::view::{VmView, WindowMap};
+use wideleaf_attach::refuse::refuse_policy;
+use wideleaf_control::view::{VmView, Vmm, WindowMap};
+use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 
 use super::watch::{Ask, Detail, Seen};
@@ -82,10 +84,20 @@ pub struct Screen {
     chosen: Option<u32>,
 }
 
-/// The policies to choose from: those of the house, and none.
-pub fn policies() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let of_the_house = POLICIES.iter().map(|policy| (policy.name, policy.summary));
-    of_the_house.chain([(OFF, "it is only looked at")])
+/// Whether a VM can have the policy. Some need what only our own VMM can do, before the guest starts; and a run of ours has the one it was
+/// started with, or none.
+fn is_possible(vm: &VmView, name: &str) -> bool {
+    match (vm.vmm, name_of_policy(vm)) {
+        (Vmm::Wideleaf, OFF) => true,
+        (Vmm::Wideleaf, own) => own == name,
+        _ => PolicyChoice::parse(name).is_ok_and(|choice| refuse_policy(&choice).is_none()),
+    }
+}
+
+/// Without what was set of it.
+fn name_of_policy(vm: &VmView) -> &str {
+    let policy = vm.policy.as_deref().unwrap_or(OFF);
+    policy.split_once(':').map_or(policy, |(name, _)| name)
 }
 
 impl Screen {
@@ -108,6 +120,13 @@ impl Screen {
     /// The chosen VM.
     pub fn chosen(&self) -> Option<&VmView> {
         self.vms().get(self.chosen_index())
+    }
+
+    /// The policies to choose from for it: those of the house that it can have, and none.
+    pub fn policies(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let chosen = self.chosen();
+        let of_the_house = POLICIES.iter().filter(move |policy| chosen.is_some_and(|vm| is_possible(vm, policy.name)));
+        of_the_house.map(|policy| (policy.name, policy.summary)).chain([(OFF, "it is only looked at")])
     }
 
     /// What is known of it beyond the list; `None` until it was looked at.
@@ -167,10 +186,11 @@ impl Screen {
     fn on_key_in_policies(&mut self, at: usize, code: KeyCode) -> Effect {
         match code {
             KeyCode::Up => self.lay_over(Overlay::Policies(at.saturating_sub(1))),
-            KeyCode::Down => self.lay_over(Overlay::Policies((at + 1).min(POLICIES.len()))),
+            KeyCode::Down => self.lay_over(Overlay::Policies((at + 1).min(self.policies().count() - 1))),
             KeyCode::Enter => {
                 self.overlay = Overlay::None;
-                policies().nth(at).map_or(Effect::None, |(name, _)| self.set_policy(name))
+                let chosen = self.policies().nth(at);
+                chosen.map_or(Effect::None, |(name, _)| self.set_policy(name))
             }
             KeyCode::Esc => self.lay_over(Overlay::None),
             _ => Effect::None,
@@ -199,15 +219,18 @@ impl Screen {
 
     fn set_policy(&mut self, policy: &str) -> Effect {
         let Some(vm) = self.chosen() else { return Effect::None };
+        if vm.vmm == Vmm::Wideleaf && policy != OFF && policy == name_of_policy(vm) {
+            self.message = Some(format!("{policy} is in force already"));
+            return Effect::None;
+        }
         let ask = Ask::SetPolicy(vm.pid, policy.to_owned());
         self.message = Some(format!("asking for {policy}"));
         Effect::Ask(ask)
     }
 
-    /// Where the chosen VM's policy stands among [`policies`].
+    /// Where the chosen VM's policy stands among [`Screen::policies`].
     fn present_policy(&self) -> usize {
-        let policy = self.chosen().and_then(|vm| vm.policy.as_deref()).unwrap_or(OFF);
-        let name = policy.split_once(':').map_or(policy, |(name, _)| name);
-        policies().position(|(known, _)| known == name).unwrap_or(0)
+        let name = self.chosen().map_or(OFF, name_of_policy);
+        self.policies().position(|(known, _)| known == name).unwrap_or(0)
     }
 }

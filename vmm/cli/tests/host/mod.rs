@@ -1,11 +1,15 @@
 //! A host as an operator sees it, made up: a guest of libvirt's that is partly huge, one that can never be, one of ours.
 
 use wideleaf_control::view::{
-    ActionView, BackingView, Care, DaemonView, Explanation, Guarantee, MappingView, RamView, Reason, VmView, Vmm,
-    WindowMap, WindowRange, WorkView,
+    ActionView, BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, RamView, Reason,
+    VmView, Vmm, WindowMap, WindowRange, WorkView,
 };
 
 const MIB: u64 = 1 << 20;
+
+/// Of 128 windows.
+const GUEST_PAGES: GuestPagesView =
+    GuestPagesView { base_4k: 30, huge_2m: 64, giant_1g: 0, mixed: 2, unmapped: 32, unknown: 0 };
 
 pub fn daemon() -> DaemonView {
     DaemonView {
@@ -48,8 +52,15 @@ pub fn web() -> VmView {
         policy: Some("coverage".into()),
         guarantee: Guarantee::Coverage(9_500),
         ram: vec![ram("anonymous", 256 * MIB)],
-        backing: BackingView { unbacked: 64 * MIB, base_4k: 64 * MIB, huge_2m: 128 * MIB, giant_1g: 0, misaligned: 0 },
+        backing: Some(BackingView {
+            unbacked: 64 * MIB,
+            base_4k: 64 * MIB,
+            huge_2m: 128 * MIB,
+            giant_1g: 0,
+            misaligned: 0,
+        }),
         mapping: Some(MappingView { pages_4k: 16_384, pages_2m: 64, pages_1g: 0 }),
+        guest_pages: Some(GUEST_PAGES),
         work: Some(work),
         notes: Vec::new(),
     }
@@ -66,8 +77,9 @@ pub fn mail() -> VmView {
         policy: None,
         guarantee: Guarantee::BestEffort,
         ram: vec![RamView { never_huge, is_guess: true, ..ram("shmem", 512 * MIB) }],
-        backing: BackingView { unbacked: 0, base_4k: 512 * MIB, huge_2m: 0, giant_1g: 0, misaligned: 512 * MIB },
+        backing: Some(BackingView { unbacked: 0, base_4k: 512 * MIB, huge_2m: 0, giant_1g: 0, misaligned: 512 * MIB }),
         mapping: None,
+        guest_pages: None,
         work: None,
         notes: vec!["KVM's mapping sizes are missing: they need root".into()],
         ..web()
@@ -85,7 +97,7 @@ pub fn gups() -> VmView {
         policy: Some("giant".into()),
         guarantee: Guarantee::Coverage(5_000),
         ram: vec![ram("hugetlb", 4 << 30)],
-        backing: BackingView { unbacked: 2 << 30, base_4k: 0, huge_2m: 0, giant_1g: 2 << 30, misaligned: 0 },
+        backing: Some(BackingView { unbacked: 2 << 30, base_4k: 0, huge_2m: 0, giant_1g: 2 << 30, misaligned: 0 }),
         work: None,
         ..web()
     }
@@ -99,8 +111,9 @@ pub fn explanation() -> Explanation {
     let reason = |name: &str, windows, text: &str| Reason { name: name.into(), windows, text: text.into() };
     Explanation {
         name: "web".into(),
-        windows: 128,
-        huge: 64,
+        windows: Some(128),
+        huge: Some(64),
+        guest_pages: Some(GUEST_PAGES),
         reasons: vec![
             reason("never_touched", 32, "the guest has never touched them: there is nothing to promote"),
             reason("holes", 32, "the balloon took some of their pages; `collapse-holes` would fill them"),

@@ -131,7 +131,7 @@ fn guests_that_nobody_manages_are_listed_and_looked_at() {
     assert_eq!(bench.list()[0].care, CareView::Unmanaged);
     assert!(matches!(bench.ask(info("web")), Ok(Answer::Vm(view)) if view.pid == 10));
     assert!(
-        matches!(bench.ask(Request::Explain { vm: "10".into() }), Ok(Answer::Explanation(why)) if why.windows == 2)
+        matches!(bench.ask(Request::Explain { vm: "10".into() }), Ok(Answer::Explanation(why)) if why.windows == Some(2))
     );
     assert!(
         matches!(bench.ask(Request::Windows { vm: "web".into() }), Ok(Answer::Windows(map)) if map.ranges[0].backing == "24")

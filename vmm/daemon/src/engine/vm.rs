@@ -123,7 +123,7 @@ impl Vm {
     }
 
     pub(super) fn watch_guarantee(&mut self, now: Duration, grace: Duration) -> Option<GuaranteeEvent> {
-        self.watch.update(self.wanted.guarantee, self.seen.backing.coverage(), now, grace)
+        self.watch.update(self.wanted.guarantee, self.seen.coverage(), now, grace)
     }
 
     /// All that is known of it.

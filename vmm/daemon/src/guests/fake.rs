@@ -60,8 +60,9 @@ impl FakeGuest {
             policy: self.policy.map(|policy| policy.to_string()),
             guarantee: view::Guarantee::BestEffort,
             ram: Vec::new(),
-            backing: self.backing,
+            backing: Some(self.backing),
             mapping: None,
+            guest_pages: None,
             notes: Vec::new(),
         }
     }
@@ -69,7 +70,13 @@ impl FakeGuest {
     fn explanation(self) -> Explanation {
         let (huge, others) = (self.backing.huge_2m >> 21, self.backing.base_4k >> 21);
         let reason = Reason { name: "not_chosen".into(), windows: others, text: "the policy has not chosen it".into() };
-        Explanation { name: self.found.name, windows: huge + others, huge, reasons: vec![reason], notes: Vec::new() }
+        Explanation {
+            name: self.found.name,
+            windows: Some(huge + others),
+            huge: Some(huge),
+            reasons: vec![reason],
+            ..Explanation::default()
+        }
     }
 
     fn windows(self) -> WindowMap {

@@ -25,8 +25,15 @@ fn vm(pid: u32) -> VmView {
         policy: Some("auto".into()),
         guarantee: Guarantee::Coverage(9_500),
         ram: Vec::new(),
-        backing: BackingView { unbacked: 1 << 20, base_4k: 4096, huge_2m: 3 * 4096, giant_1g: 0, misaligned: 512 },
+        backing: Some(BackingView {
+            unbacked: 1 << 20,
+            base_4k: 4096,
+            huge_2m: 3 * 4096,
+            giant_1g: 0,
+            misaligned: 512,
+        }),
         mapping: Some(MappingView { pages_4k: 1, pages_2m: 2, pages_1g: 3 }),
+        guest_pages: None,
         work: Some(WorkView {
             outcomes: BTreeMap::from([("collapse".to_owned(), counts("done", 12))]),
             copied: 24 << 20,

@@ -1,0 +1,107 @@
+//! What the loop is told of a VM before it begins: whose RAM, where, on what, and who may be asked about it.
+//!
+//! ```text
+//!   ours      GuestRam ────────────▶ ManagedVm ──▶ ManagerLoop
+//!   others'   ranges, backing ─────▶    ▲
+//!                 second level, gate, tables, what is barred
+//! ```
+
+use std::sync::Arc;
+
+use wideleaf_policies::geometry::is_congruent;
+use wideleaf_policies::{PageSize, VmId, WindowIndex};
+
+use crate::backing::{BackingConfig, BackingKind};
+use crate::explain::{Barred, CannotBeHuge};
+use crate::gate::Gate;
+use crate::region::{GuestRam, RamRange};
+use crate::second_level::SecondLevel;
+use crate::sensors::guest_tables::TableSource;
+use crate::sensors::kernel_flags::MergedPages;
+
+/// One VM under the manager, or one native kernel (which has no second level).
+pub struct ManagedVm {
+    /// Its name towards the policy.
+    pub id: VmId,
+    /// Where its RAM is.
+    pub ranges: Vec<RamRange>,
+    /// What backs its RAM.
+    pub backing: BackingConfig,
+    /// KVM's side, if there is one.
+    pub second_level: Option<Arc<dyn SecondLevel>>,
+    /// Keeps the mapping alive for as long as the manager may act on it; tests on a fake host have none.
+    pub ram: Option<Arc<GuestRam>>,
+    /// Says whether it may be acted on now; `None`: always.
+    pub gate: Option<Arc<dyn Gate>>,
+    /// Whether shared memory may be collapsed. The kernel unmaps it page by page, so that all of the guest stops for 15 to 30 ms a
+    /// window.
+    pub may_collapse_shared: bool,
+    /// Parts of its RAM that can never be huge. What is not congruent is found without.
+    pub barred: Vec<Barred>,
+    /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: a large page undoes the merging.
+    pub merged: Option<MergedPages>,
+    /// Brings the guest's own tables where another process has the RAM; `None`: they are read here, from `ram` and `second_level`.
+    pub guest_tables: Option<Arc<dyn TableSource>>,
+}
+
+impl ManagedVm {
+    /// A VM of ours whose RAM is `ram`.
+    pub fn new(id: VmId, ram: Arc<GuestRam>, second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
+        let (ranges, backing) = (ram.ranges().to_vec(), ram.backing());
+        ManagedVm {
+            ram: Some(ram),
+            may_collapse_shared: true,
+            ..ManagedVm::of_others(id, ranges, backing, second_level)
+        }
+    }
+
+    /// A VM whose RAM another process has mapped at `ranges` (ascending guest-physical addresses), for a loop over that process's
+    /// [`ProcessHost`](crate::host::process::ProcessHost). Shared memory is not collapsed, and no gate is asked, unless the fields say so.
+    ///
+    /// KVM's totals are of a whole VM: where one has RAM of several kinds, and so several of these, they share one `second_level`, and
+    /// what it counts is held against all of them together.
+    pub fn of_others(
+        id: VmId,
+        ranges: Vec<RamRange>,
+        backing: BackingConfig,
+        second_level: Option<Arc<dyn SecondLevel>>,
+    ) -> ManagedVm {
+        ManagedVm {
+            id,
+            ranges,
+            backing,
+            second_level,
+            ram: None,
+            gate: None,
+            may_collapse_shared: false,
+            barred: Vec::new(),
+            merged: None,
+            guest_tables: None,
+        }
+    }
+
+    /// Whether pages that are absent from a window in use are to stay so.
+    pub(super) fn keeps_holes(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.keeps_holes())
+    }
+
+    /// By window: whether it can never be huge. Empty where all can.
+    pub(super) fn barred_windows(&self) -> Vec<Option<CannotBeHuge>> {
+        let is_shared = self.backing.kind() == BackingKind::Memfd && !self.may_collapse_shared;
+        let of_range = |range: &RamRange| {
+            let is_congruent = is_congruent(range.gpa.start(), range.hva, PageSize::Huge2M);
+            let shared = is_shared.then_some(CannotBeHuge::SharedStalls);
+            if is_congruent { shared } else { Some(CannotBeHuge::Misaligned) }
+        };
+        let of_window = |window: WindowIndex| {
+            let barred = self.barred.iter().find(|barred| barred.range.contains(window.start()));
+            barred.map(|barred| barred.why)
+        };
+        let windows = |range: &RamRange| {
+            let of_range = of_range(range);
+            range.gpa.windows().map(move |window| of_window(window).or(of_range))
+        };
+        let barred: Vec<_> = self.ranges.iter().flat_map(windows).collect();
+        if barred.iter().any(Option::is_some) { barred } else { Vec::new() }
+    }
+}

@@ -1,0 +1,223 @@
+//! The loop in a thread of its own: it waits, ticks, and ends when it is told to or when all its VMs have.
+//!
+//! ```text
+//!   spawn ─▶ Waiting ── activate, pause ─▶ Called ─▶ tick ─▶ Active ── time, or urgent at a pulse ─▶ tick …
+//!                                                              └── stop, dropped ─▶ Stopping ─▶ the report
+//! ```
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use wideleaf_policies::{BudgetLimits, Policy};
+
+use super::live::{self, Live, LiveSlot};
+use super::managed_vm::ManagedVm;
+use super::pacing::Pacing;
+use super::report::ManagerReport;
+use super::sampling::{Sampling, SharedAccess};
+use super::steering::Steering;
+use super::{ManagerConfig, ManagerLoop};
+use crate::first_touch::{FirstTouch, FirstTouchError};
+use crate::host::Host;
+use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
+
+/// The loop in its thread.
+pub struct Manager {
+    shared: Arc<Shared>,
+    should_stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<ManagerReport>>,
+    first_touch: Option<FirstTouch>,
+    reserved_frames: Option<ReservedFrames>,
+    host: Arc<dyn Host>,
+    access: Vec<SharedAccess>,
+    steering: Arc<Steering>,
+    live: LiveSlot,
+}
+
+/// Why a manager does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagerError {
+    /// No thread to be had.
+    #[error("cannot start the manager's thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The policy decides at the fault, and it can not be asked there.
+    #[error("the policy {policy} decides at the first touch, which it can not here: {source}")]
+    FirstTouch {
+        /// The policy's name.
+        policy: &'static str,
+        /// Why not.
+        source: FirstTouchError,
+    },
+    /// The policy reserves frames, and none can be reserved.
+    #[error("the policy {policy} reserves frames, which it can not here: {source}")]
+    ReservedFrames {
+        /// The policy's name.
+        policy: &'static str,
+        /// Why not.
+        source: ReservedFramesError,
+    },
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<RunState>,
+    changed: Condvar,
+}
+
+/// What the thread is to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum RunState {
+    /// Nothing yet.
+    #[default]
+    Waiting,
+    /// Ticks, the next one at once.
+    Called,
+    /// Ticks when it is time.
+    Active,
+    Stopping,
+}
+
+impl Manager {
+    /// Starts the loop's thread. It waits until [`Manager::activate`]. A policy that decides at the first touch is asked, and
+    /// one that reserves frames is served, from now on: what is touched before could not be asked about later.
+    ///
+    /// # Errors
+    /// [`ManagerError`] where no thread can be had, or first touches can not be decided, or no frames reserved.
+    pub fn spawn(
+        host: Arc<dyn Host>,
+        vms: Vec<ManagedVm>,
+        policy: Box<dyn Policy>,
+        config: ManagerConfig,
+    ) -> Result<Manager, ManagerError> {
+        Manager::spawn_loop(ManagerLoop::new(host, vms, policy, config))
+    }
+
+    /// As [`Manager::spawn`], for a loop that was made before, for instance a recorded one.
+    ///
+    /// # Errors
+    /// As [`Manager::spawn`].
+    pub fn spawn_loop(mut work: ManagerLoop) -> Result<Manager, ManagerError> {
+        let shared = Arc::<Shared>::default();
+        let first_touch =
+            work.first_touch().map_err(|source| ManagerError::FirstTouch { policy: work.report.policy, source })?;
+        let reserved_frames = work
+            .reserved_frames()
+            .map_err(|source| ManagerError::ReservedFrames { policy: work.report.policy, source })?;
+        let should_stop = work.should_stop.clone();
+        let (steering, live) = (work.steering.clone(), work.publisher.slot());
+        let (host, access) = (work.host.clone(), work.sampling.iter().filter_map(Sampling::access).collect());
+        let thread = {
+            let shared = shared.clone();
+            std::thread::Builder::new().name("manager".into()).spawn(move || {
+                let mut pacing = Pacing::new(&work.config, work.host.now());
+                let pulse = work.config.pulse;
+                let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
+                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), &work.vms)
+                };
+                while !work.has_ended()
+                    && shared.wait(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) == RunState::Active
+                {
+                    let done = work.tick();
+                    pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));
+                }
+                work.finish()
+            })?
+        };
+        let thread = Some(thread);
+        Ok(Manager { shared, should_stop, thread, first_touch, reserved_frames, host, access, steering, live })
+    }
+
+    /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
+    /// which look unbacked.
+    pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
+        let _in_place: Vec<_> = self.access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
+        look()
+    }
+
+    /// Lets the loop act.
+    pub fn activate(&self) {
+        self.steering.set_paused(false);
+        self.shared.set(RunState::Called);
+    }
+
+    /// Lets the loop look and not act, also before it was ever active. An action that it is at is finished, some milliseconds
+    /// later at most; a giant that is being moved arrives.
+    pub fn pause(&self) {
+        self.steering.set_paused(true);
+        self.shared.set(RunState::Called);
+    }
+
+    /// Changes what actions may cost, from the next tick on. A recording keeps the limits it began with.
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        self.steering.set_limits(limits);
+    }
+
+    /// How things were at the end of the latest tick.
+    pub fn live(&self) -> Arc<Live> {
+        live::latest(&self.live)
+    }
+
+    /// Whether its loop has ended by itself: all its VMs are gone. [`Manager::stop`] still has the report.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Ends the loop after the action it is at, and returns what it counted.
+    pub fn stop(mut self) -> ManagerReport {
+        self.end();
+        let first_touch = self.first_touch.take().map(FirstTouch::stop);
+        let reserved_frames = self.reserved_frames.take().map(ReservedFrames::stop);
+        let thread = self.thread.take().expect("a manager is stopped once");
+        let report = thread.join().expect("the manager's thread does not panic");
+        ManagerReport { first_touch, reserved_frames, ..report }
+    }
+
+    fn end(&self) {
+        self.should_stop.store(true, Ordering::Relaxed);
+        self.shared.set(RunState::Stopping);
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn set(&self, state: RunState) {
+        let mut current = self.state.lock().expect("nothing panics under this lock");
+        if *current != RunState::Stopping {
+            *current = state;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, or until told to stop; while not
+    /// active, until told anything.
+    fn wait(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> RunState {
+        let mut state = self.state.lock().expect("nothing panics under this lock");
+        let (mut has_paused, mut left) = (false, pause);
+        loop {
+            match *state {
+                RunState::Waiting => state = self.changed.wait(state).expect("nothing panics under this lock"),
+                RunState::Called => {
+                    *state = RunState::Active;
+                    has_paused = true;
+                }
+                RunState::Active if !has_paused => {
+                    let step = left.min(pulse.unwrap_or(left));
+                    (state, _) = self.changed.wait_timeout(state, step).expect("nothing panics under this lock");
+                    left -= step;
+                    has_paused = left.is_zero() || (*state == RunState::Active && is_urgent());
+                }
+                RunState::Active | RunState::Stopping => return *state,
+            }
+        }
+    }
+}

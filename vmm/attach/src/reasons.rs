@@ -1,0 +1,18 @@
+//! Reasons why windows are not huge, in words: the same whether a manager counted them or one look did.
+
+use std::collections::BTreeMap;
+
+use wideleaf_control::view::Reason;
+use wideleaf_memory::explain::WhyNot;
+
+/// For views, most windows first.
+pub(crate) fn reasons(counts: &BTreeMap<WhyNot, u64>) -> Vec<Reason> {
+    let said = |(why, windows): (&WhyNot, &u64)| Reason {
+        name: why.name().to_owned(),
+        windows: *windows,
+        text: why.to_string(),
+    };
+    let mut reasons: Vec<_> = counts.iter().map(said).collect();
+    reasons.sort_by_key(|reason| std::cmp::Reverse(reason.windows));
+    reasons
+}

@@ -1,0 +1,121 @@
+//! How a vCPU pages, from what QEMU prints of its registers (`info registers`).
+//!
+//! ```text
+//!   CR0.PG = 0 ───────────────────────────▶ nothing: it starts, or waits to be started
+//!   CR0.PG = 1 ─┬─ EFER.LMA = 1 ─┬─ CR4.LA57 = 0 ─▶ four levels from CR3
+//!               │                └─ CR4.LA57 = 1 ─▶ five levels from CR3
+//!               └─ EFER.LMA = 0 ─┬─ CR4.PAE = 1 ──▶ 32-bit, three levels: not followed
+//!                                └─ CR4.PAE = 0 ──▶ 32-bit, two levels: not followed
+//! ```
+//!
+//! SDM vol. 3, 4.1.1. In system management mode a vCPU has tables of the firmware's, or none: nothing is said then either.
+
+use wideleaf_memory::sensors::guest_tables::TableLevels;
+
+/// How a vCPU translates addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PagingMode {
+    /// Not at all, for now.
+    Off,
+    /// In 64-bit mode.
+    Long {
+        /// CR3.
+        root: u64,
+        /// By so many levels.
+        levels: TableLevels,
+    },
+    /// 32-bit with physical address extension.
+    Pae,
+    /// 32-bit.
+    Legacy,
+}
+
+const CR0_PG: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const CR4_LA57: u64 = 1 << 12;
+const EFER_LMA: u64 = 1 << 10;
+
+impl PagingMode {
+    /// Reads one vCPU's registers; `None` where one of those that matter is not there or no number.
+    pub fn parse(text: &str) -> Option<PagingMode> {
+        let register = |name: &str| {
+            let value = text.split_whitespace().find_map(|word| word.strip_prefix(name))?;
+            u64::from_str_radix(value, 16).ok()
+        };
+        let (cr0, cr3, cr4, efer) = (register("CR0=")?, register("CR3=")?, register("CR4=")?, register("EFER=")?);
+        let is_in_smm = register("SMM=")? != 0;
+        Some(match () {
+            () if cr0 & CR0_PG == 0 || is_in_smm => PagingMode::Off,
+            () if efer & EFER_LMA != 0 => {
+                let levels = if cr4 & CR4_LA57 == 0 { TableLevels::Four } else { TableLevels::Five };
+                PagingMode::Long { root: cr3, levels }
+            }
+            () if cr4 & CR4_PAE != 0 => PagingMode::Pae,
+            () => PagingMode::Legacy,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What QEMU 7.2 printed of a vCPU at work in 64-bit mode.
+    const LONG: &str = "\r\nCPU#0\r
+RAX=00000000005bb41e RBX=00000000001e7460 RCX=00000000000000f0 RDX=f741bfb79231f1c1\r
+RIP=0000000000195da4 RFL=00000087 [--S--PC] CPL=3 II=0 A20=1 SMM=0 HLT=0\r
+CS =001b 0000000000000000 ffffffff 00a0fb00 DPL=3 CS64 [-RA]\r
+GDT=     00000000001d7000 0000012f\r
+CR0=80010033 CR2=0000000000000000 CR3=00000000002ee000 CR4=00000620\r
+DR6=00000000ffff0ff0 DR7=0000000000000400\r
+EFER=0000000000000500\r
+FCW=037f FSW=0000 [ST=0] FTW=00 MXCSR=00001f80\r\n";
+
+    /// And of one that waits to be started.
+    const WAITING: &str = "\r\nCPU#1\r
+EAX=00000000 EBX=00000000 ECX=00000000 EDX=00a10f11\r
+EIP=0000fff0 EFL=00000002 [-------] CPL=0 II=0 A20=1 SMM=0 HLT=0\r
+CS =f000 ffff0000 0000ffff 00009b00\r
+CR0=60000010 CR2=00000000 CR3=00000000 CR4=00000000\r
+DR6=00000000ffff0ff0 DR7=0000000000000400\r
+EFER=0000000000000000\r\n";
+
+    #[test]
+    fn a_vcpu_in_64_bit_mode_has_a_root_and_one_that_waits_has_none() {
+        let long = PagingMode::Long { root: 0x2e_e000, levels: TableLevels::Four };
+        assert_eq!(PagingMode::parse(LONG), Some(long));
+        assert_eq!(PagingMode::parse(WAITING), Some(PagingMode::Off));
+    }
+
+    #[test]
+    fn every_way_to_page_is_told_by_its_bits() {
+        let with = |cr4: &str, efer: &str| {
+            PagingMode::parse(&LONG.replace("CR4=00000620", cr4).replace("EFER=0000000000000500", efer))
+        };
+        let five = PagingMode::Long { root: 0x2e_e000, levels: TableLevels::Five };
+        assert_eq!(with("CR4=00001620", "EFER=0000000000000d01"), Some(five));
+        assert_eq!(with("CR4=00000020", "EFER=0000000000000000"), Some(PagingMode::Pae));
+        assert_eq!(with("CR4=00000010", "EFER=0000000000000100"), Some(PagingMode::Legacy));
+    }
+
+    #[test]
+    fn a_vcpu_in_system_management_mode_has_no_root() {
+        assert_eq!(PagingMode::parse(&LONG.replace("SMM=0", "SMM=1")), Some(PagingMode::Off));
+    }
+
+    #[test]
+    fn what_lacks_a_register_that_matters_is_not_understood() {
+        for missing in ["CR0=", "CR3=", "CR4=", "EFER=", "SMM="] {
+            assert_eq!(PagingMode::parse(&LONG.replace(missing, "X=")), None, "{missing}");
+        }
+        assert_eq!(PagingMode::parse(&LONG.replace("CR3=00000000002ee000", "CR3=2ee000h")), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_odd(text in "(CR0=|CR3=|CR4=|EFER=|SMM=|[0-9a-f]{0,20}|\\PC| |\n){0,60}") {
+            let _ = PagingMode::parse(&text);
+        }
+    }
+}
