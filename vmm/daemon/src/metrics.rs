@@ -4,21 +4,20 @@
 //! make Prometheus refuse all of a scrape.
 
 use std::fmt;
-use std::io;
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use tiny_http::{Header, Method, Request, Response, Server};
 use wideleaf_control::view::{Care, DaemonView, Guarantee, PAUSE_BOUNDS_S, Quantiles, VmView, WorkView};
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
 
-use crate::config::Listen;
+mod endpoint;
+mod exchange;
+
+pub use endpoint::MetricsServer;
 
 /// All that a scrape says.
 #[derive(Clone, Debug)]
@@ -288,71 +287,6 @@ impl EncodeMetric for Histogram {
     fn metric_type(&self) -> MetricType {
         MetricType::Histogram
     }
-}
-
-/// What OpenMetrics' text is called.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// The HTTP server that is scraped.
-pub struct MetricsServer {
-    server: Arc<Server>,
-    thread: JoinHandle<()>,
-    listen: Listen,
-}
-
-impl MetricsServer {
-    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off.
-    ///
-    /// # Errors
-    /// The kernel's answer.
-    pub fn start(listen: &Listen, scrape: impl Fn() -> Scrape + Send + 'static) -> io::Result<Option<MetricsServer>> {
-        let server = match listen {
-            Listen::Off => return Ok(None),
-            Listen::Tcp(address) => Server::http(address),
-            Listen::Unix(path) => {
-                remove_stale(path)?;
-                Server::http_unix(path)
-            }
-        };
-        let server = Arc::new(server.map_err(io::Error::other)?);
-        let serving = server.clone();
-        let thread = thread::spawn(move || serving.incoming_requests().for_each(|request| answer(request, &scrape)));
-        Ok(Some(MetricsServer { server, thread, listen: listen.clone() }))
-    }
-
-    /// Ends it.
-    pub fn stop(self) {
-        self.server.unblock();
-        if self.thread.join().is_err() {
-            tracing::error!("the thread of the metrics panicked");
-        }
-        if let Listen::Unix(path) = self.listen {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// A socket that a killed daemon left. Nobody else has one of that name: the control socket is ours by now.
-fn remove_stale(path: &std::path::Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path),
-        _ => Ok(()),
-    }
-}
-
-/// A client that goes away before it has its answer is its own business.
-fn answer(request: Request, scrape: &impl Fn() -> Scrape) {
-    let is_get = matches!(request.method(), Method::Get | Method::Head);
-    let path = request.url().split('?').next().unwrap_or_default();
-    let _ = match (is_get, path) {
-        (true, "/metrics") => {
-            let header = Header::from_bytes("Content-Type", CONTENT_TYPE).expect("it is ASCII");
-            request.respond(Response::from_string(text(scrape())).with_header(header))
-        }
-        (true, _) => request.respond(Response::from_string("the metrics are at /metrics\n").with_status_code(404)),
-        (false, _) => request.respond(Response::from_string("only GET\n").with_status_code(405)),
-    };
 }
 
 #[cfg(test)]
