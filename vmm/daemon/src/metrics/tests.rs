@@ -43,11 +43,16 @@ fn vm(pid: u32) -> VmView {
     }
 }
 
+fn scraped(pid: u32, is_guarantee_met: bool) -> ScrapedVm {
+    let view = vm(pid);
+    ScrapedVm { counted: view.work.clone(), view, is_guarantee_met }
+}
+
 fn scrape() -> Scrape {
     let size = PageSize::Huge2M;
     let nodes = vec![NodePool { node: 0, total: 8, free: 5, surplus: 1 }];
     Scrape {
-        vms: vec![(vm(10), false), (vm(11), true)], // the same name, and no UUID
+        vms: vec![scraped(10, false), scraped(11, true)], // the same name, and no UUID
         daemon: DaemonView { vms: 2, cpu_s: 1.5, is_host_short: true, ..DaemonView::default() },
         resident: Some(Bytes::new(1 << 20)),
         pools: vec![PoolStatus { size, total: 8, free: 5, reserved: 2, surplus: 1, overcommit: 0, nodes }],
@@ -106,6 +111,17 @@ fn the_figures_are_those_of_the_views() {
 }
 
 #[test]
+fn counters_are_of_this_daemon_and_what_is_resident_of_all() {
+    let mut scrape = scrape();
+    scrape.vms.truncate(1);
+    scrape.vms[0].counted = Some(WorkView { copied: 7, bloat: 9, ..WorkView::default() });
+    let text = text(scrape);
+    let of_it = |name: &str| value(&text, name, &["pid=\"10\""]);
+    assert_eq!((of_it("wideleaf_vm_copied_bytes_total"), of_it("wideleaf_vm_bloat_bytes")), (7.0, 4096.0));
+    assert_eq!(of_it("wideleaf_vm_unavailable_seconds_count"), 0.0);
+}
+
+#[test]
 fn buckets_add_up_to_the_count() {
     let text = text(scrape());
     let bucket =
@@ -120,10 +136,9 @@ fn buckets_add_up_to_the_count() {
 #[test]
 fn best_effort_has_no_guarantee_to_meet_and_what_is_not_known_has_no_row() {
     let mut scrape = scrape();
-    for (vm, _) in &mut scrape.vms {
-        vm.guarantee = Guarantee::BestEffort;
-        vm.mapping = None;
-        vm.work = None;
+    for ScrapedVm { view, counted, .. } in &mut scrape.vms {
+        view.guarantee = Guarantee::BestEffort;
+        (view.mapping, view.work, *counted) = (None, None, None);
     }
     let text = text(scrape);
     for name in ["wideleaf_vm_guarantee_met", "wideleaf_vm_second_level_bytes", "wideleaf_vm_copied_bytes_total"] {
@@ -214,7 +229,7 @@ fn whatever_a_crowd_does_who_asks_is_answered_and_the_end_waits_for_nobody() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("metrics.sock");
     // A page that fills a socket's buffer several times.
-    let large = || Scrape { vms: (0..200).map(|pid| (vm(pid), true)).collect(), ..scrape() };
+    let large = || Scrape { vms: (0..200).map(|pid| scraped(pid, true)).collect(), ..scrape() };
     let server = MetricsServer::start(&Listen::Unix(path.clone()), large).expect("it is free").expect("it is not off");
     let mut crowds = Vec::new();
     for begin in ["", "GET /metr", "GET /metrics HTTP/1.1\r\n\r\n"] {
