@@ -456,10 +456,13 @@ impl Watcher {
                 }
                 guest.kvm.iter().for_each(|kvm| kvm.refresh());
                 // What could not be followed is tried again at the next look.
-                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref())
-                    && guest.follow_ram().is_ok()
-                {
-                    ram.followed(change);
+                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref()) {
+                    let began = Instant::now();
+                    let is_followed = guest.follow_ram().is_ok();
+                    ram.read(began.elapsed());
+                    if is_followed {
+                        ram.followed(change);
+                    }
                 }
             }
         };
