@@ -65,6 +65,18 @@ pub struct Returns {
     pub virtio_mem: bool,
 }
 
+impl Returns {
+    /// Those of either.
+    #[must_use]
+    pub fn or(self, other: Returns) -> Returns {
+        Returns {
+            balloon: self.balloon || other.balloon,
+            free_page_reporting: self.free_page_reporting || other.free_page_reporting,
+            virtio_mem: self.virtio_mem || other.virtio_mem,
+        }
+    }
+}
+
 impl CommandLine {
     /// Reads the arguments of a process, its own name first.
     pub fn parse(arguments: &[String]) -> CommandLine {

@@ -8,7 +8,11 @@
 //!              QMP, one turn ──── migration, dirty rate, dump, jobs         ├▶ Closed(why)
 //!              or libvirt's status file, or virsh ── the same, as its jobs  ┘
 //!              nothing answers, or no refresh for FACTS_AGE_MAX             ─▶ Closed(NoAnswer)
+//!
+//!              command line, QMP's device tree or libvirt's file: balloon, free page reporting, virtio-mem ─▶ keeps_holes
 //! ```
+//!
+//! Devices by which a guest gives memory back may be plugged in at any time, so that what it was started with is not all there is.
 
 use std::fs;
 use std::io;
@@ -22,7 +26,7 @@ use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
-use crate::command_line::CommandLine;
+use crate::command_line::Returns;
 use crate::monitor::Monitor;
 use crate::process::{Descriptors, VmProcess};
 use crate::qmp::Question;
@@ -40,6 +44,10 @@ const FILES_EVERY: Duration = Duration::from_secs(10);
 
 /// virsh costs a process each time.
 const VIRSH_EVERY: Duration = Duration::from_secs(10);
+
+/// Devices are plugged in by hand or by a scheduler, and a guest takes a while to give memory back through one. QEMU answers in a
+/// millisecond, with 10 KiB for a small machine.
+const DEVICES_EVERY: Duration = Duration::from_secs(30);
 
 /// More than this is pinned only for a device: buffers of `io_uring(7)` and the like are smaller.
 const PINNED_MIN: Bytes = mib(64);
@@ -65,6 +73,8 @@ pub struct GuestGate {
     is_quick: bool,
     files: Mutex<Option<Answer>>,
     virsh: Mutex<Option<Answer>>,
+    /// What the device tree had when.
+    devices: Mutex<Option<(Instant, Returns)>>,
     facts: Mutex<Facts>,
     is_asked: AtomicBool,
     holes_are_wanted: AtomicBool,
@@ -108,9 +118,10 @@ impl GuestGate {
     fn over(host: Option<Arc<ProcessHost>>, process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
         let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
         let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (files, virsh, facts) = (Mutex::default(), Mutex::default(), Mutex::new(facts));
+        let (files, virsh, devices, facts) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(facts));
         let is_quick = monitor.is_none() && !needs_virsh(&process);
-        let gate = GuestGate { process, host, monitor, is_quick, files, virsh, facts, is_asked, holes_are_wanted };
+        let gate =
+            GuestGate { process, host, monitor, is_quick, files, virsh, devices, facts, is_asked, holes_are_wanted };
         gate.refresh();
         gate
     }
@@ -140,17 +151,35 @@ impl GuestGate {
     fn state_of_the_living(&self) -> (GateState, bool) {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
         let of_process = no_older_than(FILES_EVERY, &self.files, || self.files_say());
+        let started_with = self.process.command_line.returns;
         match &self.monitor {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
-                    let holes = keeps_holes(&self.process.command_line, answers.balloon());
+                    let holes = keeps_holes(started_with.or(self.devices(monitor)), answers.balloon());
                     (closed(of_process.or(answers.left_alone())), holes)
                 }
                 Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), true),
             },
-            None => (closed(of_process.or_else(|| self.libvirt_says())), keeps_holes(&self.process.command_line, None)),
+            None => {
+                let (why, has_now) = self.libvirt_says();
+                (closed(of_process.or(why)), keeps_holes(started_with.or(has_now), None))
+            }
         }
+    }
+
+    /// The devices it has now. Where it does not say, those that it had before.
+    fn devices(&self, monitor: &Monitor) -> Returns {
+        let mut latest = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, returns)) = *latest
+            && at.elapsed() < DEVICES_EVERY
+        {
+            return returns;
+        }
+        let tree = monitor.with(|qmp| qmp.ask(Question::DeviceTree)).ok().and_then(Result::ok);
+        let before = latest.map_or(Returns::default(), |(_, returns)| returns);
+        let returns = tree.as_ref().and_then(Value::as_str).map_or(before, of_device_tree);
+        latest.insert((Instant::now(), returns)).1
     }
 
     /// What its files in `/proc` tell. Where they can not be read, nothing.
@@ -161,13 +190,15 @@ impl GuestGate {
         of_descriptors(&descriptors, pinned, is_encrypted)
     }
 
-    /// What libvirt does with a domain: as it wrote down, or else as it says.
-    fn libvirt_says(&self) -> Option<LeftAlone> {
-        let domain = self.process.domain.as_ref()?;
-        match fs::read_to_string(self.process.places.domain_file(domain, "xml")?) {
-            Ok(xml) => of_job(job_of_status(&xml)),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.virsh_says(domain),
-            Err(_) => Some(LeftAlone::NoAnswer),
+    /// What libvirt does with a domain, and its devices: as it wrote down. Where that may not be read, what it does as it says.
+    fn libvirt_says(&self) -> (Option<LeftAlone>, Returns) {
+        let none = Returns::default();
+        let Some(domain) = &self.process.domain else { return (None, none) };
+        let Some(path) = self.process.places.domain_file(domain, "xml") else { return (None, none) };
+        match fs::read_to_string(path) {
+            Ok(xml) => (of_job(job_of_status(&xml)), of_status(&xml)),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => (self.virsh_says(domain), none),
+            Err(_) => (Some(LeftAlone::NoAnswer), none),
         }
     }
 
@@ -234,10 +265,31 @@ enum Balloon {
     Inflated,
 }
 
-/// A balloon of which nothing is known is taken for one that holds something. One that was plugged in is not on the command line.
-fn keeps_holes(line: &CommandLine, balloon: Option<Balloon>) -> bool {
-    let is_inflated = balloon.map_or(line.returns.balloon, |balloon| balloon == Balloon::Inflated);
-    line.returns.free_page_reporting || line.returns.virtio_mem || is_inflated
+/// A balloon of which nothing is known is taken for one that holds something.
+fn keeps_holes(returns: Returns, balloon: Option<Balloon>) -> bool {
+    let is_inflated = balloon.map_or(returns.balloon, |balloon| balloon == Balloon::Inflated);
+    returns.free_page_reporting || returns.virtio_mem || is_inflated
+}
+
+/// `dev: virtio-balloon-device, id ""` and, below it, `free-page-reporting = true`. A guest has one balloon at most.
+fn of_device_tree(tree: &str) -> Returns {
+    let has = |start: &str| tree.lines().any(|line| line.trim().starts_with(start));
+    Returns {
+        balloon: has("dev: virtio-balloon"),
+        free_page_reporting: has("free-page-reporting = true"),
+        virtio_mem: has("dev: virtio-mem"),
+    }
+}
+
+/// `<memballoon model='virtio' freePageReporting='on'>` and `<memory model='virtio-mem'>` of a domain's status file.
+fn of_status(xml: &str) -> Returns {
+    let tags = |name: &'static str| xml.split('<').filter(move |tag| tag.starts_with(name));
+    let with = |name: &'static str, attribute: &str| tags(name).any(|tag| tag.contains(attribute));
+    Returns {
+        balloon: with("memballoon ", "model='virtio"),
+        free_page_reporting: with("memballoon ", "freePageReporting='on'"),
+        virtio_mem: with("memory ", "model='virtio-mem'"),
+    }
 }
 
 /// What the monitor said to [`QUESTIONS`]; null where it refused, as for a command it does not know.
@@ -284,6 +336,7 @@ fn is_snapshot(job: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command_line::CommandLine;
     use crate::process::tests::{add_process, fake_places};
     use serde_json::json;
 
@@ -346,14 +399,55 @@ mod tests {
 
     #[test]
     fn holes_are_kept_unless_the_balloon_is_known_to_be_empty() {
-        let line = |text: &str| CommandLine::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let line = |text: &str| CommandLine::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>()).returns;
         let balloon = line("qemu -m 256 -device virtio-balloon-pci,id=b");
-        assert!(keeps_holes(&balloon, None) && keeps_holes(&balloon, Some(Balloon::Inflated)));
-        assert!(!keeps_holes(&balloon, Some(Balloon::Empty)));
+        assert!(keeps_holes(balloon, None) && keeps_holes(balloon, Some(Balloon::Inflated)));
+        assert!(!keeps_holes(balloon, Some(Balloon::Empty)));
         let reporting = line("qemu -m 256 -device virtio-balloon-pci,free-page-reporting=on");
-        assert!(keeps_holes(&reporting, Some(Balloon::Empty)));
+        assert!(keeps_holes(reporting, Some(Balloon::Empty)));
         let none = line("qemu -m 256");
-        assert!(!keeps_holes(&none, None) && keeps_holes(&none, Some(Balloon::Inflated)), "it may be plugged in later");
+        assert!(!keeps_holes(none, None) && keeps_holes(none, Some(Balloon::Inflated)), "it may be plugged in later");
+    }
+
+    /// As QEMU 7.2 prints it, shortened.
+    const DEVICE_TREE: &str = "bus: main-system-bus\r
+  type System\r
+      dev: virtio-balloon-pci, id \"b\"\r
+        bus: virtio-bus\r
+          dev: virtio-balloon-device, id \"\"\r
+            free-page-hint = false\r
+            free-page-reporting = false\r
+      dev: VGA, id \"\"\r
+";
+
+    #[test]
+    fn devices_that_were_plugged_in_are_seen_in_the_device_tree() {
+        let with = |balloon, free_page_reporting, virtio_mem| Returns { balloon, free_page_reporting, virtio_mem };
+        assert_eq!(of_device_tree(DEVICE_TREE), with(true, false, false));
+        let reporting = DEVICE_TREE.replace("reporting = false", "reporting = true");
+        assert_eq!(of_device_tree(&reporting), with(true, true, false));
+        assert_eq!(of_device_tree("  dev: virtio-mem-pci, id \"vmem0\"\r\n"), with(false, false, true));
+        assert_eq!(of_device_tree("  dev: VGA, id \"dev: virtio-mem\"\r\n"), Returns::default());
+        assert_eq!(with(true, false, false).or(with(false, false, true)), with(true, false, true));
+    }
+
+    #[test]
+    fn devices_that_libvirt_plugged_in_keep_holes_from_the_next_look_on() {
+        let (_folder, process) = domain();
+        let status = process.places.libvirt.join("web.xml");
+        let gate = GuestGate::new(process, None);
+        assert!(!gate.keeps_holes());
+        for (device, is_kept) in [
+            ("<memory model='dimm' access='shared'>", false),
+            ("<memory model='virtio-mem'>", true),
+            ("<memballoon model='none'/>", false),
+            ("<memballoon model='virtio' autodeflate='on' freePageReporting='on'>", true),
+            ("<note>model='virtio-mem'</note><memoryBacking/>", false),
+        ] {
+            fs::write(&status, format!("<domstatus><devices>{device}</devices></domstatus>")).expect("written");
+            gate.refresh();
+            assert_eq!((gate.keeps_holes(), gate.state()), (is_kept, GateState::Open), "{device}");
+        }
     }
 
     #[test]

@@ -51,6 +51,12 @@ impl Places {
         kibibytes.parse::<u64>().ok()?.checked_mul(1 << 10).map(Bytes::new)
     }
 
+    /// Whether the host's THP setting is `never` (transhuge.rst).
+    pub fn is_thp_never(&self) -> bool {
+        let setting = fs::read_to_string(self.sys.join("kernel/mm/transparent_hugepage/enabled"));
+        setting.is_ok_and(|setting| setting.contains("[never]"))
+    }
+
     /// The process of a running domain, as libvirt wrote it down.
     pub fn domain_pid(&self, domain: &str) -> Option<u32> {
         fs::read_to_string(self.domain_file(domain, "pid")?).ok()?.trim().parse().ok()

@@ -57,6 +57,8 @@ pub enum Question {
     Balloon,
     /// `query-memory-size-summary`.
     MemorySize,
+    /// `info qtree`: all devices with their properties, those that were plugged in as well.
+    DeviceTree,
     /// `info mtree -f`.
     MemoryTree,
     /// `gpa2hva`.
@@ -87,6 +89,7 @@ impl Question {
             Question::MemoryDevices => execute("query-memory-devices"),
             Question::Balloon => execute("query-balloon"),
             Question::MemorySize => execute("query-memory-size-summary"),
+            Question::DeviceTree => human("info qtree".into()),
             Question::MemoryTree => human("info mtree -f".into()),
             Question::HostAddress(gpa) => human(format!("gpa2hva {:#x}", gpa.get())),
             Question::Cpus => execute("query-cpus-fast"),

@@ -161,6 +161,9 @@ impl RamPiece {
     }
 }
 
+/// MADV_COLLAPSE does not ask for this setting (madvise(2)).
+const THP_NEVER: &str = "THP is off on this host (transparent_hugepage/enabled is never): the kernel makes nothing large by itself, only what is promoted here is";
+
 /// A guest's RAM in terms of the host's memory: more than that can never all be used.
 const HOST_MEMORY_TIMES_MAX: u64 = 4;
 
@@ -191,6 +194,7 @@ pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
     let is_guess = asked.is_none();
     let placed = asked.unwrap_or_else(|| guess(process, &mappings, &mut notes));
     let is_thp_off = process.status().is_ok_and(|status| status.is_thp_off);
+    notes.extend(process.places.is_thp_never().then(|| THP_NEVER.to_owned()));
     let mut pieces: Vec<_> =
         placed.iter().flat_map(|part| cut(part, &mappings, is_thp_off, is_guess)).take(PIECES_MAX + 1).collect();
     pieces.sort_by_key(|piece| piece.range.gpa.start());

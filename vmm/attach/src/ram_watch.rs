@@ -1,9 +1,11 @@
-//! Whether RAM was plugged in or unplugged since it was looked at. Asked often, so it costs little: one question to the monitor, or one
-//! read of `maps` (proc_pid_maps(5)), which walks no page tables as `smaps` does.
+//! Whether RAM, or what may be done to it, has changed since it was looked at. Asked often, so it costs little: one question to the monitor,
+//! or one read of `maps` (proc_pid_maps(5)), which walks no page tables as `smaps` does.
 //!
 //! ```text
-//!   every LOOK_EVERY   monitor: query-memory-devices ┐  as before ─▶ nothing to do
-//!                      without: large mappings       ┴▶ another ──▶ the RAM map is read anew, then `followed`
+//!   every LOOK_EVERY   monitor: query-memory-devices ┐
+//!                      without: large mappings       ├─ as before ─▶ nothing to do
+//!                      THP of the process, the host  ┴▶ another ───▶ the RAM map is read anew, then `followed`
+//!   every READ_EVERY   or a thousand times what that takes ─▶ the same: advice (MADV_NOHUGEPAGE) is in smaps alone
 //! ```
 
 use std::fs;
@@ -21,13 +23,29 @@ use crate::qmp::Question;
 /// millisecond.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(30);
 
+/// How often the RAM map is read without a sign that it has changed. A process seldom changes its advice, and until it is seen the kernel
+/// refuses what is tried.
+const READ_EVERY: Duration = Duration::from_secs(300);
+
+/// Reading takes some milliseconds a gibibyte in base pages: a thousandth of a core at most goes into it, however large the guest is.
+const READ_SHARE: u32 = 1000;
+
 /// Smaller mappings come and go with threads and devices. Linux takes plugged memory in blocks of 128 MiB (memory-hotplug.rst), and some
 /// VMMs give half of that.
 const MAPPING_MIN: Bytes = mib(64);
 
 /// What RAM looks like from afar.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) struct Mark {
+    ram: Ram,
+    /// `PR_SET_THP_DISABLE` of the process (proc_pid_status(5), `THP_enabled`).
+    is_thp_off: bool,
+    /// The host's setting.
+    is_thp_never: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ram {
     /// The memory devices that QEMU tells of.
     Devices(Value),
     /// First address and end of each large mapping that can be written.
@@ -39,21 +57,30 @@ pub(crate) enum Mark {
 pub(crate) struct RamWatch {
     looked_at: Instant,
     followed: Option<Mark>,
+    read_at: Instant,
+    reading_took: Duration,
 }
 
 impl RamWatch {
     /// Remembers how things are now: made before the RAM map is read, so that no change falls between.
     pub fn new(process: &VmProcess, monitor: Option<&Monitor>) -> RamWatch {
-        RamWatch { looked_at: Instant::now(), followed: mark(process, monitor) }
+        let now = Instant::now();
+        RamWatch { looked_at: now, followed: mark(process, monitor), read_at: now, reading_took: Duration::ZERO }
     }
 
-    /// What RAM looks like now, where it is time to look and that is something new.
+    /// What RAM looks like now, where it is time to look and that is something new, or time to read the RAM map all the same.
     pub fn change(&mut self, process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
         if self.looked_at.elapsed() < LOOK_EVERY {
             return None;
         }
         self.looked_at = Instant::now();
-        mark(process, monitor).filter(|mark| self.followed.as_ref() != Some(mark))
+        let is_time = self.read_at.elapsed() >= READ_EVERY.max(self.reading_took * READ_SHARE);
+        mark(process, monitor).filter(|mark| is_time || self.followed.as_ref() != Some(mark))
+    }
+
+    /// The RAM map was read, or could not be, which took so long.
+    pub fn read(&mut self, took: Duration) {
+        (self.read_at, self.reading_took) = (Instant::now(), took);
     }
 
     /// The RAM map was read after this was seen.
@@ -64,17 +91,21 @@ impl RamWatch {
 
 /// `None` where it can not be told for now.
 fn mark(process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
-    match monitor {
+    let of_process = |name: &str| process.places.proc.join(process.pid.to_string()).join(name);
+    let ram = match monitor {
         Some(monitor) => {
             let answer = monitor.with(|qmp| qmp.ask(Question::MemoryDevices)).ok()?;
             // A machine without such devices says so or refuses: both stay as they are.
-            Some(Mark::Devices(answer.unwrap_or_default()))
+            Ram::Devices(answer.unwrap_or_default())
         }
         None => {
-            let maps = fs::read(process.places.proc.join(process.pid.to_string()).join("maps")).ok()?;
-            Some(Mark::Mappings(String::from_utf8_lossy(&maps).lines().filter_map(large_mapping).collect()))
+            let maps = fs::read(of_process("maps")).ok()?;
+            Ram::Mappings(String::from_utf8_lossy(&maps).lines().filter_map(large_mapping).collect())
         }
-    }
+    };
+    let status = fs::read_to_string(of_process("status")).unwrap_or_default();
+    let is_thp_off = status.lines().any(|line| line.split_whitespace().eq(["THP_enabled:", "0"]));
+    Some(Mark { ram, is_thp_off, is_thp_never: process.places.is_thp_never() })
 }
 
 /// `7fc247e00000-7fc257e00000 rw-p 00000000 00:00 0`
@@ -105,28 +136,75 @@ mod tests {
         assert_eq!(seen, [(0x7f00_0000_0000, 0x7f00_1000_0000), (0x7f00_4000_0000, 0x7f00_4800_0000)]);
     }
 
+    fn guest() -> (tempfile::TempDir, VmProcess) {
+        let (folder, places) = fake_places();
+        add_process(&places, 7, &["other-vmm"], &["anon_inode:kvm-vm"]);
+        fs::write(places.proc.join("7/maps"), BEFORE).expect("written");
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        (folder, process)
+    }
+
+    fn ago(time: Duration) -> Instant {
+        Instant::now().checked_sub(time).expect("the clock has run for longer")
+    }
+
+    /// What is new once it is time to look again.
+    fn later(watch: &mut RamWatch, process: &VmProcess) -> Option<Mark> {
+        watch.looked_at = ago(LOOK_EVERY);
+        watch.change(process, None)
+    }
+
     #[test]
     fn a_mapping_that_comes_or_goes_is_a_change_until_it_is_followed() {
-        let (_folder, places) = fake_places();
-        add_process(&places, 7, &["other-vmm"], &["anon_inode:kvm-vm"]);
-        let maps = places.proc.join("7/maps");
-        fs::write(&maps, BEFORE).expect("written");
-        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        let (_folder, process) = guest();
+        let maps = process.places.proc.join("7/maps");
         let mut watch = RamWatch::new(&process, None);
-        let later = |watch: &mut RamWatch| {
-            watch.looked_at = Instant::now().checked_sub(LOOK_EVERY).expect("the clock has run for longer");
-            watch.change(&process, None)
-        };
-        assert_eq!(later(&mut watch), None);
+        assert_eq!(later(&mut watch, &process), None);
         fs::write(&maps, [BEFORE, PLUGGED].concat()).expect("written");
         assert_eq!(watch.change(&process, None), None, "it has just looked");
-        let change = later(&mut watch).expect("a mapping has come");
-        assert_eq!(later(&mut watch).as_ref(), Some(&change), "nobody has followed it");
+        let change = later(&mut watch, &process).expect("a mapping has come");
+        assert_eq!(later(&mut watch, &process).as_ref(), Some(&change), "nobody has followed it");
         watch.followed(change);
-        assert_eq!(later(&mut watch), None);
+        assert_eq!(later(&mut watch, &process), None);
         fs::write(&maps, BEFORE).expect("written");
-        assert!(later(&mut watch).is_some(), "a mapping has gone");
+        assert!(later(&mut watch, &process).is_some(), "a mapping has gone");
         fs::remove_file(&maps).expect("it was there");
-        assert_eq!(later(&mut watch), None, "nothing can be told");
+        assert_eq!(later(&mut watch, &process), None, "nothing can be told");
+    }
+
+    #[test]
+    fn thp_that_is_switched_off_for_the_process_or_the_host_is_a_change_and_so_is_on_again() {
+        let (_folder, process) = guest();
+        let status = process.places.proc.join("7/status");
+        let settings = process.places.sys.join("kernel/mm/transparent_hugepage");
+        fs::create_dir_all(&settings).expect("the folder is new");
+        let mut watch = RamWatch::new(&process, None);
+        for (path, text, is_change) in [
+            (&status, "Name:\tqemu\nTHP_enabled:\t1\nThreads:\t4\n", false),
+            (&status, "Name:\tqemu\nTHP_enabled:\t0\nThreads:\t4\n", true),
+            (&settings.join("enabled"), "always [madvise] never\n", false),
+            (&settings.join("enabled"), "always madvise [never]\n", true),
+            (&status, "Name:\tqemu\nTHP_enabled:\t1\nThreads:\t4\n", true),
+        ] {
+            fs::write(path, text).expect("written");
+            let change = later(&mut watch, &process);
+            assert_eq!(change.is_some(), is_change, "{text}");
+            change.into_iter().for_each(|change| watch.followed(change));
+        }
+    }
+
+    #[test]
+    fn the_map_is_read_anew_now_and_then_and_seldom_where_that_takes_long() {
+        let (_folder, process) = guest();
+        let mut watch = RamWatch::new(&process, None);
+        watch.read_at = ago(READ_EVERY);
+        let unchanged = later(&mut watch, &process).expect("it is time");
+        watch.read(Duration::from_secs(1));
+        watch.followed(unchanged);
+        assert_eq!(later(&mut watch, &process), None);
+        watch.read_at = ago(2 * READ_EVERY);
+        assert_eq!(later(&mut watch, &process), None, "a thousand seconds have not gone by");
+        watch.read_at = ago(READ_SHARE * watch.reading_took);
+        assert!(later(&mut watch, &process).is_some());
     }
 }

@@ -1,16 +1,19 @@
 //! KVM's side of a guest that somebody else runs: its totals by mapping size, and nothing else. Whoever has the VM's file
 //! descriptor may ask KVM for more, and that is its own process alone.
 //!
-//! | way | needs | costs | asked at most |
+//! | way | needs | costs | asked |
 //! |---|---|---|---|
-//! | QMP `query-stats` | a monitor of its own | 1 ms of QEMU's main loop | once a second |
-//! | `/sys/kernel/debug/kvm/PID-FD` | root | nothing | always |
-//! | `virsh domstats --vm` | a libvirt domain | a process, 20 ms | every ten seconds |
+//! | QMP `query-stats` | a monitor of its own | 1 ms of QEMU's main loop | once a second, by the watcher |
+//! | `/sys/kernel/debug/kvm/PID-FD` | root | nothing | by whoever wants to know |
+//! | `virsh domstats --vm` | a libvirt domain | a process, 20 ms | every ten seconds, by the watcher |
+//!
+//! Who wants to know never waits for another process: the loop and whoever shows the guest are told what was answered last, with its age
+//! where that is more than it should be.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -23,44 +26,63 @@ use crate::process::{Places, VmProcess};
 use crate::qmp::Question;
 use crate::virsh::Virsh;
 
+/// An answer that is older says nothing of now.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// A thread wakes when it wakes: what is nearly old enough is asked again.
+const SLACK: Duration = Duration::from_millis(100);
+
 /// See the module.
 #[derive(Debug)]
 pub struct OutsideView {
     paging: Paging,
     source: Source,
-    /// What it said when; `None` where it did not answer, which is not tried again at once either.
-    latest: Mutex<(Instant, Option<MappingStats>)>,
+    /// Locked for moments, never while something is asked.
+    latest: Mutex<Latest>,
 }
 
-/// Where the totals come from.
 #[derive(Debug)]
-enum Source {
-    Monitor(Arc<Monitor>),
-    Debugfs(PathBuf),
-    Virsh(Virsh, String),
+struct Latest {
+    stats: MappingStats,
+    at: Instant,
+    asked_at: Instant,
+    /// Why there was no answer since.
+    trouble: Option<String>,
+}
+
+type Answer = Result<MappingStats, SecondLevelError>;
+
+/// Where the totals come from.
+struct Source {
+    /// How often another process is asked; `None`: a file of the kernel's, read whenever somebody wants to know.
+    every: Option<Duration>,
+    ask: Box<dyn Fn() -> Answer + Send + Sync>,
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source").field("every", &self.every).finish_non_exhaustive()
+    }
 }
 
 impl Source {
-    /// How long an answer is good for.
-    const fn good_for(&self) -> Duration {
-        match self {
-            Source::Monitor(_) => Duration::from_secs(1),
-            Source::Debugfs(_) => Duration::ZERO,
-            Source::Virsh(..) => Duration::from_secs(10),
-        }
+    fn monitor(monitor: Arc<Monitor>) -> Source {
+        let ask = move || {
+            let answer =
+                monitor.with(|qmp| qmp.ask(Question::Mappings)).map_err(|error| failed("query-stats", error))?;
+            of_query_stats(&answer.map_err(|refused| failed("query-stats", refused))?)
+                .ok_or(SecondLevelError::NoSuchStatistic("pages_2m"))
+        };
+        Source { every: Some(Duration::from_secs(1)), ask: Box::new(ask) }
     }
 
-    fn ask(&self) -> Result<MappingStats, SecondLevelError> {
-        match self {
-            Source::Monitor(monitor) => {
-                let answer =
-                    monitor.with(|qmp| qmp.ask(Question::Mappings)).map_err(|error| failed("query-stats", error))?;
-                of_query_stats(&answer.map_err(|refused| failed("query-stats", refused))?)
-                    .ok_or(SecondLevelError::NoSuchStatistic("pages_2m"))
-            }
-            Source::Debugfs(folder) => of_debugfs(folder).map_err(|error| failed("debugfs", error)),
-            Source::Virsh(virsh, domain) => virsh.mappings(domain).map_err(|error| failed("virsh domstats", error)),
-        }
+    fn debugfs(folder: PathBuf) -> Source {
+        Source { every: None, ask: Box::new(move || of_debugfs(&folder).map_err(|error| failed("debugfs", error))) }
+    }
+
+    fn virsh(virsh: Virsh, domain: String) -> Source {
+        let ask = move || virsh.mappings(&domain).map_err(|error| failed("virsh domstats", error));
+        Source { every: Some(Duration::from_secs(10)), ask: Box::new(ask) }
     }
 }
 
@@ -70,16 +92,13 @@ impl OutsideView {
     /// # Errors
     /// One line.
     pub fn of(process: &VmProcess, monitor: Option<&Arc<Monitor>>) -> Result<OutsideView, String> {
-        let monitor = monitor.map(|monitor| Source::Monitor(Arc::clone(monitor)));
-        let debugfs = || debugfs_folders(process).into_iter().map(Source::Debugfs);
-        let virsh = || process.domain.clone().map(|domain| Source::Virsh(Virsh::default(), domain));
+        let monitor = monitor.map(|monitor| Source::monitor(Arc::clone(monitor)));
+        let debugfs = || debugfs_folders(process).into_iter().map(Source::debugfs);
+        let virsh = || process.domain.clone().map(|domain| Source::virsh(Virsh::default(), domain));
         let mut why = Vec::new();
         for source in monitor.into_iter().chain(debugfs()).chain(virsh()) {
-            match source.ask() {
-                Ok(stats) => {
-                    let latest = Mutex::new((Instant::now(), Some(stats)));
-                    return Ok(OutsideView { paging: paging(&process.places), source, latest });
-                }
+            match OutsideView::over(source, paging(&process.places)) {
+                Ok(view) => return Ok(view),
                 Err(error) => why.push(error.to_string()),
             }
         }
@@ -87,6 +106,47 @@ impl OutsideView {
         Err(format!(
             "what KVM maps is not known{why}: needs a QMP socket of its own, root and a mounted debugfs, or virsh"
         ))
+    }
+
+    fn over(source: Source, paging: Paging) -> Result<OutsideView, SecondLevelError> {
+        let stats = (source.ask)()?;
+        let now = Instant::now();
+        let latest = Latest { stats, at: now, asked_at: now, trouble: None };
+        Ok(OutsideView { paging, source, latest: Mutex::new(latest) })
+    }
+
+    /// How often [`OutsideView::refresh`] wants to be called; `None`: never.
+    pub fn refresh_every(&self) -> Option<Duration> {
+        self.source.every
+    }
+
+    /// Asks again where it is time to, and waits for the answer: half a second for a monitor, two for virsh.
+    pub fn refresh(&self) {
+        let Some(every) = self.source.every else { return };
+        if self.latest().asked_at.elapsed() + SLACK < every {
+            return;
+        }
+        let answer = (self.source.ask)();
+        let mut latest = self.latest();
+        latest.asked_at = Instant::now();
+        match answer {
+            Ok(stats) => (latest.stats, latest.at, latest.trouble) = (stats, latest.asked_at, None),
+            Err(error) => latest.trouble = Some(error.to_string()),
+        }
+    }
+
+    /// Why the totals are older than they should be, and how old they are.
+    pub fn trouble(&self) -> Option<String> {
+        let latest = self.latest();
+        let told = match latest.at.elapsed() {
+            age if age > KEPT_FOR => "is not known any more".to_owned(),
+            age => format!("was told {} s ago", age.as_secs()),
+        };
+        latest.trouble.as_ref().map(|why| format!("what KVM maps {told}: {why}"))
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,14 +161,15 @@ impl SecondLevel for OutsideView {
         self.paging
     }
 
-    fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
-        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.0.elapsed() < self.source.good_for() {
-            return latest.1.ok_or(SecondLevelError::WrongState("KVM's totals could not be had a moment ago"));
+    fn mapping_stats(&self) -> Answer {
+        if self.source.every.is_none() {
+            return (self.source.ask)();
         }
-        let stats = self.source.ask();
-        *latest = (Instant::now(), stats.as_ref().ok().copied());
-        stats
+        let latest = self.latest();
+        if latest.at.elapsed() > KEPT_FOR {
+            return Err(SecondLevelError::WrongState("KVM's totals could not be had for a minute"));
+        }
+        Ok(latest.stats)
     }
 
     fn slots(&self) -> Vec<Slot> {
@@ -198,6 +259,31 @@ mod tests {
         fs::write(kvm.join("pages_2m"), "lots").expect("written");
         assert!(view.mapping_stats().expect_err("no number").to_string().contains("debugfs"));
         assert!(OutsideView::of(&process, None).expect_err("no way is left").contains("needs a QMP socket"));
+    }
+
+    #[test]
+    fn who_wants_to_know_does_not_wait_for_who_is_asked_and_hears_how_old_the_answer_is() {
+        let totals = |pages_2m| MappingStats { pages_4k: 0, pages_2m, pages_1g: 0 };
+        let (answer, answers) = std::sync::mpsc::channel::<Answer>();
+        let answers = Mutex::new(answers);
+        let ask = move || answers.lock().expect("nobody panicked").recv().expect("the test answers");
+        let source = Source { every: Some(Duration::ZERO), ask: Box::new(ask) };
+        answer.send(Ok(totals(1))).expect("heard");
+        let view = OutsideView::over(source, Paging::Shadow).expect("it has answered");
+        std::thread::scope(|scope| {
+            let refreshed = scope.spawn(|| view.refresh());
+            // Nobody has answered that yet, and nobody will before this has its totals.
+            assert_eq!((view.mapping_stats().expect("of before"), view.trouble()), (totals(1), None));
+            answer.send(Err(SecondLevelError::NoSuchStatistic("pages_2m"))).expect("heard");
+            refreshed.join().expect("it does not panic");
+        });
+        assert_eq!(view.mapping_stats().expect("of before"), totals(1));
+        assert!(view.trouble().expect("it was refused").starts_with("what KVM maps was told 0 s ago: "));
+        view.latest().at = Instant::now().checked_sub(2 * KEPT_FOR).expect("the clock has run for longer");
+        assert!(view.mapping_stats().is_err() && view.trouble().expect("still").contains("not known any more"));
+        answer.send(Ok(totals(2))).expect("heard");
+        view.refresh();
+        assert_eq!((view.mapping_stats().expect("anew"), view.trouble()), (totals(2), None));
     }
 
     #[test]

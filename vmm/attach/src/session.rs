@@ -39,8 +39,8 @@ use crate::work::Work;
 
 /// How often a gate is refreshed that asks other processes.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
-/// How often the watcher wakes where the gate looks for itself, for the RAM alone: to wake each second for 50 guests would take half a
-/// per cent of a core.
+/// How often the watcher wakes where the gate looks for itself and nobody is asked what KVM maps, for the RAM alone: to wake each second for
+/// 50 guests would take half a per cent of a core.
 const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
 
 /// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
@@ -246,7 +246,10 @@ impl Attached {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
-            notes: guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned().chain(tables_note).collect(),
+            notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
+                .chain(tables_note)
+                .chain(guest.trouble())
+                .collect(),
             ..live_view::view(&guest.process, &ram, &live, work)
         }
     }
@@ -297,6 +300,11 @@ impl Guest {
 
     fn mapping(&self) -> Option<MappingStats> {
         self.kvm.as_ref()?.mapping_stats().ok()
+    }
+
+    /// Why what KVM maps is not as new as it should be.
+    fn trouble(&self) -> Option<String> {
+        self.kvm.as_ref()?.trouble()
     }
 
     /// Ends one manager and begins another; whoever calls this holds `changing`. Two loops for a moment, of which the old one may still be
@@ -474,18 +482,24 @@ struct Watcher {
 impl Watcher {
     fn start(guest: Arc<Guest>, mut ram: RamWatch) -> std::io::Result<Watcher> {
         let (stop, stopped) = mpsc::channel::<()>();
-        let every = if guest.gate.is_quick() { WATCH_EVERY } else { REFRESH_EVERY };
+        let of_gate = if guest.gate.is_quick() { WATCH_EVERY } else { REFRESH_EVERY };
+        let of_kvm = guest.kvm.as_ref().and_then(|kvm| kvm.refresh_every());
+        let every = of_kvm.map_or(of_gate, |every| every.min(of_gate));
         let watch = move || {
             while guest.gate.state() != GateState::Gone && stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout)
             {
                 if !guest.gate.is_quick() {
                     guest.gate.refresh();
                 }
+                guest.kvm.iter().for_each(|kvm| kvm.refresh());
                 // What could not be followed is tried again at the next look.
-                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref())
-                    && guest.follow_ram().is_ok()
-                {
-                    ram.followed(change);
+                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref()) {
+                    let began = Instant::now();
+                    let is_followed = guest.follow_ram().is_ok();
+                    ram.read(began.elapsed());
+                    if is_followed {
+                        ram.followed(change);
+                    }
                 }
             }
         };

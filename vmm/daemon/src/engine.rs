@@ -7,11 +7,12 @@
 //! ```
 //!
 //! The table of VMs is locked for moments only, and never while a guest is asked or told something: a monitor that does not answer
-//! holds up who asked for that guest, and nobody else.
+//! holds up who asked for that guest, and nobody else. The tick passes a guest over that somebody asks something meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use wideleaf_control::protocol::Settings;
@@ -23,15 +24,17 @@ use crate::config::{Config, ConfigError};
 use crate::guarantee::GuaranteeEvent;
 use crate::guests::{Care, Found, Guests, ProcessId};
 use crate::host_memory::HostMemoryWatch;
-use crate::metrics::Scrape;
+use crate::metrics::{Scrape, ScrapedVm};
 use crate::rooms::{self, Pools, Room};
 use crate::share;
 use crate::state::{self, Remembered, State};
 use crate::usage;
 
+mod looks;
 mod requests;
 mod vm;
 
+use looks::Looks;
 pub use requests::Service;
 use vm::{Hands, Vm};
 
@@ -49,7 +52,7 @@ const LEFT_MAX: usize = 4096;
 /// The host, as far as the daemon asks it.
 pub struct Doors {
     /// Its guests.
-    pub guests: Box<dyn Guests>,
+    pub guests: Arc<dyn Guests>,
     /// Its pools.
     pub pools: Box<dyn Pools>,
     /// How much memory is available; `None` where it can not be told.
@@ -65,7 +68,7 @@ pub struct Engine {
     table: Mutex<Table>,
     saved: Mutex<Saved>,
     preparing: Mutex<()>,
-    looked: Mutex<Option<(Instant, Vec<VmView>)>>,
+    looks: Arc<Looks>,
 }
 
 /// What is in the state file.
@@ -126,7 +129,7 @@ impl Engine {
             table: Mutex::new(table),
             saved: Mutex::new(Saved::NotYetRead),
             preparing: Mutex::new(()),
-            looked: Mutex::new(None),
+            looks: Arc::default(),
         }
     }
 
@@ -257,7 +260,7 @@ impl Engine {
         let cares: Vec<(ProcessId, SharedCare)> =
             self.table().vms.iter().filter_map(|(process, vm)| Some((*process, vm.care()?))).collect();
         for (process, care) in cares {
-            match told(&care, |care| (!care.has_ended()).then(|| care.view())) {
+            match told_if_free(&care, |care| (!care.has_ended()).then(|| care.view())) {
                 Some(Some(view)) => self.see(process, view),
                 Some(None) => self.bury(process),
                 None => {}
@@ -309,12 +312,12 @@ impl Engine {
         }
         drop(table);
         for (process, care) in missed {
-            let explanation = care.and_then(|care| told(&care, |care| care.explain()));
-            let reason = explanation
-                .and_then(|explanation| explanation.reasons.into_iter().next())
-                .map_or("only its own process knows why".to_owned(), |reason| {
-                    format!("{} windows: {}", reason.windows, reason.text)
-                });
+            let explanation = care.as_ref().and_then(|care| told_if_free(care, |care| care.explain()));
+            let reason = match explanation.map(|explanation| explanation.reasons.into_iter().next()) {
+                Some(Some(reason)) => format!("{} windows: {}", reason.windows, reason.text),
+                None if care.is_some() => "ask `wideleaf explain`, it was busy just now".to_owned(),
+                _ => "only its own process knows why".to_owned(),
+            };
             if let Some(vm) = self.table().vms.get_mut(&process) {
                 tracing::warn!("{} is under its guarantee of {}: {reason}", vm.found.name, vm.wanted.guarantee);
                 vm.missed_because = Some(reason);
@@ -322,26 +325,30 @@ impl Engine {
         }
     }
 
-    /// Gives each VM its part of the budget, and says whether it may grow. Only who gets something new is told.
+    /// Gives each VM its part of the budget, and says whether it may grow. Only who gets something new is told; who is busy is told by
+    /// the next tick.
     fn share_out(&self) {
-        let mut told_so: Vec<(SharedCare, BudgetLimits, bool)> = Vec::new();
+        let mut told_so: Vec<(ProcessId, SharedCare, BudgetLimits, bool)> = Vec::new();
         let mut table = self.table();
         let claims: Vec<share::Claim> = table.vms.values().map(Vm::claim).collect();
         let parts = share::parts(table.config.budget.limits(), &claims);
         let is_short = table.host.is_short;
-        for (vm, limits) in table.vms.values_mut().zip(parts) {
+        for ((process, vm), limits) in table.vms.iter_mut().zip(parts) {
             let may_grow = !is_short && !vm.is_bloated();
             if (vm.limits, vm.may_grow) != (Some(limits), may_grow) {
                 (vm.limits, vm.may_grow) = (Some(limits), may_grow);
-                told_so.extend(vm.care().map(|care| (care, limits, may_grow)));
+                told_so.extend(vm.care().map(|care| (*process, care, limits, may_grow)));
             }
         }
         drop(table);
-        for (care, limits, may_grow) in told_so {
-            told(&care, |care| {
+        for (process, care, limits, may_grow) in told_so {
+            let is_told = told_if_free(&care, |care| {
                 care.set_limits(limits);
                 care.set_may_grow(may_grow);
             });
+            if let (None, Some(vm)) = (is_told, self.table().vms.get_mut(&process)) {
+                vm.limits = None;
+            }
         }
     }
 
@@ -349,20 +356,29 @@ impl Engine {
     ///
     /// Room for which no process was seen yet is for the next start of the domain, and is kept.
     fn bury(&self, process: ProcessId) {
-        if let Some(Found { uuid: Some(uuid), .. }) = self.forget(process, "has ended") {
-            self.give_back_rooms(|room| room.uuid == uuid && room.has_started);
+        let Some(vm) = self.off_the_table(process, "has ended") else { return };
+        if let Some(uuid) = &vm.found.uuid {
+            self.give_back_rooms(|room| room.uuid == *uuid && room.has_started);
         }
-        self.save();
+        if let Hands::Attached(care) = vm.hands {
+            // Its threads may be waiting for an answer, and nobody waits for them. Without a thread, `care` is dropped here.
+            let leaving = thread::Builder::new().name("leaving".into()).spawn(move || leave(&care));
+            drop(leaving);
+            self.save();
+        }
     }
 
     /// Takes a VM off the table and leaves it to itself.
-    fn forget(&self, process: ProcessId, why: &str) -> Option<Found> {
+    fn forget(&self, process: ProcessId, why: &str) {
+        if let Some(care) = self.off_the_table(process, why).as_ref().and_then(Vm::care) {
+            leave(&care);
+        }
+    }
+
+    fn off_the_table(&self, process: ProcessId, why: &str) -> Option<Vm> {
         let vm = self.table().vms.remove(&process)?;
         tracing::info!("{} (pid {}) {why}", vm.found.name, process.pid);
-        if let Some(care) = vm.care().and_then(|care| locked(&care).take()) {
-            care.stop();
-        }
-        Some(vm.found)
+        Some(vm)
     }
 
     /// Looks for guests that came and rooms that nobody came for.
@@ -475,7 +491,9 @@ impl Engine {
 
     /// What is scraped: of the last tick, so that it costs the same however the guests are.
     pub fn scrape(&self) -> Scrape {
-        let vms = self.table().vms.values().map(|vm| (vm.view(), !vm.is_guarantee_missed())).collect();
+        let scraped =
+            |vm: &Vm| ScrapedVm { view: vm.view(), counted: vm.counted(), is_guarantee_met: !vm.is_guarantee_missed() };
+        let vms = self.table().vms.values().map(scraped).collect();
         Scrape { vms, daemon: self.daemon_view(), resident: usage::resident(), pools: self.doors.pools.status() }
     }
 }
@@ -483,6 +501,21 @@ impl Engine {
 /// Asks or tells a guest something; `None` where it was left to itself meanwhile.
 fn told<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
     locked(care).as_deref_mut().map(tell)
+}
+
+/// The same, for who looks after all guests and waits for none of them: `None` also where somebody else asks it something just now.
+fn told_if_free<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
+    match care.try_lock() {
+        Ok(mut care) => care.as_deref_mut().map(tell),
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().as_deref_mut().map(tell),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+fn leave(care: &SharedCare) {
+    if let Some(care) = locked(care).take() {
+        care.stop();
+    }
 }
 
 #[cfg(test)]

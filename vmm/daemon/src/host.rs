@@ -1,5 +1,7 @@
 //! The real host behind the daemon's doors.
 
+use std::sync::Arc;
+
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::sensors::host_memory::host_memory;
@@ -11,7 +13,7 @@ use crate::guests::real::RealGuests;
 /// Guests, pools and memory of this machine.
 pub fn doors() -> Doors {
     Doors {
-        guests: Box::new(RealGuests::of_this_machine()),
+        guests: Arc::new(RealGuests::of_this_machine()),
         pools: Box::new(HugetlbPools::of_this_machine()),
         available: Box::new(available),
     }

@@ -2,35 +2,48 @@
 //!
 //! Every row of a VM has the labels `vm`, `uuid` and `pid`: two guests may have one name and no UUID, and two rows with the same labels
 //! make Prometheus refuse all of a scrape.
+//!
+//! Counters and histograms begin at zero with each daemon, as Prometheus expects of a process that starts anew ([`ScrapedVm::counted`]);
+//! `wideleaf info` has the totals over all daemons.
 
 use std::fmt;
-use std::io;
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use tiny_http::{Header, Method, Request, Response, Server};
 use wideleaf_control::view::{Care, DaemonView, Guarantee, PAUSE_BOUNDS_S, Quantiles, VmView, WorkView};
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
 
-use crate::config::Listen;
+mod endpoint;
+mod exchange;
+
+pub use endpoint::MetricsServer;
 
 /// All that a scrape says.
 #[derive(Clone, Debug)]
 pub struct Scrape {
-    /// The VMs that are managed, and whether each has its guarantee or is at least not reported as without it.
-    pub vms: Vec<(VmView, bool)>,
+    /// The VMs that are managed.
+    pub vms: Vec<ScrapedVm>,
     /// The daemon.
     pub daemon: DaemonView,
     /// Its resident memory, where the kernel says.
     pub resident: Option<Bytes>,
     /// The host's pools.
     pub pools: Vec<PoolStatus>,
+}
+
+/// A VM that is managed.
+#[derive(Clone, Debug)]
+pub struct ScrapedVm {
+    /// How it is.
+    pub view: VmView,
+    /// What was counted since this daemon, or its own process, took it. A row of these never goes back but to zero.
+    pub counted: Option<WorkView>,
+    /// Whether it has its guarantee, or is at least not reported as without it.
+    pub is_guarantee_met: bool,
 }
 
 /// One family of metrics.
@@ -96,23 +109,23 @@ pub const FAMILIES: &[Family] = &[
         "Guest memory that can never be huge for its address or file offset",
         |scrape| each_vm(scrape, |vm| one(vm.backing.map(|backing| backing.misaligned as f64))),
     ),
-    counter("wideleaf_vm_actions", "Actions by mechanism and outcome", |scrape| each_work(scrape, actions)),
+    counter("wideleaf_vm_actions", "Actions by mechanism and outcome", |scrape| each_counted(scrape, actions)),
     Family {
         name: "wideleaf_vm_unavailable_seconds",
         help: "How long windows were out of the guest's reach while they were acted on",
-        rows: Rows::Histogram(|scrape| each_work(scrape, |work| vec![(Vec::new(), work.unavailable.clone())])),
+        rows: Rows::Histogram(|scrape| each_counted(scrape, |work| vec![(Vec::new(), work.unavailable.clone())])),
     },
     gauge("wideleaf_vm_bloat_bytes", "Became resident only because the page is large", |scrape| {
         each_work(scrape, |work| one(Some(work.bloat as f64)))
     }),
     counter("wideleaf_vm_copied_bytes", "Guest memory copied by promotions", |scrape| {
-        each_work(scrape, |work| one(Some(work.copied as f64)))
+        each_counted(scrape, |work| one(Some(work.copied as f64)))
     }),
     counter("wideleaf_vm_budget_refusals", "Times the budget said no", |scrape| {
-        each_work(scrape, |work| one(Some(work.budget_refusals as f64)))
+        each_counted(scrape, |work| one(Some(work.budget_refusals as f64)))
     }),
     counter("wideleaf_vm_sensor_failures", "Sensors that failed, by name", |scrape| {
-        each_work(scrape, |work| {
+        each_counted(scrape, |work| {
             let rows = work.sensor_failures.iter();
             rows.map(|(sensor, count)| (vec![("sensor", sensor.clone())], *count as f64)).collect()
         })
@@ -124,8 +137,8 @@ pub const FAMILIES: &[Family] = &[
         "wideleaf_vm_guarantee_met",
         "1 unless the VM is under its guarantee for longer than the grace time",
         |scrape| {
-            let promised = scrape.vms.iter().filter(|(vm, _)| vm.guarantee != Guarantee::BestEffort);
-            promised.map(|(vm, is_met)| (labels(vm), f64::from(u8::from(*is_met)))).collect()
+            let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee != Guarantee::BestEffort);
+            promised.map(|vm| (labels(&vm.view), f64::from(u8::from(vm.is_guarantee_met)))).collect()
         },
     ),
     gauge("wideleaf_vm_left_alone", "1 while nothing is done to the VM, with the reason", |scrape| {
@@ -175,14 +188,24 @@ fn labels(vm: &VmView) -> Labels {
 }
 
 fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row<T>> {
-    let of = |vm: &VmView| -> Vec<Row<T>> {
-        rows(vm).into_iter().map(|(more, value)| ([labels(vm), more].concat(), value)).collect()
-    };
-    scrape.vms.iter().flat_map(|(vm, _)| of(vm)).collect()
+    each(scrape, |vm| rows(&vm.view))
 }
 
+/// What is: of all daemons.
 fn each_work<T>(scrape: &Scrape, rows: impl Fn(&WorkView) -> Vec<Row<T>>) -> Vec<Row<T>> {
-    each_vm(scrape, |vm| vm.work.as_ref().map_or(Vec::new(), &rows))
+    each(scrape, |vm| vm.view.work.as_ref().map_or(Vec::new(), &rows))
+}
+
+/// What was counted: by this daemon.
+fn each_counted<T>(scrape: &Scrape, rows: impl Fn(&WorkView) -> Vec<Row<T>>) -> Vec<Row<T>> {
+    each(scrape, |vm| vm.counted.as_ref().map_or(Vec::new(), &rows))
+}
+
+fn each<T>(scrape: &Scrape, rows: impl Fn(&ScrapedVm) -> Vec<Row<T>>) -> Vec<Row<T>> {
+    let of = |vm: &ScrapedVm| -> Vec<Row<T>> {
+        rows(vm).into_iter().map(|(more, value)| ([labels(&vm.view), more].concat(), value)).collect()
+    };
+    scrape.vms.iter().flat_map(of).collect()
 }
 
 fn actions(work: &WorkView) -> Vec<Row<f64>> {
@@ -288,71 +311,6 @@ impl EncodeMetric for Histogram {
     fn metric_type(&self) -> MetricType {
         MetricType::Histogram
     }
-}
-
-/// What OpenMetrics' text is called.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// The HTTP server that is scraped.
-pub struct MetricsServer {
-    server: Arc<Server>,
-    thread: JoinHandle<()>,
-    listen: Listen,
-}
-
-impl MetricsServer {
-    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off.
-    ///
-    /// # Errors
-    /// The kernel's answer.
-    pub fn start(listen: &Listen, scrape: impl Fn() -> Scrape + Send + 'static) -> io::Result<Option<MetricsServer>> {
-        let server = match listen {
-            Listen::Off => return Ok(None),
-            Listen::Tcp(address) => Server::http(address),
-            Listen::Unix(path) => {
-                remove_stale(path)?;
-                Server::http_unix(path)
-            }
-        };
-        let server = Arc::new(server.map_err(io::Error::other)?);
-        let serving = server.clone();
-        let thread = thread::spawn(move || serving.incoming_requests().for_each(|request| answer(request, &scrape)));
-        Ok(Some(MetricsServer { server, thread, listen: listen.clone() }))
-    }
-
-    /// Ends it.
-    pub fn stop(self) {
-        self.server.unblock();
-        if self.thread.join().is_err() {
-            tracing::error!("the thread of the metrics panicked");
-        }
-        if let Listen::Unix(path) = self.listen {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// A socket that a killed daemon left. Nobody else has one of that name: the control socket is ours by now.
-fn remove_stale(path: &std::path::Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path),
-        _ => Ok(()),
-    }
-}
-
-/// A client that goes away before it has its answer is its own business.
-fn answer(request: Request, scrape: &impl Fn() -> Scrape) {
-    let is_get = matches!(request.method(), Method::Get | Method::Head);
-    let path = request.url().split('?').next().unwrap_or_default();
-    let _ = match (is_get, path) {
-        (true, "/metrics") => {
-            let header = Header::from_bytes("Content-Type", CONTENT_TYPE).expect("it is ASCII");
-            request.respond(Response::from_string(text(scrape())).with_header(header))
-        }
-        (true, _) => request.respond(Response::from_string("the metrics are at /metrics\n").with_status_code(404)),
-        (false, _) => request.respond(Response::from_string("only GET\n").with_status_code(405)),
-    };
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The control socket: one thread that waits for all connections at once, and a few that answer.
+//! The control socket: one thread that waits for all connections at once, and a few that answer (`answering.rs`).
 //!
 //! ```text
-//!              ┌────────────── one thread, poll(2) ──────────────┐   a line    ┌─ workers ─┐
-//!   clients ──▶│ accept · read a line · write a reply · time out │────────────▶│  answers  │
-//!              └─────────────────────────────────────────────────┘◀────────────└───────────┘
+//!              ┌────────────── one thread, poll(2) ──────────────┐   a line    ┌─ desk ─▶ lanes ─┐
+//!   clients ──▶│ accept · read a line · write a reply · time out │────────────▶│     answers     │
+//!              └─────────────────────────────────────────────────┘◀────────────└─────────────────┘
 //!                                                        a reply, and a byte to wake the thread
 //! ```
 //!
@@ -14,11 +14,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -28,9 +27,11 @@ use wideleaf_control::protocol::{Reply, Request};
 use crate::config::SocketConfig;
 use crate::peer::{Access, Peer};
 
+mod answering;
 mod connection;
 mod listening;
 
+use answering::Job;
 use connection::{Connection, Progress};
 pub use connection::{REQUEST_BYTES_MAX, decode};
 pub use listening::ListenError;
@@ -41,10 +42,6 @@ pub const CONNECTIONS_MAX: usize = 64;
 
 /// So many more for root: libvirt's hook has to be heard, however many others are connected.
 const CONNECTIONS_OF_ROOT: usize = 8;
-
-/// Requests that are answered at once. Most are answered in microseconds, from what is known; one that attaches a guest may wait for the
-/// guest's monitor for seconds, and several may do so together without holding up who only asks.
-const WORKERS: usize = 4;
 
 /// After a connection that could not be taken, for want of file descriptors say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -88,12 +85,6 @@ impl Shared {
     }
 }
 
-struct Job {
-    connection: ConnectionId,
-    peer: Peer,
-    line: Vec<u8>,
-}
-
 struct Done {
     connection: ConnectionId,
     reply: Vec<u8>,
@@ -115,23 +106,8 @@ impl Server {
         let shared = Arc::new(Shared { is_stopping: AtomicBool::new(false), wake });
         let (jobs, queue) = channel();
         let (finish, done) = channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let mut threads: Vec<JoinHandle<()>> = (0..WORKERS)
-            .map(|_| {
-                let (queue, finish, answers, shared) = (queue.clone(), finish.clone(), answers.clone(), shared.clone());
-                thread::spawn(move || work(&queue, &finish, &*answers, &shared))
-            })
-            .collect();
-        let shop = Shop {
-            listener,
-            woken,
-            connections: BTreeMap::new(),
-            next: 0,
-            jobs,
-            done,
-            answers,
-            shared: shared.clone(),
-        };
+        let mut threads = answering::start(queue, &finish, &answers, &shared);
+        let shop = Shop { listener, woken, connections: BTreeMap::new(), next: 0, jobs, done, shared: shared.clone() };
         threads.push(thread::spawn(move || shop.run()));
         Ok(Server { path: config.path.clone(), shared, threads })
     }
@@ -151,34 +127,6 @@ impl Server {
     }
 }
 
-/// Answers one line after the other until nobody can send one any more.
-fn work(queue: &Mutex<Receiver<Job>>, finish: &Sender<Done>, answers: &dyn Answers, shared: &Shared) {
-    loop {
-        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { connection, peer, line }) = job else { return };
-        let (reply, is_registration) = match decode(&line) {
-            Ok(request) => {
-                let is_registration = matches!(request, Request::Register { .. });
-                (answered(answers, connection, peer, request), is_registration)
-            }
-            Err(why) => (Reply::Error(why), false),
-        };
-        let is_registration = is_registration && matches!(reply, Reply::Ok(_));
-        if finish.send(Done { connection, reply: connection::encode(&reply), is_registration }).is_err() {
-            return;
-        }
-        shared.wake();
-    }
-}
-
-/// A mistake of ours in one answer is no reason to answer nobody any more.
-fn answered(answers: &dyn Answers, connection: ConnectionId, peer: Peer, request: Request) -> Reply {
-    catch_unwind(AssertUnwindSafe(|| answers.answer(connection, peer, request))).unwrap_or_else(|_| {
-        tracing::error!("a request made wideleafd panic: the words are above");
-        Reply::Error("wideleafd made a mistake, please report it: the words are in its log".to_owned())
-    })
-}
-
 /// The thread that waits.
 struct Shop {
     listener: UnixListener,
@@ -187,7 +135,6 @@ struct Shop {
     next: u64,
     jobs: Sender<Job>,
     done: Receiver<Done>,
-    answers: Arc<dyn Answers>,
     shared: Arc<Shared>,
 }
 
@@ -279,7 +226,7 @@ impl Shop {
         match connection.advance() {
             Progress::Waiting => {}
             Progress::Line(line) => {
-                let job = Job { connection: id, peer: connection.peer(), line };
+                let job = Job::Line { connection: id, peer: connection.peer(), line };
                 if self.jobs.send(job).is_err() {
                     self.close(id);
                 }
@@ -298,7 +245,8 @@ impl Shop {
 
     fn close(&mut self, id: ConnectionId) {
         if self.connections.remove(&id).is_some() {
-            self.answers.closed(id);
+            // Nobody hears it who has ended.
+            let _ = self.jobs.send(Job::Closed(id));
         }
     }
 }
@@ -320,12 +268,16 @@ mod tests {
     use std::io::{BufRead, BufReader, Read};
     use std::net::Shutdown;
     use std::path::Path;
+    use std::sync::Mutex;
 
     use proptest::prelude::*;
     use wideleaf_control::protocol::Answer;
 
+    #[derive(Default)]
     struct Parrot {
         closed: Mutex<Vec<ConnectionId>>,
+        /// While somebody has it, who asks about one guest or changes something waits.
+        busy: Mutex<()>,
     }
 
     impl Answers for Parrot {
@@ -334,6 +286,10 @@ mod tests {
             match request {
                 Request::List => Reply::Ok(Box::new(Answer::Vms(Vec::new()))),
                 Request::Info { vm } => Reply::Error(format!("no {vm}")),
+                Request::Explain { .. } | Request::Attach { .. } => {
+                    drop(self.busy.lock());
+                    Reply::Ok(Box::new(Answer::Done))
+                }
                 _ => Reply::Ok(Box::new(Answer::Done)),
             }
         }
@@ -354,7 +310,7 @@ mod tests {
         fn new() -> Bench {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let config = SocketConfig { path: folder.path().join("control.sock"), ..SocketConfig::default() };
-            let parrot = Arc::new(Parrot { closed: Mutex::new(Vec::new()) });
+            let parrot = Arc::new(Parrot::default());
             let server = Server::start(&config, &Access::new(None), parrot.clone()).expect("nobody else listens there");
             Bench { _folder: folder, config, parrot, server: Some(server) }
         }
@@ -385,6 +341,7 @@ mod tests {
     }
 
     const LIST: &str = r#"{"version":1,"request":"list"}"#;
+    const RELOAD: &str = r#"{"version":1,"request":"reload"}"#;
     const NO_VMS: &str = "{\"ok\":{\"vms\":[]}}\n";
 
     #[test]
@@ -409,6 +366,36 @@ mod tests {
         let silent: Vec<UnixStream> = (0..10).map(|_| bench.connect()).collect();
         (&silent[0]).write_all(b"{\"version\":1,").expect("written");
         assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
+    }
+
+    #[test]
+    fn who_asks_what_takes_long_does_not_hold_up_a_list_a_pulse_or_another_kind_of_request() {
+        let bench = Bench::new();
+        let asked = |line: &str| {
+            let stream = bench.connect();
+            (&stream).write_all(format!("{line}\n").as_bytes()).expect("written");
+            stream
+        };
+        let busy = bench.parrot.busy.lock().expect("nobody panicked");
+        let attach = r#"{"version":1,"request":"attach","target":{"pid":1},"settings":{}}"#;
+        for (slow, quick) in [
+            (
+                r#"{"version":1,"request":"explain","vm":"a"}"#,
+                vec![LIST, r#"{"version":1,"request":"daemon"}"#, RELOAD],
+            ),
+            (attach, vec![LIST, r#"{"version":1,"request":"daemon"}"#]),
+        ] {
+            let waiting: Vec<UnixStream> = (0..8).map(|_| asked(slow)).collect();
+            for line in quick {
+                assert!(ask(&bench.connect(), line).starts_with("{\"ok\":"), "{line} behind {slow}");
+            }
+            waiting.iter().for_each(|stream| stream.set_nonblocking(true).expect("nonblocking"));
+            let is_silent = |mut stream: &UnixStream| {
+                stream.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            };
+            assert!(waiting.iter().all(is_silent), "{slow} waits");
+        }
+        drop(busy);
     }
 
     #[test]
@@ -461,7 +448,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let config = SocketConfig { path: folder.path().join("precious"), ..SocketConfig::default() };
         std::fs::write(&config.path, "data").expect("written");
-        let parrot = Arc::new(Parrot { closed: Mutex::new(Vec::new()) });
+        let parrot = Arc::new(Parrot::default());
         let error = Server::start(&config, &Access::new(None), parrot).map(Server::stop).expect_err("it is a file");
         assert!(error.to_string().contains("is no socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&config.path).expect("still there"), "data");

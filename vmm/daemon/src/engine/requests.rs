@@ -1,7 +1,5 @@
 //! What is answered to whom.
 
-use std::time::{Duration, Instant};
-
 use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, Settings, Target};
 use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 use wideleaf_memory::pool::Granted;
@@ -16,9 +14,6 @@ use crate::usage;
 
 /// VMs that are named where one is asked for that does not exist. More is no help.
 const NAMES_MAX: usize = 20;
-
-/// Guests that nobody manages are looked at again only after that long: whoever may ask may ask as often as they like.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The engine, as the control socket knows it.
 pub struct Service {
@@ -116,19 +111,7 @@ impl Engine {
 
     /// Guests that nobody manages.
     fn others(&self) -> Result<Vec<VmView>, String> {
-        let mut looked = locked(&self.looked);
-        let is_fresh = |at: &Instant| at.elapsed() < LOOK_INTERVAL;
-        if let Some((at, views)) = &*looked
-            && is_fresh(at)
-        {
-            let table = self.table();
-            let is_other = |view: &&VmView| !table.vms.contains_key(&process_of(view));
-            return Ok(views.iter().filter(is_other).cloned().collect());
-        }
-        let views: Vec<VmView> =
-            self.others_found()?.iter().filter_map(|found| self.doors.guests.look(found).ok()).collect();
-        *looked = Some((Instant::now(), views.clone()));
-        Ok(views)
+        Ok(self.looks.at(&self.doors.guests, &self.others_found()?))
     }
 
     fn others_found(&self) -> Result<Vec<Found>, String> {

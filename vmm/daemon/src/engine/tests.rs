@@ -44,7 +44,7 @@ impl Bench {
         let available = Arc::new(AtomicU64::new(gib(8).get()));
         let seen = available.clone();
         let doors = Doors {
-            guests: Box::new(guests.clone()),
+            guests: Arc::new(guests.clone()),
             pools: Box::new(pools.clone()),
             available: Box::new(move || Some(Bytes::new(seen.load(Ordering::Relaxed)))),
         };
@@ -325,7 +325,7 @@ fn a_guarantee_that_is_missed_is_in_the_view_with_its_reason_and_goes_when_it_is
     bench.guests.start(10, "web"); // half of it is huge
     bench.attach(10).expect("it runs");
     let notes = || bench.list().remove(0).notes;
-    let is_met = || bench.engine.scrape().vms[0].1;
+    let is_met = || bench.engine.scrape().vms[0].is_guarantee_met;
     bench.tick_at(1);
     bench.tick_at(11);
     assert_eq!((notes(), is_met()), (Vec::new(), true));
@@ -357,6 +357,8 @@ fn a_daemon_that_was_killed_is_back_with_what_it_knew() {
     bench.guests.change(11, |guest| guest.work = work(mib(2)));
     bench.tick_at(1);
     assert_eq!(bench.list()[1].work.as_ref().map(|work| work.copied), Some(mib(8).get()));
+    let counted = bench.engine.scrape().vms.remove(1).counted.expect("it is managed");
+    assert_eq!(counted.copied, mib(2).get(), "what is scraped begins at zero, as a counter of a process that starts");
     assert_eq!(bench.state().left.len(), 1);
 }
 
@@ -367,6 +369,54 @@ fn a_process_id_that_came_again_is_another_guest() {
     bench.attach(10).expect("it runs");
     bench.guests.change(10, |guest| guest.found.process.started_at += 1);
     assert!(bench.restarted().managed().is_empty());
+}
+
+#[test]
+fn who_asks_one_guest_for_long_holds_up_neither_the_tick_nor_who_registers() {
+    let bench = Bench::new("");
+    let web = bench.guests.start(10, "web");
+    bench.guests.start(11, "db");
+    for pid in [10, 11] {
+        bench.attach(pid).expect("it runs");
+    }
+    let busy = bench.guests.guest(10).busy;
+    let asking = busy.lock().expect("nobody panicked");
+    thread::scope(|scope| {
+        let explained = scope.spawn(|| bench.ask(Request::Explain { vm: "web".into() }));
+        let care = bench.engine.table().vms[&web].care().expect("it is attached");
+        while care.try_lock().is_ok() {
+            thread::yield_now();
+        }
+        for pid in [10, 11] {
+            bench.guests.change(pid, |guest| guest.work = work(mib(6)));
+        }
+        bench.available.store(mib(1).get(), Ordering::Relaxed);
+        bench.tick_at(1);
+        bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+        let copied: Vec<u64> = bench.engine.views().iter().flat_map(|vm| &vm.work).map(|work| work.copied).collect();
+        assert_eq!(copied, [0, mib(6).get()], "of web what was seen before");
+        assert_eq!([10, 11].map(|pid| bench.guests.guest(pid).may_grow), [true, false]);
+        drop(asking);
+        assert!(explained.join().expect("it does not panic").is_ok());
+    });
+    bench.tick_at(2);
+    assert!(!bench.guests.guest(10).may_grow, "it is told as soon as it is free");
+}
+
+#[test]
+fn a_guest_that_takes_long_to_look_at_is_listed_by_its_name_and_holds_up_no_list() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.guests.start(11, "huge");
+    let busy = bench.guests.guest(11).busy;
+    let looking = busy.lock().expect("nobody panicked");
+    let vms = bench.list();
+    assert_eq!((vms[0].name.as_str(), vms[0].backing.huge_2m), ("web", mib(2).get()));
+    assert!(vms[1].name == "huge" && vms[1].notes[0].contains("still being looked at"), "{:?}", vms[1]);
+    drop(looking);
+    while bench.list()[1].backing.huge_2m == 0 {
+        thread::yield_now();
+    }
 }
 
 #[test]

@@ -140,6 +140,12 @@ impl Vm {
         view
     }
 
+    /// What was counted since this daemon took it. What is scraped begins at nothing with each daemon: the totals of one that was killed are
+    /// some seconds old, and a counter that goes back by a little and then on looks to Prometheus as if all of it had come again.
+    pub(super) fn counted(&self) -> Option<WorkView> {
+        self.seen.work.clone()
+    }
+
     /// Whether it is under its guarantee for longer than the grace time.
     pub(super) fn is_guarantee_missed(&self) -> bool {
         self.watch.is_missed()

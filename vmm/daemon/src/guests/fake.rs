@@ -27,6 +27,8 @@ pub struct FakeGuest {
     pub has_ended: bool,
     /// Why it can not be attached, if it can not.
     pub attach_error: Option<String>,
+    /// Whoever looks at it or asks it why waits until nobody has this.
+    pub busy: Arc<Mutex<()>>,
     /// How often it was attached.
     pub attached: u32,
     /// How often it was left to itself.
@@ -112,6 +114,7 @@ impl FakeGuests {
             left_alone: None,
             has_ended: false,
             attach_error: None,
+            busy: Arc::default(),
             attached: 0,
             stopped: 0,
             qmp: None,
@@ -144,6 +147,13 @@ impl FakeGuests {
         self.all().get(&pid).expect("the test started it").clone()
     }
 
+    /// How one is once it answers.
+    fn once_free(&self, pid: u32) -> FakeGuest {
+        let guest = self.guest(pid);
+        drop(guest.busy.lock());
+        guest
+    }
+
     fn all(&self) -> MutexGuard<'_, BTreeMap<u32, FakeGuest>> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -167,7 +177,7 @@ impl Guests for FakeGuests {
     }
 
     fn look(&self, found: &Found) -> Result<VmView, String> {
-        Ok(self.guest(found.process.pid).view())
+        Ok(self.once_free(found.process.pid).view())
     }
 
     fn explain(&self, found: &Found) -> Result<Explanation, String> {
@@ -203,7 +213,7 @@ impl Care for FakeCare {
     }
 
     fn explain(&mut self) -> Explanation {
-        self.guests.guest(self.pid).explanation()
+        self.guests.once_free(self.pid).explanation()
     }
 
     fn windows(&mut self) -> WindowMap {

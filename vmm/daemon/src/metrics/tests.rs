@@ -9,7 +9,9 @@ use wideleaf_control::view::{BackingView, MappingView, Vmm};
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
+use super::endpoint::CONNECTIONS_MAX;
 use super::*;
+use crate::config::Listen;
 
 fn vm(pid: u32) -> VmView {
     let counts = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
@@ -48,11 +50,16 @@ fn vm(pid: u32) -> VmView {
     }
 }
 
+fn scraped(pid: u32, is_guarantee_met: bool) -> ScrapedVm {
+    let view = vm(pid);
+    ScrapedVm { counted: view.work.clone(), view, is_guarantee_met }
+}
+
 fn scrape() -> Scrape {
     let size = PageSize::Huge2M;
     let nodes = vec![NodePool { node: 0, total: 8, free: 5, surplus: 1 }];
     Scrape {
-        vms: vec![(vm(10), false), (vm(11), true)], // the same name, and no UUID
+        vms: vec![scraped(10, false), scraped(11, true)], // the same name, and no UUID
         daemon: DaemonView { vms: 2, cpu_s: 1.5, is_host_short: true, ..DaemonView::default() },
         resident: Some(Bytes::new(1 << 20)),
         pools: vec![PoolStatus { size, total: 8, free: 5, reserved: 2, surplus: 1, overcommit: 0, nodes }],
@@ -111,6 +118,17 @@ fn the_figures_are_those_of_the_views() {
 }
 
 #[test]
+fn counters_are_of_this_daemon_and_what_is_resident_of_all() {
+    let mut scrape = scrape();
+    scrape.vms.truncate(1);
+    scrape.vms[0].counted = Some(WorkView { copied: 7, bloat: 9, ..WorkView::default() });
+    let text = text(scrape);
+    let of_it = |name: &str| value(&text, name, &["pid=\"10\""]);
+    assert_eq!((of_it("wideleaf_vm_copied_bytes_total"), of_it("wideleaf_vm_bloat_bytes")), (7.0, 4096.0));
+    assert_eq!(of_it("wideleaf_vm_unavailable_seconds_count"), 0.0);
+}
+
+#[test]
 fn buckets_add_up_to_the_count() {
     let text = text(scrape());
     let bucket =
@@ -125,10 +143,9 @@ fn buckets_add_up_to_the_count() {
 #[test]
 fn best_effort_has_no_guarantee_to_meet_and_what_is_not_known_has_no_row() {
     let mut scrape = scrape();
-    for (vm, _) in &mut scrape.vms {
-        vm.guarantee = Guarantee::BestEffort;
-        vm.mapping = None;
-        vm.work = None;
+    for ScrapedVm { view, counted, .. } in &mut scrape.vms {
+        view.guarantee = Guarantee::BestEffort;
+        (view.mapping, view.work, *counted) = (None, None, None);
     }
     let text = text(scrape);
     for name in ["wideleaf_vm_guarantee_met", "wideleaf_vm_second_level_bytes", "wideleaf_vm_copied_bytes_total"] {
@@ -178,10 +195,15 @@ fn get(mut stream: impl Read + Write, request: &str) -> String {
 fn it_is_scraped_over_http_and_nothing_else_is_there() {
     let listen = Listen::Tcp("127.0.0.1:0".parse().expect("an address"));
     let server = MetricsServer::start(&listen, scrape).expect("a port is free").expect("it is not off");
-    let address = server.server.server_addr().to_ip().expect("a TCP port");
+    let address = server.address().expect("a TCP port");
     let ask = |request: &str| get(TcpStream::connect(address).expect("it listens"), request);
     let reply = ask("GET /metrics");
-    assert!(reply.starts_with("HTTP/1.1 200") && reply.contains(CONTENT_TYPE) && reply.contains("# EOF"), "{reply}");
+    assert!(
+        reply.starts_with("HTTP/1.1 200")
+            && reply.contains("application/openmetrics-text; version=1.0.0; charset=utf-8")
+            && reply.contains("# EOF"),
+        "{reply}"
+    );
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));
     assert!(ask("POST /metrics").starts_with("HTTP/1.1 405"));
     server.stop();
@@ -197,4 +219,31 @@ fn a_unix_socket_that_a_killed_daemon_left_is_replaced_and_removed_at_the_end() 
     server.stop();
     assert!(!path.exists());
     assert!(MetricsServer::start(&Listen::Off, scrape).expect("nothing to do").is_none());
+}
+
+/// More clients than there are places, each of which does `begin` and no more.
+fn crowd(path: &std::path::Path, begin: &[u8]) -> Vec<UnixStream> {
+    let connect = |_| {
+        let mut stream = UnixStream::connect(path).expect("it listens");
+        stream.write_all(begin).expect("written");
+        stream
+    };
+    (0..2 * CONNECTIONS_MAX).map(connect).collect()
+}
+
+#[test]
+fn whatever_a_crowd_does_who_asks_is_answered_and_the_end_waits_for_nobody() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("metrics.sock");
+    // A page that fills a socket's buffer several times.
+    let large = || Scrape { vms: (0..200).map(|pid| scraped(pid, true)).collect(), ..scrape() };
+    let server = MetricsServer::start(&Listen::Unix(path.clone()), large).expect("it is free").expect("it is not off");
+    let mut crowds = Vec::new();
+    for begin in ["", "GET /metr", "GET /metrics HTTP/1.1\r\n\r\n"] {
+        crowds.push(crowd(&path, begin.as_bytes()));
+        let reply = get(UnixStream::connect(&path).expect("it listens"), "GET /metrics");
+        assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("# EOF\n"), "after a crowd of {begin:?}: {reply}");
+    }
+    server.stop();
+    drop(crowds);
 }

@@ -1,0 +1,224 @@
+//! Where the daemon is scraped: one thread that waits for all connections at once.
+//!
+//! ```text
+//!              ┌──────────── one thread, poll(2) ────────────┐
+//!   scrapers ─▶│ accept · read a head · write a page · close │◀── a byte: stop
+//!              └─────────────────────────────────────────────┘
+//! ```
+//!
+//! Whatever clients do, the next scraper is served: there are [`CONNECTIONS_MAX`] of them at most, each with a time for each step, and
+//! who comes when all places are taken gets that of the one that has been silent for longest. To refuse the newcomer instead would let
+//! anybody who opens connections and says nothing keep Prometheus out.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::exchange::{Exchange, Page, Progress, Socket};
+use super::{Scrape, text};
+use crate::config::Listen;
+
+/// A Prometheus or two, and somebody who looks by hand; the rest is for those who open connections and say nothing.
+pub(super) const CONNECTIONS_MAX: usize = 32;
+
+/// Who asks again sooner is told the same: figures are those of the last tick anyway, and a client that asks as fast as it can takes
+/// no core of the host.
+const PAGE_AGE_MAX: Duration = Duration::from_millis(500);
+
+/// After a connection that could not be taken, for want of file descriptors say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// The HTTP server that is scraped.
+pub struct MetricsServer {
+    wake: UnixStream,
+    thread: JoinHandle<()>,
+    listen: Listen,
+    address: Option<SocketAddr>,
+}
+
+impl MetricsServer {
+    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn start(listen: &Listen, scrape: impl Fn() -> Scrape + Send + 'static) -> io::Result<Option<MetricsServer>> {
+        let (listener, address) = match listen {
+            Listen::Off => return Ok(None),
+            Listen::Tcp(address) => {
+                let listener = TcpListener::bind(address)?;
+                let address = listener.local_addr()?;
+                (Listener::Tcp(listener), Some(address))
+            }
+            Listen::Unix(path) => {
+                remove_stale(path)?;
+                (Listener::Unix(UnixListener::bind(path)?), None)
+            }
+        };
+        listener.set_nonblocking()?;
+        let (wake, woken) = UnixStream::pair()?;
+        let shop = Shop { listener, woken, exchanges: VecDeque::new(), page: None, scrape: Box::new(scrape) };
+        let thread = thread::Builder::new().name("metrics".into()).spawn(move || shop.run())?;
+        Ok(Some(MetricsServer { wake, thread, listen: listen.clone(), address }))
+    }
+
+    /// Where it listens, where that is a TCP port.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Ends it, whoever is connected.
+    pub fn stop(self) {
+        let _ = (&self.wake).write(&[0]);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread of the metrics panicked");
+        }
+        if let Listen::Unix(path) = self.listen {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A socket that a killed daemon left. Nobody else has one of that name: the control socket is ours by now.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path),
+        _ => Ok(()),
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => listener.set_nonblocking(true),
+            Listener::Unix(listener) => listener.set_nonblocking(true),
+        }
+    }
+
+    fn accept(&self) -> io::Result<Box<dyn Socket>> {
+        match self {
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true).map(|()| Box::new(stream) as _)
+            }
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true).map(|()| Box::new(stream) as _)
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// The thread that waits.
+struct Shop {
+    listener: Listener,
+    woken: UnixStream,
+    /// In the order in which they came.
+    exchanges: VecDeque<Exchange>,
+    page: Option<(Instant, Page)>,
+    scrape: Box<dyn Fn() -> Scrape + Send>,
+}
+
+/// What can be done without waiting.
+struct Ready {
+    is_over: bool,
+    listener: bool,
+    exchanges: Vec<bool>,
+}
+
+impl Shop {
+    fn run(mut self) {
+        loop {
+            let ready = match self.wait() {
+                Ok(ready) => ready,
+                Err(errno) => return tracing::error!("metrics are no longer served: {errno}"),
+            };
+            if ready.is_over {
+                let _ = self.woken.read(&mut [0]);
+                return;
+            }
+            self.serve(&ready.exchanges);
+            if ready.listener {
+                self.accept();
+            }
+        }
+    }
+
+    fn wait(&self) -> Result<Ready, Errno> {
+        let files = [(self.woken.as_fd(), PollFlags::POLLIN), (self.listener.as_fd(), PollFlags::POLLIN)];
+        let exchanges = self.exchanges.iter().map(|exchange| (exchange.as_fd(), exchange.interest()));
+        let mut files: Vec<PollFd<'_>> =
+            files.into_iter().chain(exchanges).map(|(file, interest)| PollFd::new(file, interest)).collect();
+        let deadline = self.exchanges.iter().map(Exchange::deadline).min();
+        let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
+            // Rounded up: a thread that wakes just before a deadline would wake again at once, and again.
+            let milliseconds = deadline.saturating_duration_since(Instant::now()).as_millis() + 1;
+            PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut files, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let ready: Vec<bool> = files.iter().map(|file| file.any().unwrap_or(false)).collect();
+        Ok(Ready { is_over: ready[0], listener: ready[1], exchanges: ready[2..].to_vec() })
+    }
+
+    fn serve(&mut self, is_ready: &[bool]) {
+        let now = Instant::now();
+        for (mut exchange, is_ready) in std::mem::take(&mut self.exchanges).into_iter().zip(is_ready) {
+            let progress = if *is_ready { self.advance(&mut exchange, now) } else { Progress::Waiting };
+            if progress == Progress::Waiting && now < exchange.deadline() {
+                self.exchanges.push_back(exchange);
+            }
+        }
+    }
+
+    fn advance(&mut self, exchange: &mut Exchange, now: Instant) -> Progress {
+        exchange.advance(now, &mut || match &self.page {
+            Some((made_at, page)) if now.saturating_duration_since(*made_at) < PAGE_AGE_MAX => page.clone(),
+            _ => self.page.insert((now, text((self.scrape)()).into())).1.clone(),
+        })
+    }
+
+    fn accept(&mut self) {
+        let socket = match self.listener.accept() {
+            Ok(socket) => socket,
+            // It stays in the queue, and poll(2) returns at once: without a pause this would take all of a core.
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return thread::sleep(ACCEPT_PAUSE),
+            Err(_) => return,
+        };
+        let now = Instant::now();
+        let mut exchange = Exchange::new(socket, now);
+        // Most have sent their request by now.
+        if self.advance(&mut exchange, now) == Progress::Over {
+            return;
+        }
+        if self.exchanges.len() >= CONNECTIONS_MAX {
+            let silent = self.exchanges.iter().position(|exchange| !exchange.has_asked());
+            let _ = self.exchanges.remove(silent.unwrap_or(0));
+        }
+        self.exchanges.push_back(exchange);
+    }
+}

@@ -1,0 +1,300 @@
+//! One connection of a scraper: a request in, a reply out, and it is over. Prometheus opens one every fifteen seconds or so; to keep one
+//! open for it is not worth telling one request from the next.
+//!
+//! ```text
+//!             a whole head              all written                   its end, or late
+//!   Reading ──────────────▶ Writing ──────────────▶ Closing ─────────────────────────▶ over
+//!      │ end, late             │ gone, late           (what it still sends is thrown away: a close with
+//!      ▼                       ▼                       unread bytes would take the reply back, tcp(7))
+//!     over                    over
+//! ```
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use httparse::Status;
+use nix::poll::PollFlags;
+use nix::sys::socket::{Shutdown, shutdown};
+
+/// What OpenMetrics' text is called.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A scraper's head has some 300 bytes; one that comes through a proxy has more.
+pub(super) const HEAD_BYTES_MAX: usize = 8 << 10;
+
+/// More headers than that are no scraper's.
+const HEADERS_MAX: usize = 64;
+
+/// From the connection to the end of the head: a few packets.
+const READ_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// From the head to the end of the reply: as long as Prometheus waits by default (`scrape_timeout`).
+const WRITE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// From the reply to the other side's close.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// A socket of either kind.
+pub(super) trait Socket: Read + Write + AsFd + Send {}
+
+impl<S: Read + Write + AsFd + Send> Socket for S {}
+
+/// See the module.
+pub(super) struct Exchange {
+    socket: Box<dyn Socket>,
+    phase: Phase,
+    until: Instant,
+}
+
+enum Phase {
+    Reading(Vec<u8>),
+    Writing { reply: Reply, written: usize },
+    Closing,
+}
+
+/// Whether there is more to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Once the socket is ready.
+    Waiting,
+    /// No.
+    Over,
+}
+
+/// The text of a scrape, which all who are told the same share.
+pub(super) type Page = Arc<str>;
+
+struct Reply {
+    head: String,
+    body: Page,
+}
+
+impl Exchange {
+    /// One that begins at `now`.
+    pub(super) fn new(socket: Box<dyn Socket>, now: Instant) -> Exchange {
+        Exchange { socket, phase: Phase::Reading(Vec::new()), until: now + READ_TIME_MAX }
+    }
+
+    /// What it waits for.
+    pub(super) fn interest(&self) -> PollFlags {
+        match self.phase {
+            Phase::Reading(_) | Phase::Closing => PollFlags::POLLIN,
+            Phase::Writing { .. } => PollFlags::POLLOUT,
+        }
+    }
+
+    /// When it has taken too long.
+    pub(super) fn deadline(&self) -> Instant {
+        self.until
+    }
+
+    /// Whether it has asked, and is owed a reply.
+    pub(super) fn has_asked(&self) -> bool {
+        matches!(self.phase, Phase::Writing { .. })
+    }
+
+    /// Goes as far as it can without waiting. `page` is asked for where `/metrics` is.
+    pub(super) fn advance(&mut self, now: Instant, page: &mut dyn FnMut() -> Page) -> Progress {
+        match self.go_on(now, page) {
+            Ok(progress) => progress,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Progress::Waiting,
+            // A client that goes away before it has its answer is its own business.
+            Err(_) => Progress::Over,
+        }
+    }
+
+    fn go_on(&mut self, now: Instant, page: &mut dyn FnMut() -> Page) -> io::Result<Progress> {
+        loop {
+            match &mut self.phase {
+                Phase::Reading(head) => {
+                    if read_some(&mut *self.socket, head)? == 0 {
+                        return Ok(Progress::Over);
+                    }
+                    if let Some(reply) = answer(head, page) {
+                        (self.phase, self.until) = (Phase::Writing { reply, written: 0 }, now + WRITE_TIME_MAX);
+                    }
+                }
+                Phase::Writing { reply, written } => {
+                    while let Some(rest) = reply.rest(*written) {
+                        *written += again(|| self.socket.write(rest))?;
+                    }
+                    shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Write)?;
+                    (self.phase, self.until) = (Phase::Closing, now + CLOSE_TIME_MAX);
+                }
+                Phase::Closing => {
+                    if read_some(&mut *self.socket, &mut Vec::new())? == 0 {
+                        return Ok(Progress::Over);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Exchange {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Reply {
+    /// What is still to be written; `None`: nothing.
+    fn rest(&self, written: usize) -> Option<&[u8]> {
+        let (head, body) = (self.head.as_bytes(), self.body.as_bytes());
+        let rest = head.get(written..).filter(|rest| !rest.is_empty());
+        rest.or_else(|| body.get(written - head.len().min(written)..).filter(|rest| !rest.is_empty()))
+    }
+}
+
+/// As many bytes as a head has room for.
+fn read_some(socket: &mut dyn Socket, into: &mut Vec<u8>) -> io::Result<usize> {
+    let mut bytes = [0; HEAD_BYTES_MAX];
+    let n = again(|| socket.read(&mut bytes))?;
+    into.extend_from_slice(&bytes[..n]);
+    Ok(n)
+}
+
+fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+/// The reply to a head; `None` while that is not whole.
+fn answer(head: &[u8], page: &mut dyn FnMut() -> Page) -> Option<Reply> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut request = httparse::Request::new(&mut headers);
+    let is_whole = match request.parse(head) {
+        Ok(Status::Complete(_)) => true,
+        Ok(Status::Partial) => false,
+        Err(httparse::Error::TooManyHeaders) => return Some(too_long()),
+        Err(error) => return Some(text("400 Bad Request", &format!("this is no request: {error}\n"))),
+    };
+    if !is_whole {
+        return (head.len() >= HEAD_BYTES_MAX).then(too_long);
+    }
+    let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default();
+    Some(match (request.method.unwrap_or_default(), path) {
+        ("GET", "/metrics") => reply("200 OK", CONTENT_TYPE, page()),
+        ("HEAD", "/metrics") => {
+            let whole = reply("200 OK", CONTENT_TYPE, page());
+            Reply { body: "".into(), ..whole }
+        }
+        ("GET", _) => text("404 Not Found", "the metrics are at /metrics\n"),
+        ("HEAD", _) => Reply { body: "".into(), ..text("404 Not Found", "the metrics are at /metrics\n") },
+        _ => text("405 Method Not Allowed", "only GET\n"),
+    })
+}
+
+fn too_long() -> Reply {
+    let most = format!("a request has {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers at most\n");
+    text("431 Request Header Fields Too Large", &most)
+}
+
+fn text(status: &str, body: &str) -> Reply {
+    reply(status, "text/plain; charset=utf-8", body.into())
+}
+
+fn reply(status: &str, content_type: &str, body: Page) -> Reply {
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    Reply { head, body }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Shutdown as Side;
+    use std::os::unix::net::UnixStream;
+
+    use proptest::prelude::*;
+
+    /// An exchange, the client's side of it, and when it began.
+    fn exchange() -> (Exchange, UnixStream, Instant) {
+        let (here, there) = UnixStream::pair().expect("a pair of sockets");
+        here.set_nonblocking(true).expect("nonblocking");
+        there.set_nonblocking(true).expect("nonblocking");
+        let now = Instant::now();
+        (Exchange::new(Box::new(here), now), there, now)
+    }
+
+    fn heard(mut client: &UnixStream) -> String {
+        let mut text = Vec::new();
+        let _ = client.read_to_end(&mut text); // all there is, to the end or for now
+        String::from_utf8(text).expect("UTF-8")
+    }
+
+    #[test]
+    fn a_request_byte_by_byte_is_answered_once_it_is_whole_and_gets_no_time_for_its_bytes() {
+        let (mut exchange, mut client, began) = exchange();
+        let request = b"GET /metrics?a=b HTTP/1.1\r\nHost: a\r\n\r\n";
+        for (n, byte) in request.iter().enumerate() {
+            assert_eq!((exchange.has_asked(), exchange.deadline() - began), (false, READ_TIME_MAX), "byte {n}");
+            client.write_all(&[*byte]).expect("written");
+            assert_eq!(exchange.advance(Instant::now(), &mut || "figures\n".into()), Progress::Waiting);
+        }
+        let reply = heard(&client);
+        assert!(reply.starts_with("HTTP/1.1 200 OK\r\n") && reply.ends_with("\r\n\r\nfigures\n"), "{reply}");
+        client.shutdown(Side::Write).expect("its end");
+        assert_eq!(exchange.advance(Instant::now(), &mut || unreachable!("once is enough")), Progress::Over);
+    }
+
+    #[test]
+    fn who_never_reads_has_a_deadline_and_who_does_has_all_of_it() {
+        let (mut exchange, mut client, began) = exchange();
+        client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("written");
+        let page: Page = "a figure\n".repeat(1 << 17).into();
+        let asked_at = began + Duration::from_secs(1);
+        assert_eq!(exchange.advance(asked_at, &mut || page.clone()), Progress::Waiting);
+        assert!(exchange.has_asked(), "a socket's buffer holds less than a mebibyte");
+        assert_eq!(exchange.deadline(), asked_at + WRITE_TIME_MAX);
+        let mut reply = heard(&client);
+        while exchange.has_asked() {
+            assert_eq!(exchange.advance(Instant::now(), &mut || unreachable!("once is enough")), Progress::Waiting);
+            reply += &heard(&client);
+        }
+        assert_eq!(reply.split_once("\r\n\r\n").expect("a head").1, &*page);
+    }
+
+    fn status_of(request: &[u8]) -> String {
+        let (mut exchange, mut client, now) = exchange();
+        client.write_all(request).expect("it fits a buffer");
+        let _ = exchange.advance(now, &mut || "figures\n".into());
+        heard(&client).lines().next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn a_head_that_does_not_end_and_one_of_many_headers_are_too_large() {
+        let long = [b"GET /metrics HTTP/1.1\r\na: ".as_slice(), &[b'b'; HEAD_BYTES_MAX]].concat();
+        assert!(status_of(&long).contains(" 431 "));
+        let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS_MAX + 1));
+        assert!(status_of(many.as_bytes()).contains(" 431 "));
+    }
+
+    #[test]
+    fn head_has_the_length_and_no_figures_and_a_body_is_thrown_away() {
+        let (mut exchange, mut client, now) = exchange();
+        client.write_all(b"HEAD /metrics HTTP/1.1\r\n\r\n").expect("written");
+        let _ = exchange.advance(now, &mut || "figures\n".into());
+        let reply = heard(&client);
+        assert!(reply.contains("Content-Length: 8\r\n") && reply.ends_with("\r\n\r\n"), "{reply}");
+        assert!(status_of(b"POST /metrics HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody").contains(" 405 "));
+        assert!(status_of(b"GET /else HTTP/1.1\r\n\r\n").contains(" 404 "));
+        assert!(status_of(b"\x16\x03\x01 a TLS client\r\n\r\n").contains(" 400 "));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered_or_waited_for(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let status = status_of(&bytes);
+            prop_assert!(status.is_empty() || status.starts_with("HTTP/1.1 "), "{status}");
+        }
+    }
+}

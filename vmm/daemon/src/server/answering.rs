@@ -1,0 +1,160 @@
+//! Who answers: a desk that hands on what may take long, so that nobody waits behind it who need not.
+//!
+//! ```text
+//!   lines ─▶ desk ─┬─ a pulse, the daemon itself ─▶ answered there, from what is known
+//!                  ├─ list ───────────────────────▶ 2 threads   each waits a second at most
+//!                  ├─ one guest: info, explain … ─▶ 2 threads   seconds for a guest of a terabyte, or one whose monitor hangs
+//!                  └─ changes: attach, prepare … ─▶ 2 threads   seconds for a monitor or a pool
+//! ```
+//!
+//! A registered VM that is not answered for five seconds takes its daemon for dead; and who asks what there is on the host does so mostly
+//! because something hangs.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use wideleaf_control::protocol::{Reply, Request};
+
+use super::{Answers, ConnectionId, Done, Shared, connection, decode};
+use crate::peer::Peer;
+
+/// Of each lane. One that waits holds up one more of its kind and no others; each more costs the daemon a stack.
+const THREADS_PER_LANE: usize = 2;
+
+/// What the thread that waits has for the desk.
+pub(super) enum Job {
+    /// A line of a client's.
+    Line {
+        /// Whose.
+        connection: ConnectionId,
+        /// Who that is.
+        peer: Peer,
+        /// Without its end.
+        line: Vec<u8>,
+    },
+    /// A client has gone.
+    Closed(ConnectionId),
+}
+
+/// A request that is handed on.
+struct Task {
+    connection: ConnectionId,
+    peer: Peer,
+    request: Request,
+}
+
+/// Requests that wait for the like of them only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// Answered at the desk.
+    Desk,
+    /// All guests.
+    List,
+    /// One guest.
+    Look,
+    /// Something is changed.
+    Change,
+}
+
+/// Those that have threads.
+const LANES: [Lane; 3] = [Lane::List, Lane::Look, Lane::Change];
+
+fn lane(request: &Request) -> Lane {
+    match request {
+        Request::Daemon | Request::Register { .. } | Request::Status { .. } => Lane::Desk,
+        Request::List => Lane::List,
+        Request::Info { .. } | Request::Explain { .. } | Request::Windows { .. } => Lane::Look,
+        Request::Set { .. }
+        | Request::Attach { .. }
+        | Request::Detach { .. }
+        | Request::Reload
+        | Request::Prepare { .. }
+        | Request::Release { .. } => Lane::Change,
+    }
+}
+
+/// Starts the threads. They end once nobody can send a job any more.
+pub(super) fn start(
+    jobs: Receiver<Job>,
+    finish: &Sender<Done>,
+    answers: &Arc<dyn Answers>,
+    shared: &Arc<Shared>,
+) -> Vec<JoinHandle<()>> {
+    let clerk = || Clerk { finish: finish.clone(), answers: answers.clone(), shared: shared.clone() };
+    let mut threads = Vec::new();
+    let queues = LANES.map(|_| {
+        let (tasks, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..THREADS_PER_LANE {
+            let (clerk, queue) = (clerk(), Arc::clone(&queue));
+            threads.push(thread::spawn(move || clerk.serve(&queue)));
+        }
+        tasks
+    });
+    let desk = clerk();
+    threads.push(thread::spawn(move || desk.receive(&jobs, &queues)));
+    threads
+}
+
+/// One thread that answers.
+struct Clerk {
+    finish: Sender<Done>,
+    answers: Arc<dyn Answers>,
+    shared: Arc<Shared>,
+}
+
+impl Clerk {
+    /// At the desk.
+    fn receive(&self, jobs: &Receiver<Job>, queues: &[Sender<Task>; LANES.len()]) {
+        for job in jobs {
+            match job {
+                Job::Closed(connection) => self.answers.closed(connection),
+                Job::Line { connection, peer, line } => match decode(&line) {
+                    Ok(request) => self.hand_on(Task { connection, peer, request }, queues),
+                    Err(why) => self.reply(connection, &Reply::Error(why), false),
+                },
+            }
+        }
+    }
+
+    fn hand_on(&self, task: Task, queues: &[Sender<Task>; LANES.len()]) {
+        let lane = lane(&task.request);
+        match LANES.iter().position(|other| *other == lane) {
+            Some(number) => drop(queues[number].send(task)), // its threads live for as long as we do
+            None => self.answer(task),
+        }
+    }
+
+    /// In a lane.
+    fn serve(&self, queue: &Mutex<Receiver<Task>>) {
+        loop {
+            let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(task) = task else { return };
+            if self.shared.is_stopping.load(Ordering::Acquire) {
+                return; // what still waits has no connection any more
+            }
+            self.answer(task);
+        }
+    }
+
+    /// A mistake of ours in one answer is no reason to answer nobody any more.
+    fn answer(&self, Task { connection, peer, request }: Task) {
+        let is_registration = matches!(request, Request::Register { .. });
+        let answered = catch_unwind(AssertUnwindSafe(|| self.answers.answer(connection, peer, request)));
+        let reply = answered.unwrap_or_else(|_| {
+            tracing::error!("a request made wideleafd panic: the words are above");
+            Reply::Error("wideleafd made a mistake, please report it: the words are in its log".to_owned())
+        });
+        let is_registration = is_registration && matches!(reply, Reply::Ok(_));
+        self.reply(connection, &reply, is_registration);
+    }
+
+    /// Nobody hears it once the server is stopping.
+    fn reply(&self, connection: ConnectionId, reply: &Reply, is_registration: bool) {
+        let _ = self.finish.send(Done { connection, reply: connection::encode(reply), is_registration });
+        self.shared.wake();
+    }
+}
