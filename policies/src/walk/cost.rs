@@ -7,6 +7,9 @@
 //!   PRIOR: 4 cycles a reference                ─┘                saved_per_miss(guest's mapping, new host page)
 //! ```
 
+use core::fmt;
+use core::str::FromStr;
+
 use super::{CYCLES_PER_MICROSECOND, CYCLES_PER_REFERENCE, guest_page, references};
 use crate::snapshot::GuestMapping;
 use crate::units::PageSize;
@@ -95,6 +98,40 @@ impl WalkCost {
             _ => self.per_miss(guest, to) / 512,
         };
         before.saturating_sub(after)
+    }
+}
+
+/// `96,76,56,76,60,44,56,44,32@2000`: guest pages row by row, then cycles in a microsecond. What recordings keep.
+impl fmt::Display for WalkCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, cycles) in self.cycles.iter().flatten().enumerate() {
+            write!(f, "{}{cycles}", if index == 0 { "" } else { "," })?;
+        }
+        write!(f, "@{}", self.per_microsecond)
+    }
+}
+
+/// A text that is no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoWalkCost;
+
+/// What [`WalkCost`] is shown as.
+impl FromStr for WalkCost {
+    type Err = NoWalkCost;
+
+    fn from_str(text: &str) -> Result<WalkCost, NoWalkCost> {
+        let (table, per_microsecond) = text.split_once('@').ok_or(NoWalkCost)?;
+        let mut numbers = table.split(',').map(|number| number.parse().map_err(|_| NoWalkCost));
+        let mut cells: Cells = [[None; 3]; 3];
+        for cell in cells.iter_mut().flatten() {
+            *cell = Some(numbers.next().ok_or(NoWalkCost)??);
+        }
+        let per_microsecond = per_microsecond.parse().map_err(|_| NoWalkCost)?;
+        if numbers.next().is_some() {
+            Err(NoWalkCost)
+        } else {
+            WalkCost::measured(&cells, per_microsecond).ok_or(NoWalkCost)
+        }
     }
 }
 
@@ -225,6 +262,17 @@ mod tests {
         assert_eq!(WalkCost::measured(&one(CYCLES_MAX + 1), 2_600), None);
         assert_eq!(WalkCost::measured(&one(30), 0), None);
         assert!(WalkCost::measured(&one(30), 2_600).is_some());
+    }
+
+    #[test]
+    fn a_table_is_written_and_read_again() {
+        let text = "96,76,56,76,60,44,56,44,32@2000";
+        assert_eq!(alloc::format!("{}", WalkCost::PRIOR), text);
+        assert_eq!(text.parse(), Ok(WalkCost::PRIOR));
+        for wrong in ["", "@2000", "1,2,3@2000", "96,76,56,76,60,44,56,44,32,1@2000", "96,76,56,76,60,44,56,44,0@2000"]
+        {
+            assert_eq!(wrong.parse::<WalkCost>(), Err(NoWalkCost), "{wrong}");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, PolicyChoice, VmId, VmSnapshot};
 
 use crate::gate::GuestGate;
@@ -54,6 +55,8 @@ pub struct Settings {
     pub qmp: Option<PathBuf>,
     /// What it may cost.
     pub limits: BudgetLimits,
+    /// What a TLB miss costs on this machine.
+    pub walk: WalkCost,
 }
 
 /// Why a guest can not be managed.
@@ -356,7 +359,7 @@ struct Parts<'a> {
 impl Parts<'_> {
     fn manager(&self, settings: &Settings) -> Result<Manager, AttachError> {
         let off = || PolicyChoice::parse("never").expect("the policy that does nothing exists");
-        let policy = settings.policy.clone().unwrap_or_else(off).make();
+        let policy = settings.policy.clone().unwrap_or_else(off).make_for(&settings.walk);
         let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_guests_of_others() };
         let manager =
             Manager::spawn(Arc::clone(self.host) as _, self.vms(settings.may_collapse_shared), policy, config)?;

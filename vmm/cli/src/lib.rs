@@ -17,6 +17,7 @@
 
 pub mod args;
 pub mod attach;
+mod child;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
