@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::policy::{POLICIES, Policy, PolicyInfo, by_name};
+use crate::walk::cost::WalkCost;
 
 /// One parameter of a policy: a line of the table it is listed, parsed and documented from.
 #[derive(Debug)]
@@ -188,9 +189,16 @@ impl PolicyChoice {
         self.info.name
     }
 
-    /// Makes one that has decided nothing yet.
+    /// Makes one that has decided nothing yet, and counts a TLB miss at the prior.
     pub fn make(&self) -> Box<dyn Policy> {
         (self.info.make)(&self.parameters)
+    }
+
+    /// Makes one that counts a TLB miss as it is on this machine.
+    pub fn make_for(&self, walk: &WalkCost) -> Box<dyn Policy> {
+        let mut policy = self.make();
+        policy.take_walk_cost(walk);
+        policy
     }
 }
 

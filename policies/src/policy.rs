@@ -10,6 +10,7 @@ use crate::parameters::{ParameterInfo, Parameters};
 use crate::reservations::ReservationRules;
 use crate::snapshot::{Snapshot, VmId};
 use crate::units::{Moment, PageSize, WindowIndex};
+use crate::walk::cost::WalkCost;
 
 mod aligned;
 mod at_fault;
@@ -91,6 +92,9 @@ pub trait Policy: Send {
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+
+    /// Takes what a TLB miss costs on this machine, before the first plan. Until then the prior holds.
+    fn take_walk_cost(&mut self, _cost: &WalkCost) {}
 
     /// Hears what became of an action it planned.
     fn learn(&mut self, _outcome: &Outcome) {}

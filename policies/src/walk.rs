@@ -1,5 +1,5 @@
-//! What a TLB miss costs, by the page sizes of the guest and of the host. A constant table for now: references are
-//! arithmetic, cycles per reference are a prior until a machine is measured.
+//! What a TLB miss costs, by the page sizes of the guest and of the host. References are arithmetic and here; cycles belong to a
+//! machine, and a [`cost::WalkCost`] has them.
 //!
 //! ```text
 //!                 host 4K   2M   1G       cold references, 4 + 4 levels: (n + 1)(m + 1) - 1
@@ -11,12 +11,15 @@
 use crate::snapshot::GuestMapping;
 use crate::units::PageSize;
 
+pub mod cost;
+
 /// Cycles per reference of a walk. Most references hit the caches of the walk or the L1; CBMM (ATC '22) counts 50 cycles
 /// for a whole native walk of 4, which is 12 a reference; the cold count above is twice to three times what a warm walk
-/// makes (two to five references in steady state), so we take 4. Twice as much doubles every benefit.
+/// makes (two to five references in steady state), so we take 4. Twice as much doubles every benefit. Only the prior:
+/// [`cost::WalkCost::PRIOR`] is what it makes.
 pub const CYCLES_PER_REFERENCE: u64 = 4;
 
-/// Cycles in a microsecond, to compare CPU time with walks: CBMM's 2 GHz, so that both sides err alike on all machines.
+/// Cycles in a microsecond, to compare CPU time with walks, where neither was measured: CBMM's 2 GHz, so that both sides err alike.
 pub const CYCLES_PER_MICROSECOND: u64 = 2_000;
 
 /// Levels of table a walk goes through to reach a page, with four-level tables (SDM vol. 3, 4.5).
@@ -43,21 +46,6 @@ const fn guest_page(mapping: GuestMapping) -> Option<PageSize> {
     }
 }
 
-/// Cycles that each TLB miss of today costs less once the host's page grows from base to `to`. The TLB entry covers the
-/// smaller page of the two; where promotion makes that one grow, the misses themselves go (511 of 512 of them), else
-/// only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages).
-pub const fn cycles_saved_per_miss(guest: GuestMapping, to: PageSize) -> u64 {
-    let Some(guest) = guest_page(guest) else {
-        return 0;
-    };
-    let before = references(guest, PageSize::Base4K);
-    let after = match (guest, to) {
-        (PageSize::Base4K, _) | (_, PageSize::Base4K) => references(guest, to),
-        _ => references(guest, to) / 512,
-    };
-    (before - after) * CYCLES_PER_REFERENCE
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,14 +54,5 @@ mod tests {
     fn references_are_those_of_the_literature() {
         let table = PageSize::ALL.map(|guest| PageSize::ALL.map(|host| references(guest, host)));
         assert_eq!(table, [[24, 19, 14], [19, 15, 11], [14, 11, 8]]);
-    }
-
-    #[test]
-    fn an_aligned_page_saves_the_miss_and_a_misaligned_one_a_part_of_its_walk() {
-        let saved = |guest| cycles_saved_per_miss(guest, PageSize::Huge2M);
-        assert_eq!(saved(GuestMapping::Huge2M), 19 * CYCLES_PER_REFERENCE);
-        assert_eq!(saved(GuestMapping::Base4K), (24 - 19) * CYCLES_PER_REFERENCE);
-        assert_eq!(saved(GuestMapping::Unknown), saved(GuestMapping::Base4K));
-        assert_eq!(saved(GuestMapping::Unmapped), 0);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   misses/s  = touches per second × present pages, misses_max × present/512 at most
 //!               or, where no sensor takes the time: misses_per_s × share of samples with an access × present/512
-//!   benefit/s = misses/s × cycles a miss costs less   (walk.rs)
+//!   benefit/s = misses/s × cycles a miss costs less   (walk/cost.rs: as measured on this machine, or the prior)
 //!   bloat/s   = missing base pages × bloat_price
 //!   horizon   = as long again as it has been hot, 60 s at most
 //!
@@ -39,7 +39,7 @@ use crate::rank::{Ranking, bucket_of};
 use crate::remembered::Remembered;
 use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
-use crate::walk::{CYCLES_PER_MICROSECOND, cycles_saved_per_miss};
+use crate::walk::cost::WalkCost;
 use crate::watermark::Watermark;
 
 /// What may be set.
@@ -91,6 +91,9 @@ const COLD_AFTER_SAMPLES: u8 = 2;
 /// Outcomes that past decisions count as before there are any, so that one failure does not double the caution.
 const PAST_DECISIONS_ASSUMED: u64 = 8;
 
+/// What a blind guess counts as, at most: below the smallest return in percent that `hysteresis` allows.
+const BLIND_MAX: u64 = 99;
+
 /// A promotion earns for no longer than this between two plans: a manager that slept has seen nothing.
 const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -124,6 +127,7 @@ pub struct Auto {
 /// What things are worth.
 #[derive(Clone, Copy, Debug)]
 struct Prices {
+    walk: WalkCost,
     misses_max: u64,
     misses_per_s: u64,
     horizon: Duration,
@@ -150,17 +154,18 @@ impl Score {
     }
 }
 
-/// Never zero: nothing is free.
-fn cycles(cost: Cost) -> u64 {
-    u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX).saturating_mul(CYCLES_PER_MICROSECOND).max(1)
-}
-
 fn cycles_over(per_second: u64, time: Duration) -> u64 {
     let milliseconds = time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_millis()));
     per_second.saturating_mul(milliseconds) / 1000
 }
 
 impl Prices {
+    /// Never zero: nothing is free.
+    fn cycles(&self, cost: Cost) -> u64 {
+        let microseconds = u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX);
+        microseconds.saturating_mul(self.walk.per_microsecond()).max(1)
+    }
+
     fn misses_per_s(&self, access: AccessHistory, present: u16) -> u64 {
         let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
         match access.touches_per_s() {
@@ -173,7 +178,14 @@ impl Prices {
     }
 
     fn benefit_per_s(&self, access: AccessHistory, present: u16, guest: GuestMapping) -> u64 {
-        self.misses_per_s(access, present) * cycles_saved_per_miss(guest, PageSize::Huge2M)
+        self.misses_per_s(access, present) * self.walk.saved_per_miss(guest, PageSize::Huge2M)
+    }
+
+    /// Before there is a proof: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
+    /// those of any return that is asked for.
+    fn bucket_when_blind(&self, vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
+        let saved = self.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
+        (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved.min(BLIND_MAX)))
     }
 
     fn bloat_per_s(&self, missing: u16) -> u64 {
@@ -193,6 +205,7 @@ impl Auto {
         let resident_min = u64::from(BASE_PAGES_PER_WINDOW) * parameters.number("resident_min") / 100;
         Auto {
             prices: Prices {
+                walk: WalkCost::PRIOR,
                 misses_max: parameters.number("misses_max"),
                 misses_per_s: parameters.number("misses_per_s"),
                 horizon: Duration::from_secs(parameters.number("horizon_s")),
@@ -237,13 +250,13 @@ impl Auto {
             let Some((index, row)) = found.and_then(|index| Some((index, snapshot.vms[index].row(window)?))) else {
                 continue; // The VM has gone.
             };
-            self.memory.of_vm(index)[row].owed = cycles(cost);
+            self.memory.of_vm(index)[row].owed = self.prices.cycles(cost);
         }
     }
 
     fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
         let Auto { prices, expectations, memory, ranking, score, resident_min, .. } = self;
-        let [copy, recovery] = [false, true].map(|is_held| cycles(cost_of_promotion(expectations, is_held)));
+        let [copy, recovery] = [false, true].map(|is_held| prices.cycles(cost_of_promotion(expectations, is_held)));
         let asked_percent = prices.hysteresis_percent * score.caution_percent() / 100;
         score.sparse_now = 0;
         ranking.clear();
@@ -266,7 +279,7 @@ impl Auto {
             });
             // What was touched when somebody looked last is no worse than what nobody looked at.
             let may_be_used = access.was_touched().unwrap_or(true);
-            let guessed = || bucket_when_blind(vm, row, *resident_min).filter(|_| may_be_used);
+            let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_be_used);
             if let Some(bucket) = proven.or_else(guessed) {
                 ranking.push(bucket, place);
             }
@@ -296,7 +309,8 @@ impl Auto {
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
             let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
-            let is_worth_it = vm.zero[row].is_some_and(|zero| pays(zero, cycles(expectations.cost(action, false))));
+            let is_worth_it =
+                vm.zero[row].is_some_and(|zero| pays(zero, prices.cycles(expectations.cost(action, false))));
             if !is_worth_it || !is_idle(vm.access[row]) || !is_demotable(vm, row, now) {
                 return ControlFlow::Continue(());
             }
@@ -325,19 +339,6 @@ fn settle(window: &mut Memory, access: AccessHistory, earned: u64, score: &mut S
     }
 }
 
-/// Before there is a proof: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
-/// those of any return that is asked for.
-fn bucket_when_blind(vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
-    let saved = cycles_saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
-    (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved))
-}
-
-const _: () = assert!(
-    cycles_saved_per_miss(GuestMapping::Giant1G, PageSize::Huge2M) < 100
-        && cycles_saved_per_miss(GuestMapping::Huge2M, PageSize::Huge2M) < 100,
-    "a blind guess ranks below the smallest return in percent that `hysteresis` allows"
-);
-
 impl Policy for Auto {
     fn name(&self) -> &'static str {
         "auto"
@@ -355,6 +356,10 @@ impl Policy for Auto {
         }
         self.rank_promotions(snapshot, now, is_short);
         self.promote(snapshot, budget, plan);
+    }
+
+    fn take_walk_cost(&mut self, cost: &WalkCost) {
+        self.prices.walk = *cost;
     }
 
     fn learn(&mut self, outcome: &Outcome) {

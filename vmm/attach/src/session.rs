@@ -22,6 +22,7 @@ use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId, VmSnapshot};
 
 use crate::gate::GuestGate;
@@ -57,6 +58,8 @@ pub struct Settings {
     pub qmp: Option<PathBuf>,
     /// What it may cost.
     pub limits: BudgetLimits,
+    /// What a TLB miss costs on this machine.
+    pub walk: WalkCost,
 }
 
 /// Why a guest can not be managed.
@@ -384,7 +387,7 @@ fn check(policy: Option<&PolicyChoice>) -> Result<(), AttachError> {
 /// The policy in force: `never` where it is off.
 fn policy(settings: &Settings) -> Box<dyn Policy> {
     let off = || PolicyChoice::parse("never").expect("the policy that does nothing exists");
-    settings.policy.clone().unwrap_or_else(off).make()
+    settings.policy.clone().unwrap_or_else(off).make_for(&settings.walk)
 }
 
 /// The guest's own tables, where the policy asks for them.

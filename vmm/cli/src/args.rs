@@ -13,6 +13,7 @@ use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::image::ImageArgs;
 use crate::kernels;
+use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
 
 /// Runs guests whose pages grow under them.
@@ -59,6 +60,9 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
+    /// Measure what a TLB miss costs here, and what 2 MiB pages would gain by that
+    #[command(name = "tlbcost")]
+    TlbCost(TlbCostArgs),
     /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed
     Image(ImageArgs),
     /// Show all VMs of this host: what backs their RAM, who looks after it

@@ -6,7 +6,7 @@
 //!   else ───────────────────────────────────▶ the daemon
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use wideleaf_attach::session::{self, AttachError, Attached};
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
+use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_policies::PolicyChoice;
 
 use crate::args::FormatArg;
@@ -131,6 +132,7 @@ impl AttachArgs {
             policy,
             may_collapse_shared: self.collapse_shared,
             qmp: self.qmp.clone(),
+            walk: ChosenWalkCost::read(Path::new("/")).cost,
             ..session::Settings::default()
         })
     }

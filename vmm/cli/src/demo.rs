@@ -12,9 +12,6 @@
 //! few seconds cost ten times as much to touch, and that would be measured instead.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,6 +23,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::args::DemoArgs;
+use crate::child;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::held_pool::HeldPool;
@@ -176,7 +174,6 @@ fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm>
         arguments.extend(["--cmdline".into(), format!("log2_words={log2_words}")]);
         arguments.extend(["--memory".into(), ram.get().to_string()]);
         arguments.extend(extra.iter().map(|argument| (*argument).to_owned()));
-        arguments.extend(["--timeout".into(), format!("{}s", ARM_TIMEOUT.as_secs())]);
         Arm { name: name.into(), summary: summary.into(), arguments, runs: Vec::new() }
     };
     let promoted = ["--host-page", "4k", "--policy", "greedy", "--policy-delay", &delay];
@@ -194,17 +191,9 @@ fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm>
 
 /// Runs one arm in a process of its own, with host memory warm until its promotion is over.
 fn run_arm(arguments: &[String], working_set: Bytes, interrupts: &Interrupts) -> Result<RunReport, Failure> {
-    let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
-    let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
-    let (file, words) = (folder.path().join("run.json"), folder.path().join("words"));
-    warm_host_memory(working_set).map_err(|error| host("warm host memory", &error))?;
-    let program = std::env::current_exe().map_err(|error| host("find this program", &error))?;
-    let stderr = File::create(&words).map_err(|error| host("make a temporary file", &error))?;
-    let mut command = Command::new(program);
-    command.args(arguments).args(["--format", "json", "--output"]).arg(&file);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+    warm_host_memory(working_set).map_err(|error| Failure::Host(format!("cannot warm host memory: {error}")))?;
     let is_over = AtomicBool::new(false);
-    let status = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             let began = Instant::now();
             while !is_over.load(Ordering::Relaxed) && began.elapsed() < POLICY_DELAY + WARM_AFTER_DELAY {
@@ -214,48 +203,10 @@ fn run_arm(arguments: &[String], working_set: Bytes, interrupts: &Interrupts) ->
                 }
             }
         });
-        let status = wait_for_arm(&mut command, interrupts);
+        let report = child::run(arguments, ARM_TIMEOUT, interrupts);
         is_over.store(true, Ordering::Relaxed);
-        status
+        report
     })
-    .map_err(|error| host("start an arm", &error))?;
-    interrupts.check()?;
-    match status.code() {
-        Some(0 | 1) if file.exists() => read_report(&file),
-        code => {
-            let words = std::fs::read_to_string(&words).unwrap_or_default();
-            let why = words.trim().rsplit("wideleaf: ").next().unwrap_or_default();
-            let message = format!("wideleaf {}: {why}", arguments.join(" "));
-            Err(match code {
-                Some(6) => Failure::TimedOut(ARM_TIMEOUT),
-                code => Failure::from_exit_code(code.unwrap_or(130), message),
-            })
-        }
-    }
-}
-
-/// Runs an arm to its end. Ctrl-C in a terminal reaches the arm as well; a `kill` of the demo alone does not, and the
-/// arm must not outlive it.
-fn wait_for_arm(command: &mut Command, interrupts: &Interrupts) -> std::io::Result<ExitStatus> {
-    const LOOK_EVERY: Duration = Duration::from_millis(10);
-    let mut arm = command.spawn()?;
-    loop {
-        if let Some(status) = arm.try_wait()? {
-            return Ok(status);
-        }
-        if interrupts.is_set() {
-            // What it has, memory and a file in our temporary folder, goes with it.
-            arm.kill()?;
-            return arm.wait();
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
-}
-
-fn read_report(file: &Path) -> Result<RunReport, Failure> {
-    let failure = |error: &dyn std::fmt::Display| Failure::Output(format!("an arm's report is unreadable: {error}"));
-    let text = std::fs::read_to_string(file).map_err(|error| failure(&error))?;
-    serde_json::from_str(&text).map_err(|error| failure(&error))
 }
 
 /// The part of GUPS that is measured.

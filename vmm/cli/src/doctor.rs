@@ -6,6 +6,7 @@ use std::path::Path;
 use comfy_table::{Cell, ContentArrangement};
 use serde::Serialize;
 use wideleaf_memory::capabilities::{Capability, probe};
+use wideleaf_memory::walk_cost::ChosenWalkCost;
 
 use crate::args::DoctorArgs;
 use crate::environment::Environment;
@@ -21,6 +22,10 @@ use crate::run::guest;
 pub struct DoctorReport {
     /// The machine.
     pub environment: Environment,
+    /// What a TLB miss counts as for `auto`, and where that is from.
+    pub walk_cost: String,
+    /// Why a measurement of it is not used, if so.
+    pub walk_cost_note: Option<String>,
     /// The table.
     pub capabilities: Vec<Capability>,
     /// With `--mappings`: KVM's counters against what they should be.
@@ -36,8 +41,15 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let mut capabilities = guest::capabilities();
     capabilities.extend(probe(Path::new("/")));
+    let walk = ChosenWalkCost::read(Path::new("/"));
     let mappings = if args.mappings { Some(check_all(&interrupts)?) } else { None };
-    let report = DoctorReport { environment: Environment::capture(), capabilities, mappings };
+    let report = DoctorReport {
+        environment: Environment::capture(),
+        walk_cost: walk.to_string(),
+        walk_cost_note: walk.note,
+        capabilities,
+        mappings,
+    };
     let wrong = report.mappings.as_ref().map_or(0, MappingReport::wrong);
     output.write(&report, DoctorReport::to_table)?;
     if wrong > 0 {
@@ -63,6 +75,10 @@ impl DoctorReport {
             ]);
         }
         let _ = writeln!(out, "{rows}");
+        let _ = writeln!(out, "auto counts {}", self.walk_cost);
+        if let Some(note) = &self.walk_cost_note {
+            let _ = writeln!(out, "  {note}");
+        }
         if let Some(mappings) = &self.mappings {
             out.push_str(&mappings.to_table());
         }

@@ -6,6 +6,7 @@
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
+//!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
@@ -17,6 +18,7 @@
 
 pub mod args;
 pub mod attach;
+mod child;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
@@ -36,4 +38,5 @@ pub mod run;
 pub mod session;
 pub mod simulate;
 pub mod source;
+pub mod tlbcost;
 pub mod top;

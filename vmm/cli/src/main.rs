@@ -6,7 +6,9 @@ use std::time::Instant;
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
-use wideleaf::{attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, top};
+use wideleaf::{
+    attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, tlbcost, top,
+};
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
         Command::Kernels(args) => kernels::main(&args),
         Command::Simulate(args) => simulate::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::TlbCost(args) => tlbcost::main(&args),
         Command::Image(args) => image::main(&args),
         Command::List(args) => guests::list(&args),
         Command::Info(args) => guests::info(&args),

@@ -74,6 +74,9 @@ pub struct Setup {
     pub policy: String,
     /// Why the backing is not what was asked for, if so.
     pub fallback: Option<String>,
+    /// What a TLB miss counts as, for policies that reckon with it, and where that is from.
+    #[serde(default)]
+    pub walk_cost: String,
 }
 
 /// What a kernel says of itself before it runs.
@@ -492,6 +495,9 @@ impl RunReport {
             self.setup.guest_page,
             self.setup.policy
         );
+        if self.setup.policy.starts_with("auto") {
+            let _ = writeln!(out, "  auto counts {}", self.setup.walk_cost);
+        }
         if let Some(why) = &self.setup.fallback {
             let _ = writeln!(out, "  fallback: {why}");
         }

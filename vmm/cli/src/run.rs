@@ -23,6 +23,7 @@ use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::pool::{HugetlbPools, PoolError};
 use wideleaf_memory::recorder::RecordTo;
+use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, RamStart};
 use wideleaf_policies::units::kib;
@@ -42,6 +43,9 @@ use crate::session::{Observed, Session, summarize};
 
 /// How often what waits for a native kernel looks at the clock and the interrupts.
 const WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// The fact of a recording that has the table of what a TLB miss cost its policy.
+pub(crate) const WALK_COST_FACT: &str = "walk_cost";
 
 /// What runs.
 #[derive(Clone, Debug)]
@@ -302,6 +306,7 @@ pub(crate) enum Ended {
 /// [`Failure`]; the guest is gone and its memory given back.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let stolen_before = stolen_ms();
+    let walk = walk_cost();
     let mut record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
     check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
@@ -317,9 +322,9 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
     let mut manager = |second_level| {
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
-        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make(), manager_config());
+        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make_for(&walk.cost), manager_config());
         if let Some(place) = record.take() {
-            let to = RecordTo { file: Box::new(place.begin()?), facts: facts(spec) };
+            let to = RecordTo { file: Box::new(place.begin()?), facts: facts(spec, &walk) };
             work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
         }
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
@@ -349,7 +354,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, .. } = observed;
     Ok(RunReport {
-        setup: setup(spec, backing, paging, fallback, &environment),
+        setup: Setup { walk_cost: walk.to_string(), ..setup(spec, backing, paging, fallback, &environment) },
         hello,
         problem,
         outcome,
@@ -365,8 +370,15 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     })
 }
 
+/// What a TLB miss counts as; a measurement that cannot be used is said once.
+fn walk_cost() -> ChosenWalkCost {
+    let walk = ChosenWalkCost::read(Path::new("/"));
+    walk.note.iter().for_each(|note| tracing::warn!("{note}"));
+    walk
+}
+
 /// What a recording says of its run.
-fn facts(spec: &RunSpec) -> Vec<(String, String)> {
+fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
     let Environment { kernel, cpu, cpus, thp_enabled, is_virtual, wideleaf, .. } = Environment::capture();
     let facts = [
         ("workload", spec.workload_name()),
@@ -378,6 +390,7 @@ fn facts(spec: &RunSpec) -> Vec<(String, String)> {
         ("thp_enabled", thp_enabled),
         ("is_virtual", is_virtual.to_string()),
         ("wideleaf", wideleaf),
+        (WALK_COST_FACT, walk.cost.to_string()),
     ];
     facts.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
@@ -437,6 +450,7 @@ fn setup(
         guest_page: if spec.is_native { "none" } else { spec.guest_page.name() }.into(),
         policy: spec.policy.to_string(),
         fallback,
+        walk_cost: String::new(),
     }
 }
 

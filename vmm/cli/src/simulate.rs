@@ -18,13 +18,14 @@ use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::replay::{Recording, Tally};
 use wideleaf_policies::units::gib;
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PerTenThousand};
 
 use crate::args::{PolicyArg, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::report::{number, table};
-use crate::run::list_policies;
+use crate::run::{WALK_COST_FACT, list_policies};
 
 /// A recording is read into memory whole; a busy host of a tebibyte needs weeks for so much.
 const RECORDING_MAX: Bytes = gib(1);
@@ -120,7 +121,11 @@ pub fn simulate(path: &Path, policies: &[PolicyChoice]) -> Result<SimulationRepo
     }
     let recording = Recording::read(&bytes).map_err(|error| unusable(&error))?;
     let own = format!("{} (recorded)", recording.header().policy);
-    let replay = |policy: &PolicyChoice| side(policy.to_string(), &recording.replay(policy.make().as_mut()));
+    // As it counted there, so that the recorded policy does again what it did; recordings from before say nothing and had the prior.
+    let facts = &recording.header().facts;
+    let walk = facts.iter().find(|(name, _)| name == WALK_COST_FACT).and_then(|(_, text)| text.parse().ok());
+    let walk: WalkCost = walk.unwrap_or_default();
+    let replay = |policy: &PolicyChoice| side(policy.to_string(), &recording.replay(policy.make_for(&walk).as_mut()));
     Ok(SimulationReport {
         recorded: side(own, &recording.recorded()),
         simulated: policies.iter().map(replay).collect(),

@@ -1,26 +1,34 @@
 //! The guests of this machine, through `wideleaf_attach`.
 
+use std::path::Path;
+
 use wideleaf_attach::find;
 use wideleaf_attach::process::{Places, VmProcess};
 use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::protocol::Target;
 use wideleaf_control::view::{Explanation, VmView, WindowMap};
+use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_policies::{BudgetLimits, PolicyChoice};
 
 use super::{Care, Found, Guests, ProcessId};
 use crate::config::{PolicySetting, Wanted};
 
 /// Whatever runs on this machine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RealGuests {
     places: Places,
+    /// What a TLB miss costs here, as it was when the daemon started.
+    walk: ChosenWalkCost,
 }
 
 impl RealGuests {
     /// The guests that `/proc` and libvirt's files tell of.
     pub fn of_this_machine() -> RealGuests {
-        RealGuests::default()
+        let walk = ChosenWalkCost::read(Path::new("/"));
+        tracing::info!("policies count {walk}");
+        walk.note.iter().for_each(|note| tracing::warn!("{note}"));
+        RealGuests { places: Places::default(), walk }
     }
 
     /// The process of `found`; its number may be another's by now.
@@ -66,6 +74,7 @@ impl Guests for RealGuests {
             may_collapse_shared: wanted.collapse_shared,
             qmp: wanted.qmp.clone(),
             limits: BudgetLimits::default(),
+            walk: self.walk.cost,
         };
         let attached = Attached::start(self.process(found)?, settings).map_err(|error| error.to_string())?;
         Ok(Box::new(RealCare { attached, wanted: wanted.clone() }))

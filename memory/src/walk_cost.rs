@@ -1,0 +1,294 @@
+//! Which table of what a TLB miss costs holds on this machine: the one that was measured here, else the one for its kind of CPU, else the
+//! prior. Reading never fails: a file that cannot be used is a note, and the next best table.
+//!
+//! ```text
+//!   /var/lib/wideleaf/tlbcost.json ── of this CPU? ── yes ─▶ measured
+//!                 (`wideleaf tlbcost --save`)  └ no, note ─▶ /proc/cpuinfo in policies' FAMILIES? ─▶ that, or the prior
+//! ```
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use wideleaf_policies::walk::cost::{Cells, Cpu, CpuFamily, WalkCost};
+
+/// Where a measurement is kept, below the root.
+pub const SAVED_AT: &str = "var/lib/wideleaf/tlbcost.json";
+
+/// No file of ours is a tenth as long.
+const FILE_MAX: u64 = 64 << 10;
+
+/// Which form of the file this is.
+const VERSION: u32 = 1;
+
+/// The CPU of a machine, as `/proc/cpuinfo` has it (proc(5)): CPUID's vendor, family and model, and the brand.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuModel {
+    /// `GenuineIntel`, `AuthenticAMD`, ….
+    pub vendor: String,
+    /// Display family.
+    pub family: u32,
+    /// Display model.
+    pub model: u32,
+    /// The brand string. A hypervisor may change it, and with it a machine that is another.
+    pub name: String,
+}
+
+impl CpuModel {
+    /// The first CPU of the machine whose `/proc` is below `root`. What cannot be read stays empty, and is no CPU of any table.
+    pub fn read(root: &Path) -> CpuModel {
+        let text = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+        let field = |name: &str| {
+            let value = |line: &str| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim().to_owned());
+            text.lines().find_map(value).unwrap_or_default()
+        };
+        let number = |name: &str| field(name).parse().unwrap_or_default();
+        CpuModel {
+            vendor: field("vendor_id"),
+            family: number("cpu family"),
+            model: number("model"),
+            name: field("model name"),
+        }
+    }
+
+    /// The kind that it is of, where a table has it.
+    pub fn kind(&self) -> Option<&'static CpuFamily> {
+        CpuFamily::of(Cpu { vendor: &self.vendor, family: self.family, model: self.model })
+    }
+}
+
+/// A measurement, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedWalkCost {
+    /// Form of the file.
+    pub version: u32,
+    /// Where it was measured.
+    pub cpu: CpuModel,
+    /// How: `calibrated` by a pointer chase, or `pmu`.
+    pub method: String,
+    /// `ept`, `npt` or `shadow`.
+    pub paging: String,
+    /// When, in seconds since 1970.
+    pub measured_at_unix_s: u64,
+    /// Ticks of the TSC in a microsecond: the cycles below.
+    pub cycles_per_microsecond: u32,
+    /// Cycles of a miss in all levels of the TLB, by guest page (4k, 2m, 1g) and host page; `null`: not measured.
+    pub cycles: Cells,
+}
+
+impl SavedWalkCost {
+    /// A measurement of this machine.
+    pub fn new(
+        cpu: CpuModel,
+        paging: &str,
+        measured_at_unix_s: u64,
+        cycles_per_microsecond: u32,
+        cycles: Cells,
+    ) -> SavedWalkCost {
+        let (method, paging) = ("calibrated".to_owned(), paging.to_owned());
+        SavedWalkCost { version: VERSION, cpu, method, paging, measured_at_unix_s, cycles_per_microsecond, cycles }
+    }
+
+    fn measured(&self) -> usize {
+        self.cycles.iter().flatten().flatten().count()
+    }
+}
+
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum SavedError {
+    /// There is none.
+    #[error("there is none")]
+    Absent,
+    /// It can not be read.
+    #[error("it can not be read: {0}")]
+    Io(#[from] std::io::Error),
+    /// It is too long for one of ours.
+    #[error("it is longer than {FILE_MAX} bytes, which no measurement is")]
+    TooLong,
+    /// It is none of ours.
+    #[error("it is no measurement of `wideleaf tlbcost --save`: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// A form this program does not know.
+    #[error("it has version {0}, and this program knows {VERSION}: measure again with `wideleaf tlbcost --save`")]
+    Version(u32),
+    /// Of another machine.
+    #[error("it was measured on {measured}, and this is {here}: measure again with `wideleaf tlbcost --save`")]
+    OtherCpu {
+        /// There.
+        measured: String,
+        /// Here.
+        here: String,
+    },
+    /// Its figures are none.
+    #[error("its figures are no costs: measure again with `wideleaf tlbcost --save`")]
+    NoCost,
+}
+
+/// Where the table in use comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WalkCostSource {
+    /// Measured on this machine.
+    Measured {
+        /// Of nine cells so many; the others follow by their references.
+        cells: usize,
+        /// The file.
+        file: PathBuf,
+    },
+    /// The figure of its kind of CPU.
+    Kind(&'static str),
+    /// Nothing is known of it.
+    Prior,
+}
+
+/// The table in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenWalkCost {
+    /// The table.
+    pub cost: WalkCost,
+    /// Where from.
+    pub source: WalkCostSource,
+    /// Why a measurement that is there is not it.
+    pub note: Option<String>,
+}
+
+impl ChosenWalkCost {
+    /// Chooses for the machine whose files are below `root`.
+    pub fn read(root: &Path) -> ChosenWalkCost {
+        let file = root.join(SAVED_AT);
+        let cpu = CpuModel::read(root);
+        let note = match read(&file, &cpu) {
+            Ok((saved, cost)) => {
+                let source = WalkCostSource::Measured { cells: saved.measured(), file };
+                return ChosenWalkCost { cost, source, note: None };
+            }
+            Err(SavedError::Absent) => None,
+            Err(error) => Some(format!("{} is not used: {error}", file.display())),
+        };
+        match cpu.kind() {
+            Some(kind) => ChosenWalkCost { cost: kind.walk_cost(), source: WalkCostSource::Kind(kind.name), note },
+            None => ChosenWalkCost { cost: WalkCost::PRIOR, source: WalkCostSource::Prior, note },
+        }
+    }
+}
+
+/// One line: what a miss of base pages costs, and where that is from.
+impl std::fmt::Display for ChosenWalkCost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use wideleaf_policies::PageSize::Base4K;
+        write!(f, "{} cycles a TLB miss at 4k over 4k, ", self.cost.per_miss(Base4K, Base4K))?;
+        match &self.source {
+            WalkCostSource::Measured { cells, file } => {
+                write!(f, "measured here ({cells} of 9 cells, {})", file.display())
+            }
+            WalkCostSource::Kind(name) => write!(f, "a figure for {name}"),
+            WalkCostSource::Prior => {
+                f.write_str("an assumption: nobody measured this CPU (`wideleaf tlbcost --save` does)")
+            }
+        }
+    }
+}
+
+/// Reads a measurement of this CPU.
+///
+/// # Errors
+/// [`SavedError`].
+pub fn read(file: &Path, cpu: &CpuModel) -> Result<(SavedWalkCost, WalkCost), SavedError> {
+    let opened = File::open(file).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => SavedError::Absent,
+        _ => SavedError::Io(error),
+    })?;
+    let mut text = Vec::new();
+    opened.take(FILE_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > FILE_MAX {
+        return Err(SavedError::TooLong);
+    }
+    let saved: SavedWalkCost = serde_json::from_slice(&text)?;
+    if saved.version != VERSION {
+        return Err(SavedError::Version(saved.version));
+    }
+    if saved.cpu != *cpu {
+        let name = |cpu: &CpuModel| format!("{:?} (family {:#x}, model {:#x})", cpu.name, cpu.family, cpu.model);
+        return Err(SavedError::OtherCpu { measured: name(&saved.cpu), here: name(cpu) });
+    }
+    let cost = WalkCost::measured(&saved.cycles, saved.cycles_per_microsecond).ok_or(SavedError::NoCost)?;
+    Ok((saved, cost))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use tempfile::TempDir;
+    use wideleaf_policies::PageSize::{Base4K, Huge2M};
+
+    const GENOA: &str =
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9554\n";
+    const UNKNOWN: &str = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Xeon\n";
+
+    /// A machine with this `/proc/cpuinfo`, and this measurement where there is one.
+    fn machine(cpuinfo: &str, saved: Option<&str>) -> TempDir {
+        let root = tempfile::tempdir().expect("a folder can be made");
+        let put = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder can be made");
+            fs::write(path, text).expect("a file can be written");
+        };
+        put("proc/cpuinfo", cpuinfo);
+        saved.into_iter().for_each(|text| put(SAVED_AT, text));
+        root
+    }
+
+    /// A measurement on the CPU of `cpuinfo`.
+    fn saved(cpuinfo: &str, cycles: u32) -> String {
+        let cpu = CpuModel::read(machine(cpuinfo, None).path());
+        let cells = [[Some(cycles), None, None], [None, Some(17), None], [None; 3]];
+        serde_json::to_string(&SavedWalkCost::new(cpu, "npt", 1, 2_596, cells)).expect("it can be written")
+    }
+
+    #[test]
+    fn without_a_measurement_the_kind_of_cpu_decides_and_then_the_prior() {
+        let genoa = ChosenWalkCost::read(machine(GENOA, None).path());
+        assert_eq!((&genoa.source, &genoa.note), (&WalkCostSource::Kind("Zen 4"), &None));
+        assert_ne!(genoa.cost, WalkCost::PRIOR);
+        let unknown = ChosenWalkCost::read(machine(UNKNOWN, None).path());
+        assert_eq!((unknown.cost, &unknown.source), (WalkCost::PRIOR, &WalkCostSource::Prior));
+        let nothing = tempfile::tempdir().expect("a folder can be made");
+        assert_eq!(ChosenWalkCost::read(nothing.path()).source, WalkCostSource::Prior);
+    }
+
+    #[test]
+    fn a_measurement_of_this_cpu_replaces_the_table() {
+        let root = machine(UNKNOWN, Some(&saved(UNKNOWN, 55)));
+        let chosen = ChosenWalkCost::read(root.path());
+        assert_eq!((chosen.cost.per_miss(Base4K, Base4K), chosen.cost.per_miss(Huge2M, Huge2M)), (55, 17));
+        assert_eq!(chosen.cost.per_microsecond(), 2_596);
+        assert!(matches!(chosen.source, WalkCostSource::Measured { cells: 2, .. }), "{chosen:?}");
+        assert!(
+            chosen.to_string().starts_with("55 cycles a TLB miss at 4k over 4k, measured here (2 of 9 cells, "),
+            "{chosen}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_measurement_of_this_cpu_is_noted_and_not_used() {
+        let renamed = GENOA.replace("9554", "9654");
+        let cases = [
+            (
+                saved(&renamed, 55),
+                "it was measured on \"AMD EPYC 9654\" (family 0x19, model 0x11), and this is \"AMD EPYC 9554\"",
+            ),
+            (saved(GENOA, 0), "its figures are no costs"),
+            (saved(GENOA, 55).replace("\"version\":1", "\"version\":2"), "it has version 2, and this program knows 1"),
+            ("{}".to_owned(), "it is no measurement of `wideleaf tlbcost --save`: missing field `version`"),
+            (" ".repeat(FILE_MAX as usize + 1), "it is longer than 65536 bytes"),
+        ];
+        for (text, why) in cases {
+            let chosen = ChosenWalkCost::read(machine(GENOA, Some(&text)).path());
+            assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
+            let note = chosen.note.unwrap_or_default();
+            assert!(note.contains(&format!("{SAVED_AT} is not used: {why}")), "{note}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What a TLB miss costs, in cycles, by the page sizes of the guest and of the host: the currency of `auto`. A value that a policy is
+//! given, because it belongs to a machine: measured there, or a figure for its family of CPUs, or else the prior.
+//!
+//! ```text
+//!   measured here (`wideleaf tlbcost --save`)  ─┐
+//!   FAMILIES, by what CPUID says of the CPU    ─┼─▶ WalkCost ─▶ per_miss(guest page, host page)
+//!   PRIOR: 4 cycles a reference                ─┘                saved_per_miss(guest's mapping, new host page)
+//! ```
+
+use core::fmt;
+use core::str::FromStr;
+
+use super::{CYCLES_PER_MICROSECOND, CYCLES_PER_REFERENCE, guest_page, references};
+use crate::snapshot::GuestMapping;
+use crate::units::PageSize;
+
+/// A cell that a measurement may have filled, by guest page and host page, each in the order of [`PageSize::ALL`].
+pub type Cells = [[Option<u32>; 3]; 3];
+
+/// No walk takes longer: four thousand cycles are 24 references that all miss every cache of a slow machine.
+pub const CYCLES_MAX: u32 = 4_096;
+
+/// What a miss costs by page sizes, and how many of the same cycles a microsecond has. Never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalkCost {
+    cycles: [[u32; 3]; 3],
+    per_microsecond: u32,
+}
+
+impl WalkCost {
+    /// For a machine nobody has measured: references of a cold walk, [`CYCLES_PER_REFERENCE`] each.
+    pub const PRIOR: WalkCost = WalkCost::by_references(24 * CYCLES_PER_REFERENCE as u32);
+
+    /// A table in which a walk of 4 KiB pages over 4 KiB pages costs this, and all others as many times less as they make references.
+    pub const fn by_references(base_over_base: u32) -> WalkCost {
+        let all = references(PageSize::Base4K, PageSize::Base4K);
+        let mut cycles = [[0; 3]; 3];
+        let mut cell = 0;
+        while cell < 9 {
+            let (guest, host) = (cell / 3, cell % 3);
+            let part = references(PageSize::ALL[guest], PageSize::ALL[host]);
+            cycles[guest][host] = at_least_one((base_over_base as u64 * part / all) as u32);
+            cell += 1;
+        }
+        WalkCost { cycles, per_microsecond: CYCLES_PER_MICROSECOND as u32 }
+    }
+
+    /// A table of what was measured. Cells that were not are as many references as they are, at what a reference cost on average in
+    /// those that were. `None` where nothing was measured, a figure is no cost (zero, or more than [`CYCLES_MAX`]), or the clock has no
+    /// frequency that a CPU has.
+    pub fn measured(cells: &Cells, per_microsecond: u32) -> Option<WalkCost> {
+        const MEGAHERTZ: core::ops::RangeInclusive<u32> = 100..=20_000;
+        let known = || {
+            PageSize::ALL.iter().enumerate().flat_map(|(guest, guest_page)| {
+                let host = PageSize::ALL.iter().enumerate();
+                host.filter_map(move |(host, host_page)| {
+                    Some((cells[guest][host]?, references(*guest_page, *host_page)))
+                })
+            })
+        };
+        let is_usable =
+            MEGAHERTZ.contains(&per_microsecond) && known().all(|(cycles, _)| (1..=CYCLES_MAX).contains(&cycles));
+        let (cycles, references) = known().fold((0, 0), |sum, cell| (sum.0 + u64::from(cell.0), sum.1 + cell.1));
+        if !is_usable || references == 0 {
+            return None;
+        }
+        let base_over_base = self::references(PageSize::Base4K, PageSize::Base4K) * cycles / references;
+        let mut table = WalkCost { per_microsecond, ..WalkCost::by_references(at_least_one(base_over_base as u32)) };
+        for (row, known) in table.cycles.iter_mut().zip(cells) {
+            for (cell, known) in row.iter_mut().zip(known) {
+                *cell = known.unwrap_or(*cell);
+            }
+        }
+        Some(table)
+    }
+
+    /// Cycles of one miss.
+    pub const fn per_miss(&self, guest: PageSize, host: PageSize) -> u64 {
+        self.cycles[row(guest)][row(host)] as u64
+    }
+
+    /// Cycles in a microsecond of CPU time, to compare actions with misses.
+    pub const fn per_microsecond(&self) -> u64 {
+        self.per_microsecond as u64
+    }
+
+    /// Cycles that each TLB miss of today costs less once the host's page grows from base to `to`. The TLB entry covers the
+    /// smaller page of the two; where promotion makes that one grow, the misses themselves go (511 of 512 of them), else
+    /// only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages). Zero where a measurement says
+    /// that a miss would cost more.
+    pub const fn saved_per_miss(&self, guest: GuestMapping, to: PageSize) -> u64 {
+        let Some(guest) = guest_page(guest) else {
+            return 0;
+        };
+        let before = self.per_miss(guest, PageSize::Base4K);
+        let after = match (guest, to) {
+            (PageSize::Base4K, _) | (_, PageSize::Base4K) => self.per_miss(guest, to),
+            _ => self.per_miss(guest, to) / 512,
+        };
+        before.saturating_sub(after)
+    }
+}
+
+/// `96,76,56,76,60,44,56,44,32@2000`: guest pages row by row, then cycles in a microsecond. What recordings keep.
+impl fmt::Display for WalkCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, cycles) in self.cycles.iter().flatten().enumerate() {
+            write!(f, "{}{cycles}", if index == 0 { "" } else { "," })?;
+        }
+        write!(f, "@{}", self.per_microsecond)
+    }
+}
+
+/// A text that is no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoWalkCost;
+
+/// What [`WalkCost`] is shown as.
+impl FromStr for WalkCost {
+    type Err = NoWalkCost;
+
+    fn from_str(text: &str) -> Result<WalkCost, NoWalkCost> {
+        let (table, per_microsecond) = text.split_once('@').ok_or(NoWalkCost)?;
+        let mut numbers = table.split(',').map(|number| number.parse().map_err(|_| NoWalkCost));
+        let mut cells: Cells = [[None; 3]; 3];
+        for cell in cells.iter_mut().flatten() {
+            *cell = Some(numbers.next().ok_or(NoWalkCost)??);
+        }
+        let per_microsecond = per_microsecond.parse().map_err(|_| NoWalkCost)?;
+        if numbers.next().is_some() {
+            Err(NoWalkCost)
+        } else {
+            WalkCost::measured(&cells, per_microsecond).ok_or(NoWalkCost)
+        }
+    }
+}
+
+impl Default for WalkCost {
+    fn default() -> WalkCost {
+        WalkCost::PRIOR
+    }
+}
+
+const fn row(size: PageSize) -> usize {
+    match size {
+        PageSize::Base4K => 0,
+        PageSize::Huge2M => 1,
+        PageSize::Giant1G => 2,
+    }
+}
+
+const fn at_least_one(cycles: u32) -> u32 {
+    if cycles == 0 { 1 } else { cycles }
+}
+
+/// Who made a CPU, and which: leaf 0, and family and model of leaf 1 with their extensions (SDM vol. 2, CPUID; APM vol. 3, E.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu<'a> {
+    /// `GenuineIntel`, `AuthenticAMD`, ….
+    pub vendor: &'a str,
+    /// Display family.
+    pub family: u32,
+    /// Display model.
+    pub model: u32,
+}
+
+/// CPUs of one kind, and what a miss costs on them until somebody measures.
+#[derive(Debug)]
+pub struct CpuFamily {
+    /// The name people use.
+    pub name: &'static str,
+    /// As CPUID has it.
+    pub vendor: &'static str,
+    /// Display family.
+    pub family: u32,
+    /// Display models, from and to.
+    pub models: &'static [(u32, u32)],
+    /// Cycles of a walk of 4 KiB pages over 4 KiB pages whose tables are in the core's own caches.
+    pub base_over_base: u32,
+    /// Where that is from.
+    pub source: &'static str,
+}
+
+impl CpuFamily {
+    /// The kind that this CPU is of, where it is in the table.
+    pub fn of(cpu: Cpu<'_>) -> Option<&'static CpuFamily> {
+        let is_it = |kind: &&CpuFamily| {
+            let is_model = kind.models.iter().any(|(from, to)| (*from..=*to).contains(&cpu.model));
+            kind.vendor == cpu.vendor && kind.family == cpu.family && is_model
+        };
+        FAMILIES.iter().find(is_it)
+    }
+
+    /// Its table.
+    pub const fn walk_cost(&self) -> WalkCost {
+        WalkCost::by_references(self.base_over_base)
+    }
+}
+
+/// Kinds of CPUs with a figure that somebody published or we measured. All others have the prior: a guess by name would look like
+/// knowledge. A native walk of 4 references stands for one of 24 by the steady state of a warm walk: 2 references native, 5 nested at
+/// 4 KiB over 4 KiB.
+pub const FAMILIES: &[CpuFamily] = &[
+    CpuFamily {
+        name: "Haswell",
+        vendor: "GenuineIntel",
+        family: 6,
+        models: &[(0x3c, 0x3c), (0x3f, 0x3f), (0x45, 0x46)],
+        base_over_base: 50,
+        source: "20 cycles of a native walk in a review of 2013 (news.mynavi.jp, Haswell in depth), times 5/2",
+    },
+    CpuFamily {
+        name: "Zen 4",
+        vendor: "AuthenticAMD",
+        family: 0x19,
+        models: &[(0x10, 0x1f), (0x60, 0x7f), (0xa0, 0xaf)],
+        base_over_base: 31,
+        source: "31 ticks of 2.6 GHz by `latency` on an EPYC that is itself a VM, so a walk of two dimensions (one machine)",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prior_is_four_cycles_a_reference() {
+        for guest in PageSize::ALL {
+            for host in PageSize::ALL {
+                assert_eq!(WalkCost::PRIOR.per_miss(guest, host), references(guest, host) * CYCLES_PER_REFERENCE);
+            }
+        }
+        assert_eq!(WalkCost::PRIOR.per_microsecond(), CYCLES_PER_MICROSECOND);
+    }
+
+    #[test]
+    fn an_aligned_page_saves_the_miss_and_a_misaligned_one_a_part_of_its_walk() {
+        let saved = |guest| WalkCost::PRIOR.saved_per_miss(guest, PageSize::Huge2M);
+        assert_eq!(saved(GuestMapping::Huge2M), 19 * CYCLES_PER_REFERENCE);
+        assert_eq!(saved(GuestMapping::Base4K), (24 - 19) * CYCLES_PER_REFERENCE);
+        assert_eq!(saved(GuestMapping::Unknown), saved(GuestMapping::Base4K));
+        assert_eq!(saved(GuestMapping::Unmapped), 0);
+    }
+
+    #[test]
+    fn measured_cells_stay_and_the_others_follow_by_their_references() {
+        // 4K over 4K 240 and 2M over 2M 60 cycles: 300 of 24 + 15 references, 7.7 each.
+        let cells = [[Some(240), None, None], [None, Some(60), None], [None; 3]];
+        let table = WalkCost::measured(&cells, 2_600).expect("two cells are known");
+        assert_eq!(table.per_miss(PageSize::Base4K, PageSize::Base4K), 240);
+        assert_eq!(table.per_miss(PageSize::Huge2M, PageSize::Huge2M), 60);
+        // 24 references at that price are 184; 19 of 24 of it.
+        assert_eq!(table.per_miss(PageSize::Huge2M, PageSize::Base4K), 184 * 19 / 24);
+        assert_eq!(table.per_microsecond(), 2_600);
+    }
+
+    #[test]
+    fn what_is_no_measurement_is_refused() {
+        let one = |cycles| [[Some(cycles), None, None], [None; 3], [None; 3]];
+        assert_eq!(WalkCost::measured(&[[None; 3]; 3], 2_600), None);
+        assert_eq!(WalkCost::measured(&one(0), 2_600), None);
+        assert_eq!(WalkCost::measured(&one(CYCLES_MAX + 1), 2_600), None);
+        assert_eq!(WalkCost::measured(&one(30), 0), None);
+        assert!(WalkCost::measured(&one(30), 2_600).is_some());
+    }
+
+    #[test]
+    fn a_table_is_written_and_read_again() {
+        let text = "96,76,56,76,60,44,56,44,32@2000";
+        assert_eq!(alloc::format!("{}", WalkCost::PRIOR), text);
+        assert_eq!(text.parse(), Ok(WalkCost::PRIOR));
+        for wrong in ["", "@2000", "1,2,3@2000", "96,76,56,76,60,44,56,44,32,1@2000", "96,76,56,76,60,44,56,44,0@2000"]
+        {
+            assert_eq!(wrong.parse::<WalkCost>(), Err(NoWalkCost), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_larger_page_that_measured_dearer_saves_nothing() {
+        let cells = [[Some(30), Some(40), None], [None; 3], [None; 3]];
+        let table = WalkCost::measured(&cells, 2_600).expect("two cells are known");
+        assert_eq!(table.saved_per_miss(GuestMapping::Base4K, PageSize::Huge2M), 0);
+    }
+
+    #[test]
+    fn a_cpu_is_found_by_vendor_family_and_model_or_not_at_all() {
+        let found = |vendor, family, model| CpuFamily::of(Cpu { vendor, family, model }).map(|kind| kind.name);
+        assert_eq!(found("AuthenticAMD", 0x19, 0x11), Some("Zen 4"));
+        assert_eq!(found("AuthenticAMD", 0x19, 0x01), None);
+        assert_eq!(found("GenuineIntel", 0x19, 0x11), None);
+        assert_eq!(found("GenuineIntel", 6, 0x3f), Some("Haswell"));
+        assert_eq!(found("GenuineIntel", 6, 0x8f), None);
+    }
+
+    #[test]
+    fn no_two_kinds_claim_a_model_and_every_figure_is_a_cost() {
+        for kind in FAMILIES {
+            assert!((1..=CYCLES_MAX).contains(&kind.base_over_base) && !kind.source.is_empty(), "{}", kind.name);
+            for model in kind.models.iter().flat_map(|(from, to)| [*from, *to]) {
+                let first = CpuFamily::of(Cpu { vendor: kind.vendor, family: kind.family, model });
+                assert_eq!(first.map(|first| first.name), Some(kind.name), "{model:#x}");
+            }
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! `wideleaf tlbcost`: what a TLB miss costs on this machine, and what 2 MiB pages would gain by that.
+//!
+//! ```text
+//!   tlbcost            cells (native, and guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save: auto's currency
+//!   tlbcost --predict  cost of a miss × misses of a kernel ─▶ share ─▶ runs in turn on both page sizes ─▶ both, side by side
+//!   tlbcost --vm       what whoever manages a VM thinks of its share
+//! ```
+
+pub mod agreement;
+pub mod counters;
+pub mod measure;
+pub mod predict;
+mod tables;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use serde::Serialize;
+use wideleaf_memory::walk_cost::{ChosenWalkCost, CpuModel, SAVED_AT, SavedWalkCost};
+use wideleaf_policies::walk::cost::Cells;
+use wideleaf_policies::{Bytes, PageSize};
+
+use crate::args::FormatArg;
+use crate::environment::Environment;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::{NamedPlace, Output};
+use crate::run::{guest, visible_bar};
+use crate::source::SocketArg;
+use counters::{LinuxPmu, WalkEvents, select};
+use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
+use predict::{Prediction, Subject};
+
+const EXAMPLES: &str = "\
+A miss is measured by chains of loads over growing footprints; a footprint is repeated, in processes of their own, until three runs in a
+row agree, ten times at most. Cycles are ticks of the TSC, whose frequency is printed; a core may run faster or slower than it.
+
+Examples:
+  Everything: in a process and in guests, 4 KiB, 2 MiB and, where there are some, 1 GiB pages on either side:
+    wideleaf tlbcost
+
+  Only in a process, 2 MiB pages over a footprint that shows both levels of the TLB:
+    wideleaf tlbcost --native --host-page 2m --bytes 8G
+
+  Keep it for `--policy auto` (as root), which else reckons with a figure of the CPU's kind or an assumption:
+    sudo wideleaf tlbcost --save
+
+  What would 2 MiB pages gain, and what do they gain?
+    wideleaf tlbcost --predict gups --log2-words 26";
+
+/// `wideleaf tlbcost`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct TlbCostArgs {
+    /// Only in a process, without a guest
+    #[arg(long, conflicts_with = "guest")]
+    native: bool,
+
+    /// Only in guests (needs KVM) [default: both; without KVM only in a process]
+    #[arg(long)]
+    guest: bool,
+
+    /// Only this page size of the guest's own tables [default: all]
+    #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse, conflicts_with = "native")]
+    guest_page: Option<PageSize>,
+
+    /// Only this page size of the host [default: all]
+    #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]
+    host_page: Option<PageSize>,
+
+    /// Largest footprint of a chase: a number with K, M, G or T behind it (powers of 1024) [default: 32M of 4k pages, 256M of 2m pages]
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
+    bytes: Option<Bytes>,
+
+    /// Keep the guests' costs for `--policy auto` [default file: /var/lib/wideleaf/tlbcost.json]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "predict", "vm"])]
+    save: Option<Option<PathBuf>>,
+
+    /// Predict from the cost of a miss what 2 MiB pages gain for this built-in kernel, run natively; then measure it
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["guest", "guest_page", "host_page", "vm"])]
+    predict: Option<String>,
+
+    /// Size of the problem, for kernels that have classes
+    #[arg(long, value_name = "LETTER", requires = "predict")]
+    class: Option<String>,
+
+    /// The kernel's parameters
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, requires = "predict")]
+    cmdline: String,
+
+    /// The same as log2_words= in --cmdline
+    #[arg(long, value_name = "N", requires = "predict")]
+    log2_words: Option<u8>,
+
+    /// Rounds of the comparison, one run on each page size; 6 are the fewest whose median has a 95 % interval
+    #[arg(long, value_name = "N", default_value_t = 6, requires = "predict", value_parser = clap::value_parser!(u8).range(1..=100))]
+    rounds: u8,
+
+    /// Show which share of its time a running VM is thought to spend in page walks: its name, process id or libvirt UUID
+    #[arg(long, value_name = "VM", conflicts_with_all = ["native", "guest"])]
+    vm: Option<String>,
+
+    #[command(flatten)]
+    socket: SocketArg,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// All that was found.
+#[derive(Debug, Serialize)]
+pub struct TlbCostReport {
+    /// `calibrated`: by a pointer chase.
+    pub method: String,
+    /// The CPU's own counters: the table that fits, or why there are none.
+    pub pmu: String,
+    /// The CPU.
+    pub cpu: CpuModel,
+    /// Ticks of the TSC in a microsecond: what a cycle is here.
+    pub tsc_mhz: Option<f64>,
+    /// Why there is no guest, if somebody may have wanted one.
+    pub why_native: Option<String>,
+    /// Each place and pair of page sizes.
+    pub cells: Vec<CellReport>,
+    /// With `--predict`.
+    pub prediction: Option<Prediction>,
+    /// With `--save`: where it is kept.
+    pub saved: Option<PathBuf>,
+    /// What `auto` counts from now on.
+    pub walk_cost: String,
+    /// Why a measurement that is there is not used, if so.
+    pub walk_cost_note: Option<String>,
+    /// The machine.
+    pub environment: Environment,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`]; no process and no file is left.
+pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
+    if let Some(name) = &args.vm {
+        let output = Output::open(args.format, args.output.as_deref())?;
+        let vm = args.socket.source()?.vm(name)?;
+        return output.write(&tables::VmShare::of(&vm), tables::VmShare::to_table);
+    }
+    let subject = args.subject()?;
+    let why_no_kvm = guest::why_no_kvm();
+    if let (true, Some(why)) = (args.guest || args.guest_page.is_some() || args.save.is_some(), &why_no_kvm) {
+        return Err(Failure::Host(format!("there can be no guest here: {why}; --native measures in a process")));
+    }
+    let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
+    let place = args.save.as_ref().map(|file| open_place(file.as_deref())).transpose()?;
+    let mut report = match &subject {
+        Some(subject) => args.prediction(subject, &interrupts)?,
+        None => args.survey(why_no_kvm, &interrupts)?,
+    };
+    if let Some((place, path)) = place {
+        place.put((report.to_save()? + "\n").as_bytes())?;
+        report.saved = Some(path);
+        report.choose_walk_cost();
+    }
+    output.write(&report, TlbCostReport::to_table)
+}
+
+/// Where the measurement is to be kept.
+fn open_place(file: Option<&Path>) -> Result<(NamedPlace, PathBuf), Failure> {
+    let path = file.map_or_else(|| Path::new("/").join(SAVED_AT), Path::to_owned);
+    if let (None, Some(folder)) = (file, path.parent()) {
+        let cannot =
+            |error| Failure::Output(format!("cannot make {}: {error} (needs root, or --save=FILE)", folder.display()));
+        fs::create_dir_all(folder).map_err(cannot)?;
+    }
+    Ok((NamedPlace::open("--save", &path)?, path))
+}
+
+impl TlbCostArgs {
+    fn subject(&self) -> Result<Option<Subject>, Failure> {
+        let Some(name) = &self.predict else { return Ok(None) };
+        let words = self.log2_words.map(|log2| format!("log2_words={log2} {}", self.cmdline));
+        let cmdline = words.as_ref().unwrap_or(&self.cmdline).trim_end();
+        Subject::new(name, self.class.as_deref(), cmdline).map(Some)
+    }
+
+    /// All places and pairs of page sizes that were asked for.
+    fn cells(&self, has_kvm: bool) -> Vec<Cell> {
+        let of = |page: Option<PageSize>| page.map_or(PageSize::ALL.to_vec(), |page| vec![page]);
+        let hosts = of(self.host_page);
+        let native = hosts.iter().map(|host| Cell { guest: None, host: *host });
+        let guests = of(self.guest_page).into_iter();
+        let guests = guests.flat_map(|guest| hosts.iter().map(move |host| Cell { guest: Some(guest), host: *host }));
+        let has_native = !self.guest && self.guest_page.is_none();
+        let has_guest = !self.native && has_kvm;
+        native.filter(|_| has_native).chain(guests.filter(|_| has_guest)).collect()
+    }
+
+    fn survey(&self, why_no_kvm: Option<String>, interrupts: &Interrupts) -> Result<TlbCostReport, Failure> {
+        let cells = self.cells(why_no_kvm.is_none());
+        let mut report = TlbCostReport::new(&select(&LinuxPmu, &CpuModel::read(Path::new("/"))));
+        report.why_native = why_no_kvm.filter(|_| !self.native);
+        let bar = progress(cells.len() as u64 * RUNS_EXPECTED);
+        for cell in cells {
+            report.add(measure(cell, self.bytes, interrupts, &bar)?);
+        }
+        bar.finish_and_clear();
+        Ok(report)
+    }
+
+    fn prediction(&self, subject: &Subject, interrupts: &Interrupts) -> Result<TlbCostReport, Failure> {
+        let pmu = select(&LinuxPmu, &CpuModel::read(Path::new("/")));
+        let source = subject.source(&pmu)?;
+        let mut report = TlbCostReport::new(&pmu);
+        let rounds = usize::from(self.rounds);
+        let bar = progress(RUNS_EXPECTED + 2 * u64::from(self.rounds));
+        if source.needs_cost() {
+            let base = Cell { guest: None, host: PageSize::Base4K };
+            report.add(measure(base, self.bytes, interrupts, &bar)?);
+        }
+        report.prediction = Some(subject.predict(&source, report.cells.first(), rounds, interrupts, &bar)?);
+        bar.finish_and_clear();
+        Ok(report)
+    }
+}
+
+fn progress(runs: u64) -> ProgressBar {
+    let bar = visible_bar(runs, "{bar:30} {pos} of about {len} runs, {msg} [{elapsed}]");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+impl TlbCostReport {
+    fn new(pmu: &Result<&'static WalkEvents, String>) -> TlbCostReport {
+        let pmu = match pmu {
+            Ok(events) => format!("{} ({}; not run on hardware yet)", events.name, events.source),
+            Err(why) => why.clone(),
+        };
+        let mut report = TlbCostReport {
+            method: "calibrated".into(),
+            pmu,
+            cpu: CpuModel::read(Path::new("/")),
+            tsc_mhz: None,
+            why_native: None,
+            cells: Vec::new(),
+            prediction: None,
+            saved: None,
+            walk_cost: String::new(),
+            walk_cost_note: None,
+            environment: Environment::capture(),
+        };
+        report.choose_walk_cost();
+        report
+    }
+
+    fn choose_walk_cost(&mut self) {
+        let chosen = ChosenWalkCost::read(Path::new("/"));
+        (self.walk_cost, self.walk_cost_note) = (chosen.to_string(), chosen.note);
+    }
+
+    fn add(&mut self, cell: CellReport) {
+        self.tsc_mhz = self.tsc_mhz.or(cell.tsc_mhz);
+        self.cells.push(cell);
+    }
+
+    /// The guests' costs, in the form that is kept.
+    fn to_save(&self) -> Result<String, Failure> {
+        let cells = guest_costs(&self.cells);
+        let mhz = self.tsc_mhz.map_or(0, |mhz| mhz.round() as u32);
+        if cells.iter().flatten().flatten().count() == 0 || mhz == 0 {
+            let why = "no guest showed what a miss in all levels of the TLB costs in three runs that agree";
+            return Err(Failure::Host(format!(
+                "nothing was saved: {why}; repeat it on a quiet machine, or with a larger --bytes"
+            )));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let paging = self.cells.iter().find(|cell| cell.cell.guest.is_some()).and_then(|cell| cell.paging.as_deref());
+        let saved = SavedWalkCost::new(self.cpu.clone(), paging.unwrap_or_default(), now, mhz, cells);
+        serde_json::to_string_pretty(&saved).map_err(|error| Failure::Output(format!("cannot write JSON: {error}")))
+    }
+}
+
+/// By guest page and host page, as `auto`'s table has it.
+fn guest_costs(reports: &[CellReport]) -> Cells {
+    let index = |page: PageSize| PageSize::ALL.iter().position(|other| *other == page).expect("all are in the list");
+    let mut cells: Cells = [[None; 3]; 3];
+    for report in reports {
+        if let (Some(guest), Some(walk)) = (report.cell.guest, report.walk_ticks) {
+            cells[index(guest)][index(report.cell.host)] = Some((walk.median.round() as u32).max(1));
+        }
+    }
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn args(text: &str) -> Result<TlbCostArgs, String> {
+        let words = ["wideleaf", "tlbcost"].into_iter().chain(text.split_whitespace());
+        match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+            Command::TlbCost(args) => Ok(args),
+            _ => Err("another command".into()),
+        }
+    }
+
+    fn cells(text: &str, has_kvm: bool) -> usize {
+        args(text).expect("it is right").cells(has_kvm).len()
+    }
+
+    #[test]
+    fn what_is_measured_follows_the_arguments() {
+        assert_eq!(cells("", true), 3 + 9);
+        assert_eq!(cells("", false), 3);
+        assert_eq!(cells("--native", true), 3);
+        assert_eq!(cells("--guest", true), 9);
+        assert_eq!(cells("--guest --guest-page 2m --host-page 4k", true), 1);
+        assert_eq!(cells("--native --host-page 2m", true), 1);
+        assert_eq!(cells("--guest-page 2m", true), 3, "a page of the guest means guests");
+    }
+
+    #[test]
+    fn arguments_that_contradict_each_other_are_refused() {
+        for wrong in [
+            "--native --guest",
+            "--native --save",
+            "--predict gups --vm web",
+            "--log2-words 20",
+            "--native --guest-page 2m",
+        ] {
+            assert!(args(wrong).is_err(), "{wrong}");
+        }
+        assert!(matches!(args("--save").map(|args| args.save), Ok(Some(None))));
+        assert!(matches!(args("--save=/tmp/x").map(|args| args.save), Ok(Some(Some(_)))));
+    }
+}

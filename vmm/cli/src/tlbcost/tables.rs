@@ -1,0 +1,199 @@
+//! What `wideleaf tlbcost` says to people.
+
+use std::fmt::Write as _;
+
+use comfy_table::Cell;
+use serde::Serialize;
+use wideleaf_control::view::VmView;
+use wideleaf_policies::Bytes;
+
+use super::agreement::{RUNS_MAX, Spread};
+use super::measure::{CellReport, LevelReport};
+use super::predict::Prediction;
+use super::{TlbCostReport, agreement};
+use crate::environment::Environment;
+use crate::guests::tables::clean;
+use crate::report::{number, table};
+use crate::run::evidence;
+
+/// How much of its time a VM is thought to spend in page walks.
+#[derive(Debug, Serialize)]
+pub struct VmShare {
+    /// The VM.
+    pub name: String,
+    /// In ten thousandths of its time; `None` where nothing tells.
+    pub walk_share: Option<u32>,
+    /// Why not, if so.
+    pub why_not: Option<String>,
+}
+
+impl VmShare {
+    /// As `wideleaf info` has it.
+    pub fn of(vm: &VmView) -> VmShare {
+        let walk_share = vm.work.as_ref().and_then(|work| work.walk_share);
+        let why_not = match (&vm.work, walk_share) {
+            (_, Some(_)) => None,
+            (None, None) => Some("nobody manages it: `wideleaf attach` does, and learns what it touches"),
+            (Some(_), None) => {
+                Some("its policy samples no accesses, or there are none yet: with policy auto there are")
+            }
+        };
+        VmShare { name: vm.name.clone(), walk_share, why_not: why_not.map(str::to_owned) }
+    }
+
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let name = clean(&self.name);
+        match (self.walk_share, &self.why_not) {
+            (Some(share), _) => format!(
+                "{name}: {:.2} % of its time in page walks, as predicted by its accesses\n",
+                f64::from(share) / 1e2
+            ),
+            (None, why) => {
+                format!("{name}: nothing tells what it spends in page walks: {}\n", why.as_deref().unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl TlbCostReport {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let Environment { cpus, kernel, load_1m, is_virtual, .. } = &self.environment;
+        let mut out = format!("method: {}, by a pointer chase; PMU: {}\n", self.method, self.pmu);
+        let mhz = self.tsc_mhz.map_or("unknown".to_owned(), |mhz| format!("{mhz:.0} MHz"));
+        let _ = writeln!(out, "cycles are ticks of the TSC ({mhz}); a core's own clock may be faster or slower");
+        if let Some(why) = &self.why_native {
+            let _ = writeln!(out, "only natively: {why}");
+        }
+        self.write_cells(&mut out);
+        if let Some(prediction) = &self.prediction {
+            write_prediction(&mut out, prediction);
+        }
+        let mut pagings: Vec<&str> = self.cells.iter().filter_map(|cell| cell.paging.as_deref()).collect();
+        pagings.dedup();
+        for paging in pagings {
+            let _ = writeln!(out, "paging {paging}: {}", evidence(paging, *is_virtual));
+        }
+        let _ = writeln!(out, "measured on {cpus} x {}, kernel {kernel}, load {load_1m} at the start", self.cpu.name);
+        if let Some(saved) = &self.saved {
+            let _ = writeln!(out, "kept in {}: `run` and wideleafd read it when they start", saved.display());
+        }
+        let _ = writeln!(out, "auto counts {}", self.walk_cost);
+        if let Some(note) = &self.walk_cost_note {
+            let _ = writeln!(out, "  {note}");
+        }
+        out
+    }
+
+    fn write_cells(&self, out: &mut String) {
+        if self.cells.is_empty() {
+            return;
+        }
+        let mut rows = table(&[
+            "where",
+            "guest",
+            "host",
+            "entry",
+            "level",
+            "entries",
+            "reach",
+            "ns a miss",
+            "cycles",
+            "misses for 1 s",
+            "runs",
+        ]);
+        for cell in self.cells.iter().filter(|cell| cell.skipped.is_none()) {
+            let places = || {
+                [Cell::new(&cell.place), Cell::new(page(cell)), Cell::new(&cell.host_page), Cell::new(&cell.entry_page)]
+            };
+            for level in &cell.levels {
+                rows.add_row(places().into_iter().chain(level_cells(level)).chain([number(cell.runs)]));
+            }
+            if let (Some(ns), Some(ticks)) = (cell.walk_ns, cell.walk_ticks) {
+                let all = [
+                    Cell::new("all"),
+                    number(""),
+                    number(""),
+                    spread(ns, 2),
+                    spread(ticks, 1),
+                    number((1e9 / ns.median) as u64),
+                ];
+                rows.add_row(places().into_iter().chain(all).chain([number(cell.runs)]));
+            }
+        }
+        if rows.row_count() > 0 {
+            let _ = writeln!(out, "{rows}");
+        }
+        for cell in &self.cells {
+            let what = format!("{}, guest {}, host {}", cell.place, page(cell), cell.host_page);
+            if let Some(why) = &cell.skipped {
+                let _ = writeln!(out, "skipped: {what}: {why}");
+            } else if !cell.agreed {
+                let _ = writeln!(
+                    out,
+                    "did not agree: {what}: no {} of {RUNS_MAX} runs in a row said the same",
+                    agreement::MATCHES
+                );
+            } else if cell.walk_ticks.is_none() {
+                let _ = writeln!(
+                    out,
+                    "one level only: {what}: a larger --bytes would show what a miss in all levels costs"
+                );
+            }
+        }
+    }
+}
+
+fn page(cell: &CellReport) -> &str {
+    cell.guest_page.as_deref().unwrap_or("-")
+}
+
+fn level_cells(level: &LevelReport) -> [Cell; 6] {
+    [
+        number(level.level),
+        number(level.entries),
+        number(Bytes::new(level.reach_bytes)),
+        spread(level.miss_ns, 2),
+        spread(level.miss_ticks, 1),
+        number(level.misses_per_second_lost),
+    ]
+}
+
+/// `11.9 (11.8 - 12.1)`.
+fn spread(spread: Spread, digits: usize) -> Cell {
+    let Spread { median, lowest, highest } = spread;
+    number(format!("{median:.digits$} ({lowest:.digits$} - {highest:.digits$})"))
+}
+
+fn write_prediction(out: &mut String, prediction: &Prediction) {
+    let Prediction { kernel, cmdline, misses_from, share_bound, share_scaled, scale, saved, rounds, .. } = prediction;
+    let percent = |part: f64| format!("{:.1} %", part * 1e2);
+    let _ = writeln!(out, "{kernel} {cmdline}, natively; misses from {misses_from}");
+    if let (Some(misses), Some(ns)) = (prediction.misses_per_s, prediction.miss_ns) {
+        let _ = writeln!(out, "  {:.2} M misses/s at {ns:.2} ns each", misses / 1e6);
+    }
+    let mut rows = table(&["time that 2 MiB pages save", ""]);
+    rows.add_row([Cell::new("predicted, at most"), number(percent(*share_bound))]);
+    rows.add_row([
+        Cell::new(format!("the same times {scale} (what one machine made of it)")),
+        number(percent(*share_scaled)),
+    ]);
+    let interval = format!("{} ({} - {})", percent(saved.median), percent(saved.low), percent(saved.high));
+    let how = format!("measured: median of {rounds} rounds, interval of {:.1} %", saved.confidence * 1e2);
+    rows.add_row([Cell::new(how), number(interval)]);
+    let _ = writeln!(out, "{rows}");
+    if *share_bound > 1.0 {
+        let _ = writeln!(
+            out,
+            "  more than all of the time: misses overlap with each other here, and their number times their cost is no bound"
+        );
+    } else if saved.low > *share_bound {
+        let _ = writeln!(
+            out,
+            "  more was saved than predicted at most: 2 MiB pages save more than walks here, or the count is too low"
+        );
+    }
+    let (large, windows) = prediction.large_windows;
+    let _ = writeln!(out, "  {large} of {windows} windows of its data were large on the 2 MiB side");
+}
