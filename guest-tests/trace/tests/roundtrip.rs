@@ -27,7 +27,10 @@ fn written(phases: &[(&str, Vec<Access>)]) -> (Vec<u8>, Totals) {
     (bytes, totals)
 }
 
-fn read(bytes: &[u8]) -> Result<(Header, Vec<(String, Access)>, Totals), TraceError> {
+/// Each access with its phase.
+type Phased = Vec<(String, Access)>;
+
+fn read(bytes: &[u8]) -> Result<(Header, Phased, Totals), TraceError> {
     let mut reader = TraceReader::open(bytes)?;
     let (mut all, mut block) = (Vec::new(), Vec::new());
     while reader.next_block(&mut block)? {
@@ -129,7 +132,6 @@ fn something_behind_the_end_is_refused_with_its_place() {
 
 #[test]
 fn a_cut_recording_says_so() {
-    let writer = TraceWriter::create(Vec::new(), &header()).unwrap();
-    let (totals, bytes) = writer.finish(true).unwrap();
+    let (totals, bytes) = TraceWriter::create(Vec::new(), &header()).unwrap().finish(true).unwrap();
     assert!(totals.is_cut && read(&bytes).unwrap().2.is_cut);
 }
