@@ -47,6 +47,9 @@ fn guests_of_others_are_managed_without_a_vmm_of_ours() {
 fn the_guests_side_knows_nothing_of_the_host() {
     assert_eq!(ours("guest-tests/protocol"), names(&[]));
     assert_eq!(ours("guest-tests/kernels"), names(&["protocol"]));
+    assert_eq!(ours("guest-tests/trace"), names(&[]));
+    assert_eq!(ours("guest-tests/recorder"), names(&["kernels", "protocol", "trace"]));
+    assert_eq!(ours("guest-tests/recorder/program"), names(&["kernels", "protocol"]));
     assert!(ours("guest-tests/image").is_disjoint(&names(&["vmm", "memory", "policies"])));
     // A Linux guest maps its memory as a host does, and is no host.
     assert_eq!(ours("guest-tests/linux"), names(&[]));
@@ -63,6 +66,7 @@ fn unsafe_code_is_in_its_few_modules_only() {
         "guest-tests/kernels/src/arena.rs",
         "guest-tests/kernels/src/planes.rs",
         "guest-tests/kernels/src/team.rs",
+        "guest-tests/recorder/program/src/callbacks.rs",
     ];
     let mut folders: Vec<_> = ["policies", "memory", "vmm", "guest-tests", "benches"].map(|f| root.join(f)).into();
     let mut files = 0;

@@ -61,8 +61,10 @@ pub fn progress(platform: &dyn Platform, total: u64) -> Progress<'_> {
     Progress::new(platform, COMPUTE, total, PROGRESS_MS)
 }
 
-/// The steps 1 to `total` of the timed part, with progress lines between them: what the leader's loop goes over.
+/// The steps 1 to `total` of the timed part, or as many as the platform wants, with progress lines between them: what the leader's loop
+/// goes over.
 pub fn steps(platform: &dyn Platform, total: u32) -> impl Iterator<Item = u32> {
+    let total = platform.steps_of(total);
     let progress = progress(platform, u64::from(total));
     (1..=total).inspect(move |step| progress.note(u64::from(step - 1)))
 }

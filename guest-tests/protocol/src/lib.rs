@@ -17,6 +17,7 @@
 //! | [`arguments`] | the grammar of the guest's command line |
 //! | [`direct`] | how our VMM starts an image in 64-bit ring 3, without any boot code |
 //! | [`elf_note`] | where an image says which entries it has |
+//! | [`recording`] | what a kernel that is recorded hands to whoever records it |
 //! | [`linux`] | what the initramfs of a Linux guest holds, and the words of the Linux command line that are ours |
 //!
 //! The crate has no dependency, no `std`, no allocation and no `unsafe`, so that the freestanding image can use it.
@@ -31,6 +32,7 @@ pub mod linux;
 pub mod message;
 mod name;
 pub mod port;
+pub mod recording;
 
 pub use arguments::{Argument, CommandLine};
 pub use direct::{DirectBoot, RamRange};

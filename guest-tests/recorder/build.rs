@@ -1,0 +1,55 @@
+//! Builds the kernels as a program (the package in `program/`) in which the compiler puts a call before every load and store, and leaves it
+//! in `OUT_DIR`.
+
+use std::path::{Path, PathBuf};
+
+use inner_cargo::{Inner, required, rerun_if_changed};
+
+#[path = "../inner_cargo.rs"]
+mod inner_cargo;
+
+/// What a change of makes the program out of date, relative to this package.
+const INPUTS: [&str; 10] = [
+    "build.rs",
+    "../inner_cargo.rs",
+    "program/Cargo.toml",
+    "program/src",
+    "../protocol/Cargo.toml",
+    "../protocol/src",
+    "../kernels/Cargo.toml",
+    "../kernels/src",
+    "../../Cargo.toml",
+    // Linked into it are crates in the versions that are locked here.
+    "../../Cargo.lock",
+];
+
+fn main() {
+    rerun_if_changed(&INPUTS);
+    let package = PathBuf::from(required("CARGO_MANIFEST_DIR"));
+    let variables = [
+        ("CARGO_PROFILE_RELEASE_STRIP", "symbols"),
+        ("CARGO_PROFILE_RELEASE_DEBUG", "none"),
+        // One unit a crate: the calls are put in last, and nothing is optimised across them afterwards.
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+        ("CARGO_PROFILE_RELEASE_LTO", "off"),
+    ];
+    let program = package.join("program");
+    let inner =
+        Inner { package: &program, program: "wideleaf-recorded", flags: &flags(&package), variables: &variables };
+    inner.build_as("recorded");
+}
+
+/// The compiler's calls, and no path of the machine that built it. No option for a newer CPU: the baseline of x86-64 has no vectors of more
+/// than 16 bytes, so an access is a word or two.
+fn flags(package: &Path) -> Vec<String> {
+    // LLVM's own names: the pass, and calls instead of its counters in the code.
+    let mut flags = ["-Cpasses=memprof", "-Cllvm-args=-memprof-use-callbacks", "-Clink-arg=-Wl,--build-id=none"]
+        .map(String::from)
+        .to_vec();
+    let ours = package.ancestors().nth(2).map(Path::to_owned);
+    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo_home = cargo_home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let remapped = ours.into_iter().chain(cargo_home);
+    flags.extend(remapped.map(|folder| format!("--remap-path-prefix={}/=", folder.display())));
+    flags
+}

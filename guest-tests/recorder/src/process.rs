@@ -1,0 +1,74 @@
+//! The kernel's process: started from memory, and ended with whoever holds it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use wideleaf_protocol::ExitCode;
+use wideleaf_protocol::recording::{ENDED_NO_MEMORY, ENDED_WITHOUT_STEPS};
+
+use crate::RecordError;
+
+/// Bytes of the pipe, of which users other than root may have a mebibyte (pipe(7)): the kernel runs on while a block is being packed.
+const PIPE_BYTES: i32 = 1 << 20;
+
+/// The process. It ends when this is dropped; and when this process ends, however that is, because its standard input does.
+pub struct Process(Child);
+
+impl Process {
+    /// Starts the program with these steps and this kernel line.
+    pub fn start(program: &[u8], steps: Option<u32>, line: &str) -> Result<Self, RecordError> {
+        let file = in_memory(program).map_err(RecordError::Start)?;
+        let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        command.arg0("wideleaf-recorded");
+        command.arg(steps.map_or("all".to_owned(), |steps| steps.to_string())).arg(line);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Ctrl-C in a terminal is for the group that has it: this child ends after us.
+        let child = command.process_group(0).spawn().map_err(RecordError::Start)?;
+        if let Some(stdout) = &child.stdout {
+            // Only for speed: with a smaller pipe it works as well.
+            let _ = fcntl(stdout, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+        }
+        Ok(Self(child))
+    }
+
+    /// Where its frames come from. Once.
+    ///
+    /// # Panics
+    /// The second time.
+    pub fn output(&mut self) -> ChildStdout {
+        self.0.stdout.take().expect("the output is taken once, and it is a pipe")
+    }
+
+    /// Waits for its end, which it is near. `last_words`: what it has said of a failure.
+    pub fn end(mut self, last_words: &str) -> Result<(), RecordError> {
+        let status = self.0.wait().map_err(RecordError::Read)?;
+        let Some(code) = status.code() else { return Err(RecordError::Killed(status.signal().unwrap_or(0))) };
+        match u8::try_from(code) {
+            Ok(0) => Ok(()),
+            Ok(ENDED_NO_MEMORY) => Err(RecordError::NoMemory),
+            Ok(ENDED_WITHOUT_STEPS) => Err(RecordError::NoIterations),
+            Ok(code) if code == ExitCode::VerificationFailed as u8 => Err(RecordError::Wrong),
+            Ok(code) if code == ExitCode::BadArguments as u8 => Err(RecordError::Parameters(last_words.to_owned())),
+            _ => Err(RecordError::KernelFailed { status: code, message: last_words.to_owned() }),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A file without a name, which is gone when nobody runs it.
+fn in_memory(program: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create(c"wideleaf-recorded", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(program)?;
+    Ok(file)
+}
