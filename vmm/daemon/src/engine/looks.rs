@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use wideleaf_control::view::{BackingView, Care, Guarantee, VmView};
+use wideleaf_control::view::{Care, Guarantee, VmView};
 use wideleaf_memory::panicked::caught;
 
 use crate::guests::{Found, Guests, ProcessId};
@@ -98,8 +98,9 @@ fn not_yet(found: &Found) -> VmView {
         policy: None,
         guarantee: Guarantee::BestEffort,
         ram: Vec::new(),
-        backing: BackingView::default(),
+        backing: None,
         mapping: None,
+        guest_pages: None,
         work: None,
         notes: vec!["it is still being looked at: ask again in a moment".to_owned()],
     }
