@@ -5,7 +5,7 @@
 //!    waits       the script that `install` writes        reads the XML, asks, never waits long
 //!
 //!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is asked for
-//!   started begin     Attach { pid, settings }                does not wait
+//!   started begin     Started { pid, settings }               does not wait
 //!   reconnect begin   the same: libvirtd was restarted, and kills the guest where its hook fails
 //!   release end       Release                                 does not wait
 //!   anything else     nothing; for `restore` and `migrate` standard output would replace the XML
