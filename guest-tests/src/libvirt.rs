@@ -4,13 +4,15 @@
 //!   test ── standard input ──▶ unshare (mounts, processes, network) ──▶ sh libvirt.sh: virtlogd, libvirtd, QEMU …
 //!     │                                                                      ▲
 //!     └── nsenter: virsh, wideleaf, wideleafd ───────────────────────────────┘
-//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its namespaces
+//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its namespaces; where the test
+//!   did not come to its end, the shell first gives back what the pool has grown by
 //! ```
 //!
 //! What the test and those inside share are two folders: [`Libvirt::run_folder`] is `/run/wideleaf` there, and
 //! [`IMAGES`] holds the guest image and the guests' consoles.
 
 use std::fs::{self, Permissions};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,8 +20,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use wideleaf_memory::pool::{HugetlbPools, Release};
-use wideleaf_policies::PageSize;
 
 use crate::qemu_guest::base_pages_library;
 use crate::{Need, is_there};
@@ -46,8 +46,6 @@ pub struct Libvirt {
     /// The first process inside, as it is known outside.
     inside: String,
     folder: TempDir,
-    /// Of 2 MiB, before.
-    pool_pages: u64,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -78,9 +76,7 @@ impl Libvirt {
             .spawn()
             .expect("unshare starts");
         let inside = first_child(&mut unshare);
-        let pool = HugetlbPools::of_this_machine().status(PageSize::Huge2M);
-        let pool_pages = pool.map_or(0, |pool| pool.total);
-        let libvirt = Libvirt { unshare, inside, folder, pool_pages, _turn: turn };
+        let libvirt = Libvirt { unshare, inside, folder, _turn: turn };
         libvirt.wait_until_it_answers();
         Some(libvirt)
     }
@@ -187,17 +183,12 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        drop(self.unshare.stdin.take());
+        // Where nobody says that, what a daemon has added to the pool is given back from inside.
+        if let (Some(mut stdin), false) = (self.unshare.stdin.take(), std::thread::panicking()) {
+            let _ = stdin.write_all(b"done");
+        }
         // It ends when its first process has, and that when all others have been killed.
         let _ = self.unshare.wait();
-        // A daemon that was killed with them has given nothing back, and nobody comes after it.
-        if std::thread::panicking()
-            && let Ok(pool) = HugetlbPools::of_this_machine().status(PageSize::Huge2M)
-        {
-            let pages = Some(pool.total.saturating_sub(self.pool_pages));
-            let release = Release { size: PageSize::Huge2M, pages, node: None };
-            println!("given back to the host: {:?}", HugetlbPools::of_this_machine().release(&release));
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use under_libvirt::{ask, care, is_running, libvirt_with_hook, passes, program, start_wideleafd};
-use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target};
+use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings};
 use wideleaf_control::view::Care;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::libvirt::{Domain, IMAGES, Libvirt};
@@ -51,11 +51,11 @@ impl RecordingDaemon {
         self.requests.recv_timeout(REQUEST_MAX).expect("the hook asks")
     }
 
-    /// Waits for an Attach, and gives process and settings.
-    fn next_attach(&self) -> (u32, Settings) {
+    /// Waits for a Started, and gives process and settings.
+    fn next_started(&self) -> (u32, Settings) {
         match self.next() {
-            Request::Attach { target: Target::Pid(pid), settings } => (pid, settings),
-            other => panic!("{other:?} is no Attach of a process"),
+            Request::Started { pid, settings, .. } => (pid, settings),
+            other => panic!("{other:?} is no Started"),
         }
     }
 }
@@ -116,7 +116,7 @@ fn a_domain_on_huge_pages_starts_in_a_pool_that_has_none_and_leaves_none() {
     assert_eq!((name.as_str(), &said, pages.len()), ("pattern", &uuid, 1));
     // 128 MiB.
     assert_eq!((pages[0].page_bytes, pages[0].pages, pages[0].node), (2 << 20, 64, None));
-    let (pid, settings) = daemon.next_attach();
+    let (pid, settings) = daemon.next_started();
     assert_eq!(pid, libvirt.pid("pattern"));
     assert_eq!((settings.policy.as_deref(), settings.guarantee.as_deref()), (Some("off"), Some("95%")));
     libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
@@ -128,15 +128,15 @@ fn a_domain_on_huge_pages_starts_in_a_pool_that_has_none_and_leaves_none() {
 }
 
 #[test]
-fn guests_live_through_a_restart_of_libvirtd_and_are_attached_again() {
+fn guests_live_through_a_restart_of_libvirtd_and_are_told_of_again() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     let daemon = RecordingDaemon::listen(&libvirt);
     libvirt.define(&Domain::PATTERN);
     libvirt.virsh(&["start", "pattern"]).unwrap();
-    let (pid, settings) = daemon.next_attach();
+    let (pid, settings) = daemon.next_started();
     assert_eq!(settings, Settings::default(), "a domain that says nothing");
     libvirt.restart_libvirtd();
-    assert_eq!(daemon.next_attach().0, pid);
+    assert_eq!(daemon.next_started().0, pid);
     let before = passes(&libvirt, "pattern");
     libvirt.wait_until("the guest goes on", || passes(&libvirt, "pattern") > before);
     assert!(is_running(&libvirt, "pattern"));
@@ -150,13 +150,13 @@ fn a_guest_is_saved_and_restored_with_its_xml_as_it_was() {
     let daemon = RecordingDaemon::listen(&libvirt);
     libvirt.define(&Domain { wishes: "policy='auto'", ..Domain::PATTERN });
     libvirt.virsh(&["start", "pattern"]).unwrap();
-    let (first, _) = daemon.next_attach();
+    let (first, _) = daemon.next_started();
     libvirt.wait_until("the guest works", || passes(&libvirt, "pattern") > 0);
     let file = format!("{IMAGES}/saved");
     libvirt.virsh(&["save", "pattern", &file]).unwrap();
     assert!(matches!(daemon.next(), Request::Release { .. }));
     libvirt.virsh(&["restore", &file]).unwrap();
-    let (second, settings) = daemon.next_attach();
+    let (second, settings) = daemon.next_started();
     assert_ne!(first, second);
     assert_eq!(settings.policy.as_deref(), Some("auto"));
     let before = passes(&libvirt, "pattern");

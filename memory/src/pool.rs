@@ -16,37 +16,31 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use wideleaf_policies::{Bytes, PageSize};
 
 #[cfg(test)]
 mod fake_kernel;
 mod files;
 mod holders;
+mod intent;
 mod lease;
+mod lock;
 mod mounts;
 mod resize;
 mod room;
 
 use files::{KernelFiles, PoolFiles};
 pub use holders::{Holder, Holders};
+pub use intent::{Intent, Settled};
 pub use lease::PoolLease;
 pub use mounts::HugetlbMount;
-pub use resize::{Granted, NodePages, OnShortage, Plan, Release, Request, Returned};
+pub use resize::{Granted, NodePages, Note, OnShortage, Plan, Release, Request, Returned};
 pub use room::{Blocks, NoRoom, NodeRoom};
 
 /// Looks at a pool whose numbers contradict each other, before that is an error. They are read one after the other, so one
 /// look may fall between two changes of the kernel's; three in a row do not.
 const LOOKS_MAX: usize = 3;
-
-/// How long to wait for the lock of a pool: whoever has it may be making giant pages, some seconds each. Anybody who can read the
-/// file can lock it, so waiting has an end.
-const LOCK_TRIES_MAX: u32 = 3_000;
-/// Between two looks at the lock.
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The pools of this machine, or of a captured tree.
 #[derive(Clone, Debug)]
@@ -189,6 +183,17 @@ pub enum PoolError {
         /// How long it was waited for.
         waited_s: u64,
     },
+    /// A file that others could have put there, or could hold.
+    #[error("{} is not to be trusted: {why}; remove it, root makes it anew", path.display())]
+    Untrusted {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// What has to be done before the change could not be done.
+    #[error("{0}: the pool is as it was")]
+    NotBegun(String),
     /// Somebody else made the pool smaller while we made it larger.
     #[error(
         "somebody else changed {} meanwhile: {before} pages before, {after} after {wanted} were asked for; look again",
@@ -212,17 +217,23 @@ pub enum PoolError {
     NoRoom(Box<NoRoom>),
     /// More is to be released than nobody has.
     #[error(
-        "{asked} pages of {} are to be released and {unused} are nobody's: {} in the pool, {} in use, {} promised",
-        pool.size, pool.total, pool.in_use(), pool.reserved
+        "{asked} pages of {} are to be released and {unused} are nobody's: {} in the pool, {} in use, {} promised{}",
+        pool.size, pool.total, pool.in_use(), pool.reserved, kept_for_domains(*.kept)
     )]
     InUse {
         /// Pages asked for.
         asked: u64,
         /// Pages that nobody has, on the node that was asked for.
         unused: u64,
+        /// Of the others, pages kept for domains that are about to start.
+        kept: u64,
         /// The pool.
         pool: Box<PoolStatus>,
     },
+}
+
+fn kept_for_domains(kept: u64) -> String {
+    if kept == 0 { String::new() } else { format!(", {kept} kept for domains that are about to start") }
 }
 
 fn known_nodes(known: &[u32]) -> String {
@@ -369,21 +380,6 @@ impl HugetlbPools {
     fn write(&self, path: &Path, number: u64) -> Result<(), PoolError> {
         let written = self.files.write(path, &number.to_string());
         written.map_err(|source| PoolError::Write { path: path.to_owned(), source })
-    }
-
-    /// Others who change the number in this file wait until the lock is dropped, if they ask for it as we do.
-    fn lock(path: &Path) -> Result<Flock<std::fs::File>, PoolError> {
-        let at = |source| PoolError::File { path: path.to_owned(), source };
-        let mut file = std::fs::File::open(path).map_err(at)?;
-        for _ in 0..LOCK_TRIES_MAX {
-            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(lock),
-                Err((file, Errno::EAGAIN)) => file,
-                Err((_, errno)) => return Err(at(errno.into())),
-            };
-            std::thread::sleep(LOCK_PAUSE);
-        }
-        Err(PoolError::Locked { path: path.to_owned(), waited_s: (LOCK_PAUSE * LOCK_TRIES_MAX).as_secs() })
     }
 }
 

@@ -63,7 +63,7 @@ fn ask_everything(pools: &HugetlbPools, pages: u64, node: Option<u32>) {
         pools.check(size, Bytes::new(u64::MAX)).map(|()| String::new()),
         pools.room(node).map(|room| room.iter().map(ToString::to_string).collect()),
         pools.mounts().map(|mounts| format!("{mounts:?}")),
-        pools.plan_release(&Release { size, pages: Some(pages), node }).map(|plan| format!("{plan:?}")),
+        pools.plan_release(&Release { size, pages: Some(pages), node }, 0).map(|plan| format!("{plan:?}")),
         pools.release(&Release { size, pages: None, node }).map(|returned| format!("{returned:?}")),
         pools.lease(size, pages).map(|lease| format!("{lease:?}")),
     ];

@@ -286,6 +286,8 @@ impl From<PoolError> for Unswapped {
             PoolError::Malformed { .. }
             | PoolError::Contradiction { .. }
             | PoolError::Locked { .. }
+            | PoolError::Untrusted { .. }
+            | PoolError::NotBegun(_)
             | PoolError::Changed { .. } => OutcomeResult::Refused(Refusal::Other(0)),
         };
         result.into()

@@ -17,7 +17,7 @@ impl HugetlbPools {
     pub fn lease(&self, size: PageSize, pages: u64) -> Result<PoolLease, PoolError> {
         let name = if size == PageSize::Giant1G { "nr_hugepages" } else { "nr_overcommit_hugepages" };
         let path = self.folder(size, None).join(name);
-        let mut lease = PoolLease { pools: self.clone(), path, pages: 0 };
+        let mut lease = PoolLease { pools: self.clone(), size, path, pages: 0 };
         let [before, after] = lease.change(|n| n.saturating_add(pages))?;
         lease.pages = after.saturating_sub(before).min(pages);
         if lease.pages < pages {
@@ -32,6 +32,7 @@ impl HugetlbPools {
 #[derive(Debug)]
 pub struct PoolLease {
     pools: HugetlbPools,
+    size: PageSize,
     path: PathBuf,
     pages: u64,
 }
@@ -40,7 +41,7 @@ impl PoolLease {
     /// Changes the number in the file under a lock, so that two leases taken at once add up. Returns the numbers that
     /// were there before and after; the second is less than asked where the kernel had no more.
     fn change(&self, change: impl Fn(u64) -> u64) -> Result<[u64; 2], PoolError> {
-        let _lock = HugetlbPools::lock(&self.path)?;
+        let _lock = self.pools.lock(self.size)?;
         let before = self.pools.number(&self.path)?;
         let wanted = change(before);
         self.pools.write(&self.path, wanted)?;

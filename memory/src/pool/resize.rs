@@ -10,6 +10,8 @@
 //!                page from anybody, it makes surplus of it
 //! ```
 //!
+//! Who wants to outlive being killed in the middle of it notes an [`Intent`] before each write, and settles it afterwards.
+//!
 //! `nr_hugepages` reads as all pages, and what is written to it is the number of those that are no surplus. So growing turns surplus
 //! pages that are in use into pages that stay, before it makes any new one: these come on top, and back with the rest.
 
@@ -18,7 +20,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;
 
-use super::{HugetlbPools, NoRoom, NodeRoom, PoolError, PoolStatus};
+use super::{HugetlbPools, Intent, NoRoom, NodeRoom, PoolError, PoolStatus, Settled};
 
 /// What a pool is to have in addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +95,14 @@ pub struct NodePages {
     pub pages: u64,
 }
 
+/// What is done before a pool changes, with what is about to be done: where that fails, the pool stays as it is.
+pub type Note<'a> = &'a mut dyn FnMut(&Intent) -> Result<(), String>;
+
 impl Granted {
+    pub(super) fn new(size: PageSize, pages: u64, added: Vec<NodePages>, boot: &str) -> Granted {
+        Granted { size, pages, added, boot: boot.to_owned() }
+    }
+
     /// Which pool grew.
     pub fn size(&self) -> PageSize {
         self.size
@@ -107,6 +116,19 @@ impl Granted {
     /// What is still to be undone, by node.
     pub fn added(&self) -> &[NodePages] {
         &self.added
+    }
+
+    /// Whether nothing is still to be undone.
+    pub fn is_undone(&self) -> bool {
+        self.added.is_empty()
+    }
+
+    pub(super) fn added_mut(&mut self) -> std::slice::IterMut<'_, NodePages> {
+        self.added.iter_mut()
+    }
+
+    pub(super) fn drop_empty_parts(&mut self) {
+        self.added.retain(|part| part.pages > 0);
     }
 }
 
@@ -162,12 +184,25 @@ impl HugetlbPools {
     /// [`PoolError::NoRoom`] where there is not that much memory, with the pool as it was; [`PoolError::Write`] without
     /// root; [`PoolError::Changed`] where somebody else shrinks the pool at the same time.
     pub fn reserve(&self, request: &Request) -> Result<Granted, PoolError> {
-        let _lock = self.lock_pool(request.size)?;
+        self.reserve_noting(request, &mut |_| Ok(()))
+    }
+
+    /// The same, with a `note` before the pool changes. After an error the note may be of what was done and undone again:
+    /// [`HugetlbPools::settle`] tells.
+    ///
+    /// # Errors
+    /// [`PoolError::NotBegun`] where the note could not be taken, and those of [`HugetlbPools::reserve`].
+    pub fn reserve_noting(&self, request: &Request, note: Note<'_>) -> Result<Granted, PoolError> {
+        let _lock = self.lock(request.size)?;
         let before = self.consistent_status(request.size)?;
         let plan = self.growth(&before, request)?;
         if let Some(file) = &plan.compact {
             self.write(file, 1)?;
         }
+        let nodes = persistent_by_node(&before);
+        let surplus = part(&before, request.node)?.surplus;
+        let intent = Intent::new(request.size, request.node, plan.before, plan.after, &self.boot());
+        note(&intent.with_nodes(nodes, surplus)).map_err(PoolError::NotBegun)?;
         self.write(&plan.file, plan.after)?;
         let mut granted = match self.read_back(&before, request, &plan) {
             Ok(granted) => granted,
@@ -182,12 +217,12 @@ impl HugetlbPools {
         Err(no_room(request, made, plan.room))
     }
 
-    /// What [`HugetlbPools::release`] would do. Writes nothing.
+    /// What [`HugetlbPools::release_beside`] would do where so many pages are `kept`. Writes nothing.
     ///
     /// # Errors
     /// As [`HugetlbPools::release`].
-    pub fn plan_release(&self, release: &Release) -> Result<Plan, PoolError> {
-        self.shrinking(self.consistent_status(release.size)?, release)
+    pub fn plan_release(&self, release: &Release, kept: u64) -> Result<Plan, PoolError> {
+        self.shrinking(self.consistent_status(release.size)?, release, kept)
     }
 
     /// Makes a pool smaller, by pages that nobody has and that are promised to nobody.
@@ -195,9 +230,23 @@ impl HugetlbPools {
     /// # Errors
     /// [`PoolError::InUse`] where these are fewer; [`PoolError::Write`] without root.
     pub fn release(&self, release: &Release) -> Result<Returned, PoolError> {
-        let _lock = self.lock_pool(release.size)?;
-        let plan = self.shrinking(self.consistent_status(release.size)?, release)?;
-        self.shrink(release.size, release.node, plan.before - plan.after)
+        self.release_beside(release, || Ok(0))
+    }
+
+    /// The same, leaving so many pages beside as are `kept` for somebody who has not come for them yet: asked while nobody else can
+    /// change the pool.
+    ///
+    /// # Errors
+    /// [`PoolError::NotBegun`] where that can not be told, and those of [`HugetlbPools::release`].
+    pub fn release_beside(
+        &self,
+        release: &Release,
+        kept: impl FnOnce() -> Result<u64, String>,
+    ) -> Result<Returned, PoolError> {
+        let _lock = self.lock(release.size)?;
+        let kept = kept().map_err(PoolError::NotBegun)?;
+        let plan = self.shrinking(self.consistent_status(release.size)?, release, kept)?;
+        self.shrink(release.size, release.node, plan.before - plan.after, &mut |_| Ok(()))
     }
 
     /// Undoes a [`HugetlbPools::reserve`] of this boot; one of an earlier boot is undone already. What is done is taken out of
@@ -206,18 +255,46 @@ impl HugetlbPools {
     /// # Errors
     /// [`PoolError`] where a file can not be read or written.
     pub fn give_back(&self, granted: &mut Granted) -> Result<Returned, PoolError> {
+        let mut sum = Returned::default();
+        while !granted.is_undone() {
+            let returned = self.give_back_part(granted, &mut |_| Ok(()))?;
+            sum.now = sum.now.saturating_add(returned.now);
+            sum.later = sum.later.saturating_add(returned.later);
+        }
+        Ok(sum)
+    }
+
+    /// One write of it, with a `note` before.
+    ///
+    /// # Errors
+    /// [`PoolError::NotBegun`] where the note could not be taken; [`PoolError`] where a file can not be read or written. Whether it was
+    /// done all the same, [`HugetlbPools::settle`] tells.
+    pub fn give_back_part(&self, granted: &mut Granted, note: Note<'_>) -> Result<Returned, PoolError> {
         if granted.boot != self.boot() {
             granted.added.clear();
-            return Ok(Returned::default());
         }
-        let _lock = self.lock_pool(granted.size)?;
-        self.give_back_locked(granted)
+        let Some(NodePages { node, pages }) = granted.added.last().copied() else { return Ok(Returned::default()) };
+        let _lock = self.lock(granted.size)?;
+        let returned = self.shrink(granted.size, node, pages, note)?;
+        granted.added.pop();
+        Ok(returned)
+    }
+
+    /// Finds out what became of an `intent`: what was added to the pool is added to `granted`, and what was given back is taken out of it.
+    ///
+    /// # Errors
+    /// [`PoolError`] where the pool can not be read.
+    pub fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, PoolError> {
+        let _lock = self.lock(intent.size())?;
+        let pool = self.consistent_status(intent.size())?;
+        let now = part(&pool, intent.node())?.persistent();
+        Ok(intent.settle(now, &persistent_by_node(&pool), &self.boot(), granted))
     }
 
     fn give_back_locked(&self, granted: &mut Granted) -> Result<Returned, PoolError> {
         let mut sum = Returned::default();
         while let Some(NodePages { node, pages }) = granted.added.last().copied() {
-            let returned = self.shrink(granted.size, node, pages)?;
+            let returned = self.shrink(granted.size, node, pages, &mut |_| Ok(()))?;
             granted.added.pop();
             sum.now = sum.now.saturating_add(returned.now);
             sum.later = sum.later.saturating_add(returned.later);
@@ -257,11 +334,13 @@ impl HugetlbPools {
         })
     }
 
-    fn shrinking(&self, pool: PoolStatus, release: &Release) -> Result<Plan, PoolError> {
+    fn shrinking(&self, pool: PoolStatus, release: &Release, kept: u64) -> Result<Plan, PoolError> {
         let part = part(&pool, release.node)?;
-        let pages = release.pages.unwrap_or(part.unused);
-        if pages > part.unused {
-            return Err(PoolError::InUse { asked: pages, unused: part.unused, pool: Box::new(pool) });
+        let kept = kept.min(part.unused);
+        let unused = part.unused - kept;
+        let pages = release.pages.unwrap_or(unused);
+        if pages > unused {
+            return Err(PoolError::InUse { asked: pages, unused, kept, pool: Box::new(pool) });
         }
         Ok(Plan {
             pages,
@@ -274,10 +353,12 @@ impl HugetlbPools {
     }
 
     /// Takes so many pages out of a pool, and tells what became of them. The kernel keeps what is in use or promised.
-    fn shrink(&self, size: PageSize, node: Option<u32>, pages: u64) -> Result<Returned, PoolError> {
+    fn shrink(&self, size: PageSize, node: Option<u32>, pages: u64, note: Note<'_>) -> Result<Returned, PoolError> {
         let before = part(&self.consistent_status(size)?, node)?;
         let file = self.folder(size, node).join("nr_hugepages");
-        self.write(&file, before.persistent().saturating_sub(pages))?;
+        let to_stay = before.persistent().saturating_sub(pages);
+        note(&Intent::new(size, node, before.persistent(), to_stay, &self.boot())).map_err(PoolError::NotBegun)?;
+        self.write(&file, to_stay)?;
         let after = part(&self.consistent_status(size)?, node)?;
         Ok(Returned {
             now: before.total.saturating_sub(after.total).min(pages),
@@ -328,18 +409,15 @@ impl HugetlbPools {
     fn boot(&self) -> String {
         self.files.read(&self.root.join(BOOT_ID)).unwrap_or_default().trim().to_owned()
     }
-
-    fn lock_pool(&self, size: PageSize) -> Result<impl Sized + use<>, PoolError> {
-        let folder = self.folder(size, None);
-        if !folder.is_dir() {
-            return Err(PoolError::NoPool(size, folder));
-        }
-        HugetlbPools::lock(&folder.join("nr_hugepages"))
-    }
 }
 
 /// The kernel's name for one boot (random(4)).
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+
+/// Pages that stay, node by node.
+fn persistent_by_node(pool: &PoolStatus) -> Vec<NodePages> {
+    pool.nodes.iter().map(|node| NodePages { node: Some(node.node), pages: node.persistent() }).collect()
+}
 
 /// On which nodes `added` pages are; in one sum where the nodes do not add up to it.
 fn by_node(before: &PoolStatus, after: &PoolStatus, node: Option<u32>, added: u64) -> Vec<NodePages> {
@@ -359,15 +437,15 @@ fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeRoom>) -> PoolErr
 }
 
 /// A page size by its name, as everywhere else.
-mod by_name {
+pub(super) mod by_name {
     use serde::{Deserialize, Deserializer, Serializer, de};
     use wideleaf_policies::PageSize;
 
-    pub(super) fn serialize<S: Serializer>(size: &PageSize, to: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::pool) fn serialize<S: Serializer>(size: &PageSize, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(size.name())
     }
 
-    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<PageSize, D::Error> {
+    pub(in crate::pool) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<PageSize, D::Error> {
         let name = String::deserialize(from)?;
         PageSize::parse(&name).map_err(de::Error::custom)
     }
@@ -488,7 +566,7 @@ mod tests {
         assert_eq!((plan.before, plan.after), (0, 8));
         assert!(plan.file.ends_with(GLOBAL));
         assert!(plan.compact.is_some_and(|file| file.ends_with("proc/sys/vm/compact_memory")));
-        let plan = kernel.pools().plan_release(&release(None, None)).expect("nothing to release");
+        let plan = kernel.pools().plan_release(&release(None, None), 0).expect("nothing to release");
         assert_eq!((plan.before, plan.after), (0, 0));
         assert_eq!(kernel.written(), []);
     }

@@ -133,17 +133,13 @@ pub fn with_pid(places: &Places, pid: u32) -> Result<VmProcess, FindError> {
 /// # Errors
 /// [`FindError`] where there is none, or more than one.
 pub fn named(places: &Places, name: &str) -> Result<VmProcess, FindError> {
-    // libvirt has written down the process: no need to look at all.
-    if let Some(guest) = places.domain_pid(name).and_then(|pid| VmProcess::look(places, pid).ok().flatten())
-        && guest.name == name
-    {
+    // The kernel gives process ids, and processes give themselves names: who calls itself like another's id is not meant.
+    if let Some(guest) = name.parse().ok().and_then(|pid| VmProcess::look(places, pid).ok().flatten()) {
         return Ok(guest);
     }
     let mut guests = all(places)?.guests;
     let is_meant = |guest: &VmProcess| {
-        guest.name == name
-            || guest.pid.to_string() == name
-            || guest.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(name))
+        guest.name == name || guest.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(name))
     };
     let pids: Vec<_> = guests.iter().filter(|guest| is_meant(guest)).map(|guest| guest.pid).collect();
     match pids[..] {
@@ -178,6 +174,22 @@ mod tests {
             assert_eq!(named(&places, name).expect("it is there").pid, 7, "{name}");
         }
         assert_eq!(resolve(&places, &Target::Pid(8)).expect("it is there").name, "8");
+    }
+
+    #[test]
+    fn who_calls_itself_like_a_domain_or_a_process_id_is_not_taken_for_it() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64", "-name", "web", "-uuid", "u-1"], VM);
+        add_process(&places, 8, &["qemu-system-x86_64", "-name", "web", "-uuid", "u-1"], VM);
+        add_process(&places, 9, &["qemu-system-x86_64", "-name", "7"], VM);
+        std::fs::write(places.libvirt.join("web.pid"), "7").expect("written");
+        for name in ["web", "u-1"] {
+            let error = named(&places, name).expect_err("two are").to_string();
+            assert_eq!(error, format!("2 VMs are called {name:?}: name one by its process id (7, 8)"));
+        }
+        assert_eq!(named(&places, "7").expect("process 7").name, "web");
+        let domain = |pid| with_pid(&places, pid).expect("it is there").domain;
+        assert_eq!([7, 8, 9].map(domain), [Some("web".to_owned()), None, None]);
     }
 
     #[test]

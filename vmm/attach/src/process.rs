@@ -11,9 +11,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, VmFlags};
 use procfs::{FromBufRead as _, ProcError};
 use wideleaf_control::view::Vmm;
@@ -30,11 +32,13 @@ pub struct Places {
     pub libvirt: PathBuf,
     /// `/sys`.
     pub sys: PathBuf,
+    /// The user whose word counts as libvirt's: root. A file of anybody else's in its folder says nothing.
+    pub libvirt_uid: u32,
 }
 
 impl Default for Places {
     fn default() -> Places {
-        Places { proc: "/proc".into(), libvirt: "/run/libvirt/qemu".into(), sys: "/sys".into() }
+        Places { proc: "/proc".into(), libvirt: "/run/libvirt/qemu".into(), sys: "/sys".into(), libvirt_uid: 0 }
     }
 }
 
@@ -57,9 +61,24 @@ impl Places {
         setting.is_ok_and(|setting| setting.contains("[never]"))
     }
 
-    /// The process of a running domain, as libvirt wrote it down.
+    /// The process of a running domain, as libvirt wrote it down. `None` also where anybody else may have written it: a link, a file of
+    /// another user's, or one that others can write or put in the place of libvirt's.
     pub fn domain_pid(&self, domain: &str) -> Option<u32> {
-        fs::read_to_string(self.domain_file(domain, "pid")?).ok()?.trim().parse().ok()
+        let path = self.domain_file(domain, "pid")?;
+        // A FIFO in its place would make us wait.
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let file = fs::File::options().read(true).custom_flags(flags).open(path).ok()?;
+        let is_libvirts = |of: &fs::Metadata| of.uid() == self.libvirt_uid && of.mode() & WRITABLE_BY_OTHERS == 0;
+        let folder = fs::metadata(&self.libvirt).ok().filter(is_libvirts)?;
+        file.metadata().ok().filter(is_libvirts).filter(|file| file.is_file() && folder.is_dir())?;
+        let mut text = String::new();
+        file.take(PID_BYTES_MAX).read_to_string(&mut text).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Whether libvirt says of another process, which lives, that it is the domain of that name.
+    fn is_domain_of_another(&self, domain: &str, pid: u32) -> bool {
+        self.domain_pid(domain).is_some_and(|other| other != pid && self.proc.join(other.to_string()).exists())
     }
 }
 
@@ -68,6 +87,11 @@ pub(crate) const NEEDED_TO_LOOK: &str = "root, or the user of the process, or CA
 
 /// What it takes to manage it.
 pub(crate) const NEEDED_TO_ACT: &str = "root, or the user of the process and CAP_SYS_NICE";
+/// Group and others (inode(7)).
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// A process id has seven digits (proc_sys_kernel(5), `pid_max`).
+const PID_BYTES_MAX: u64 = 32;
 
 /// A figure that can not be had, and what would bring it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,12 +152,14 @@ pub struct VmProcess {
     pub program: String,
     /// Who runs the VM.
     pub vmm: Vmm,
-    /// Of the domain, of the guest, or the process id.
+    /// Of the guest as its own command line has it, or the process id: a label. Whoever starts a process gives it any name.
     pub name: String,
-    /// Its UUID, if it was given one.
+    /// The UUID on its command line: a label as well.
     pub uuid: Option<String>,
     /// Its name as a libvirt domain, where libvirt says that this process is it.
     pub domain: Option<String>,
+    /// Whether libvirt says that another process is the domain of that name: this one only calls itself so.
+    pub is_name_anothers: bool,
     /// What it was started with.
     pub command_line: CommandLine,
     /// What its open files tell.
@@ -207,7 +233,9 @@ impl VmProcess {
         }
         let command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
         let domain = command_line.name.clone().filter(|name| places.domain_pid(name) == Some(pid));
+        let is_anothers = |name: &String| places.is_domain_of_another(name, pid);
         Ok(Some(VmProcess {
+            is_name_anothers: domain.is_none() && command_line.name.as_ref().is_some_and(is_anothers),
             pid,
             started_at: process.stat().map_err(error)?.starttime,
             uid: process.uid().map_err(error)?,
@@ -400,6 +428,7 @@ pub(crate) mod tests {
             proc: folder.path().join("proc"),
             libvirt: folder.path().join("libvirt"),
             sys: folder.path().join("sys"),
+            libvirt_uid: nix::unistd::geteuid().as_raw(),
         };
         for path in [&places.proc, &places.libvirt, &places.sys] {
             fs::create_dir(path).expect("the folder is new");
@@ -441,7 +470,39 @@ pub(crate) mod tests {
         assert!(guest.is_alive());
 
         fs::write(places.libvirt.join("web.pid"), "8").expect("written");
-        assert_eq!(VmProcess::look(&places, 7).expect("there").expect("a VM").domain, None);
+        let guest = VmProcess::look(&places, 7).expect("there").expect("a VM");
+        assert_eq!((guest.domain, guest.is_name_anothers), (None, false), "nobody is process 8");
+        add_process(&places, 8, &["/usr/bin/qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
+        let is_anothers = |pid| VmProcess::look(&places, pid).expect("there").expect("a VM").is_name_anothers;
+        assert_eq!([7, 8].map(is_anothers), [true, false]);
+    }
+
+    #[test]
+    fn only_a_file_that_libvirt_alone_can_write_says_which_process_a_domain_is() {
+        use std::fs::Permissions;
+        use std::os::unix::fs::PermissionsExt;
+        let (folder, places) = fake_places();
+        let file = places.libvirt.join("web.pid");
+        let chmod = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("its owner's");
+        chmod(&places.libvirt, 0o755);
+        fs::write(&file, "7\n").expect("written");
+        chmod(&file, 0o644);
+        assert_eq!(places.domain_pid("web"), Some(7));
+        assert_eq!(Places { libvirt_uid: places.libvirt_uid + 1, ..places.clone() }.domain_pid("web"), None, "whose?");
+        for path in [&file, &places.libvirt] {
+            let before = fs::metadata(path).expect("it is there").permissions();
+            for mode in [0o775, 0o757] {
+                chmod(path, mode);
+                assert_eq!(places.domain_pid("web"), None, "{} is {mode:o}", path.display());
+            }
+            fs::set_permissions(path, before).expect("its owner's");
+        }
+        fs::rename(&file, folder.path().join("elsewhere")).expect("it was there");
+        symlink(folder.path().join("elsewhere"), &file).expect("the link is new");
+        assert_eq!(places.domain_pid("web"), None, "a link");
+        fs::remove_file(&file).expect("it was there");
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRUSR).expect("a FIFO");
+        assert_eq!(places.domain_pid("web"), None, "nobody waits for who writes there");
     }
 
     #[test]

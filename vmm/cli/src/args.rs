@@ -42,6 +42,9 @@ Exit codes:
     5  the guest crashed: triple fault, panic, an instruction KVM could not run
     6  the guest did not end within --timeout
     7  the result or the recording could not be written
+   10  `hook status`: the hook is not installed
+   11  `hook status`: the hook is of another version, or for another program or socket
+   12  `hook status`: libvirtd does not run the hook yet
   130  interrupted (Ctrl-C)
 
 Environment:
@@ -182,9 +185,13 @@ pub struct PoolReleaseArgs {
     #[arg(long, value_name = "N", group = "amount", value_parser = clap::value_parser!(u64).range(1..))]
     pub pages: Option<u64>,
 
-    /// All pages that nobody has
+    /// All pages that nobody has, and that are kept for no domain that is about to start
     #[arg(long, group = "amount")]
     pub all_unused: bool,
+
+    /// Where wideleafd listens, which knows what is kept [default: /run/wideleaf/control.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
 }
 
 /// What both ways to change a pool have in common.

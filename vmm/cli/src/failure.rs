@@ -24,9 +24,26 @@ pub enum Failure {
     /// The result could not be written.
     #[error("{0}")]
     Output(String),
+    /// libvirt's hook does not work.
+    #[error(transparent)]
+    Hook(#[from] HookFault),
     /// Ctrl-C or a polite kill.
     #[error("interrupted")]
     Interrupted,
+}
+
+/// Why libvirt's hook does not work, each with an exit code of its own: who watches it tells by that what is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HookFault {
+    /// There is none of ours that libvirt could run.
+    #[error("the hook is not installed: run `wideleaf hook install`")]
+    NotInstalled,
+    /// It is not what would be installed now.
+    #[error("the hook is for another program or socket, or of another version: run `wideleaf hook install`")]
+    OutOfDate,
+    /// libvirtd started before there was one.
+    #[error("libvirtd does not run the hook yet: restart libvirtd once, running guests live on")]
+    NotRun,
 }
 
 impl Failure {
@@ -40,6 +57,9 @@ impl Failure {
             Failure::GuestCrashed(_) => 5,
             Failure::TimedOut(_) => 6,
             Failure::Output(_) => 7,
+            Failure::Hook(HookFault::NotInstalled) => 10,
+            Failure::Hook(HookFault::OutOfDate) => 11,
+            Failure::Hook(HookFault::NotRun) => 12,
             Failure::Interrupted => 130,
         }
     }
@@ -54,7 +74,7 @@ impl Failure {
             Failure::Host(message) => Failure::Host(say(message)),
             Failure::GuestCrashed(message) => Failure::GuestCrashed(say(message)),
             Failure::Output(message) => Failure::Output(say(message)),
-            other @ (Failure::TimedOut(_) | Failure::Interrupted) => other,
+            other @ (Failure::TimedOut(_) | Failure::Hook(_) | Failure::Interrupted) => other,
         }
     }
 

@@ -5,7 +5,7 @@
 //!    waits       the script that `install` writes        reads the XML, asks, never waits long
 //!
 //!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is asked for
-//!   started begin     Attach { pid, settings }                does not wait
+//!   started begin     Started { pid, settings }               does not wait
 //!   reconnect begin   the same: libvirtd was restarted, and kills the guest where its hook fails
 //!   release end       Release                                 does not wait
 //!   anything else     nothing; for `restore` and `migrate` standard output would replace the XML
@@ -48,6 +48,13 @@ Examples:
       <wideleaf:memory xmlns:wideleaf='urn:wideleaf:memory:1' policy='auto' guarantee='95%' pool='yes'/>
     </metadata>";
 
+const STATUS_CODES: &str = "\
+Exit codes:
+   0  the hook is installed, and libvirtd runs it or will when it starts
+  10  it is not installed: absent, not executable, or somebody else's file is in its place
+  11  it is of another version, or for another program or socket
+  12  libvirtd started before there was a hook, and does not run it yet";
+
 /// `wideleaf hook`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
@@ -64,6 +71,7 @@ enum HookCommand {
     /// Take the script away
     Uninstall(ChangeArgs),
     /// Show whether the script is there and whether the running libvirtd runs it
+    #[command(after_help = STATUS_CODES)]
     Status(StatusArgs),
     /// What the script runs
     #[command(hide = true)]

@@ -19,8 +19,12 @@ use wideleaf_policies::{Bytes, PageSize};
 use crate::args::{PoolArgs, PoolChangeArgs, PoolCommand, PoolListArgs, PoolReleaseArgs, PoolReserveArgs};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::Output;
+use crate::output::{Output, say};
 use crate::report::{number, table};
+
+mod kept;
+
+use kept::Kept;
 
 /// The sizes that have pools.
 const SIZES: [PageSize; 2] = [PageSize::Huge2M, PageSize::Giant1G];
@@ -458,10 +462,17 @@ fn release(args: &PoolReleaseArgs) -> Result<(), Failure> {
         }
         error => host(error),
     };
+    let kept = Kept::at(root, args.socket.as_deref());
     let outcome = if *dry_run {
-        Outcome::Planned(pools.plan_release(&release).map_err(refused)?)
+        // Whoever may not ask may still see the rest.
+        let kept = kept.pages(*size, *node).unwrap_or_else(|why| {
+            say(format_args!("wideleaf: {why}: fewer pages may be released"));
+            0
+        });
+        Outcome::Planned(pools.plan_release(&release, kept).map_err(refused)?)
     } else {
-        let Returned { now, later } = pools.release(&release).map_err(refused)?;
+        let released = pools.release_beside(&release, || kept.pages(*size, *node));
+        let Returned { now, later } = released.map_err(refused)?;
         Outcome::Done { changed: now, later }
     };
     output.write(&PoolChange::new(Change::Release, &args.change, args.pages, outcome)?, PoolChange::to_table)

@@ -184,6 +184,7 @@ fn unexpected(answer: &Answer) -> Failure {
         Answer::Done => "nothing",
         Answer::Daemon(_) => "itself",
         Answer::Vms(_) => "all VMs",
+        Answer::Rooms(_) => "rooms in the pools",
         Answer::Vm(_) => "one VM",
         Answer::Explanation(_) => "an explanation",
         Answer::Windows(_) => "windows",

@@ -5,7 +5,10 @@
 mod program;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use predicates::prelude::*;
 use program::Scratch;
@@ -124,6 +127,57 @@ fn pages_are_added_and_released_where_it_was_said() {
     assert_eq!(total(&scratch, POOL), "19");
     let change = json(&scratch, &["release", "--size=2m", "--pages=2", "--node=0"]);
     assert_eq!((&change["changed_pages"], total(&scratch, &node(0))), (&json!(2), "8".to_owned()));
+}
+
+/// Room for a domain that has not started, as the daemon and its state file tell of it.
+fn room(pages: u64, node: Option<u32>, has_started: bool) -> Value {
+    let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let wanted = json!([{ "page_bytes": 2 << 20, "pages": pages, "node": node }]);
+    json!({ "uuid": "u", "domain": "web", "wanted": wanted, "grown": [], "has_started": has_started, "made_at_s": made_at_s })
+}
+
+#[test]
+fn what_is_kept_for_a_domain_that_is_about_to_start_is_not_released() {
+    let scratch = tree();
+    fs::create_dir_all(scratch.path("run/wideleaf")).unwrap();
+    let listener = UnixListener::bind(scratch.path("run/wideleaf/control.sock")).unwrap();
+    let daemon = std::thread::spawn(move || {
+        for answer in [json!([room(2, None, false), room(1, Some(1), false), room(9, None, true)]), json!([])] {
+            let (stream, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            assert!(line.contains("\"rooms\""), "{line}");
+            writeln!(&stream, "{}", json!({ "ok": { "rooms": answer } })).unwrap();
+        }
+    });
+    // Ten free, three promised, three kept.
+    let change = json(&scratch, &["release", "--size=2m", "--all-unused"]);
+    assert_eq!((&change["changed_pages"], total(&scratch, POOL)), (&json!(4), "12".to_owned()));
+    put(&scratch, POOL, &[("nr_hugepages", 16)]);
+    assert_eq!(json(&scratch, &["release", "--size=2m", "--all-unused"])["changed_pages"], json!(7));
+    daemon.join().unwrap();
+}
+
+#[test]
+fn without_a_daemon_the_state_file_tells_what_is_kept_and_where_it_can_not_nothing_is_released() {
+    let scratch = tree();
+    let state = |rooms: &Value| text(&scratch, "var/lib/wideleaf/state.json", &json!({ "rooms": rooms }).to_string());
+    let mut stale = room(7, None, false);
+    stale["made_at_s"] = json!(1_000_000);
+    state(&json!([room(5, None, false), stale]));
+    let plan = said(&scratch, &["release", "--size=2m", "--all-unused", "--dry-run"]);
+    assert!(plan.starts_with("2 pages of 2m would be released"), "{plan}");
+    let words = ["3 pages of 2m are to be released and 2 are nobody's", "5 kept for domains that are about to start"];
+    let release = ["pool", "release", "--size=2m", "--pages=3", "--root=."];
+    let refuses = |arguments: &[&str], words: &[&str]| {
+        let output = scratch.wideleaf(arguments).assert().code(4).stdout("");
+        let stderr = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+        assert!(stderr.lines().count() == 1 && words.iter().all(|word| stderr.contains(word)), "{stderr}");
+    };
+    refuses(&release, &words);
+    text(&scratch, "var/lib/wideleaf/state.json", "{");
+    refuses(&release, &["can not be told", "state.json", "the pool is as it was"]);
+    assert_eq!(total(&scratch, POOL), "16");
 }
 
 #[test]

@@ -119,6 +119,7 @@ fn timeout_of(request: &Request) -> Duration {
         Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. } | Request::Reload => CHANGE_TIMEOUT,
         // The kernel may have to move memory for it.
         Request::Prepare { .. } => CHANGE_TIMEOUT,
+        Request::Started { .. } => CHANGE_TIMEOUT,
         _ => QUESTION_TIMEOUT,
     }
 }

@@ -40,6 +40,8 @@ pub enum Request {
     Daemon,
     /// All VMs that are known. Answer: [`Answer::Vms`].
     List,
+    /// Room in the hugetlb pools that was made for libvirt domains. Answer: [`Answer::Rooms`].
+    Rooms,
     /// One VM. Answer: [`Answer::Vm`].
     Info {
         /// Which.
@@ -98,6 +100,20 @@ pub enum Request {
         /// What it takes of which pool.
         pages: Vec<PoolRequest>,
     },
+    /// A libvirt domain runs, as libvirt's hook tells when it has started and when libvirtd was restarted. It is taken under management
+    /// where the configuration says so, or where `settings` ask for it; one that somebody detached stays detached. Answer:
+    /// [`Answer::Done`], whether it was taken or not.
+    Started {
+        /// Its name.
+        domain: String,
+        /// Its UUID.
+        uuid: String,
+        /// The process that is this domain, by libvirt's word.
+        pid: u32,
+        /// What its metadata say. What was said over the socket since counts more.
+        #[serde(flatten)]
+        settings: Settings,
+    },
     /// A libvirt domain is gone: room that was made for it goes back. Answer: [`Answer::Done`].
     Release {
         /// Its name.
@@ -117,6 +133,28 @@ pub struct PoolRequest {
     /// Where; `None`: anywhere.
     #[serde(default)]
     pub node: Option<u32>,
+}
+
+/// Room in the pools for one libvirt domain. The daemon's state file has rooms with the same fields, and more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomView {
+    /// Of the domain.
+    pub uuid: String,
+    /// Of the domain.
+    pub domain: String,
+    /// What it takes of the pools.
+    pub wanted: Vec<PoolRequest>,
+    /// Whether it has come for it, or will not come any more. Until then free pages are kept for it.
+    pub has_started: bool,
+}
+
+impl RoomView {
+    /// Free pages of that size that are kept for it, which may be on that node; `None`: on any.
+    pub fn kept(&self, page_bytes: u64, node: Option<u32>) -> u64 {
+        let may_be_there = |of: &&PoolRequest| of.node == node || of.node.is_none() || node.is_none();
+        let wanted = self.wanted.iter().filter(|of| !self.has_started && of.page_bytes == page_bytes);
+        wanted.filter(may_be_there).fold(0, |sum: u64, of| sum.saturating_add(of.pages))
+    }
 }
 
 /// A guest that somebody else started.
@@ -168,6 +206,8 @@ pub enum Answer {
     Daemon(DaemonView),
     /// To [`Request::List`].
     Vms(Vec<VmView>),
+    /// To [`Request::Rooms`].
+    Rooms(Vec<RoomView>),
     /// To whatever is about one.
     Vm(Box<VmView>),
     /// To [`Request::Explain`].

@@ -153,10 +153,10 @@ pub struct AttachConfig {
 }
 
 impl Default for AttachConfig {
-    /// None: nothing happens to a guest that nobody named. Every ten seconds: a guest that has just started touches its memory
-    /// for longer than that.
+    /// libvirt's: who installs the hook wants its guests looked after, and nothing happens to a guest that nobody named. Every ten
+    /// seconds: a guest that has just started touches its memory for longer than that.
     fn default() -> AttachConfig {
-        AttachConfig { automatic: Automatic::None, interval: Duration::from_secs(10) }
+        AttachConfig { automatic: Automatic::Libvirt, interval: Duration::from_secs(10) }
     }
 }
 

@@ -74,8 +74,9 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
             return Err(error);
         }
     };
+    engine.adopt(earlier);
     let stop = Arc::new(Stop::default());
-    let threads = [tick(&engine, &stop), scout(&engine, &stop, earlier)];
+    let threads = [tick(&engine, &stop), scout(&engine, &stop)];
     tracing::info!("wideleafd {} listens at {}", env!("CARGO_PKG_VERSION"), config.socket.path.display());
     notify(NotifyState::Ready);
     for signal in signals.forever() {
@@ -158,11 +159,11 @@ fn tick(engine: &Arc<Engine>, stop: &Arc<Stop>) -> JoinHandle<()> {
     })
 }
 
-fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>, earlier: State) -> JoinHandle<()> {
+fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>) -> JoinHandle<()> {
     let (engine, stop) = (engine.clone(), stop.clone());
     thread::spawn(move || {
         or_abort("the scout", || {
-            while let Err(error) = engine.resume(&earlier) {
+            while let Err(error) = engine.resume() {
                 tracing::error!("guests of earlier are not taken up yet: {error}");
                 if stop.wait(engine.scout_interval()) {
                     return;

@@ -25,12 +25,13 @@ use crate::guarantee::GuaranteeEvent;
 use crate::guests::{Care, Found, Guests, ProcessId};
 use crate::host_memory::HostMemoryWatch;
 use crate::metrics::{Scrape, ScrapedVm};
-use crate::rooms::{self, Pools, Room};
+use crate::rooms::{Pools, Room};
 use crate::share;
 use crate::state::{self, Remembered, State};
 use crate::usage;
 
 mod looks;
+mod pool_rooms;
 mod requests;
 mod vm;
 
@@ -67,13 +68,13 @@ pub struct Engine {
     started: Instant,
     table: Mutex<Table>,
     saved: Mutex<Saved>,
-    preparing: Mutex<()>,
+    changing_pools: Mutex<()>,
     looks: Arc<Looks>,
 }
 
 /// What is in the state file.
 enum Saved {
-    /// What an earlier daemon left, which must not be overwritten before it is taken up.
+    /// What an earlier daemon left, which must not be overwritten before it is known.
     NotYetRead,
     /// Something older than what is known.
     Old,
@@ -87,6 +88,8 @@ struct Table {
     vms: BTreeMap<ProcessId, Vm>,
     being_attached: BTreeSet<ProcessId>,
     left: BTreeSet<ProcessId>,
+    /// Guests of an earlier daemon that are not taken up yet: they stay in the state until they are.
+    pending: Vec<Remembered>,
     /// Why guests could not be taken, as it was said last.
     refused: BTreeMap<ProcessId, String>,
     rooms: Vec<Room>,
@@ -116,6 +119,7 @@ impl Engine {
             vms: BTreeMap::new(),
             being_attached: BTreeSet::new(),
             left: BTreeSet::new(),
+            pending: Vec::new(),
             refused: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
@@ -128,7 +132,7 @@ impl Engine {
             started: Instant::now(),
             table: Mutex::new(table),
             saved: Mutex::new(Saved::NotYetRead),
-            preparing: Mutex::new(()),
+            changing_pools: Mutex::new(()),
             looks: Arc::default(),
         }
     }
@@ -147,25 +151,32 @@ impl Engine {
         self.table().config.attach.interval
     }
 
-    /// Takes up what an earlier daemon left: guests that are still the same process, and room in the pools.
+    /// Learns what an earlier daemon knew: from then on its state may be overwritten. Once, before anything is asked of this one.
+    pub fn adopt(&self, state: State) {
+        let State { guests, left, rooms, .. } = state;
+        let mut table = self.table();
+        table.left.extend(left);
+        table.rooms.extend(rooms);
+        table.pending = guests;
+        drop(table);
+        *locked(&self.saved) = Saved::Old;
+    }
+
+    /// Takes up what it left: guests that are still the same process, and room in the pools.
     ///
     /// # Errors
     /// Where nobody can tell which guests run; nothing is taken up or forgotten then.
-    pub fn resume(&self, state: &State) -> Result<(), String> {
+    pub fn resume(&self) -> Result<(), String> {
         let running = self.doors.guests.find()?;
-        {
-            let mut table = self.table();
-            table.left.extend(&state.left);
-            table.rooms.extend_from_slice(&state.rooms);
-        }
-        for Remembered { process, name, said, work } in &state.guests {
-            match running.iter().find(|found| found.process == *process) {
-                Some(found) => self.take_or_warn(found, said.clone(), work.clone()),
+        let pending = self.table().pending.clone();
+        for Remembered { process, name, said, work } in pending {
+            match running.iter().find(|found| found.process == process) {
+                Some(found) => self.take_or_warn(found, said, work),
                 None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
             }
+            self.table().pending.retain(|pending| pending.process != process);
         }
         self.give_back_abandoned(&running);
-        *locked(&self.saved) = Saved::Old;
         self.save();
         Ok(())
     }
@@ -194,7 +205,7 @@ impl Engine {
                 drop(table);
                 return self.set(found.process, &said);
             }
-            let wanted = table.config.wanted(&found.name, &said)?;
+            let wanted = table.config.wanted(&found.believed_name(), &said)?;
             if !table.being_attached.insert(found.process) {
                 return Err("it is being attached already".into());
             }
@@ -212,8 +223,7 @@ impl Engine {
         let vm = taken?;
         tracing::info!("{} (pid {}) is managed: policy {}", vm.found.name, vm.found.process.pid, vm.wanted.policy);
         table.left.remove(&found.process);
-        let is_its_own = |room: &&mut Room| Some(&room.uuid) == found.uuid.as_ref();
-        table.rooms.iter_mut().filter(is_its_own).for_each(|room| room.has_started = true);
+        table.rooms.iter_mut().filter(|room| room.belongs_to(found)).for_each(|room| room.start(found.process));
         table.vms.insert(found.process, vm);
         drop(table);
         self.share_out();
@@ -226,7 +236,7 @@ impl Engine {
             let table = self.table();
             let vm = table.vms.get(&process).ok_or("it has just ended")?;
             let said = vm::merged(&vm.said, changes);
-            let wanted = vm.keeping_settled(changes, table.config.wanted(&vm.found.name, &said)?)?;
+            let wanted = vm.keeping_settled(changes, table.config.wanted(&vm.found.believed_name(), &said)?)?;
             if (&vm.said, &vm.wanted) == (&said, &wanted) {
                 return Ok(());
             }
@@ -357,9 +367,7 @@ impl Engine {
     /// Room for which no process was seen yet is for the next start of the domain, and is kept.
     fn bury(&self, process: ProcessId) {
         let Some(vm) = self.off_the_table(process, "has ended") else { return };
-        if let Some(uuid) = &vm.found.uuid {
-            self.give_back_rooms(|room| room.uuid == *uuid && room.has_started);
-        }
+        self.give_back_rooms(|room| room.has_started && room.belongs_to(&vm.found));
         if let Hands::Attached(care) = vm.hands {
             // Its threads may be waiting for an answer, and nobody waits for them. Without a thread, `care` is dropped here.
             let leaving = thread::Builder::new().name("leaving".into()).spawn(move || leave(&care));
@@ -394,8 +402,9 @@ impl Engine {
             table.refused.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
-            let is_named =
-                |found: &Found| found.vmm != Vmm::Wideleaf && table.config.attach.automatic.is_match(&found.name);
+            let is_named = |found: &Found| {
+                found.vmm != Vmm::Wideleaf && table.config.attach.automatic.is_match(&found.believed_name())
+            };
             running.iter().filter(|found| is_new(found) && is_named(found)).cloned().collect()
         };
         for found in &came {
@@ -404,24 +413,6 @@ impl Engine {
         self.give_back_abandoned(&running);
         self.save();
         Ok(())
-    }
-
-    fn give_back_abandoned(&self, running: &[Found]) {
-        let is_running = |room: &Room| running.iter().any(|found| found.uuid.as_ref() == Some(&room.uuid));
-        self.table().rooms.iter_mut().filter(|room| is_running(room)).for_each(|room| room.has_started = true);
-        self.give_back_rooms(|room| !is_running(room) && room.is_abandoned(now_s()));
-    }
-
-    fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {
-        let gone: Vec<Room> = self.table().rooms.extract_if(.., |room| which(room)).collect();
-        for room in gone {
-            tracing::info!("room in the pool for {} goes back", room.domain);
-            let grown = rooms::give_back(&*self.doors.pools, room.grown);
-            if !grown.is_empty() {
-                // Nobody needs it any more: the next scouting tries again.
-                self.table().rooms.push(Room { grown, has_started: true, ..room });
-            }
-        }
     }
 
     /// Reads the configuration again and tells every VM what has changed for it. Counters go on.
@@ -452,24 +443,32 @@ impl Engine {
 
     /// Writes the state, if it has changed.
     fn save(&self) {
+        if let Err(error) = self.write_state() {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// The same; when it returns, the next daemon knows all that is known.
+    fn write_state(&self) -> Result<(), String> {
         let mut saved = locked(&self.saved);
         let state = self.state();
         match &*saved {
-            Saved::NotYetRead => return,
-            Saved::As(there) if *there == state => return,
+            Saved::NotYetRead => return Err("what an earlier wideleafd left is not read yet: try again".into()),
+            Saved::As(there) if *there == state => return Ok(()),
             Saved::Old | Saved::As(_) => {}
         }
-        match state::save(&self.state_path, &state) {
-            Ok(()) => *saved = Saved::As(state),
-            Err(error) => tracing::error!("cannot save the state in {}: {error}", self.state_path.display()),
-        }
+        let at = |error| format!("cannot save the state in {}: {error}", self.state_path.display());
+        state::save(&self.state_path, &state).map_err(at)?;
+        *saved = Saved::As(state);
+        Ok(())
     }
 
     fn state(&self) -> State {
         let table = self.table();
+        let pending = table.pending.iter().filter(|guest| !table.vms.contains_key(&guest.process));
         State {
             version: state::VERSION,
-            guests: table.vms.values().filter_map(Vm::remembered).collect(),
+            guests: table.vms.values().filter_map(Vm::remembered).chain(pending.cloned()).collect(),
             left: table.left.iter().take(LEFT_MAX).copied().collect(),
             rooms: table.rooms.clone(),
         }

@@ -24,12 +24,24 @@ pub struct ProcessId {
 pub struct Found {
     /// Its process.
     pub process: ProcessId,
-    /// Its name.
+    /// What it calls itself: a label, which any process may have.
     pub name: String,
-    /// Of the libvirt domain.
+    /// The UUID that it gives itself: a label as well.
     pub uuid: Option<String>,
+    /// The libvirt domain that it is, by libvirt's own word. Only this is believed where something belongs to a domain.
+    pub domain: Option<String>,
+    /// Whether another process is the libvirt domain of that name.
+    pub is_name_anothers: bool,
     /// Who runs it.
     pub vmm: Vmm,
+}
+
+impl Found {
+    /// The name that the configuration's rules are held against: not that of a libvirt domain that is another process. A guest whose
+    /// name is not believed has none, and goes by its process id as others without a name.
+    pub fn believed_name(&self) -> String {
+        if self.is_name_anothers { self.process.pid.to_string() } else { self.name.clone() }
+    }
 }
 
 /// The guests of a host.

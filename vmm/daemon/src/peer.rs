@@ -103,9 +103,12 @@ fn user_name(etc: &Path, uid: u32) -> Option<String> {
 /// Whether a request leaves everything as it is.
 pub fn is_reading(request: &Request) -> bool {
     match request {
-        Request::Daemon | Request::List | Request::Info { .. } | Request::Explain { .. } | Request::Windows { .. } => {
-            true
-        }
+        Request::Daemon
+        | Request::List
+        | Request::Rooms
+        | Request::Info { .. }
+        | Request::Explain { .. }
+        | Request::Windows { .. } => true,
         Request::Set { .. }
         | Request::Attach { .. }
         | Request::Detach { .. }
@@ -113,6 +116,7 @@ pub fn is_reading(request: &Request) -> bool {
         | Request::Register { .. }
         | Request::Status { .. }
         | Request::Prepare { .. }
+        | Request::Started { .. }
         | Request::Release { .. } => false,
     }
 }

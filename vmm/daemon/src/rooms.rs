@@ -1,17 +1,22 @@
 //! Room in the hugetlb pools for libvirt domains: made before a domain starts, given back when it is gone.
 //!
 //! ```text
-//!   hook: prepare ──▶ Room ──▶ state file ──▶ … domain runs … ──▶ hook: release, or its process ended, or we find it gone: given back
+//!   hook: prepare ──▶ Room: filled ──▶ … domain runs … ──▶ hook: release, or its process ended, or we find it gone: emptied
+//!                      │  intent ──▶ book ──▶ pool            the same, part by part
+//!                      └─ killed in between: settled by the next daemon, from what it finds in the pool
 //! ```
 //!
-//! A room is plain data, so that one that was made by a daemon that was killed is given back by the next.
+//! A room is plain data, so that one that was made by a daemon that was killed is given back by the next: once, and no more than was
+//! made.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wideleaf_control::protocol::PoolRequest;
-use wideleaf_memory::pool::{Granted, HugetlbPools, OnShortage, PoolStatus, Request};
+use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolStatus, Request, Settled};
 use wideleaf_policies::{Bytes, PageSize};
+
+use crate::guests::{Found, ProcessId};
 
 /// Room for one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +29,12 @@ pub struct Room {
     pub wanted: Vec<PoolRequest>,
     /// What they grew by for it: less, where there were free pages.
     pub grown: Vec<Granted>,
+    /// A change of a pool that was begun for it. Whether it was made, the pool tells.
+    #[serde(default)]
+    pub open: Option<Intent>,
+    /// Its process, by libvirt's word.
+    #[serde(default)]
+    pub process: Option<ProcessId>,
     /// Whether its process was seen: what it wanted is in use then, and no longer to be kept for it.
     pub has_started: bool,
     /// Seconds since the epoch when it was made.
@@ -32,17 +43,23 @@ pub struct Room {
 
 /// The door to the pools.
 pub trait Pools: Send + Sync {
-    /// Makes room for `request` in addition to what there is: all of it or nothing.
+    /// Makes room for `request` in addition to what there is: all of it or nothing. Before a pool changes, it is noted.
     ///
     /// # Errors
-    /// One line: what is missing, in numbers, and what would help.
-    fn grow(&self, request: &PoolRequest) -> Result<Granted, String>;
+    /// One line: what is missing, in numbers, and what would help. Whether something was made all the same, [`Pools::settle`] tells.
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String>;
 
-    /// Takes back what [`Pools::grow`] added. What is taken out of `granted` is done.
+    /// Takes back a part of what [`Pools::grow`] added, noted before, and takes it out of `granted`.
     ///
     /// # Errors
-    /// One line: what stays.
-    fn shrink(&self, granted: &mut Granted) -> Result<(), String>;
+    /// One line: what stays, unless [`Pools::settle`] says otherwise.
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String>;
+
+    /// Finds out what became of a change that was noted: it is put into `granted`, or taken out of it.
+    ///
+    /// # Errors
+    /// One line: the pool can not be read.
+    fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, String>;
 
     /// Pages of that size, on that node or on any, that the next domain could have without growing.
     fn available(&self, request: &PoolRequest) -> u64;
@@ -52,15 +69,19 @@ pub trait Pools: Send + Sync {
 }
 
 impl Pools for HugetlbPools {
-    fn grow(&self, request: &PoolRequest) -> Result<Granted, String> {
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String> {
         let PoolRequest { pages, node, .. } = *request;
         let request = Request { size: size_of(request)?, pages, node, on_shortage: OnShortage::Refuse };
-        self.reserve(&request).map_err(|error| error.to_string())
+        self.reserve_noting(&request, note).map_err(|error| error.to_string())
     }
 
     /// Pages that somebody still has are memory again when they are unmapped: nobody needs to wait for that.
-    fn shrink(&self, granted: &mut Granted) -> Result<(), String> {
-        self.give_back(granted).map(|_| ()).map_err(|error| error.to_string())
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String> {
+        self.give_back_part(granted, note).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, String> {
+        HugetlbPools::settle(self, intent, granted).map_err(|error| error.to_string())
     }
 
     /// Promises are not made by node: each node is taken to hold all of them.
@@ -88,40 +109,101 @@ fn size_of(request: &PoolRequest) -> Result<PageSize, String> {
 /// takes longer, and shows its process meanwhile.
 pub const UNUSED_MAX: Duration = Duration::from_secs(120);
 
-/// Makes room for a domain beside `others`: as much as is missing of all that it wants, or nothing. Returns what the pools grew by,
-/// which is no more than `spare`, where that is known: the kernel would make pages of all the memory there is.
+/// Where a room is written down: before a pool changes for it, so that whoever comes after us knows. An error keeps the pool as it is.
+pub type Book<'a> = &'a mut dyn FnMut(&Room) -> Result<(), String>;
+
+/// Makes room for a domain beside `others`: as much as is missing of all that it wants, or nothing. The pools grow by no more than
+/// `spare`, where that is known: the kernel would make pages of all the memory there is.
 ///
 /// # Errors
-/// Of the first that is refused; what was made before it is given back.
-pub fn make(
+/// Of the first that is refused; what was made before it is given back, and what of it could not be is still in the room.
+pub fn fill(
     pools: &dyn Pools,
-    wanted: &[PoolRequest],
+    room: &mut Room,
     others: &[Room],
     spare: Option<Bytes>,
-) -> Result<Vec<Granted>, String> {
+    book: Book<'_>,
+) -> Result<(), String> {
     let waiting = others.iter().filter(|room| !room.has_started).flat_map(|room| &room.wanted);
-    let mut promised: Vec<&PoolRequest> = waiting.collect();
-    let mut grown = Vec::new();
+    let mut promised: Vec<PoolRequest> = waiting.cloned().collect();
     let mut spare = spare;
-    for request in wanted {
-        let missing = PoolRequest { pages: missing(pools, request, &promised), ..request.clone() };
+    for request in room.wanted.clone() {
+        let missing = PoolRequest { pages: missing(pools, &request, &promised), ..request.clone() };
         promised.push(request);
         if missing.pages == 0 {
             continue;
         }
-        match take(&missing, &mut spare).and_then(|()| pools.grow(&missing)) {
-            Ok(granted) => grown.push(granted),
-            Err(error) => {
-                give_back(pools, grown);
-                return Err(error);
+        if let Err(error) = take(&missing, &mut spare).and_then(|()| grow(pools, room, &missing, book)) {
+            empty(pools, room, book);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn grow(pools: &dyn Pools, room: &mut Room, missing: &PoolRequest, book: Book<'_>) -> Result<(), String> {
+    let granted = pools.grow(missing, &mut |intent| {
+        room.open = Some(intent.clone());
+        book(room)
+    })?;
+    room.grown.push(granted);
+    room.open = None;
+    Ok(())
+}
+
+/// Gives back all of it. What stays is still in the room, to be tried again; why is a line in the log.
+pub fn empty(pools: &dyn Pools, room: &mut Room, book: Book<'_>) {
+    let not_all = |room: &Room, error| tracing::warn!("room for {} is not all given back yet: {error}", room.domain);
+    // One change at a time is open: where nobody can tell what became of it, the others wait.
+    if let Err(error) = settle(pools, room) {
+        return not_all(room, error);
+    }
+    for index in (0..room.grown.len()).rev() {
+        if let Err(error) = shrink(pools, room, index, book) {
+            not_all(room, error);
+            if let Err(error) = settle(pools, room) {
+                return not_all(room, error);
             }
         }
     }
-    Ok(grown)
+    room.grown.retain(|granted| !granted.is_undone());
+}
+
+/// Gives back one of those that the pools grew by, part by part.
+fn shrink(pools: &dyn Pools, room: &mut Room, index: usize, book: Book<'_>) -> Result<(), String> {
+    while let Some(mut granted) = room.grown.get(index).filter(|granted| !granted.is_undone()).cloned() {
+        pools.shrink(&mut granted, &mut |intent| {
+            room.open = Some(intent.clone());
+            book(room)
+        })?;
+        room.grown[index] = granted;
+        room.open = None;
+    }
+    Ok(())
+}
+
+/// Finds out what became of a change that was begun for a room.
+///
+/// # Errors
+/// One line: the pool can not be read, and it stays open.
+pub fn settle(pools: &dyn Pools, room: &mut Room) -> Result<(), String> {
+    let Some(intent) = room.open.clone() else { return Ok(()) };
+    match pools.settle(&intent, &mut room.grown)? {
+        Settled::Undone => {}
+        Settled::Done(pages) => tracing::info!("a change of the pool for {} was made: {pages} pages", room.domain),
+        Settled::Unclear { before, after, now } => tracing::warn!(
+            "somebody else changed the pool of {} pages while it was changed for {}: it had {before}, {after} were asked for, it has \
+             {now}; pages that may be too many are left there, see `wideleaf pool list`",
+            intent.size(),
+            room.domain
+        ),
+    }
+    room.open = None;
+    Ok(())
 }
 
 /// Free pages are anybody's, except those that are promised. A promise that names no node may be kept on any, and so counts on each.
-fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[&PoolRequest]) -> u64 {
+fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[PoolRequest]) -> u64 {
     let may_be_there = |of: &PoolRequest| of.node == request.node || of.node.is_none() || request.node.is_none();
     let rival = promised.iter().filter(|of| of.page_bytes == request.page_bytes && may_be_there(of));
     let promised = rival.fold(0, |sum: u64, of| sum.saturating_add(of.pages));
@@ -141,19 +223,25 @@ fn take(missing: &PoolRequest, spare: &mut Option<Bytes>) -> Result<(), String> 
     Ok(())
 }
 
-/// Takes all of it back. Returns what stays, to be tried again; why is a line in the log.
-pub fn give_back(pools: &dyn Pools, mut grown: Vec<Granted>) -> Vec<Granted> {
-    grown.retain_mut(|granted| match pools.shrink(granted) {
-        Ok(()) => false,
-        Err(error) => {
-            tracing::warn!("{} pages of {} are not given back yet: {error}", granted.pages(), granted.size());
-            true
-        }
-    });
-    grown
-}
-
 impl Room {
+    /// One that has nothing yet.
+    pub fn new(uuid: String, domain: String, wanted: Vec<PoolRequest>, made_at_s: u64) -> Room {
+        Room { uuid, domain, wanted, grown: Vec::new(), open: None, process: None, has_started: false, made_at_s }
+    }
+
+    /// Whether it was made for that guest. What a guest says of itself is not asked: libvirt says which process a domain is.
+    pub fn belongs_to(&self, found: &Found) -> bool {
+        match self.process {
+            Some(process) => process == found.process,
+            None => found.domain.as_ref() == Some(&self.domain),
+        }
+    }
+
+    /// Its domain has come.
+    pub fn start(&mut self, process: ProcessId) {
+        (self.process, self.has_started) = (Some(process), true);
+    }
+
     /// Whether nobody needs it, where its domain does not run: it did, or it has had the time to come.
     pub fn is_abandoned(&self, now_s: u64) -> bool {
         self.has_started || now_s.saturating_sub(self.made_at_s) > UNUSED_MAX.as_secs()
@@ -194,22 +282,41 @@ impl FakePools {
     }
 }
 
+/// How large the pool of [`FakePools`] would be if it had grown by all it can: its size is that less what is left.
+const FAKE_PAGES_MAX: u64 = 1 << 32;
+const FAKE_BOOT: &str = "of a test";
+
 impl Pools for std::sync::Arc<FakePools> {
-    fn grow(&self, request: &PoolRequest) -> Result<Granted, String> {
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String> {
+        let FakePool { growth_left, .. } = self.now();
+        let left = growth_left.checked_sub(request.pages);
+        let left = left.ok_or_else(|| format!("{} pages are missing, {growth_left} can be made", request.pages))?;
+        let [before, after] = [growth_left, left].map(|left| FAKE_PAGES_MAX - left);
+        let intent = Intent::new(PageSize::Huge2M, None, before, after, FAKE_BOOT);
+        note(&intent)?;
         let mut pool = self.pool();
-        let left = pool.growth_left.checked_sub(request.pages);
-        pool.growth_left =
-            left.ok_or_else(|| format!("{} pages are missing, {} can be made", request.pages, pool.growth_left))?;
+        pool.growth_left = left;
         pool.free += request.pages;
-        let granted = serde_json::json!({ "size": "2m", "pages": request.pages, "added": [], "boot": "of a test" });
-        serde_json::from_value(granted).map_err(|error| error.to_string())
+        let mut granted = Vec::new();
+        intent.settle(after, &[], FAKE_BOOT, &mut granted);
+        granted.pop().ok_or_else(|| "nothing was asked for".to_owned())
     }
 
-    fn shrink(&self, granted: &mut Granted) -> Result<(), String> {
-        let mut pool = self.pool();
-        pool.free = pool.free.checked_sub(granted.pages()).ok_or("they are in use")?;
-        pool.growth_left += granted.pages();
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String> {
+        let FakePool { growth_left, free } = self.now();
+        let free = free.checked_sub(granted.pages()).ok_or("they are in use")?;
+        let [before, after] = [growth_left, growth_left + granted.pages()].map(|left| FAKE_PAGES_MAX - left);
+        let intent = Intent::new(PageSize::Huge2M, None, before, after, FAKE_BOOT);
+        note(&intent)?;
+        (self.pool().growth_left, self.pool().free) = (FAKE_PAGES_MAX - after, free);
+        let mut left = vec![granted.clone()];
+        intent.settle(after, &[], FAKE_BOOT, &mut left);
+        *granted = left.remove(0);
         Ok(())
+    }
+
+    fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, String> {
+        Ok(intent.settle(FAKE_PAGES_MAX - self.now().growth_left, &[], FAKE_BOOT, granted))
     }
 
     fn available(&self, _: &PoolRequest) -> u64 {
@@ -234,23 +341,60 @@ mod tests {
     }
 
     fn room(wanted: u64, has_started: bool) -> Room {
-        let wanted = vec![pages(wanted)];
-        Room { uuid: "u".into(), domain: "web".into(), grown: Vec::new(), wanted, has_started, made_at_s: 1_000 }
+        Room { has_started, ..Room::new("u".into(), "web".into(), vec![pages(wanted)], 1_000) }
     }
 
     fn pools(free: u64, growth_left: u64) -> Arc<FakePools> {
         Arc::new(FakePools::new(FakePool { free, growth_left }))
     }
 
+    /// What the pools grew by for who wants that.
+    fn make(
+        pools: &dyn Pools,
+        wanted: &[PoolRequest],
+        others: &[Room],
+        spare: Option<Bytes>,
+    ) -> Result<Vec<Granted>, String> {
+        let mut room = Room { wanted: wanted.to_vec(), ..room(0, false) };
+        let filled = fill(pools, &mut room, others, spare, &mut |_| Ok(()));
+        assert!(filled.is_ok() || room.grown.is_empty());
+        filled.map(|()| room.grown)
+    }
+
     #[test]
     fn it_is_all_of_the_room_or_none() {
         let pools = pools(0, 10);
-        assert_eq!(make(&pools, &[pages(11)], &[], None), Err("11 pages are missing, 10 can be made".into()));
+        assert_eq!(make(&pools, &[pages(4), pages(7)], &[], None), Err("7 pages are missing, 6 can be made".into()));
         assert_eq!(pools.now(), FakePool { free: 0, growth_left: 10 });
-        let grown = make(&pools, &[pages(10)], &[], None).expect("there are ten");
+        let mut room = room(10, false);
+        fill(&pools, &mut room, &[], None, &mut |_| Ok(())).expect("there are ten");
         assert_eq!(pools.now(), FakePool { free: 10, growth_left: 0 });
-        assert_eq!(give_back(&pools, grown), []);
-        assert_eq!(pools.now(), FakePool { free: 0, growth_left: 10 });
+        empty(&pools, &mut room, &mut |_| Ok(()));
+        assert_eq!((pools.now(), room.grown.len()), (FakePool { free: 0, growth_left: 10 }, 0));
+    }
+
+    #[test]
+    fn where_it_can_not_be_written_down_nothing_is_changed() {
+        let (pools, mut room) = (pools(0, 10), room(4, false));
+        let mut full = |_: &Room| Err("the disk is full".to_owned());
+        assert_eq!(fill(&pools, &mut room, &[], None, &mut full), Err("the disk is full".into()));
+        assert_eq!((pools.now().growth_left, &room.grown, &room.open), (10, &Vec::new(), &None));
+        fill(&pools, &mut room, &[], None, &mut |_| Ok(())).expect("there are ten");
+        empty(&pools, &mut room, &mut full);
+        assert_eq!((pools.now().growth_left, room.grown.len(), &room.open), (6, 1, &None));
+    }
+
+    #[test]
+    fn a_room_is_that_of_the_process_that_libvirt_calls_its_domain() {
+        let guests = crate::guests::fake::FakeGuests::default();
+        let process = guests.start(10, "web");
+        let mut room = room(1, false);
+        assert!(!room.belongs_to(&guests.guest(10).found), "anybody can call itself so");
+        let process_2 = guests.start_domain(11, "web");
+        assert!(room.belongs_to(&guests.guest(11).found));
+        room.start(process);
+        assert!(room.belongs_to(&guests.guest(10).found) && !room.belongs_to(&guests.guest(11).found));
+        assert_ne!(process, process_2);
     }
 
     #[test]
@@ -288,7 +432,7 @@ mod tests {
     #[test]
     fn a_size_that_is_no_pools_is_refused() {
         let request = PoolRequest { page_bytes: 64 << 10, pages: 1, node: None };
-        let error = HugetlbPools::of_this_machine().grow(&request).expect_err("no such pool");
+        let error = HugetlbPools::of_this_machine().grow(&request, &mut |_| Ok(())).expect_err("no such pool");
         assert!(error.contains("65536 bytes: only of 2 MiB and 1 GiB"), "{error}");
     }
 

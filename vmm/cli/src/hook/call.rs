@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use wideleaf_control::client;
-use wideleaf_control::protocol::{Request, Target};
+use wideleaf_control::protocol::Request;
 use wideleaf_control::view::Guarantee;
 
 use super::RunArgs;
@@ -38,7 +38,7 @@ const DEFAULT_PAGE: u64 = 2 << 20;
 pub fn main(args: &RunArgs) -> Result<(), Failure> {
     match args.operation.as_str() {
         "prepare" => prepare(args),
-        "started" | "reconnect" => told(attach(args)),
+        "started" | "reconnect" => told(started(args)),
         "release" => told(release(args)),
         // The XML on standard input stays unread: libvirt does not mind.
         _ => Ok(()),
@@ -72,10 +72,11 @@ fn prepare(args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-fn attach(args: &RunArgs) -> Result<(), String> {
+/// Whether the guest is taken under management is for the daemon to say, which knows its configuration and who was detached.
+fn started(args: &RunArgs) -> Result<(), String> {
     let domain = domain_on_stdin()?;
-    let target = Target::Pid(pid_of(&args.name)?);
-    ask(&args.socket, Request::Attach { target, settings: domain.wishes.settings }, WAIT)
+    let (uuid, settings, pid) = (domain.uuid, domain.wishes.settings, pid_of(&args.name)?);
+    ask(&args.socket, Request::Started { domain: args.name.clone(), uuid, pid, settings }, WAIT)
 }
 
 fn release(args: &RunArgs) -> Result<(), String> {

@@ -2,6 +2,7 @@
 //!
 //! libvirtd looks once, when it starts, whether there are hooks at all; what is in them it reads each time. So a script that is
 //! younger than libvirtd is not run, unless there was another hook before. Restarting libvirtd leaves guests running.
+//! What is wrong is also the exit code.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use super::script::{self, Found};
 use crate::args::FormatArg;
-use crate::failure::Failure;
+use crate::failure::{Failure, HookFault};
 use crate::output::Output;
 
 /// The daemons that run QEMU's hooks: the one of old, and the one for QEMU alone.
@@ -62,7 +63,7 @@ pub struct HookStatus {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// [`Failure`] where the script can not be read, or the result not be written.
+/// [`Failure::Hook`] where it does not work; [`Failure`] where the script can not be read, or the result not be written.
 pub fn main(root: &Path, socket: &Path, format: FormatArg) -> Result<(), Failure> {
     let output = Output::open(format, None)?;
     let status = HookStatus {
@@ -70,7 +71,9 @@ pub fn main(root: &Path, socket: &Path, format: FormatArg) -> Result<(), Failure
         script: state(root, &script::text(socket)?)?,
         libvirtd: seen(root, SystemTime::now()),
     };
-    output.write(&status, HookStatus::to_table)
+    let fault = status.fault();
+    output.write(&status, HookStatus::to_table)?;
+    fault.map_or(Ok(()), |fault| Err(fault.into()))
 }
 
 fn state(root: &Path, wanted: &str) -> Result<ScriptState, Failure> {
@@ -121,6 +124,18 @@ fn start_ticks(stat: &str) -> Option<u64> {
 }
 
 impl HookStatus {
+    /// What is to be mended first. That no libvirtd runs is none: some are started only when they are asked something.
+    fn fault(&self) -> Option<HookFault> {
+        match (&self.script, &self.libvirtd) {
+            (ScriptState::Absent | ScriptState::Foreign | ScriptState::NotExecutable, _) => {
+                Some(HookFault::NotInstalled)
+            }
+            (ScriptState::Other, _) => Some(HookFault::OutOfDate),
+            (ScriptState::Current, Seen::NotYet) => Some(HookFault::NotRun),
+            (ScriptState::Current, Seen::NoDaemon | Seen::Yes) => None,
+        }
+    }
+
     /// For people.
     pub fn to_table(&self) -> String {
         let script = match self.script {
@@ -191,6 +206,19 @@ mod tests {
         let root = host("libvirtd");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o644);
         assert_eq!(seen(root.path(), now), Seen::NotYet);
+    }
+
+    #[test]
+    fn whatever_does_not_work_has_an_exit_code_of_its_own() {
+        let code = |script, libvirtd| {
+            let status = HookStatus { path: PathBuf::new(), script, libvirtd };
+            status.fault().map_or(0, |fault| Failure::from(fault).exit_code())
+        };
+        for script in [ScriptState::Absent, ScriptState::Foreign, ScriptState::NotExecutable] {
+            assert_eq!(code(script, Seen::Yes), 10);
+        }
+        assert_eq!((code(ScriptState::Other, Seen::Yes), code(ScriptState::Current, Seen::NotYet)), (11, 12));
+        assert_eq!([Seen::Yes, Seen::NoDaemon].map(|seen| code(ScriptState::Current, seen)), [0, 0]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, de};
+use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_policies::{Bytes, PolicyChoice};
 
@@ -67,6 +68,8 @@ impl<'de> Deserialize<'de> for PolicySetting {
 /// Which guests are taken under management without being named one by one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Automatic {
+    /// `"libvirt"`: those of which libvirt's hook tells.
+    Libvirt,
     /// `"none"`.
     None,
     /// `"all"`.
@@ -76,14 +79,26 @@ pub enum Automatic {
 }
 
 impl Automatic {
-    /// Whether a guest of that name is.
+    /// Whether a guest of that name, of which nobody told, is.
     pub fn is_match(&self, name: &str) -> bool {
         match self {
-            Automatic::None => false,
+            Automatic::Libvirt | Automatic::None => false,
             Automatic::All => true,
             Automatic::Named(patterns) => patterns.iter().any(|pattern| pattern.is_match(name)),
         }
     }
+
+    /// Whether a libvirt domain of that name is, of which the hook told and whose metadata say that. One that asks is always.
+    pub fn takes_domain(&self, name: &str, said: &Settings) -> bool {
+        *self == Automatic::Libvirt || self.is_match(name) || asks_for_care(said)
+    }
+}
+
+/// Whether somebody wants more than to be looked at: a policy, or a guarantee. What can not be read is wanted as well, and refused
+/// with a reason.
+fn asks_for_care(said: &Settings) -> bool {
+    let has_policy = said.policy.as_deref().is_some_and(|policy| policy != "off");
+    has_policy || said.guarantee.as_deref().is_some_and(|wanted| wanted.parse() != Ok(Guarantee::BestEffort))
 }
 
 impl<'de> Deserialize<'de> for Automatic {
@@ -98,11 +113,12 @@ impl<'de> Visitor<'de> for AutomaticVisitor {
     type Value = Automatic;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("\"none\", \"all\" or a list of names like [\"web*\", \"db\"]")
+        f.write_str("\"libvirt\", \"none\", \"all\" or a list of names like [\"web*\", \"db\"]")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Automatic, E> {
         match text {
+            "libvirt" => Ok(Automatic::Libvirt),
             "none" => Ok(Automatic::None),
             "all" => Ok(Automatic::All),
             _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
@@ -256,6 +272,37 @@ mod tests {
         for wrong in ["50", "%", "101%", "-1%", "NaN%", "inf%", ""] {
             assert!(share_from(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_domain_is_taken_by_the_configuration_or_because_it_asks() {
+        let says = |policy: Option<&str>, guarantee: Option<&str>| {
+            let [policy, guarantee] = [policy, guarantee].map(|word| word.map(str::to_owned));
+            Settings { policy, guarantee, ..Settings::default() }
+        };
+        let asking = [
+            says(Some("auto"), None),
+            says(None, Some("95%")),
+            says(Some("off"), Some("95%")),
+            says(Some("nope"), None),
+        ];
+        let silent = [says(None, None), says(Some("off"), None), says(None, Some("best-effort"))];
+        let named = Automatic::Named(vec!["web*".into()]);
+        for (automatic, of_web, of_db) in [
+            (Automatic::Libvirt, true, true),
+            (Automatic::None, false, false),
+            (Automatic::All, true, true),
+            (named, true, false),
+        ] {
+            for said in &silent {
+                let takes = ["web-1", "db"].map(|name| automatic.takes_domain(name, said));
+                assert_eq!(takes, [of_web, of_db], "{automatic:?} {said:?}");
+            }
+            for said in &asking {
+                assert!(automatic.takes_domain("db", said), "{automatic:?} {said:?}");
+            }
+        }
+        assert!(!Automatic::Libvirt.is_match("web-1"), "nobody told of it");
     }
 
     #[test]

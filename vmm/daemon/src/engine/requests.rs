@@ -1,14 +1,12 @@
 //! What is answered to whom.
 
-use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, Settings, Target};
+use wideleaf_control::protocol::{Answer, Limits, Reply, Request, Settings, Target};
 use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
-use wideleaf_memory::pool::Granted;
 
-use super::vm::{Hands, Vm};
-use super::{Engine, locked, now_s, told};
+use super::vm::{self, Hands, Vm};
+use super::{Engine, locked, told};
 use crate::guests::{Care, Found, ProcessId};
 use crate::peer::{Access, Peer, is_reading};
-use crate::rooms::{self, Room};
 use crate::server::{Answers, ConnectionId};
 use crate::usage;
 
@@ -60,6 +58,7 @@ impl Engine {
         match request {
             Request::Daemon => Ok(Answer::Daemon(self.daemon_view())),
             Request::List => self.list().map(Answer::Vms),
+            Request::Rooms => Ok(Answer::Rooms(self.rooms())),
             Request::Info { vm } => self.info(&vm).map(|view| Answer::Vm(Box::new(view))),
             Request::Explain { vm } => self.explain(&vm).map(Answer::Explanation),
             Request::Windows { vm } => self.windows(&vm).map(Answer::Windows),
@@ -78,6 +77,7 @@ impl Engine {
             Request::Register { vm } => self.register(connection, peer, *vm).map(Answer::Limits),
             Request::Status { vm } => self.status(connection, *vm).map(Answer::Limits),
             Request::Prepare { domain, uuid, pages } => self.prepare(domain, uuid, pages),
+            Request::Started { domain, uuid, pid, settings } => self.started(domain, &uuid, pid, &settings),
             Request::Release { domain: _, uuid } => {
                 self.give_back_rooms(|room| room.uuid == uuid);
                 self.save();
@@ -181,17 +181,25 @@ impl Engine {
         }
     }
 
-    /// Whom `text`, a name, a process id or a UUID, means. Those that are managed come first: processes are looked through only where
-    /// none of them is meant.
+    /// Whom `text`, a process id, a name or a UUID, means. The kernel gives process ids; names and UUIDs processes give themselves, so
+    /// that also a guest that nobody manages can make one ambiguous.
     fn meant(&self, text: &str) -> Result<Meant, String> {
-        let managed: Vec<Found> = self.table().vms.values().map(|vm| vm.found.clone()).collect();
-        if let Some(found) = the_one_called(text, &managed)? {
+        let mut all: Vec<Found> = self.table().vms.values().map(|vm| vm.found.clone()).collect();
+        let managed = all.len();
+        let has_pid = |found: &Found| text.parse() == Ok(found.process.pid);
+        if let Some(found) = all.iter().find(|found| has_pid(found)) {
             return Ok(Meant::Managed(found.process));
         }
-        let others = self.others_found()?;
-        match the_one_called(text, &others)? {
-            Some(found) => Ok(Meant::Other(found.clone())),
-            None => Err(unknown(text, managed.iter().chain(&others))),
+        all.extend(self.others_found()?);
+        let by_pid = all.iter().position(has_pid);
+        let index = match by_pid {
+            Some(index) => Some(index),
+            None => the_one_called(text, &all)?,
+        };
+        match index {
+            Some(index) if index < managed => Ok(Meant::Managed(all[index].process)),
+            Some(index) => Ok(Meant::Other(all.swap_remove(index))),
+            None => Err(unknown(text, all.iter())),
         }
     }
 
@@ -204,6 +212,26 @@ impl Engine {
         self.take(&found, settings, WorkView::default())?;
         self.save();
         Ok(found)
+    }
+
+    /// A domain runs, by libvirt's word. What the configuration does not name, and does not ask for care, is left alone; and so is who
+    /// was detached, also when libvirtd was restarted and tells again. What was said of it since it was taken stays said.
+    fn started(&self, domain: String, uuid: &str, pid: u32, settings: &Settings) -> Result<Answer, String> {
+        let found = self.doors.guests.resolve(&Target::Pid(pid))?;
+        let settings = {
+            let mut table = self.table();
+            table.rooms.iter_mut().filter(|room| room.uuid == uuid).for_each(|room| room.start(found.process));
+            let said = table.vms.get(&found.process).map(|vm| vm.said.clone());
+            let is_left = table.left.contains(&found.process);
+            let is_named = !is_left && table.config.attach.automatic.takes_domain(&domain, settings);
+            (said.is_some() || is_named).then(|| vm::merged(settings, &said.unwrap_or_default()))
+        };
+        let taken = settings.map(|settings| {
+            let found = Found { domain: Some(domain), is_name_anothers: false, ..found };
+            self.take(&found, settings, WorkView::default())
+        });
+        self.save();
+        taken.unwrap_or(Ok(())).map(|()| Answer::Done)
     }
 
     fn detach(&self, name: &str) -> Result<Answer, String> {
@@ -224,15 +252,21 @@ impl Engine {
         if view.pid != peer.pid {
             return Err(format!("process {} can not register a VM of process {}", peer.pid, view.pid));
         }
-        let found =
-            Found { process: process_of(&view), name: view.name.clone(), uuid: view.uuid.clone(), vmm: Vmm::Wideleaf };
+        let found = Found {
+            process: process_of(&view),
+            name: view.name.clone(),
+            uuid: view.uuid.clone(),
+            domain: None,
+            is_name_anothers: false,
+            vmm: Vmm::Wideleaf,
+        };
         let process = found.process;
         {
             let mut table = self.table();
             if table.vms.contains_key(&process) {
                 return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
             }
-            let wanted = table.config.wanted(&found.name, &Settings::default())?;
+            let wanted = table.config.wanted(&found.believed_name(), &Settings::default())?;
             tracing::info!("{} (pid {}) has registered", found.name, process.pid);
             let hands = Hands::Registered(connection);
             let vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);
@@ -272,27 +306,6 @@ impl Engine {
             self.bury(process);
         }
     }
-
-    /// Makes room for a domain. What was made for an earlier start of it goes back first.
-    fn prepare(&self, domain: String, uuid: String, wanted: Vec<PoolRequest>) -> Result<Answer, String> {
-        let _one_at_a_time = locked(&self.preparing);
-        self.give_back_rooms(|room| room.uuid == uuid);
-        let (others, to_be_kept) = {
-            let table = self.table();
-            (table.rooms.clone(), table.config.host.low_free)
-        };
-        let spare = (self.doors.available)().map(|available| available.saturating_sub(to_be_kept));
-        let grown = rooms::make(&*self.doors.pools, &wanted, &others, spare)
-            .map_err(|error| format!("no room for {domain}: {error}"));
-        if let Ok(grown) = &grown {
-            let pages: u64 = grown.iter().map(Granted::pages).sum();
-            tracing::info!("room for {domain}: {pages} pages more");
-            let room = Room { uuid, domain, wanted, grown: grown.clone(), has_started: false, made_at_s: now_s() };
-            self.table().rooms.push(room);
-        }
-        self.save();
-        grown.map(|_| Answer::Done)
-    }
 }
 
 fn is_of(vm: &Vm, connection: ConnectionId) -> bool {
@@ -304,16 +317,16 @@ fn process_of(view: &VmView) -> ProcessId {
 }
 
 fn is_called(found: &Found, text: &str) -> bool {
-    let is_its_uuid = found.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(text));
-    found.name == text || is_its_uuid || text.parse() == Ok(found.process.pid)
+    found.name == text || found.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(text))
 }
 
-fn the_one_called<'a>(text: &str, all: &'a [Found]) -> Result<Option<&'a Found>, String> {
-    let called: Vec<&Found> = all.iter().filter(|found| is_called(found, text)).collect();
+/// Its place among `all`.
+fn the_one_called(text: &str, all: &[Found]) -> Result<Option<usize>, String> {
+    let called: Vec<usize> = (0..all.len()).filter(|index| is_called(&all[*index], text)).collect();
     if let [] | [_] = called.as_slice() {
         return Ok(called.first().copied());
     }
-    let pids: Vec<String> = called.iter().map(|found| found.process.pid.to_string()).collect();
+    let pids: Vec<String> = called.iter().map(|index| all[*index].process.pid.to_string()).collect();
     Err(format!("{} VMs are called {text:?}: name one by its process id ({})", pids.len(), pids.join(", ")))
 }
 

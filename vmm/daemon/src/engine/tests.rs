@@ -52,7 +52,8 @@ impl Bench {
         let engine = Arc::new(Engine::new(doors, config, Some(config_path)));
         let service = Service::new(engine.clone(), Access::with_files(None, 0, "/nowhere"));
         let bench = Bench { folder, guests, pools, available, engine, service };
-        bench.engine.resume(&bench.state()).expect("its guests are seen");
+        bench.engine.adopt(bench.state());
+        bench.engine.resume().expect("its guests are seen");
         bench
     }
 
@@ -208,6 +209,145 @@ fn who_was_detached_is_not_taken_again_by_itself_but_when_asked_for() {
     bench.scout();
     assert!(bench.managed().is_empty());
     assert!(bench.attach(10).is_ok());
+}
+
+fn started(pid: u32, domain: &str, policy: Option<&str>) -> Request {
+    let settings = Settings { policy: policy.map(str::to_owned), ..Settings::default() };
+    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings }
+}
+
+#[test]
+fn domains_of_which_the_hook_tells_are_taken_unless_the_configuration_says_otherwise() {
+    for (config, taken) in [
+        ("", vec!["web-1", "db", "asks"]),
+        ("[attach]\nautomatic = \"libvirt\"", vec!["web-1", "db", "asks"]),
+        ("[attach]\nautomatic = \"none\"", vec!["asks"]),
+        ("[attach]\nautomatic = \"all\"", vec!["web-1", "db", "asks"]),
+        ("[attach]\nautomatic = [\"web*\"]", vec!["web-1", "asks"]),
+    ] {
+        let bench = Bench::new(config);
+        for (pid, name, policy) in [(10, "web-1", None), (11, "db", Some("off")), (12, "asks", Some("greedy"))] {
+            bench.guests.start_domain(pid, name);
+            assert_eq!(bench.ask(started(pid, name, policy)), Ok(Answer::Done), "{config}");
+        }
+        assert_eq!(bench.managed(), taken, "{config}");
+    }
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web-1");
+    bench.scout();
+    assert_eq!(bench.managed(), [""; 0], "nobody told of it");
+}
+
+#[test]
+fn who_was_detached_stays_so_when_libvirtd_is_restarted_until_somebody_attaches_it_or_it_ends() {
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web");
+    for _ in 0..2 {
+        bench.ask(started(10, "web", Some("greedy"))).expect("it runs");
+        assert_eq!(bench.managed(), ["web"]);
+        bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
+        bench.ask(started(10, "web", Some("greedy"))).expect("it is told again");
+        assert!(bench.managed().is_empty());
+        bench.attach(10).expect("it runs");
+    }
+    bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
+    let bench = bench.restarted();
+    bench.ask(started(10, "web", None)).expect("also by the next daemon");
+    assert!(bench.managed().is_empty());
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.guests.start_domain(11, "web");
+    bench.ask(started(11, "web", None)).expect("it is another process");
+    assert_eq!(bench.managed(), ["web"]);
+}
+
+#[test]
+fn what_was_said_of_a_guest_counts_more_than_its_metadata_when_libvirtd_is_restarted() {
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web");
+    bench.ask(started(10, "web", Some("greedy"))).expect("it runs");
+    bench.set("web", "off").expect("it is managed");
+    bench.ask(started(10, "web", Some("greedy"))).expect("it is told again");
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("off"));
+}
+
+#[test]
+fn who_only_calls_itself_like_a_domain_gets_neither_its_room_nor_its_settings() {
+    let bench = Bench::new("[attach]\nautomatic = [\"web\"]\n[[vm]]\nname = \"web\"\npolicy = \"greedy\"");
+    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
+    bench.guests.start(10, "web"); // and has that UUID
+    bench.guests.change(10, |guest| guest.found.is_name_anothers = true);
+    bench.scout();
+    assert!(bench.managed().is_empty(), "the pattern is for the domain");
+    bench.attach(10).expect("it runs");
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("auto"), "so is the rule");
+    assert!(!bench.state().rooms[0].has_started, "and the room");
+    bench.guests.start_domain(11, "web");
+    bench.ask(started(11, "web", None)).expect("it runs");
+    assert!(bench.set("web", "off").expect_err("which?").contains("name one by its process id (10, 11)"));
+    assert_eq!(bench.list()[1].policy.as_deref(), Some("greedy"));
+    bench.scout();
+    assert!(bench.state().rooms[0].has_started);
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.tick_at(1);
+    assert_eq!(bench.pools.now().growth_left, 40, "its end is not that of the domain");
+}
+
+#[test]
+fn a_room_is_that_of_the_process_that_the_hook_tells() {
+    let bench = Bench::new("[attach]\nautomatic = \"none\"");
+    bench.guests.start(10, "web");
+    bench.ask(prepare("u-web", 60)).expect("there is room");
+    bench.ask(started(10, "web", None)).expect("it runs");
+    assert!(bench.managed().is_empty());
+    let Ok(Answer::Rooms(rooms)) = bench.ask(Request::Rooms) else { panic!("rooms are asked for") };
+    assert_eq!((rooms.len(), rooms[0].has_started, rooms[0].kept(2 << 20, None)), (1, true, 0));
+    bench.scout();
+    assert_eq!(bench.pools.now().growth_left, 40);
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.scout();
+    assert_eq!(bench.pools.now().growth_left, 100);
+}
+
+#[test]
+fn the_state_file_tells_of_rooms_what_the_daemon_tells() {
+    let bench = Bench::new("");
+    bench.ask(prepare("u", 60)).expect("there is room");
+    let Ok(Answer::Rooms(rooms)) = bench.ask(Request::Rooms) else { panic!("rooms are asked for") };
+    let file = std::fs::read(state_path(bench.folder.path())).expect("it is saved");
+    let file: serde_json::Value = serde_json::from_slice(&file).expect("JSON");
+    let read: Vec<wideleaf_control::protocol::RoomView> = serde_json::from_value(file["rooms"].clone()).expect("rooms");
+    assert_eq!((read, rooms[0].kept(2 << 20, Some(3)), rooms[0].kept(1 << 30, None)), (rooms.clone(), 60, 0));
+}
+
+#[test]
+fn a_guest_that_calls_itself_like_a_process_id_does_not_hide_that_process() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.guests.start(11, "10");
+    assert!(matches!(bench.ask(info("10")), Ok(Answer::Vm(view)) if view.name == "web"));
+    bench.attach(11).expect("it runs");
+    assert!(matches!(bench.ask(info("10")), Ok(Answer::Vm(view)) if view.name == "web"));
+}
+
+#[test]
+fn nothing_is_changed_before_what_an_earlier_daemon_left_is_known() {
+    let bench = Bench::new("");
+    *locked(&bench.engine.saved) = Saved::NotYetRead;
+    let error = bench.ask(prepare("u", 60)).expect_err("the file could not be written");
+    assert!(error.contains("is not read yet: try again"), "{error}");
+    assert_eq!((bench.pools.now().growth_left, bench.engine.rooms().len()), (100, 0));
+}
+
+#[test]
+fn guests_that_are_not_taken_up_yet_stay_in_the_state() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    let (state, bench) = (bench.state(), bench.restarted());
+    bench.engine.forget(bench.guests.guest(10).found.process, "is not taken up yet");
+    bench.engine.adopt(state);
+    bench.ask(prepare("u", 60)).expect("there is room");
+    assert_eq!(bench.state().guests.len(), 1);
 }
 
 #[test]
@@ -432,9 +572,15 @@ fn guests_are_left_as_they_are_at_the_end() {
     assert_eq!((bench.guests.guest(10).stopped, bench.state().guests.len()), (1, 1));
 }
 
+mod killed;
+
 fn prepare(uuid: &str, pages: u64) -> Request {
+    prepare_domain("web", uuid, pages)
+}
+
+fn prepare_domain(domain: &str, uuid: &str, pages: u64) -> Request {
     let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None }];
-    Request::Prepare { domain: "web".into(), uuid: uuid.into(), pages }
+    Request::Prepare { domain: domain.into(), uuid: uuid.into(), pages }
 }
 
 fn release(uuid: &str) -> Request {
@@ -457,7 +603,7 @@ fn room_for_a_domain_is_made_once_and_goes_back_when_it_is_released() {
 #[test]
 fn room_goes_back_when_its_vm_ends_without_a_word() {
     let bench = Bench::new("");
-    bench.guests.start(10, "web");
+    bench.guests.start_domain(10, "web");
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
     bench.attach(10).expect("it runs");
     bench.guests.change(10, |guest| guest.has_ended = true);
@@ -468,7 +614,7 @@ fn room_goes_back_when_its_vm_ends_without_a_word() {
 #[test]
 fn room_of_a_detached_vm_stays_until_it_ends() {
     let bench = Bench::new("");
-    bench.guests.start(10, "web");
+    bench.guests.start_domain(10, "web");
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
     bench.attach(10).expect("it runs");
     bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
@@ -483,8 +629,8 @@ fn room_of_a_detached_vm_stays_until_it_ends() {
 fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the_others() {
     let bench = Bench::new("");
     for (pid, name, pages) in [(10, "stays", 10), (11, "goes", 20)] {
-        bench.guests.start(pid, name);
-        bench.ask(prepare(&format!("00000000-0000-0000-0000-{pid:012}"), pages)).expect("there is room");
+        bench.guests.start_domain(pid, name);
+        bench.ask(prepare_domain(name, &format!("u-{pid}"), pages)).expect("there is room");
     }
     bench.ask(prepare("starting", 40)).expect("there is room");
     bench.scout();
@@ -497,7 +643,7 @@ fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the
 #[test]
 fn room_for_the_next_start_of_a_domain_is_kept_when_its_last_process_ends() {
     let bench = Bench::new("");
-    bench.guests.start(10, "web");
+    bench.guests.start_domain(10, "web");
     bench.attach(10).expect("it runs");
     bench.guests.change(10, |guest| guest.has_ended = true);
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
@@ -520,12 +666,12 @@ fn room_that_can_not_be_given_back_at_once_is_given_back_later() {
 #[test]
 fn where_processes_can_not_be_seen_nothing_is_given_back_or_forgotten() {
     let bench = Bench::new("");
-    bench.guests.start(10, "web");
+    bench.guests.start_domain(10, "web");
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
     bench.attach(10).expect("it runs");
     bench.guests.hide(true);
     assert_eq!(bench.engine.scout(), Err("cannot list processes".into()));
-    assert_eq!(bench.engine.resume(&bench.state()), Err("cannot list processes".into()));
+    assert_eq!(bench.engine.resume(), Err("cannot list processes".into()));
     assert_eq!((bench.managed().len(), bench.pools.now().growth_left), (1, 40));
 }
 
@@ -540,7 +686,7 @@ fn a_domain_leaves_the_host_the_memory_that_it_is_to_keep() {
 #[test]
 fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing_the_rest() {
     let bench = Bench::new("");
-    bench.guests.start(10, "web");
+    bench.guests.start_domain(10, "web");
     bench.attach(10).expect("it runs");
     bench.configure("[defaults]\npolicy = \"greedy\"\ncollapse_shared = true");
     assert_eq!(bench.ask(Request::Reload), Ok(Answer::Done));
@@ -555,7 +701,7 @@ fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing
 fn own_view(pid: u32) -> Box<VmView> {
     let guests = FakeGuests::default();
     let found = guests.start(pid, "ours");
-    let view = guests.look(&Found { process: found, name: "ours".into(), uuid: None, vmm: Vmm::Wideleaf });
+    let view = guests.look(&Found { vmm: Vmm::Wideleaf, ..guests.guest(found.pid).found });
     Box::new(view.expect("it runs"))
 }
 
@@ -569,7 +715,7 @@ fn a_vm_of_ours_is_listed_limited_and_forgotten_with_its_connection() {
     let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"");
     let first = limits(bench.ask(Request::Register { vm: own_view(1) }));
     assert_eq!((first.copy_per_second, first.policy), (mib(1600).get(), None));
-    bench.guests.start(10, "web");
+    bench.guests.start_domain(10, "web");
     bench.attach(10).expect("it runs");
     assert_eq!(bench.managed(), ["ours", "web"]);
     let second = limits(bench.ask(Request::Status { vm: own_view(1) }));
@@ -663,14 +809,14 @@ proptest! {
             match event {
                 Event::Starts(pid) => {
                     if known.insert(pid) {
-                        bench.guests.start(pid, "vm");
+                        bench.guests.start_domain(pid, &format!("vm-{pid}"));
                     }
                 }
                 Event::Ends(pid) if known.contains(&pid) => bench.guests.change(pid, |guest| guest.has_ended = true),
                 Event::Ends(_) => {}
                 Event::Attach(pid) => drop(bench.attach(pid)),
                 Event::Detach(pid) => drop(bench.ask(Request::Detach { vm: pid.to_string() })),
-                Event::Prepare(pid) => drop(bench.ask(prepare(&uuid(pid), 30))),
+                Event::Prepare(pid) => drop(bench.ask(prepare_domain(&format!("vm-{pid}"), &uuid(pid), 30))),
                 Event::Release(pid) => drop(bench.ask(release(&uuid(pid)))),
                 Event::Tick => bench.tick_at(1),
                 Event::Scout => bench.scout(),

@@ -103,12 +103,19 @@ pub struct FakeGuests {
 }
 
 impl FakeGuests {
-    /// Starts one of 4 MiB, half of it huge.
+    /// Starts one of 4 MiB, half of it huge, which is no domain of libvirt's.
     pub fn start(&self, pid: u32, name: &str) -> ProcessId {
         let process = ProcessId { pid, started_at: u64::from(pid) * 100 };
         let uuid = Some(format!("00000000-0000-0000-0000-{pid:012}"));
         let guest = FakeGuest {
-            found: Found { process, name: name.to_owned(), uuid, vmm: Vmm::Qemu },
+            found: Found {
+                process,
+                name: name.to_owned(),
+                uuid,
+                domain: None,
+                is_name_anothers: false,
+                vmm: Vmm::Qemu,
+            },
             backing: BackingView { base_4k: 2 << 20, huge_2m: 2 << 20, ..BackingView::default() },
             work: WorkView::default(),
             left_alone: None,
@@ -123,6 +130,13 @@ impl FakeGuests {
             may_grow: true,
         };
         self.all().insert(pid, guest);
+        process
+    }
+
+    /// Starts one that is, by libvirt's word, the domain of that name.
+    pub fn start_domain(&self, pid: u32, name: &str) -> ProcessId {
+        let process = self.start(pid, name);
+        self.change(pid, |guest| guest.found.domain = Some(name.to_owned()));
         process
     }
 

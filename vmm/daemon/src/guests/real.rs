@@ -87,6 +87,8 @@ fn found(process: &VmProcess) -> Found {
         // A name is whatever its process says; a log has a line for each of ours.
         name: process.name.replace(char::is_control, "?"),
         uuid: process.uuid.clone(),
+        domain: process.domain.clone(),
+        is_name_anothers: process.is_name_anothers,
         vmm: process.vmm,
     }
 }

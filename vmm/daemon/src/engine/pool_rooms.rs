@@ -1,0 +1,134 @@
+//! Room in the pools, as the daemon keeps its books of it: in the table, and in the state file before and after each change of a pool.
+//!
+//! ```text
+//!   prepare ─▶ room in the table ─▶ (intent in the file ─▶ pool grows)… ─▶ result in the file ─▶ the domain may start
+//!   release, end of its process, nobody came ─▶ (intent in the file ─▶ pool shrinks)… ─▶ room out of table and file
+//!   a daemon that starts ─▶ what became of intents that are open: read from the pool
+//! ```
+//!
+//! One change at a time: whoever changes which rooms there are holds `changing_pools`, so that the place of a room in the table stays.
+
+use wideleaf_control::protocol::{Answer, PoolRequest, RoomView};
+use wideleaf_memory::pool::Granted;
+
+use super::{Engine, locked, now_s};
+use crate::guests::Found;
+use crate::rooms::{self, Room};
+
+impl Engine {
+    /// Makes room for a domain. What was made for an earlier start of it goes back first.
+    pub(super) fn prepare(&self, domain: String, uuid: String, wanted: Vec<PoolRequest>) -> Result<Answer, String> {
+        let _one_at_a_time = locked(&self.changing_pools);
+        let refused = |error: String| format!("no room for {domain}: {error}");
+        self.settle_rooms().map_err(refused)?;
+        self.empty_rooms(|room| room.uuid == uuid);
+        let mut room = Room::new(uuid, domain.clone(), wanted, now_s());
+        let (others, to_be_kept, index) = {
+            let mut table = self.table();
+            let others = table.rooms.clone();
+            table.rooms.push(room.clone());
+            (others, table.config.host.low_free, table.rooms.len() - 1)
+        };
+        let spare = (self.doors.available)().map(|available| available.saturating_sub(to_be_kept));
+        let filled = rooms::fill(&*self.doors.pools, &mut room, &others, spare, &mut |room| self.note(index, room));
+        if filled.is_ok() {
+            let pages: u64 = room.grown.iter().map(Granted::pages).sum();
+            tracing::info!("room for {domain}: {pages} pages more");
+            self.book(index, &room);
+        } else {
+            self.close(index, &room);
+        }
+        let saved = self.write_state();
+        filled.and(saved).map(|()| Answer::Done).map_err(refused)
+    }
+
+    /// What is kept for whom.
+    pub(super) fn rooms(&self) -> Vec<RoomView> {
+        let view = |room: &Room| RoomView {
+            uuid: room.uuid.clone(),
+            domain: room.domain.clone(),
+            wanted: room.wanted.clone(),
+            has_started: room.has_started,
+        };
+        self.table().rooms.iter().map(view).collect()
+    }
+
+    /// Gives back the rooms for which nobody comes any more, where these guests run.
+    pub(super) fn give_back_abandoned(&self, running: &[Found]) {
+        let _one_at_a_time = locked(&self.changing_pools);
+        for room in &mut self.table().rooms {
+            if let Some(found) = running.iter().find(|found| room.belongs_to(found)) {
+                room.start(found.process);
+            }
+        }
+        if let Err(error) = self.settle_rooms() {
+            tracing::warn!("what became of a pool is not known yet: {error}");
+        }
+        let is_running = |room: &Room| running.iter().any(|found| room.belongs_to(found));
+        self.empty_rooms(|room| !is_running(room) && room.is_abandoned(now_s()));
+    }
+
+    pub(super) fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {
+        let _one_at_a_time = locked(&self.changing_pools);
+        self.empty_rooms(which);
+    }
+
+    fn empty_rooms(&self, which: impl Fn(&Room) -> bool) {
+        let mut next = 0;
+        loop {
+            let (index, mut room) = {
+                let mut table = self.table();
+                let Some((index, room)) = table.rooms.iter_mut().enumerate().skip(next).find(|(_, room)| which(room))
+                else {
+                    return;
+                };
+                // Nobody needs it any more: what can not be given back now is tried again at the next scouting.
+                room.has_started = true;
+                (index, room.clone())
+            };
+            tracing::info!("room in the pool for {} goes back", room.domain);
+            rooms::empty(&*self.doors.pools, &mut room, &mut |room| self.note(index, room));
+            next = index + usize::from(!self.close(index, &room));
+        }
+    }
+
+    /// Finds out what became of changes that were begun and not ended: by an earlier daemon, or without an answer.
+    fn settle_rooms(&self) -> Result<(), String> {
+        let open: Vec<(usize, Room)> = {
+            let table = self.table();
+            let open = table.rooms.iter().enumerate().filter(|(_, room)| room.open.is_some());
+            open.map(|(index, room)| (index, room.clone())).collect()
+        };
+        for (index, mut room) in open {
+            rooms::settle(&*self.doors.pools, &mut room)?;
+            self.book(index, &room);
+        }
+        Ok(())
+    }
+
+    /// Writes down what was done for a room, and what is about to be. When it returns, the next daemon knows.
+    fn note(&self, index: usize, room: &Room) -> Result<(), String> {
+        self.book(index, room);
+        self.write_state()
+    }
+
+    /// The same in the table alone. Whether its domain has come, others may have noted meanwhile.
+    fn book(&self, index: usize, room: &Room) {
+        if let Some(there) = self.table().rooms.get_mut(index) {
+            (there.grown, there.open) = (room.grown.clone(), room.open.clone());
+        }
+    }
+
+    /// Takes a room off the table, if nothing of it is left in the pools; says whether that is so.
+    fn close(&self, index: usize, room: &Room) -> bool {
+        self.book(index, room);
+        let is_empty = room.grown.is_empty() && room.open.is_none();
+        let mut table = self.table();
+        if is_empty {
+            table.rooms.remove(index);
+        } else if let Some(there) = table.rooms.get_mut(index) {
+            there.has_started = true;
+        }
+        is_empty
+    }
+}

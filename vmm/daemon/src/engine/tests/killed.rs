@@ -1,0 +1,176 @@
+//! The daemon is killed after every step of making and giving back room, on a pool whose files hold what was written to them: whatever
+//! the step, the next daemon leaves no page too many, and takes none that is somebody else's.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::AtomicU32;
+
+use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, PoolStatus, Settled};
+
+use super::*;
+
+const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
+/// Pages that an operator made before all this, all of them in use.
+const BEFORE: u64 = 8;
+
+/// A captured tree's pools, whose user dies after some steps.
+#[derive(Clone)]
+struct Mortal {
+    root: PathBuf,
+    pools: HugetlbPools,
+    steps_left: Arc<AtomicU32>,
+    /// Whether the kernel has done half of the work when it dies in the middle of a write, or none.
+    is_half_done: bool,
+}
+
+impl Mortal {
+    fn new(root: &Path, steps: u32, is_half_done: bool) -> Mortal {
+        let pools = HugetlbPools::at(root);
+        Mortal { root: root.to_owned(), pools, steps_left: Arc::new(AtomicU32::new(steps)), is_half_done }
+    }
+
+    fn step(&self) {
+        let left = self.steps_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if left.is_err() {
+            resume_unwind(Box::new("killed"));
+        }
+    }
+
+    /// Between the note and the write.
+    fn noted(&self, intent: &Intent) {
+        let left = self.steps_left.load(Ordering::Relaxed);
+        if left == 0 && self.is_half_done {
+            let intent = serde_json::to_value(intent).expect("plain data");
+            let [before, after] = ["before", "after"].map(|name| intent[name].as_u64().expect("a number"));
+            put(&self.root, "nr_hugepages", u64::midpoint(before, after));
+        }
+        self.step();
+    }
+}
+
+impl Pools for Mortal {
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String> {
+        self.step();
+        let granted = Pools::grow(&self.pools, request, &mut |intent| {
+            note(intent)?;
+            self.noted(intent);
+            Ok(())
+        });
+        self.step();
+        granted
+    }
+
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String> {
+        self.step();
+        let done = Pools::shrink(&self.pools, granted, &mut |intent| {
+            note(intent)?;
+            self.noted(intent);
+            Ok(())
+        });
+        self.step();
+        done
+    }
+
+    fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, String> {
+        Pools::settle(&self.pools, intent, granted)
+    }
+
+    fn available(&self, request: &PoolRequest) -> u64 {
+        Pools::available(&self.pools, request)
+    }
+
+    fn status(&self) -> Vec<PoolStatus> {
+        Pools::status(&self.pools)
+    }
+}
+
+fn put(root: &Path, name: &str, number: u64) {
+    let path = root.join(POOL).join(name);
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    std::fs::write(path, format!("{number}\n")).expect("written");
+}
+
+fn pages(root: &Path) -> u64 {
+    let text = std::fs::read_to_string(root.join(POOL).join("nr_hugepages")).expect("it is there");
+    text.trim().parse().expect("a number")
+}
+
+fn host() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for name in ["free_hugepages", "resv_hugepages", "surplus_hugepages", "nr_overcommit_hugepages"] {
+        put(folder.path(), name, 0);
+    }
+    put(folder.path(), "nr_hugepages", BEFORE);
+    folder
+}
+
+/// A daemon that has taken up what an earlier one left there.
+fn daemon(root: &Path, pools: Mortal) -> Service {
+    let config = Config::parse(&format!("[state]\npath = {:?}", state_path(root))).expect("it makes sense");
+    let doors =
+        Doors { guests: Box::new(FakeGuests::default()), pools: Box::new(pools), available: Box::new(|| Some(gib(8))) };
+    let engine = Arc::new(Engine::new(doors, config, None));
+    let Ok(Loaded::Fresh | Loaded::Known(_)) = state::load(&state_path(root)) else { panic!("a damaged state") };
+    engine.adopt(match state::load(&state_path(root)).expect("it can be read") {
+        Loaded::Known(state) => state,
+        _ => State::default(),
+    });
+    engine.resume().expect("nobody runs");
+    Service::new(engine, Access::with_files(None, 0, "/nowhere"))
+}
+
+fn ask(service: &Service, request: Request) {
+    let reply = service.answer(HERE, ROOT, request);
+    assert_eq!(reply, Reply::Ok(Box::new(Answer::Done)));
+}
+
+/// Two rooms are made, the first in two parts, and given back; `true` where all of it came to its end.
+fn lives(root: &Path, steps: u32, is_half_done: bool) -> bool {
+    let two_parts = || {
+        let part = |pages| PoolRequest { page_bytes: 2 << 20, pages, node: None };
+        Request::Prepare { domain: "web".into(), uuid: "u".into(), pages: vec![part(6), part(10)] }
+    };
+    let all = || {
+        let service = daemon(root, Mortal::new(root, steps, is_half_done));
+        for request in [two_parts(), prepare("v", 4), two_parts(), release("u"), release("v")] {
+            ask(&service, request);
+        }
+    };
+    catch_unwind(AssertUnwindSafe(all)).is_ok()
+}
+
+/// The same with a death after each step, and with what `operator` does to the pool before the next daemon; `check` has the number of
+/// pages when that one has given everything back.
+fn after_each_death(operator: impl Fn(u64) -> u64, check: impl Fn(u64, &str)) {
+    for is_half_done in [false, true] {
+        for steps in 0.. {
+            let folder = host();
+            let root = folder.path();
+            if lives(root, steps, is_half_done) {
+                assert!(steps > 20, "there were {steps} steps");
+                break;
+            }
+            put(root, "nr_hugepages", operator(pages(root)));
+            let service = daemon(root, Mortal::new(root, u32::MAX, false));
+            ["u", "v"].into_iter().for_each(|uuid| ask(&service, release(uuid)));
+            check(pages(root), &format!("after {steps} steps, half done: {is_half_done}"));
+            let Ok(Loaded::Known(state)) = state::load(&state_path(root)) else { panic!("no state") };
+            assert_eq!(state.rooms, [], "after {steps} steps");
+        }
+    }
+}
+
+#[test]
+fn whenever_the_daemon_is_killed_no_page_is_left_and_none_is_given_back_twice() {
+    after_each_death(|pages| pages, |pages, when| assert_eq!(pages, BEFORE, "{when}"));
+}
+
+#[test]
+fn pages_that_an_operator_adds_between_two_daemons_are_never_taken() {
+    after_each_death(|pages| pages + 1_000, |pages, when| assert!(pages >= BEFORE + 1_000, "{pages} {when}"));
+}
+
+#[test]
+fn a_pool_that_an_operator_makes_smaller_between_two_daemons_is_not_made_smaller_than_that() {
+    let fewer = |pages: u64| pages.saturating_sub(3);
+    after_each_death(fewer, |pages, when| assert!(pages >= BEFORE - 3, "{pages} {when}"));
+}
