@@ -23,6 +23,8 @@ pub enum Need {
     Hugetlb1G,
     /// Room for pages of 2 MiB in the hugetlb pool, or the right and the memory to make it.
     Hugetlb,
+    /// Debian's tools, to build a package and to unpack it.
+    Dpkg,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
     /// libvirt's daemons, and root to start them in namespaces of their own.
@@ -43,6 +45,7 @@ impl Need {
             Need::Kvm => "kvm",
             Need::Hugetlb1G => "hugetlb1g",
             Need::Hugetlb => "hugetlb",
+            Need::Dpkg => "dpkg",
             Need::Lab => "lab",
             Need::Libvirt => "libvirt",
             Need::Qemu => "qemu",

@@ -1,0 +1,188 @@
+//! The Debian package: what is in it, with which rights, and that what is unpacked runs.
+//!
+//! ```text
+//!   built programs ─▶ packaging/build-deb ─▶ .deb ─┬─ dpkg-deb --info, --contents, --control
+//!                                                  └─ dpkg --unpack into a root of its own ─▶ its programs
+//! ```
+//!
+//! No script of the package runs: they are for the machine it is installed on.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use wideleaf_guest_tests::programs::built;
+use wideleaf_guest_tests::{Need, is_there};
+
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// Standard output of a command that has to work.
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Whether the Debian tools are there. Says why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
+fn can_run() -> bool {
+    let has = |program: &str| {
+        let version = Command::new(program).arg("--version").output();
+        version.map(drop).map_err(|error| format!("{program}: {error}"))
+    };
+    is_there(Need::Dpkg, has("dpkg-deb").and(has("dpkg")).and(has("strip")))
+}
+
+/// A package of the programs as they are built for tests.
+struct Package {
+    folder: tempfile::TempDir,
+    file: PathBuf,
+}
+
+impl Package {
+    fn build() -> Package {
+        let folder = tempfile::tempdir().unwrap();
+        let programs = folder.path().join("programs");
+        fs::create_dir(&programs).unwrap();
+        symlink(built(&["build", "-p", "wideleaf"], false), programs.join("wideleaf")).unwrap();
+        symlink(env!("CARGO_BIN_EXE_wideleafd"), programs.join("wideleafd")).unwrap();
+        let mut build = Command::new(Path::new(REPOSITORY).join("packaging/build-deb"));
+        build.arg("--binaries").arg(programs).arg("--output").arg(folder.path().join("out"));
+        // Compressing takes longer than everything else together, and says nothing about what is in it.
+        let file = PathBuf::from(output(build.env("DPKG_DEB_COMPRESSOR_TYPE", "none")).trim());
+        Package { folder, file }
+    }
+
+    fn ask(&self, question: &str) -> String {
+        output(Command::new("dpkg-deb").arg(question).arg(&self.file))
+    }
+
+    /// Rights and owner by path, folders left out.
+    fn contents(&self) -> BTreeMap<String, String> {
+        let contents = self.ask("--contents");
+        let line = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let path = words.last()?.strip_prefix("./")?;
+            Some((path.to_owned(), format!("{} {}", words[0], words[1])))
+        };
+        contents.lines().filter_map(line).filter(|(path, _)| !path.ends_with('/') && !path.is_empty()).collect()
+    }
+
+    /// A folder of its control files.
+    fn control(&self) -> PathBuf {
+        let folder = self.folder.path().join("control");
+        output(Command::new("dpkg-deb").arg("--control").arg(&self.file).arg(&folder));
+        folder
+    }
+
+    /// A root into which dpkg has unpacked it, with a libvirt.
+    fn unpacked(&self) -> PathBuf {
+        let root = self.folder.path().join("root");
+        for folder in ["var/lib/dpkg/info", "var/lib/dpkg/updates", "etc/libvirt", "proc"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
+        let mut dpkg = Command::new("dpkg");
+        dpkg.arg(format!("--root={}", root.display())).args(["--force-not-root", "--force-bad-path", "--unpack"]);
+        // A user's PATH may lack /sbin, where dpkg looks for ldconfig and start-stop-daemon.
+        output(dpkg.arg(&self.file).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"));
+        root
+    }
+}
+
+#[test]
+fn the_package_has_all_that_an_operator_needs_and_it_runs_where_it_is_unpacked() {
+    if !can_run() {
+        return;
+    }
+    let package = Package::build();
+    every_file_is_there_with_its_rights(&package);
+    its_control_files_are_well_formed(&package);
+    what_is_unpacked_runs(&package);
+}
+
+fn every_file_is_there_with_its_rights(package: &Package) {
+    let contents = package.contents();
+    let program = "-rwxr-xr-x root/root";
+    let file = "-rw-r--r-- root/root";
+    for (path, rights) in [
+        ("usr/bin/wideleaf", program),
+        ("usr/bin/wideleafd", program),
+        ("lib/systemd/system/wideleafd.service", file),
+        ("etc/wideleaf/wideleafd.toml", file),
+        ("usr/share/bash-completion/completions/wideleaf", file),
+        ("usr/share/zsh/vendor-completions/_wideleaf", file),
+        ("usr/share/fish/vendor_completions.d/wideleaf.fish", file),
+        ("usr/share/doc/wideleaf/README.md", file),
+        ("usr/share/doc/wideleaf/CHANGELOG.md.gz", file),
+        ("usr/share/doc/wideleaf/copyright", file),
+        ("usr/share/doc/wideleaf/libvirt.md", file),
+        ("usr/share/doc/wideleaf/grafana.json", file),
+    ] {
+        assert_eq!(contents.get(path).map(String::as_str), Some(rights), "{path}");
+    }
+    for page in ["wideleaf", "wideleaf-attach", "wideleaf-list", "wideleaf-hook-install", "wideleafd"] {
+        let path = format!("usr/share/man/man1/{page}.1.gz");
+        assert_eq!(contents.get(&path).map(String::as_str), Some(file), "{path}");
+    }
+    let writable_by_others = contents.iter().find(|(_, rights)| rights.as_bytes()[8] == b'w' || rights.contains('s'));
+    assert_eq!(writable_by_others, None);
+}
+
+fn its_control_files_are_well_formed(package: &Package) {
+    let control = package.control();
+    let version = concat!("Version: ", env!("CARGO_PKG_VERSION"));
+    let info = package.ask("--info");
+    for line in ["Package: wideleaf", version, "Architecture: amd64", "Section: admin"] {
+        assert!(info.lines().any(|told| told.trim() == line), "no {line:?} in\n{info}");
+    }
+    let conffiles = fs::read_to_string(control.join("conffiles")).unwrap();
+    assert_eq!(conffiles, "/etc/wideleaf/wideleafd.toml\n", "what an operator changed is not overwritten");
+    for script in ["postinst", "prerm", "postrm"] {
+        let path = control.join(script);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o755, "{script}");
+        output(Command::new("sh").arg("-n").arg(&path));
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("#!/bin/sh\nset -e\n"), "{script}: {text}");
+    }
+    let says = |script: &str, words: &str| fs::read_to_string(control.join(script)).unwrap().contains(words);
+    assert!(says("postinst", "/usr/bin/wideleaf hook install") && says("prerm", "/usr/bin/wideleaf hook uninstall"));
+}
+
+fn what_is_unpacked_runs(package: &Package) {
+    let root = package.unpacked();
+    let status = fs::read_to_string(root.join("var/lib/dpkg/status")).unwrap();
+    assert!(status.contains("Status: install ok unpacked"), "{status}");
+    let run = |program: &str, arguments: &[&str]| output(Command::new(root.join(program)).args(arguments));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(run("usr/bin/wideleaf", &["--version"]), format!("wideleaf {version}\n"));
+    assert_eq!(run("usr/bin/wideleafd", &["--version"]), format!("wideleafd {version}\n"));
+    // dpkg keeps a configuration beside its place until the package is set up.
+    let configuration = root.join("etc/wideleaf/wideleafd.toml.dpkg-new");
+    run("usr/bin/wideleafd", &["--config", configuration.to_str().unwrap(), "--check"]);
+    let unit = fs::read_to_string(root.join("lib/systemd/system/wideleafd.service")).unwrap();
+    let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/")).unwrap();
+    assert!(root.join(started).exists(), "{started}");
+    let document = unit.lines().find_map(|line| line.strip_prefix("Documentation=file:///")).unwrap();
+    assert!(root.join(document).exists(), "{document}");
+    run("usr/bin/wideleaf", &["hook", "install", "--root", root.to_str().unwrap()]);
+    let hook = fs::metadata(root.join("etc/libvirt/hooks/qemu.d/wideleaf")).unwrap();
+    assert_eq!(hook.permissions().mode() & 0o111, 0o111, "libvirt runs it");
+}
+
+#[test]
+fn programs_that_are_not_there_are_an_error_and_no_package() {
+    if !can_run() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut build = Command::new(Path::new(REPOSITORY).join("packaging/build-deb"));
+    build.arg("--binaries").arg(folder.path().join("none")).arg("--output").arg(folder.path().join("out"));
+    let output = build.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(4), 1), "{stderr}");
+    assert!(stderr.contains("none/wideleaf is not there"), "{stderr}");
+    assert!(!folder.path().join("out").exists());
+}
