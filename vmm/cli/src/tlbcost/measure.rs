@@ -73,7 +73,8 @@ impl Cell {
         let ram = if self.guest.is_some() { footprint + BESIDE_FOOTPRINT } else { footprint };
         // A guest of 1 GiB pages keeps the first one for itself.
         let ram = if self.guest == Some(PageSize::Giant1G) { ram + gib(1) } else { ram };
-        let ram = ram.get().next_multiple_of(largest.bytes().get());
+        // No RAM is cut inside a window.
+        let ram = ram.get().next_multiple_of(largest.max(PageSize::Huge2M).bytes().get());
         let mut arguments: Vec<String> =
             ["run", "latency", "--policy", "never", "--prefault"].map(str::to_owned).into();
         let chase = format!("bytes={} page={}", footprint.get(), page.bytes().get());
