@@ -12,6 +12,7 @@ use crate::snapshot::GuestMapping;
 use crate::units::PageSize;
 
 pub mod cost;
+pub mod share;
 
 /// Cycles per reference of a walk. Most references hit the caches of the walk or the L1; CBMM (ATC '22) counts 50 cycles
 /// for a whole native walk of 4, which is 12 a reference; the cold count above is twice to three times what a warm walk

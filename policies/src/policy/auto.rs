@@ -40,20 +40,21 @@ use crate::remembered::Remembered;
 use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
+use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
 
 /// What may be set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "misses_max",
-        170_000,
+        AssumedMisses::DEFAULT.most,
         (1, 1_000_000_000),
         "TLB misses/s",
         "of a full window, however often it is touched (ours: what GUPS makes in a table of 512 MiB)",
     ),
     ParameterInfo::number(
         "misses_per_s",
-        10_000,
+        AssumedMisses::DEFAULT.per_s,
         (1, 1_000_000_000),
         "TLB misses/s",
         "assumed of a full window touched in every sample, where no sensor tells how soon it was touched (ours)",
@@ -128,8 +129,7 @@ pub struct Auto {
 #[derive(Clone, Copy, Debug)]
 struct Prices {
     walk: WalkCost,
-    misses_max: u64,
-    misses_per_s: u64,
+    misses: AssumedMisses,
     horizon: Duration,
     bloat_price: u64,
     hysteresis_percent: u64,
@@ -166,19 +166,8 @@ impl Prices {
         microseconds.saturating_mul(self.walk.per_microsecond()).max(1)
     }
 
-    fn misses_per_s(&self, access: AccessHistory, present: u16) -> u64 {
-        let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
-        match access.touches_per_s() {
-            Some(touches) => (touches * u64::from(present)).min(of_present(self.misses_max)),
-            None => {
-                let rate = access.rate().unwrap_or_default();
-                of_present(self.misses_per_s * u64::from(rate.get()) / 10_000)
-            }
-        }
-    }
-
     fn benefit_per_s(&self, access: AccessHistory, present: u16, guest: GuestMapping) -> u64 {
-        self.misses_per_s(access, present) * self.walk.saved_per_miss(guest, PageSize::Huge2M)
+        self.misses.per_s(access, present) * self.walk.saved_per_miss(guest, PageSize::Huge2M)
     }
 
     /// Before there is a proof: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
@@ -206,8 +195,10 @@ impl Auto {
         Auto {
             prices: Prices {
                 walk: WalkCost::PRIOR,
-                misses_max: parameters.number("misses_max"),
-                misses_per_s: parameters.number("misses_per_s"),
+                misses: AssumedMisses {
+                    most: parameters.number("misses_max"),
+                    per_s: parameters.number("misses_per_s"),
+                },
                 horizon: Duration::from_secs(parameters.number("horizon_s")),
                 bloat_price: parameters.number("bloat_price"),
                 hysteresis_percent: parameters.number("hysteresis"),

@@ -29,10 +29,11 @@ pub struct WalkCost {
 
 impl WalkCost {
     /// For a machine nobody has measured: references of a cold walk, [`CYCLES_PER_REFERENCE`] each.
-    pub const PRIOR: WalkCost = WalkCost::by_references(24 * CYCLES_PER_REFERENCE as u32);
+    pub const PRIOR: WalkCost =
+        WalkCost::by_references(24 * CYCLES_PER_REFERENCE as u32, CYCLES_PER_MICROSECOND as u32);
 
     /// A table in which a walk of 4 KiB pages over 4 KiB pages costs this, and all others as many times less as they make references.
-    pub const fn by_references(base_over_base: u32) -> WalkCost {
+    pub const fn by_references(base_over_base: u32, per_microsecond: u32) -> WalkCost {
         let all = references(PageSize::Base4K, PageSize::Base4K);
         let mut cycles = [[0; 3]; 3];
         let mut cell = 0;
@@ -42,7 +43,7 @@ impl WalkCost {
             cycles[guest][host] = at_least_one((base_over_base as u64 * part / all) as u32);
             cell += 1;
         }
-        WalkCost { cycles, per_microsecond: CYCLES_PER_MICROSECOND as u32 }
+        WalkCost { cycles, per_microsecond }
     }
 
     /// A table of what was measured. Cells that were not are as many references as they are, at what a reference cost on average in
@@ -65,7 +66,7 @@ impl WalkCost {
             return None;
         }
         let base_over_base = self::references(PageSize::Base4K, PageSize::Base4K) * cycles / references;
-        let mut table = WalkCost { per_microsecond, ..WalkCost::by_references(at_least_one(base_over_base as u32)) };
+        let mut table = WalkCost::by_references(at_least_one(base_over_base as u32), per_microsecond);
         for (row, known) in table.cycles.iter_mut().zip(cells) {
             for (cell, known) in row.iter_mut().zip(known) {
                 *cell = known.unwrap_or(*cell);
@@ -177,6 +178,8 @@ pub struct CpuFamily {
     pub models: &'static [(u32, u32)],
     /// Cycles of a walk of 4 KiB pages over 4 KiB pages whose tables are in the core's own caches.
     pub base_over_base: u32,
+    /// Cycles in a microsecond of the clock that they are of.
+    pub per_microsecond: u32,
     /// Where that is from.
     pub source: &'static str,
 }
@@ -193,7 +196,7 @@ impl CpuFamily {
 
     /// Its table.
     pub const fn walk_cost(&self) -> WalkCost {
-        WalkCost::by_references(self.base_over_base)
+        WalkCost::by_references(self.base_over_base, self.per_microsecond)
     }
 }
 
@@ -207,7 +210,8 @@ pub const FAMILIES: &[CpuFamily] = &[
         family: 6,
         models: &[(0x3c, 0x3c), (0x3f, 0x3f), (0x45, 0x46)],
         base_over_base: 50,
-        source: "20 cycles of a native walk in a review of 2013 (news.mynavi.jp, Haswell in depth), times 5/2",
+        per_microsecond: 3_500,
+        source: "20 cycles of a native walk in a review of 2013 (news.mynavi.jp, Haswell in depth, a desktop CPU), times 5/2",
     },
     CpuFamily {
         name: "Zen 4",
@@ -215,6 +219,7 @@ pub const FAMILIES: &[CpuFamily] = &[
         family: 0x19,
         models: &[(0x10, 0x1f), (0x60, 0x7f), (0xa0, 0xaf)],
         base_over_base: 31,
+        per_microsecond: 2_600,
         source: "31 ticks of 2.6 GHz by `latency` on an EPYC that is itself a VM, so a walk of two dimensions (one machine)",
     },
 ];

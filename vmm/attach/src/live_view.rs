@@ -1,11 +1,14 @@
 //! What is shown of a VM under a manager, made of the manager's [`Live`]: the same for guests of others (`session`) and for the guest of
 //! `wideleaf run` in its own process, [`OwnGuest`].
 
+use std::path::Path;
 use std::time::SystemTime;
 
 use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, VmView, Vmm, WorkView};
 use wideleaf_memory::manager::Live;
+use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingKind, GuestRam};
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Backing, GuestMapping, MappingStats, PageSize, WindowIndex};
 
 use crate::process::{Places, VmProcess};
@@ -80,6 +83,7 @@ pub struct OwnGuest {
     process: VmProcess,
     ram: RamMap,
     opened_at: SystemTime,
+    walk: WalkCost,
 }
 
 impl OwnGuest {
@@ -87,12 +91,13 @@ impl OwnGuest {
     pub fn of_this_process(ram: &GuestRam, opened_at: SystemTime) -> Option<OwnGuest> {
         let process = VmProcess::look(&Places::default(), std::process::id()).ok()??;
         let process = VmProcess { vmm: Vmm::Wideleaf, ..process };
-        Some(OwnGuest { process, ram: map_of(ram), opened_at })
+        let walk = ChosenWalkCost::read(Path::new("/")).cost;
+        Some(OwnGuest { process, ram: map_of(ram), opened_at, walk })
     }
 
     /// All about it.
     pub fn view(&self, live: &Live, mapping: Option<MappingStats>) -> VmView {
-        let work = Work::none().with(live).view(live, self.opened_at);
+        let work = Work::none().with(live).view(live, self.opened_at, &self.walk);
         VmView { mapping: mapping.map(survey::mapping_view), ..view(&self.process, &self.ram, live, work) }
     }
 }

@@ -242,7 +242,8 @@ impl Attached {
             (_, GateState::Open) => Care::Managed,
         };
         let policy = now.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string);
-        let (ram, work) = (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at));
+        let (ram, work) =
+            (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at, &now.settings.walk));
         let tables_note = now.tables_note();
         drop(now);
         VmView {

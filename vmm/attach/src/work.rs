@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hdrhistogram::Histogram;
 use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, WorkView};
 use wideleaf_memory::manager::Live;
-use wideleaf_policies::Bytes;
+use wideleaf_policies::walk::cost::WalkCost;
+use wideleaf_policies::walk::share::{AssumedMisses, walk_share};
+use wideleaf_policies::{Bytes, PerTenThousand};
 
 /// Counters of all managers so far.
 #[derive(Clone, Debug)]
@@ -55,8 +57,8 @@ impl Work {
         sum
     }
 
-    /// For views. `live` has the latest actions; its clock began at `opened_at`.
-    pub fn view(&self, live: &Live, opened_at: SystemTime) -> WorkView {
+    /// For views. `live` has the latest actions; its clock began at `opened_at`. A TLB miss costs what `walk` says.
+    pub fn view(&self, live: &Live, opened_at: SystemTime, walk: &WalkCost) -> WorkView {
         let at_s = |at: Duration| (opened_at + at).duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         let latest = live.latest.iter().map(|action| ActionView {
             at_s: at_s(action.at.since_start()),
@@ -72,7 +74,7 @@ impl Work {
             total_cpu_s: self.total_cpu.as_secs_f64(),
             budget_refusals: self.budget_refusals,
             unavailable: quantiles(&self.unavailable_ns),
-            walk_share: None,
+            walk_share: walk_share(&live.snapshot.vms, AssumedMisses::default(), walk).map(PerTenThousand::get),
             latest: latest.collect(),
             sensor_failures: self.sensor_failures.clone(),
         }

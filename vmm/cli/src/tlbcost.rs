@@ -71,7 +71,7 @@ pub struct TlbCostArgs {
     #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]
     host_page: Option<PageSize>,
 
-    /// Largest footprint of a chase: a number with K, M, G or T behind it (powers of 1024) [default: 32M of 4k pages, 256M of 2m pages]
+    /// Largest footprint of a chase: a number with K, M, G or T behind it (powers of 1024) [default: 64M of 4k pages, 256M of 2m pages]
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     bytes: Option<Bytes>,
 

@@ -270,7 +270,7 @@ pub struct WorkView {
     pub budget_refusals: u64,
     /// How long windows were out of the guest's reach.
     pub unavailable: Quantiles,
-    /// Share of its time the guest is thought to spend on page walks, in ten thousandths; `None` where nothing tells.
+    /// Time the guest is thought to spend on page walks, in ten thousandths of one CPU's; `None` where nothing tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walk_share: Option<u32>,
     /// The latest actions, oldest first.

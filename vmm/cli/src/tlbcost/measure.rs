@@ -20,6 +20,7 @@ use crate::child;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::RunReport;
+use crate::run::guest;
 
 /// A run of the chase takes seconds.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -45,11 +46,11 @@ impl Cell {
         self.guest.map_or(self.host, |guest| guest.min(self.host))
     }
 
-    /// The footprint where nobody says: for base pages two and a half times the reach of the largest TLB there is (3072 entries, Zen 4),
+    /// The footprint where nobody says: for base pages five times the reach of the largest TLB there is (3072 entries, Zen 4),
     /// for others what shows the first level and costs no more than 256 MiB.
     pub fn footprint(self) -> Result<Bytes, String> {
         match self.entry() {
-            PageSize::Base4K => Ok(mib(32)),
+            PageSize::Base4K => Ok(mib(64)),
             PageSize::Huge2M => Ok(mib(256)),
             PageSize::Giant1G => Err("a chase needs 8 pages of 1 GiB at least: say --bytes 8G".into()),
         }
@@ -72,7 +73,8 @@ impl Cell {
         let ram = if self.guest.is_some() { footprint + BESIDE_FOOTPRINT } else { footprint };
         // A guest of 1 GiB pages keeps the first one for itself.
         let ram = if self.guest == Some(PageSize::Giant1G) { ram + gib(1) } else { ram };
-        let ram = ram.get().next_multiple_of(largest.bytes().get());
+        // No RAM is cut inside a window.
+        let ram = ram.get().next_multiple_of(largest.max(PageSize::Huge2M).bytes().get());
         let mut arguments: Vec<String> =
             ["run", "latency", "--policy", "never", "--prefault"].map(str::to_owned).into();
         let chase = format!("bytes={} page={}", footprint.get(), page.bytes().get());
@@ -198,7 +200,8 @@ pub fn measure(
     bar: &ProgressBar,
 ) -> Result<CellReport, Failure> {
     let mut report = CellReport::new(cell);
-    let arguments = match missing_giants(cell).map_or_else(|| cell.arguments(bytes), Err) {
+    let missing = missing_giants(cell).or_else(|| missing_guest_page(cell));
+    let arguments = match missing.map_or_else(|| cell.arguments(bytes), Err) {
         Ok(arguments) => arguments,
         Err(why) => return Ok(CellReport { skipped: Some(why), ..report }),
     };
@@ -207,8 +210,8 @@ pub fn measure(
         bar.set_message(format!("{}, host {}: run {}", cell.place(), cell.host.name(), runs.len() + 1));
         let run = match child::run(&arguments, RUN_TIMEOUT, interrupts) {
             Ok(run) => run,
-            // KVM may not offer 1 GiB pages to a guest, and the host may not have enough memory for them.
-            Err(why @ (Failure::Host(_) | Failure::Usage(_) | Failure::GuestCrashed(_))) if is_giant(cell) => {
+            // The host may not have enough memory for pages of 1 GiB.
+            Err(why @ (Failure::Host(_) | Failure::Usage(_))) if is_giant(cell) => {
                 return Ok(CellReport { skipped: Some(why.to_string()), ..report });
             }
             Err(why) => return Err(why),
@@ -245,6 +248,12 @@ fn missing_giants(cell: Cell) -> Option<String> {
     }
 }
 
+/// Why a guest cannot have pages of that size.
+fn missing_guest_page(cell: Cell) -> Option<String> {
+    let page = cell.guest?;
+    (!guest::guest_pages().contains(&page)).then(|| format!("KVM gives its guests no {page} pages here"))
+}
+
 /// The levels that a run tells of.
 fn levels_of(run: &RunReport) -> Vec<Level> {
     let result = |name: &str, number: usize| run.results.get(&format!("{name}{number}")).map(|result| result.value);
@@ -273,12 +282,12 @@ mod tests {
 
     #[test]
     fn a_cell_is_a_run_of_latency_on_its_pages() {
-        let native = "run latency --policy never --prefault --cmdline bytes=33554432 page=4096 --memory 33554432 --host-page 4k --native";
+        let native = "run latency --policy never --prefault --cmdline bytes=67108864 page=4096 --memory 67108864 --host-page 4k --native";
         assert_eq!(line(None, Base4K, None).as_deref(), Ok(native));
         // 2 MiB pages of the guest over the host's 4 KiB: the entries are of 4 KiB.
         let splintered = line(Some(Huge2M), Base4K, None).expect("it can be run");
         assert!(
-            splintered.contains("page=4096 --memory 100663296 --host-page 4k --no-daemon --guest-page 2m"),
+            splintered.contains("page=4096 --memory 134217728 --host-page 4k --no-daemon --guest-page 2m"),
             "{splintered}"
         );
         let large = line(Some(Huge2M), Huge2M, Some(mib(64))).expect("it can be run");

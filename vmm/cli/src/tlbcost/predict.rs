@@ -257,6 +257,14 @@ impl Subject {
         interrupts: &Interrupts,
         bar: &ProgressBar,
     ) -> Result<Prediction, Failure> {
+        // Before the runs, which would be for nothing without it.
+        let known = cost.and_then(cost_and_reach);
+        if source.needs_cost() && known.is_none() {
+            let why =
+                "what a miss costs here did not agree with itself, or its footprint showed one level of the TLB alone";
+            return Err(Failure::Host(format!("{why}: repeat it on a quiet machine, or with a larger --bytes")));
+        }
+        let (miss_ns, reach) = known.unwrap_or_default();
         let mut runs = Vec::new();
         for round in 1..=rounds {
             bar.set_message(format!("{} round {round} of {rounds}", self.kernel.name));
@@ -292,10 +300,6 @@ impl Subject {
                 prediction.counted = Some(walks);
             }
             Source::Misses(source) => {
-                let (miss_ns, reach) = cost.and_then(cost_and_reach).ok_or_else(|| {
-                    let why = "what a miss costs here did not agree with itself, or its footprint showed one level of the TLB alone";
-                    Failure::Host(format!("{why}: repeat it on a quiet machine, or with a larger --bytes"))
-                })?;
                 let rates =
                     runs.iter().map(|(base, _)| source.timed(base, reach).map(|timed| timed.misses / timed.seconds));
                 let rates = rates.collect::<Option<Vec<f64>>>().ok_or_else(untimed)?;

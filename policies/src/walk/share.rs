@@ -1,0 +1,117 @@
+//! Which share of a CPU's time a VM is thought to spend in page walks: assumed misses times what one costs. No counter tells misses by
+//! window; what can be measured is how soon a window is touched after it was looked at (`auto` decides by the same).
+//!
+//! ```text
+//!   misses/s = touches per second × present pages, a bound × present/512 at most
+//!              or, where no sensor takes the time: an assumed rate × share of samples with an access × present/512
+//!   where guest and host both have a large page: one of 512 of them
+//! ```
+
+use super::cost::WalkCost;
+use super::guest_page;
+use crate::snapshot::{AccessHistory, Backing, VmSnapshot};
+use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, PerTenThousand};
+
+/// How often a window misses, by how often it is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AssumedMisses {
+    /// Of a full window a second, however often it is touched.
+    pub most: u64,
+    /// Of a full window a second that is touched in every sample, where no sensor tells how soon.
+    pub per_s: u64,
+}
+
+/// [`AssumedMisses::DEFAULT`].
+impl Default for AssumedMisses {
+    fn default() -> AssumedMisses {
+        AssumedMisses::DEFAULT
+    }
+}
+
+impl AssumedMisses {
+    /// What `auto` assumes if nobody says: its parameters `misses_max` and `misses_per_s` say where that is from.
+    pub const DEFAULT: AssumedMisses = AssumedMisses { most: 170_000, per_s: 10_000 };
+
+    /// Misses a second of a window on base pages with so many present.
+    pub fn per_s(&self, access: AccessHistory, present: u16) -> u64 {
+        let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
+        match access.touches_per_s() {
+            Some(touches) => touches.saturating_mul(u64::from(present)).min(of_present(self.most)),
+            None => {
+                let rate = access.rate().unwrap_or_default();
+                of_present(self.per_s * u64::from(rate.get()) / 10_000)
+            }
+        }
+    }
+}
+
+/// The share of one CPU that walks of these VMs take, all of it at most. `None` where nobody has looked at any window yet.
+pub fn walk_share(vms: &[VmSnapshot], misses: AssumedMisses, cost: &WalkCost) -> Option<PerTenThousand> {
+    let rows = || vms.iter().flat_map(|vm| (0..vm.windows.len()).map(move |row| (vm, row)));
+    if !rows().any(|(vm, row)| vm.access[row].samples() > 0) {
+        return None;
+    }
+    let cycles_per_s: u64 = rows().map(|(vm, row)| cycles_of(vm, row, misses, cost)).fold(0, u64::saturating_add);
+    let of_cpu = u128::from(cycles_per_s) * 10_000 / (u128::from(cost.per_microsecond()) * 1_000_000);
+    Some(PerTenThousand::new(of_cpu.min(10_000) as u32))
+}
+
+/// Cycles a second of a window.
+fn cycles_of(vm: &VmSnapshot, row: usize, misses: AssumedMisses, cost: &WalkCost) -> u64 {
+    let Some(guest) = guest_page(vm.guest_mapping[row]) else { return 0 };
+    let host = match vm.backing[row] {
+        Backing::Unbacked => return 0,
+        Backing::Base4K => PageSize::Base4K,
+        Backing::Huge2M => PageSize::Huge2M,
+        Backing::Giant1G => PageSize::Giant1G,
+    };
+    let is_base = guest == PageSize::Base4K || host == PageSize::Base4K;
+    let misses = misses.per_s(vm.access[row], vm.resident[row]) / if is_base { 1 } else { 512 };
+    misses.saturating_mul(cost.per_miss(guest, host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::{GuestMapping, VmId, WindowRow};
+    use crate::units::WindowIndex;
+
+    const BUSY: AccessHistory = AccessHistory::from_parts(u16::MAX, 16);
+
+    /// A VM of full windows with this access, backing and guest page.
+    fn vm(windows: u64, access: AccessHistory, backing: Backing, guest: GuestMapping) -> VmSnapshot {
+        let mut vm = VmSnapshot::with_capacity(VmId(0), windows as usize);
+        for window in 0..windows {
+            vm.push(WindowRow::new(WindowIndex::new(window), 512, backing));
+        }
+        vm.access.fill(access);
+        vm.guest_mapping.fill(guest);
+        vm
+    }
+
+    fn share(vm: VmSnapshot) -> Option<u32> {
+        walk_share(&[vm], AssumedMisses::default(), &WalkCost::PRIOR).map(PerTenThousand::get)
+    }
+
+    #[test]
+    fn nobody_looked_means_nobody_knows() {
+        assert_eq!(share(vm(4, AccessHistory::default(), Backing::Base4K, GuestMapping::Huge2M)), None);
+    }
+
+    #[test]
+    fn busy_base_pages_cost_what_their_misses_cost_and_large_ones_next_to_nothing() {
+        // 100 windows of 10 000 misses of 76 cycles, of 2 * 10^9 cycles: 3.8 %.
+        assert_eq!(share(vm(100, BUSY, Backing::Base4K, GuestMapping::Huge2M)), Some(380));
+        // A 512th of them at 60 cycles.
+        assert_eq!(share(vm(100, BUSY, Backing::Huge2M, GuestMapping::Huge2M)), Some(0));
+        // The guest's base pages keep the misses; their walks are 76 cycles instead of 96.
+        assert_eq!(share(vm(100, BUSY, Backing::Huge2M, GuestMapping::Base4K)), Some(380));
+        assert_eq!(share(vm(100, BUSY, Backing::Base4K, GuestMapping::Base4K)), Some(480));
+    }
+
+    #[test]
+    fn a_share_is_all_of_a_cpu_at_most() {
+        let touched = BUSY.with_touches_per_s(Some(1_000_000));
+        assert_eq!(share(vm(10_000, touched, Backing::Base4K, GuestMapping::Base4K)), Some(10_000));
+    }
+}
