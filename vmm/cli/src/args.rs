@@ -14,6 +14,7 @@ use crate::hook::HookArgs;
 use crate::image::ImageArgs;
 use crate::kernels;
 use crate::top::TopArgs;
+use crate::trace::TraceArgs;
 
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
@@ -57,6 +58,8 @@ pub enum Command {
     Kernels(KernelsArgs),
     /// Show what a policy would have done in a recorded run, and its cost
     Simulate(SimulateArgs),
+    /// Record every load and store of a kernel, or show what such a trace has
+    Trace(TraceArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
     /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed

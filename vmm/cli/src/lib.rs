@@ -5,6 +5,7 @@
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
+//!            trace ─▶ every load and store of a kernel ▶ a file; a file ────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
@@ -37,3 +38,4 @@ pub mod session;
 pub mod simulate;
 pub mod source;
 pub mod top;
+pub mod trace;

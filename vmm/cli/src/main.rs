@@ -6,7 +6,9 @@ use std::time::Instant;
 use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
-use wideleaf::{attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, top};
+use wideleaf::{
+    attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, top, trace,
+};
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::main(&args),
         Command::Kernels(args) => kernels::main(&args),
         Command::Simulate(args) => simulate::main(&args),
+        Command::Trace(args) => trace::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Image(args) => image::main(&args),
         Command::List(args) => guests::list(&args),
