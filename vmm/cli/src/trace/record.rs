@@ -102,6 +102,7 @@ fn line(progress: &Progress<'_>) -> String {
 fn from_record_error(args: &RecordArgs, error: RecordError) -> Failure {
     let kernel = &args.kernel;
     match error {
+        RecordError::ByTime => Failure::Usage(format!("--cmdline: {error}")),
         RecordError::Parameters(why) => Failure::Usage(format!("{kernel}: {why}")),
         RecordError::NoIterations => Failure::Usage(format!("--iterations: {error}")),
         RecordError::NoPhase(_) => Failure::Usage(format!("--phase: {error}")),
