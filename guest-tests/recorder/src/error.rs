@@ -15,6 +15,11 @@ pub enum RecordError {
         "the kernel has no iterations that could be left out; make it shorter with its parameters, or with a limit"
     )]
     NoIterations,
+    /// The parameters are in seconds.
+    #[error(
+        "with these parameters the kernel goes by time, and a recording has none: give it a count instead, like rounds= or passes="
+    )]
+    ByTime,
     /// The phase that was asked for never came.
     #[error("the kernel has no phase {0:?}; record all of them, and `wideleaf trace info` names them")]
     NoPhase(String),

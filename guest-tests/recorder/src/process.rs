@@ -54,6 +54,8 @@ impl Process {
             Ok(ENDED_WITHOUT_STEPS) => Err(RecordError::NoIterations),
             Ok(code) if code == ExitCode::VerificationFailed as u8 => Err(RecordError::Wrong),
             Ok(code) if code == ExitCode::BadArguments as u8 => Err(RecordError::Parameters(last_words.to_owned())),
+            // Its memory is enough and it has all its vCPUs: what it lacks is the counter's frequency.
+            Ok(code) if code == ExitCode::Unsupported as u8 => Err(RecordError::ByTime),
             _ => Err(RecordError::KernelFailed { status: code, message: last_words.to_owned() }),
         }
     }

@@ -15,6 +15,7 @@ use crate::image::ImageArgs;
 use crate::kernels;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
+use crate::trace::TraceArgs;
 
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
@@ -61,6 +62,8 @@ pub enum Command {
     Kernels(KernelsArgs),
     /// Show what a policy would have done in a recorded run, and its cost
     Simulate(SimulateArgs),
+    /// Record every load and store of a kernel, or show what such a trace has
+    Trace(TraceArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
     /// Measure what a TLB miss costs here, and what 2 MiB pages would gain by that

@@ -5,6 +5,7 @@
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
+//!            trace ─▶ every load and store of a kernel ▶ a file; a file ────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
@@ -40,3 +41,4 @@ pub mod simulate;
 pub mod source;
 pub mod tlbcost;
 pub mod top;
+pub mod trace;

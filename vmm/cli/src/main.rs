@@ -7,7 +7,7 @@ use clap::Parser;
 use wideleaf::args::{Cli, Command};
 use wideleaf::output::say;
 use wideleaf::{
-    attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, tlbcost, top,
+    attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, tlbcost, top, trace,
 };
 
 fn main() -> ExitCode {
@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::main(&args),
         Command::Kernels(args) => kernels::main(&args),
         Command::Simulate(args) => simulate::main(&args),
+        Command::Trace(args) => trace::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::TlbCost(args) => tlbcost::main(&args),
         Command::Image(args) => image::main(&args),

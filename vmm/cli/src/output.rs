@@ -6,7 +6,8 @@
 //!   a device, a FIFO           written to as it is: a rename would put a file where /dev/null was
 //! ```
 //!
-//! A recording is put in place when it begins, since it is worth something also where the run fails or is killed.
+//! A recording is put in place when it begins, since it is worth something also where the run fails or is killed. What is written bit by bit
+//! and worth nothing before its end ([`NewFile`]) is put in place then.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -128,6 +129,21 @@ impl NamedPlace {
         }
     }
 
+    /// Begins what is written bit by bit and put in place at its end.
+    ///
+    /// # Errors
+    /// [`Failure::Output`]; what was there is as it was.
+    pub fn begin_new(self) -> Result<NewFile, Failure> {
+        let file = match self.file {
+            PlaceFile::AsItIs(file) => NewFileIn::AsItIs(file),
+            PlaceFile::In(folder) => {
+                let file = new_file_in(&folder);
+                NewFileIn::Folder(file.map_err(|error| cannot_write(self.option, &self.path, error))?)
+            }
+        };
+        Ok(NewFile { option: self.option, path: self.path, file, written: 0 })
+    }
+
     /// Puts the file in place, still empty, for what is written bit by bit.
     ///
     /// # Errors
@@ -141,6 +157,56 @@ impl NamedPlace {
                 file.persist(&self.path).map_err(|error| cannot(error.error))
             }
         }
+    }
+}
+
+/// A result that is written bit by bit and put in place when it is whole. Dropped before, it leaves nothing.
+pub struct NewFile {
+    option: &'static str,
+    path: PathBuf,
+    file: NewFileIn,
+    written: u64,
+}
+
+enum NewFileIn {
+    Folder(NamedTempFile),
+    AsItIs(File),
+}
+
+impl NewFile {
+    /// Bytes so far.
+    pub const fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Puts it in place.
+    ///
+    /// # Errors
+    /// [`Failure::Output`]; what was there is as it was.
+    pub fn put(self) -> Result<(), Failure> {
+        match self.file {
+            NewFileIn::AsItIs(_) => Ok(()),
+            NewFileIn::Folder(file) => match file.persist(&self.path) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(cannot_write(self.option, &self.path, error.error)),
+            },
+        }
+    }
+}
+
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = match &mut self.file {
+            // Not through `NamedTempFile`, whose errors name the temporary file.
+            NewFileIn::Folder(file) => file.as_file_mut().write(bytes)?,
+            NewFileIn::AsItIs(file) => file.write(bytes)?,
+        };
+        self.written += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,0 +1,169 @@
+//! `wideleaf trace record`: the kernel is checked, then the place for the trace, then both are used.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, HumanCount};
+use serde::Serialize;
+use wideleaf_kernels::registry::{KernelNames, by_name};
+use wideleaf_recorder::{Progress, RecordError, Recorded, Request, record};
+use wideleaf_trace::{Header, Totals};
+
+use super::RecordArgs;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::{NamedPlace, Output};
+use crate::run::{kernel, visible_bar};
+
+/// How often the line on a terminal is written anew.
+const SHOWN_EVERY: Duration = Duration::from_millis(100);
+
+/// What was recorded, and how fast.
+#[derive(Debug, Serialize)]
+pub struct RecordReport {
+    /// The trace's file.
+    pub file: String,
+    /// The kernel.
+    pub kernel: String,
+    /// Its class; empty where it has none.
+    pub class: String,
+    /// Iterations of the timed part that were run, and of the class; 0 where the kernel does not say.
+    pub iterations: u32,
+    /// See `iterations`.
+    pub class_iterations: u32,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Records: accesses of one line that follow each other are one.
+    pub records: u64,
+    /// Loads.
+    pub reads: u64,
+    /// Stores.
+    pub writes: u64,
+    /// Whether the limit ended it before the kernel's end.
+    pub is_cut: bool,
+    /// The kernel's own verification; nothing where it was not to come to its result.
+    pub is_verified: Option<bool>,
+    /// How long it took.
+    pub seconds: f64,
+    /// Loads and stores a second.
+    pub accesses_per_s: f64,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`], with nothing left behind.
+pub fn main(args: &RecordArgs) -> Result<(), Failure> {
+    let there = || format!("there is no kernel {:?} to record; there is {}", args.kernel, KernelNames::ALL);
+    let kernel = by_name(&args.kernel).ok_or_else(|| Failure::Usage(there()))?;
+    let parameters = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
+    let request = Request {
+        kernel,
+        parameters: &parameters,
+        iterations: args.iterations,
+        phase: args.phase.as_deref(),
+        bytes_max: args.limit.map(|limit| limit.get()),
+    };
+    request.arena_bytes().map_err(|error| from_record_error(args, error))?;
+    let output = Output::open(args.format, None)?;
+    // In this order: once the temporary file is there, a signal no longer ends us without removing it.
+    let interrupts = Interrupts::install()?;
+    let file = NamedPlace::open("--output", &args.output)?.begin_new()?;
+
+    let bar = visible_bar(0, "{spinner} {prefix} {msg}");
+    bar.set_prefix(args.kernel.clone());
+    let (start, mut shown) = (Instant::now(), Instant::now());
+    let recorded = record(&request, file, &mut |progress| {
+        if shown.elapsed() >= SHOWN_EVERY {
+            shown = Instant::now();
+            bar.set_message(line(progress));
+            bar.tick();
+        }
+        !interrupts.is_set()
+    });
+    bar.finish_and_clear();
+    let Recorded { header, totals, is_verified, out } = recorded.map_err(|error| from_record_error(args, error))?;
+    let seconds = start.elapsed().as_secs_f64();
+    interrupts.check()?;
+    let bytes = out.written();
+    out.put()?;
+    let file = args.output.display().to_string();
+    output.write(&report(file, header, &totals, bytes, is_verified, seconds), RecordReport::to_table)
+}
+
+/// The line on a terminal.
+fn line(progress: &Progress<'_>) -> String {
+    let accesses = HumanCount(progress.totals.accesses());
+    let steps = progress.steps.filter(|(_, total)| *total > 0).map(|(done, total)| format!(" {done}/{total}"));
+    let (phase, steps) = (progress.phase, steps.unwrap_or_default());
+    format!("{phase}{steps}: {accesses} accesses, {}", HumanBytes(progress.bytes))
+}
+
+fn from_record_error(args: &RecordArgs, error: RecordError) -> Failure {
+    let kernel = &args.kernel;
+    match error {
+        RecordError::ByTime => Failure::Usage(format!("--cmdline: {error}")),
+        RecordError::Parameters(why) => Failure::Usage(format!("{kernel}: {why}")),
+        RecordError::NoIterations => Failure::Usage(format!("--iterations: {error}")),
+        RecordError::NoPhase(_) => Failure::Usage(format!("--phase: {error}")),
+        RecordError::Trace(error) => Failure::Output(format!("--output {}: {error}", args.output.display())),
+        RecordError::Interrupted => Failure::Interrupted,
+        RecordError::Start(_) | RecordError::NoMemory | RecordError::Read(_) => {
+            Failure::Host(format!("{kernel}: {error}"))
+        }
+        RecordError::Wrong => Failure::GuestFailed(format!("{kernel}: {error}")),
+        RecordError::KernelFailed { .. } | RecordError::Killed(_) | RecordError::Garbled => {
+            Failure::GuestCrashed(format!("{kernel}: {error}"))
+        }
+    }
+}
+
+fn report(
+    file: String,
+    header: Header,
+    totals: &Totals,
+    bytes: u64,
+    is_verified: Option<bool>,
+    seconds: f64,
+) -> RecordReport {
+    RecordReport {
+        file,
+        kernel: header.kernel,
+        class: header.class,
+        iterations: header.iterations,
+        class_iterations: header.class_iterations,
+        bytes,
+        records: totals.records,
+        reads: totals.reads,
+        writes: totals.writes,
+        is_cut: totals.is_cut,
+        is_verified,
+        seconds,
+        accesses_per_s: totals.accesses() as f64 / seconds,
+    }
+}
+
+impl RecordReport {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let RecordReport { file, kernel, bytes, records, seconds, .. } = self;
+        let class = if self.class.is_empty() { String::new() } else { format!(".{}", self.class) };
+        let (reads, writes) = (HumanCount(self.reads), HumanCount(self.writes));
+        let mut out = format!("{file}: {kernel}{class}, {reads} loads and {writes} stores\n");
+        let _ = writeln!(out, "  {} in {} records", HumanBytes(*bytes), HumanCount(*records));
+        let _ = writeln!(out, "  {seconds:.1} s, {:.1} million accesses a second", self.accesses_per_s / 1e6);
+        if self.class_iterations > 0 {
+            let _ = writeln!(out, "  {} of {} iterations", self.iterations, self.class_iterations);
+        }
+        if self.is_cut {
+            let _ = writeln!(out, "  cut where --limit was reached");
+        }
+        let verified = match self.is_verified {
+            Some(true) => "the kernel's result is right",
+            Some(false) => "the kernel's result is wrong",
+            None => "the kernel's result was not checked",
+        };
+        let _ = writeln!(out, "  {verified}");
+        out
+    }
+}
