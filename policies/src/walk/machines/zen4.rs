@@ -26,11 +26,11 @@ pub(super) const ZEN4: Machine = Machine {
         ),
     ],
     caches: &[
-        cache(high(32, SYSFS), unverified(8, REMEMBERED), super::L1_FILL, unverified(4, REMEMBERED)),
-        cache(high(1024, SYSFS), unverified(8, REMEMBERED), super::FILLED_BY_MISSES, unverified(14, REMEMBERED)),
+        cache(high(32, SYSFS), high(8, SYSFS), super::L1_FILL, unverified(4, REMEMBERED)),
+        cache(high(1024, SYSFS), high(8, SYSFS), super::FILLED_BY_MISSES, unverified(14, REMEMBERED)),
         cache(
             high(32 * 1024, SYSFS),
-            unverified(16, REMEMBERED),
+            high(16, SYSFS),
             unverified(Fill::Victims, REMEMBERED),
             unverified(50, REMEMBERED),
         ),
