@@ -61,6 +61,14 @@ impl Caches {
         if self.has_victims { self.read_with_victims(line, first) } else { self.read_through(line, first) }
     }
 
+    /// Reads the last level's set of an address for nothing (see [`Sets::touch`]); the others are small.
+    #[inline]
+    pub(crate) fn touch(&self, address: u64) {
+        if let Some(last) = self.levels.last() {
+            last.sets.touch(address >> 6);
+        }
+    }
+
     /// Cycles from load to use.
     pub(crate) fn cycles(&self, place: Place) -> u64 {
         match place {

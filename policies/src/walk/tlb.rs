@@ -115,6 +115,7 @@ impl Level {
     fn access(&mut self, address: u64, size: PageSize, is_store: bool) -> Found {
         let key = key(address, size);
         match self.array(key, size, is_store) {
+            Some(array) if array.is_newest(key) => Found::Hit,
             Some(array) => array.access(key),
             None => Found::Miss { evicted: None },
         }

@@ -79,6 +79,18 @@ impl Walker {
         }
     }
 
+    /// Touches what a walk to an address is likely to read last: the leaves (see [`Caches::touch`]).
+    #[inline]
+    pub(crate) fn touch(address: u64, space: &AddressSpace, caches: &Caches) {
+        let guest = space.guest_entry(leaf_level(space.pages(address).guest()), address);
+        caches.touch(guest);
+        if space.is_nested() {
+            for gpa in [guest, address] {
+                caches.touch(space.host_entry(leaf_level(space.pages(gpa).host()), gpa));
+            }
+        }
+    }
+
     /// Finds the host's page of a guest-physical address, and says how many cycles that took.
     fn find(&mut self, gpa: u64, space: &AddressSpace, caches: &mut Caches, references: &mut References) -> u64 {
         let size = space.pages(gpa).host();

@@ -24,7 +24,7 @@ pub(super) fn access(tags: &mut [u32], tag: u32) -> Option<u32> {
 }
 
 /// The same work whatever is found and wherever: nothing of it can be predicted.
-#[inline]
+#[inline(always)]
 fn access_in<const WAYS: usize>(tags: &mut [u32], tag: u32) -> Option<u32> {
     let tags: &mut [u32; WAYS] = tags.try_into().ok()?;
     let old = *tags;
