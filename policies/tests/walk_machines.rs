@@ -119,8 +119,8 @@ fn every_machine_holds_as_many_pages_as_its_larger_level_and_half_of_them_on_a_s
         let reach = machine.data_tlb.iter().map(|level| entries(Some(level), PageSize::Base4K)).max().expect("a level");
         let (alone, shared) = (Options::default(), Options { is_core_shared: true, ..Options::default() });
         let pages = u64::from(reach);
-        // An eighth is left for the PDEs, which some second levels hold as well.
-        let fitting = pages - pages / 8;
+        // A way of each set is left for the PDEs, which some second levels hold as well.
+        let fitting = pages - pages / 4;
         assert_eq!(misses_of_a_round(machine, fitting, alone), 0, "{}", machine.name);
         assert!(misses_of_a_round(machine, 2 * pages, alone) > pages, "{}", machine.name);
         assert_eq!(misses_of_a_round(machine, fitting / 2, shared), 0, "{}", machine.name);
