@@ -15,8 +15,9 @@
 //! `cargo bench -p wideleaf-benches --bench walk [-- MILLIONS ROUNDS]` (default 10 and 5)
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use wideleaf_benches::cpu::thread_cpu_time;
+use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number, table};
 use wideleaf_benches::ratio::median;
 use wideleaf_policies::PageSize;
@@ -75,7 +76,9 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
             bars = judge(name, &medians);
         }
     }
-    println!("walk: guests of 4 KiB pages over 4 KiB pages, {millions} million accesses, medians of {rounds} rounds\n{rows}");
+    println!(
+        "walk: guests of 4 KiB pages over 4 KiB pages, {millions} million accesses, medians of {rounds} rounds\n{rows}"
+    );
     bars.iter().for_each(|bar| println!("{bar}"));
     println!("  {}", experiment::machine());
     Ok(())
@@ -118,18 +121,18 @@ fn judge(name: &str, ns: &[f64]) -> Vec<String> {
 
 /// A new simulator each round; the first quarter of the accesses warms it.
 fn repeat(name: &str, case: &Case, rounds: usize, waiting: &Waiting) -> Result<Measured, Ended> {
-    let machine = machine(name).expect("a machine that is known");
+    let (machine, thread) = (machine(name).expect("a machine that is known"), Threads::this_one());
     let (warming, counted) = case.accesses.split_at(case.accesses.len() / 4);
     let mut measured = Measured { nanoseconds: Vec::new(), counts: Counts::default() };
     for _ in 0..rounds {
-        waiting.pass(std::time::Duration::ZERO)?;
+        waiting.pass(Duration::ZERO)?;
         let space = AddressSpace::nested(case.ram, PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
         let mut simulator = Simulator::new(machine, space);
         simulator.run(warming);
         simulator.reset_counts();
-        let began = thread_cpu_time();
+        let began = thread.cpu_use()?;
         simulator.run(counted);
-        let took = thread_cpu_time() - began;
+        let took = thread.cpu_use()?.since(began).ran;
         measured.nanoseconds.push(took.as_secs_f64() * 1e9 / counted.len() as f64);
         measured.counts = simulator.counts().clone();
     }
