@@ -46,6 +46,11 @@ impl Threads {
         (started, Threads { files: new.map(|thread| thread.join("schedstat")).collect() })
     }
 
+    /// The thread that asks.
+    pub fn this_one() -> Threads {
+        Threads { files: vec![PathBuf::from("/proc/thread-self/schedstat")] }
+    }
+
     /// The kernel's thread of that name.
     ///
     /// # Errors
