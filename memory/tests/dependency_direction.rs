@@ -47,6 +47,7 @@ fn guests_of_others_are_managed_without_a_vmm_of_ours() {
 fn the_guests_side_knows_nothing_of_the_host() {
     assert_eq!(ours("guest-tests/protocol"), names(&[]));
     assert_eq!(ours("guest-tests/kernels"), names(&["protocol"]));
+    assert_eq!(ours("guest-tests/trace"), names(&[]));
     assert!(ours("guest-tests/image").is_disjoint(&names(&["vmm", "memory", "policies"])));
     // A Linux guest maps its memory as a host does, and is no host.
     assert_eq!(ours("guest-tests/linux"), names(&[]));
