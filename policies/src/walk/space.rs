@@ -1,0 +1,267 @@
+//! What is mapped how: an arena of guest-virtual memory, the tables that map it, and the page sizes of both dimensions.
+//!
+//! ```text
+//!   guest-virtual   [0 ··············· arena )              the guest maps window w to window w, at a size of its own
+//!   guest-physical  [0 ··············· arena )[ guest's tables )         the host maps all of it likewise
+//!   host-physical   [0 ··············· arena )[ guest's tables )[ host's tables )
+//!                                                1: ▪▪▪▪▪▪ 2: ▪▪ 3: ▪     entry i of a level is 8 i behind its start
+//! ```
+//!
+//! Both maps are the identity, so the address of a table's entry is arithmetic and nothing grows with the arena but one byte
+//! a window. Real tables are scattered page by page; here they lie in a row, level by level, which spreads them evenly over
+//! the sets of the caches.
+//!
+//! Native memory is the same without the host's half.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use crate::units::{Bytes, PageSize, WindowIndex};
+
+/// The largest arena: 2 TiB, so that a page number and a page size fit 32 bits together.
+pub const ARENA_MAX: Bytes = Bytes::new(2 << 40);
+
+/// Tables are at most five levels deep; level 1 holds the entries of 4 KiB pages.
+pub(crate) const LEVELS_MAX: usize = 5;
+
+const WINDOW_SHIFT: u32 = 21;
+const GIANT: u64 = 1 << 30;
+const WINDOWS_PER_GIANT: usize = 512;
+const ENTRY_BYTES: u64 = 8;
+
+/// How many levels of table are walked for a 4 KiB page: 4, or 5 (LA57); 3 is PAE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paging {
+    /// Levels of the guest's tables.
+    pub guest_levels: u8,
+    /// Levels of the host's tables.
+    pub host_levels: u8,
+}
+
+impl Paging {
+    /// Four levels in both dimensions.
+    pub const FOUR_LEVELS: Paging = Paging { guest_levels: 4, host_levels: 4 };
+}
+
+/// The page sizes over one window, in a byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pages(u8);
+
+impl Pages {
+    const fn new(guest: PageSize, host: Option<PageSize>) -> Pages {
+        let of_host = match host {
+            Some(size) => size,
+            None => guest,
+        };
+        let entry = if (guest as u8) < of_host as u8 { guest } else { of_host };
+        Pages(guest as u8 | (of_host as u8) << 2 | (entry as u8) << 4)
+    }
+
+    pub(crate) const fn guest(self) -> PageSize {
+        PageSize::ALL[(self.0 & 3) as usize]
+    }
+
+    pub(crate) const fn host(self) -> PageSize {
+        PageSize::ALL[(self.0 >> 2 & 3) as usize]
+    }
+
+    /// The size a TLB entry covers: the smaller of the two (facts: a TLB caches guest-virtual to host-physical).
+    pub(crate) const fn entry(self) -> PageSize {
+        PageSize::ALL[(self.0 >> 4) as usize]
+    }
+}
+
+/// Bits of an address within a page of `size`.
+pub(crate) const fn page_shift(size: PageSize) -> u32 {
+    12 + 9 * size as u32
+}
+
+/// An arena and how it is mapped.
+#[derive(Clone, Debug)]
+pub struct AddressSpace {
+    bytes: Bytes,
+    /// One for each window of guest-physical memory: arena, then the guest's tables. Whole giants.
+    pages: Vec<Pages>,
+    arena_windows: usize,
+    is_nested: bool,
+    paging: Paging,
+    guest_tables: Tables,
+    host_tables: Tables,
+}
+
+/// Where the entries of each level start.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tables {
+    starts: [u64; LEVELS_MAX + 1],
+    end: u64,
+}
+
+impl Tables {
+    /// Tables at `at` that map `[0, mapped)`: level 1 first, each level on a page of its own.
+    fn new(at: u64, mapped: u64, levels: u8) -> Tables {
+        let mut tables = Tables { starts: [0; LEVELS_MAX + 1], end: at };
+        for level in 1..=levels as usize {
+            tables.starts[level] = tables.end;
+            let entries = mapped.div_ceil(1 << shift_of_level(level as u32));
+            tables.end = (tables.end + entries * ENTRY_BYTES).next_multiple_of(4096);
+        }
+        tables
+    }
+
+    fn entry(&self, level: u32, address: u64) -> u64 {
+        self.starts[level as usize] + (address >> shift_of_level(level)) * ENTRY_BYTES
+    }
+}
+
+/// Bits of an address below what an entry of `level` covers.
+pub(crate) const fn shift_of_level(level: u32) -> u32 {
+    12 + 9 * (level - 1)
+}
+
+impl AddressSpace {
+    /// Memory without a second dimension, all of it in pages of `size`, under four levels of table.
+    pub fn native(bytes: Bytes, size: PageSize) -> AddressSpace {
+        AddressSpace::native_with_levels(bytes, size, 4)
+    }
+
+    /// As [`AddressSpace::native`], under `levels` levels of table.
+    ///
+    /// # Panics
+    /// An arena of nothing or above [`ARENA_MAX`], or levels other than 3 to 5, are the caller's mistake.
+    pub fn native_with_levels(bytes: Bytes, size: PageSize, levels: u8) -> AddressSpace {
+        AddressSpace::new(bytes, size, None, Paging { guest_levels: levels, host_levels: levels })
+    }
+
+    /// A guest's memory: the guest maps all of it in pages of `guest`, the host backs all of it, the guest's tables
+    /// too, by pages of `host`.
+    ///
+    /// # Panics
+    /// An arena of nothing or above [`ARENA_MAX`], or levels other than 3 to 5, are the caller's mistake.
+    pub fn nested(bytes: Bytes, guest: PageSize, host: PageSize, paging: Paging) -> AddressSpace {
+        AddressSpace::new(bytes, guest, Some(host), paging)
+    }
+
+    fn new(bytes: Bytes, guest: PageSize, host: Option<PageSize>, paging: Paging) -> AddressSpace {
+        assert!(bytes > Bytes::ZERO && bytes <= ARENA_MAX, "an arena of {bytes}, of at most {ARENA_MAX}");
+        for levels in [paging.guest_levels, paging.host_levels] {
+            assert!((3..=LEVELS_MAX as u8).contains(&levels), "{levels} levels of table, of 3 to {LEVELS_MAX}");
+        }
+        let arena = bytes.get().next_multiple_of(GIANT);
+        let guest_tables = Tables::new(arena, arena, paging.guest_levels);
+        let physical = guest_tables.end.next_multiple_of(GIANT);
+        let host_tables = Tables::new(physical, physical, paging.host_levels);
+        AddressSpace {
+            bytes,
+            pages: vec![Pages::new(guest, host); (physical >> WINDOW_SHIFT) as usize],
+            arena_windows: (arena >> WINDOW_SHIFT) as usize,
+            is_nested: host.is_some(),
+            paging,
+            guest_tables,
+            host_tables,
+        }
+    }
+
+    /// Size of the arena.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// Whether there is a second dimension.
+    pub fn is_nested(&self) -> bool {
+        self.is_nested
+    }
+
+    /// Levels of table in both dimensions.
+    pub fn paging(&self) -> Paging {
+        self.paging
+    }
+
+    /// The guest's page size over a window of the arena.
+    pub fn guest(&self, window: WindowIndex) -> PageSize {
+        self.at(window).guest()
+    }
+
+    /// The host's page size under a window of the arena or of [`AddressSpace::table_windows`]; the guest's in a native
+    /// space.
+    pub fn host(&self, window: WindowIndex) -> PageSize {
+        self.at(window).host()
+    }
+
+    /// The windows of guest-physical memory that hold the guest's tables.
+    pub fn table_windows(&self) -> Range<u64> {
+        self.arena_windows as u64..self.guest_tables.end.div_ceil(1 << WINDOW_SHIFT)
+    }
+
+    /// The window of guest-physical memory that holds the PTEs of a window of the arena: the hottest of its tables.
+    pub fn window_of_table(&self, window: WindowIndex) -> WindowIndex {
+        WindowIndex::new(self.guest_entry(1, window.get() << WINDOW_SHIFT) >> WINDOW_SHIFT)
+    }
+
+    /// The host backs a window, of the arena or of [`AddressSpace::table_windows`], by pages of `size`. 1 GiB takes in
+    /// the window's whole giant; a smaller size in what was 1 GiB leaves the giant's other windows at 2 MiB, as KVM does.
+    ///
+    /// # Panics
+    /// A window outside, or a native space, is the caller's mistake.
+    pub fn set_host(&mut self, window: WindowIndex, size: PageSize) {
+        assert!(self.is_nested, "a native space has no host pages");
+        self.set(window, |pages, size| Pages::new(pages.guest(), Some(size)), Pages::host, size);
+    }
+
+    /// The host backs all of the guest's tables by pages of `size`.
+    pub fn set_host_of_tables(&mut self, size: PageSize) {
+        for window in self.table_windows() {
+            self.set_host(WindowIndex::new(window), size);
+        }
+    }
+
+    /// The guest maps a window of the arena by pages of `size`; 1 GiB as for [`AddressSpace::set_host`].
+    ///
+    /// # Panics
+    /// A window outside is the caller's mistake.
+    pub fn set_guest(&mut self, window: WindowIndex, size: PageSize) {
+        let is_nested = self.is_nested;
+        self.set(window, |pages, size| Pages::new(size, is_nested.then_some(pages.host())), Pages::guest, size);
+    }
+
+    fn set(
+        &mut self,
+        window: WindowIndex,
+        with: impl Fn(Pages, PageSize) -> Pages,
+        now: impl Fn(Pages) -> PageSize,
+        size: PageSize,
+    ) {
+        let index = window.get() as usize;
+        assert!(index < self.pages.len(), "window {index} of {}", self.pages.len());
+        let was_giant = now(self.pages[index]) == PageSize::Giant1G;
+        if was_giant || size == PageSize::Giant1G {
+            let start = index / WINDOWS_PER_GIANT * WINDOWS_PER_GIANT;
+            for pages in &mut self.pages[start..start + WINDOWS_PER_GIANT] {
+                *pages = with(*pages, size.max(PageSize::Huge2M));
+            }
+        }
+        self.pages[index] = with(self.pages[index], size);
+    }
+
+    fn at(&self, window: WindowIndex) -> Pages {
+        self.pages[window.get() as usize]
+    }
+
+    /// The sizes at an address of guest-physical memory.
+    #[inline]
+    pub(crate) fn pages(&self, address: u64) -> Pages {
+        self.pages[(address >> WINDOW_SHIFT) as usize]
+    }
+
+    /// Where the guest's entry of `level` for an address lies, in guest-physical memory.
+    #[inline]
+    pub(crate) fn guest_entry(&self, level: u32, address: u64) -> u64 {
+        self.guest_tables.entry(level, address)
+    }
+
+    /// Where the host's entry of `level` for a guest-physical address lies.
+    #[inline]
+    pub(crate) fn host_entry(&self, level: u32, address: u64) -> u64 {
+        self.host_tables.entry(level, address)
+    }
+}

@@ -1,0 +1,137 @@
+//! The walk itself: level by level through the guest's tables, each of whose entries the host's tables must find first.
+//!
+//! ```text
+//!             host ▶ 4 3 2 1        for a walk of 4 + 4 levels, cold: 4 x (4 + 1) + 4 = 24 references
+//!   guest 4          ▪ ▪ ▪ ▪ ◆       ▪ host entry     ◆ guest entry
+//!         3          ▪ ▪ ▪ ▪ ◆       guest walk caches skip rows from the top,
+//!         2          ▪ ▪ ▪ ▪ ◆       host walk caches the left of a row,
+//!         1          ▪ ▪ ▪ ▪ ◆       the nested TLB all ▪ of a row
+//!         page       ▪ ▪ ▪ ▪
+//! ```
+
+use alloc::vec::Vec;
+
+use super::caches::Caches;
+use super::counts::{Counts, References};
+use super::machine::{Machine, WalkCache};
+use super::sets::{Found, Sets};
+use super::space::{AddressSpace, LEVELS_MAX, shift_of_level};
+use super::tlb::key;
+use crate::units::PageSize;
+
+/// What a walk looks into before it reads tables.
+pub(crate) struct Walker {
+    guest: WalkCaches,
+    host: WalkCaches,
+    nested_tlb: Option<Sets>,
+    /// The cache that walks read first, counted from 0.
+    reads_from: usize,
+}
+
+impl Walker {
+    pub(crate) fn new(machine: &Machine, is_halved: bool, seed: u64) -> Walker {
+        Walker {
+            guest: WalkCaches::new(machine.walk_caches, is_halved, seed),
+            host: WalkCaches::new(machine.host_walk_caches, is_halved, seed + 16),
+            nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, seed + 32)),
+            reads_from: machine.walks_read_from.value as usize - 1,
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.guest.clear();
+        self.host.clear();
+        if let Some(sets) = &mut self.nested_tlb {
+            sets.clear();
+        }
+    }
+
+    /// Walks to the page at an address.
+    pub(crate) fn walk(&mut self, address: u64, space: &AddressSpace, caches: &mut Caches, counts: &mut Counts) {
+        let leaf = leaf_level(space.pages(address).guest());
+        let top = u32::from(space.paging().guest_levels);
+        let from = self.guest.first_to_read(address, leaf, top);
+        counts.guest.skipped_by_walk_cache += u64::from(top - from);
+        for level in (leaf..=from).rev() {
+            let entry = space.guest_entry(level, address);
+            if space.is_nested() {
+                counts.cycles_of_walks += self.find(entry, space, caches, &mut counts.host_of_tables);
+            }
+            counts.cycles_of_walks += self.read(entry, caches, &mut counts.guest);
+        }
+        if space.is_nested() {
+            counts.cycles_of_walks += self.find(address, space, caches, &mut counts.host_of_data);
+        }
+    }
+
+    /// Finds the host's page of a guest-physical address, and says how many cycles that took.
+    fn find(&mut self, gpa: u64, space: &AddressSpace, caches: &mut Caches, references: &mut References) -> u64 {
+        let size = space.pages(gpa).host();
+        let (leaf, top) = (leaf_level(size), u32::from(space.paging().host_levels));
+        if let Some(nested_tlb) = &mut self.nested_tlb
+            && nested_tlb.access(key(gpa, size)) == Found::Hit
+        {
+            references.skipped_by_nested_tlb += u64::from(top - leaf + 1);
+            return 0;
+        }
+        let from = self.host.first_to_read(gpa, leaf, top);
+        references.skipped_by_walk_cache += u64::from(top - from);
+        (leaf..=from).rev().map(|level| self.read(space.host_entry(level, gpa), caches, references)).sum()
+    }
+
+    #[inline]
+    fn read(&self, entry: u64, caches: &mut Caches, references: &mut References) -> u64 {
+        let place = caches.read(entry, self.reads_from);
+        references.read.add(place);
+        caches.cycles(place)
+    }
+}
+
+/// The level whose entry maps a page of `size`.
+const fn leaf_level(size: PageSize) -> u32 {
+    size as u32 + 1
+}
+
+/// The walk caches of one dimension.
+struct WalkCaches {
+    arrays: Vec<Sets>,
+    /// By level of table: the array that holds its entries.
+    by_level: [Option<u8>; LEVELS_MAX + 1],
+}
+
+/// Above all bits of an address that choose an entry: where a key has its level.
+const LEVEL_SHIFT: u32 = 28;
+
+impl WalkCaches {
+    fn new(caches: &[WalkCache], is_halved: bool, seed: u64) -> WalkCaches {
+        let mut by_level = [None; LEVELS_MAX + 1];
+        let mut arrays = Vec::new();
+        for cache in caches {
+            for level in cache.levels {
+                by_level[*level as usize] = Some(arrays.len() as u8);
+            }
+            arrays.push(Sets::new(&cache.array, is_halved, seed + arrays.len() as u64));
+        }
+        WalkCaches { arrays, by_level }
+    }
+
+    /// The first level that must be read: the one below the lowest cached. What was looked for in vain is held afterwards,
+    /// because the walk reads it.
+    fn first_to_read(&mut self, address: u64, leaf: u32, top: u32) -> u32 {
+        for level in leaf + 1..=top {
+            let Some(array) = self.by_level[level as usize] else {
+                continue;
+            };
+            let key = address >> shift_of_level(level) | u64::from(level) << LEVEL_SHIFT;
+            if self.arrays[array as usize].access(key) == Found::Hit {
+                return level - 1;
+            }
+        }
+        top
+    }
+
+    fn clear(&mut self) {
+        self.arrays.iter_mut().for_each(Sets::clear);
+    }
+}
