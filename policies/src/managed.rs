@@ -28,7 +28,7 @@ use crate::policy::Policy;
 use crate::replay::{Costs, Tally};
 use crate::snapshot::GuestMapping;
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
-use crate::walk::CYCLES_PER_MICROSECOND;
+use crate::walk::Simulator;
 
 mod history;
 mod host;
@@ -38,8 +38,11 @@ pub use history::{History, HistorySample};
 
 use host::StreamHost;
 
-/// Whoever translates the addresses: told of every page that becomes larger or smaller in the host.
+/// Whoever translates the addresses: told of every page of the host that is not a base page.
 pub trait Mmu {
+    /// The host's page of that window has this size, where there was none before.
+    fn map_host(&mut self, window: WindowIndex, to: PageSize);
+
     /// The host's page of that window has this size from now on; what was cached of the old one is gone.
     fn remap_host(&mut self, window: WindowIndex, to: PageSize);
 
@@ -47,7 +50,31 @@ pub trait Mmu {
     fn misses(&self) -> u64;
 }
 
-/// How fast simulated time goes: an access takes so many cycles of [`CYCLES_PER_MICROSECOND`], walks included.
+/// A native process has one page size, so that what the host would do to a guest's RAM is done to that.
+impl Mmu for Simulator {
+    fn map_host(&mut self, window: WindowIndex, to: PageSize) {
+        match self.space().is_nested() {
+            true => Simulator::map_host(self, window, to),
+            false => self.map_guest(window, to),
+        }
+    }
+
+    fn remap_host(&mut self, window: WindowIndex, to: PageSize) {
+        match self.space().is_nested() {
+            true => Simulator::remap_host(self, window, to),
+            false => self.remap_guest(window, to),
+        }
+    }
+
+    fn misses(&self) -> u64 {
+        self.counts().data_misses()
+    }
+}
+
+/// Cycles in a microsecond: 2 GHz on all machines, as CBMM (ATC '22) counts.
+const CYCLES_PER_MICROSECOND: u64 = 2_000;
+
+/// How fast simulated time goes: an access takes so many cycles at 2 GHz, walks included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Cycles from one access to the next. More of them let a short stream stand for a long one.

@@ -55,7 +55,7 @@ impl StreamHost {
         let rows = windows as usize;
         let is_prefaulted = policy.ram_start() == RamStart::HugeAndPrefaulted;
         if is_prefaulted {
-            (0..windows).for_each(|window| mmu.remap_host(WindowIndex::new(window), PageSize::Huge2M));
+            (0..windows).for_each(|window| mmu.map_host(WindowIndex::new(window), PageSize::Huge2M));
         }
         StreamHost {
             backing: vec![if is_prefaulted { Backing::Huge2M } else { Backing::Unbacked }; rows],
@@ -102,7 +102,8 @@ impl StreamHost {
             if policy.decides_at_first_touch() {
                 let page = policy.first_touch(GUEST, window);
                 if page != PageSize::Base4K {
-                    self.make_huge(row, mmu);
+                    self.backing[row] = Backing::Huge2M;
+                    mmu.map_host(window, PageSize::Huge2M);
                 }
                 tally.count_first_touch(page, 0);
             }
