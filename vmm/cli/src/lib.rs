@@ -4,7 +4,7 @@
 //! ```text
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
-//!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
+//!            simulate ▶ a recording through policies; a trace through machines ▶ table | JSON | plot
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
