@@ -171,6 +171,8 @@ pub struct Machine {
     pub second_level_is_shared: Known<bool>,
     /// Page-walk caches of the guest's tables, or of the only ones.
     pub walk_caches: &'static [WalkCache],
+    /// Whether the PDEs that point to tables of PTEs are held by the second level of the TLB, among its 4 KiB pages.
+    pub second_level_holds_pdes: Known<bool>,
     /// Page-walk caches of the host's tables.
     pub host_walk_caches: &'static [WalkCache],
     /// Guest-physical pages to host-physical ones, whole.

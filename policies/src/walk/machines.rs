@@ -1,8 +1,125 @@
-//! The machines the simulator knows, one file each. A new one is a file and an entry of this list.
+//! The machines the simulator knows, one file each. A new one is a file and an entry of the list.
+//!
+//! Counts of TLB entries come from CPUID dumps and are mostly sure; page-walk caches and replacement are hardly documented by
+//! anybody and mostly are not. `Confidence` says which is which, number by number; `tests/walk_machines.rs` holds the
+//! entries to `tests/data/tlb_geometry.csv`.
 
-use super::machine::Machine;
+use super::machine::{
+    Array, CacheLevel, Fill, Known, Machine, Number, Replacement, TlbArray, TlbLevel, WalkCache, high, low, unverified,
+};
 
+mod a64fx;
+mod granite_rapids;
+mod haswell_ep;
+mod ice_lake_sp;
 mod k8;
+mod madison;
+mod nocona;
+mod openmp_opteron;
+mod openmp_xeon;
+mod sapphire_rapids;
 mod skylake_sp;
+mod woodcrest;
+mod yonah;
+mod zen2;
+mod zen3;
+mod zen4;
 
-pub(super) static ALL: &[Machine] = &[k8::K8, skylake_sp::SKYLAKE_SP];
+pub(super) static ALL: &[Machine] = &[
+    madison::MADISON,
+    k8::K8,
+    openmp_opteron::OPENMP_OPTERON,
+    nocona::NOCONA,
+    openmp_xeon::OPENMP_XEON,
+    yonah::YONAH,
+    woodcrest::WOODCREST,
+    haswell_ep::HASWELL_EP,
+    skylake_sp::SKYLAKE_SP,
+    zen2::ZEN2,
+    a64fx::A64FX,
+    zen3::ZEN3,
+    ice_lake_sp::ICE_LAKE_SP,
+    zen4::ZEN4,
+    sapphire_rapids::SAPPHIRE_RAPIDS,
+    granite_rapids::GRANITE_RAPIDS,
+];
+
+/// The source of numbers nobody looked up.
+const REMEMBERED: &str = "remembered; no document was read for it";
+
+/// A raw CPUID dump of the part, as InstLatx64 publishes them.
+const CPUID: &str = "CPUID dump (InstLatx64)";
+
+const LRU: Known<Replacement> = unverified(Replacement::Lru, "not documented; true LRU stands in for it");
+
+/// What Intel's TLBs do since Nehalem: binary trees, and groups of four in turn where there are twelve ways.
+const INTEL_TREE: Known<Replacement> = low(
+    Replacement::TreePlru,
+    "Tatar et al., TLB;DR, USENIX Security '22, remembered: trees of bits, (MRU+1)%3 groups of 12 ways",
+);
+
+const FILLED_BY_MISSES: Known<Fill> = low(Fill::OnMiss, "taken for granted: both levels are filled by a walk");
+
+const fn array(entries: Number, ways: Number, replacement: Known<Replacement>) -> Array {
+    Array { entries, ways, replacement }
+}
+
+/// One set.
+const fn fully_associative(entries: Number) -> Array {
+    Array { entries, ways: entries, replacement: LRU }
+}
+
+/// A cache of 64-byte lines.
+const fn cache(kib: Number, ways: Number, fill: Known<Fill>, cycles: Number) -> CacheLevel {
+    let entries = Known { value: kib.value * 16, ..kib };
+    CacheLevel { array: array(entries, ways, LRU), fill, cycles }
+}
+
+/// A first level that loads and stores share.
+const fn first_level(arrays: &'static [TlbArray]) -> TlbLevel {
+    TlbLevel {
+        arrays,
+        store_arrays: &[],
+        smashed: &[],
+        fill: FILLED_BY_MISSES,
+        cycles: high(0, "what a hit in the first level costs is part of the load"),
+    }
+}
+
+/// A second level that every walk fills.
+const fn second_level(arrays: &'static [TlbArray], cycles: Number) -> TlbLevel {
+    TlbLevel { arrays, store_arrays: &[], smashed: &[], fill: FILLED_BY_MISSES, cycles }
+}
+
+const REVANC: &str = "van Schaik et al., RevAnC, EuroSec '17, remembered: 24 to 32 PDEs, 4 PDPTEs, 1 to 4 PML4Es in Skylake and its relatives";
+
+/// Intel says that there are caches of PML4Es, PDPTEs and PDEs (SDM vol. 3, 4.10.3), and not how large they are. For the
+/// entries of EPT tables nothing is known; the same shape is assumed.
+const INTEL_WALK_CACHES: &[WalkCache] = &[
+    WalkCache { levels: &[2], array: array(unverified(32, REVANC), unverified(4, REVANC), LRU) },
+    WalkCache { levels: &[3], array: fully_associative(unverified(4, REVANC)) },
+    WalkCache { levels: &[4, 5], array: fully_associative(unverified(2, REVANC)) },
+];
+
+const ZEN_WALK_CACHE: &str =
+    "AMD's software optimisation guides name a cache of PML4Es and PDPEs; 64 entries remembered";
+
+/// What Zen has beside the second level of its TLB, which holds the PDEs.
+const ZEN_WALK_CACHES: &[WalkCache] =
+    &[WalkCache { levels: &[3, 4, 5], array: fully_associative(unverified(64, ZEN_WALK_CACHE)) }];
+
+const BHARGAVA: &str =
+    "Bhargava et al., ASPLOS '08, remembered: the baseline's page walk cache of 24 and nested TLB of 16 entries";
+
+/// Nested paging on AMD: nothing newer is published than this.
+const AMD_HOST_WALK_CACHES: &[WalkCache] =
+    &[WalkCache { levels: &[2, 3, 4, 5], array: fully_associative(low(24, BHARGAVA)) }];
+
+const AMD_NESTED_TLB: Option<Array> = Some(fully_associative(low(16, BHARGAVA)));
+
+/// PDEs have caches of their own.
+const NO_PDES_IN_TLB: Known<bool> = low(false, "SDM vol. 3, 4.10.3 describes them apart from the TLBs");
+
+const WALKS_READ_L1: Number = low(1, "walks are loads that go through the L1 data cache, as far as is known");
+
+const L1_FILL: Known<Fill> = high(Fill::OnMiss, "as every first level");

@@ -11,9 +11,13 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use self::tree::Use;
 use super::machine::{Array, Replacement};
 
-/// No key has this tag: keys are below `KEYS` and tags are no longer than keys.
+mod lru;
+mod tree;
+
+/// No key has this tag: page numbers are below 2^30 and lines below 2^36, of which sixteen sets or more take four bits.
 const NO_TAG: u32 = u32::MAX;
 
 /// What an access found.
@@ -25,15 +29,21 @@ pub(crate) enum Found {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Sets {
-    /// Set after set. Under LRU newest first, so that the newest is found at once.
+    /// Set after set. Under LRU newest first.
     tags: Vec<u32>,
     ways: usize,
     set_bits: u32,
     slices: u32,
-    replacement: Replacement,
-    /// One word a set, under tree-PLRU: bits of the trees, and the group used last in the top byte.
-    trees: Vec<u64>,
+    rule: Rule,
     random: u64,
+}
+
+/// Replacement, and what it remembers.
+#[derive(Clone, Debug)]
+enum Rule {
+    Lru,
+    TreePlru { trees: Vec<u64>, uses: Vec<Use> },
+    Random,
 }
 
 impl Sets {
@@ -53,24 +63,20 @@ impl Sets {
         }
         let sets = entries / ways;
         let set_bits = sets.trailing_zeros();
-        let trees = if array.replacement.value == Replacement::TreePlru { vec![0; sets] } else { Vec::new() };
-        assert!(trees.is_empty() || ways <= 56, "{ways} ways have no tree of 56 bits");
-        Sets {
-            tags: vec![NO_TAG; entries],
-            ways,
-            set_bits,
-            slices: (sets >> set_bits) as u32,
-            replacement: array.replacement.value,
-            trees,
-            random: seed | 1,
-        }
+        let rule = match array.replacement.value {
+            Replacement::Lru => Rule::Lru,
+            Replacement::TreePlru => Rule::TreePlru { trees: vec![0; sets], uses: tree::uses(ways) },
+            Replacement::Random => Rule::Random,
+        };
+        let slices = (sets >> set_bits) as u32;
+        Sets { tags: vec![NO_TAG; entries], ways, set_bits, slices, rule, random: seed | 1 }
     }
 
-    /// Whether the key is what its set was asked for last: an access would hit and change nothing.
+    /// Whether a set was last asked for this key: an access would hit and change nothing. It may say no to what was.
     #[inline]
     pub(crate) fn is_newest(&self, key: u64) -> bool {
         let (set, tag) = self.locate(key);
-        self.tags[set * self.ways] == tag && self.replacement == Replacement::Lru
+        matches!(self.rule, Rule::Lru) && self.tags[set * self.ways] == tag
     }
 
     /// Looks a key up and puts it in where it was missing.
@@ -79,33 +85,26 @@ impl Sets {
         let (set, tag) = self.locate(key);
         let start = set * self.ways;
         let tags = &mut self.tags[start..start + self.ways];
-        let evicted = match self.replacement {
-            Replacement::Lru => {
-                // One pass finds and moves: each entry steps back by one until the gap is reached.
-                let mut carried = tag;
-                for slot in tags {
-                    core::mem::swap(slot, &mut carried);
-                    if carried == tag {
-                        return Found::Hit;
-                    }
-                }
-                carried
-            }
-            Replacement::TreePlru => {
-                let tree = &mut self.trees[set];
-                if let Some(way) = tags.iter().position(|&held| held == tag) {
-                    *tree = point_away(*tree, way, tags.len());
+        let evicted = match &mut self.rule {
+            Rule::Lru => match lru::access(tags, tag) {
+                Some(evicted) => evicted,
+                None => return Found::Hit,
+            },
+            Rule::TreePlru { trees, uses } => {
+                let tree = &mut trees[set];
+                if let Some(way) = find(tags, tag) {
+                    *tree = uses[way].of(*tree);
                     return Found::Hit;
                 }
-                let way = free_way(tags).unwrap_or_else(|| pointed_to(*tree, tags.len()));
-                *tree = point_away(*tree, way, tags.len());
+                let way = find(tags, NO_TAG).unwrap_or_else(|| tree::oldest(*tree, tags.len()));
+                *tree = uses[way].of(*tree);
                 core::mem::replace(&mut tags[way], tag)
             }
-            Replacement::Random => {
-                if tags.contains(&tag) {
+            Rule::Random => {
+                if find(tags, tag).is_some() {
                     return Found::Hit;
                 }
-                let way = free_way(tags).unwrap_or_else(|| {
+                let way = find(tags, NO_TAG).unwrap_or_else(|| {
                     self.random = xorshift(self.random);
                     (((self.random >> 32) * tags.len() as u64) >> 32) as usize
                 });
@@ -119,11 +118,11 @@ impl Sets {
     pub(crate) fn take(&mut self, key: u64) -> bool {
         let (set, tag) = self.locate(key);
         let tags = &mut self.tags[set * self.ways..(set + 1) * self.ways];
-        let Some(way) = tags.iter().position(|&held| held == tag) else {
+        let Some(way) = find(tags, tag) else {
             return false;
         };
-        if self.replacement == Replacement::Lru {
-            tags[way..].rotate_left(1);
+        if matches!(self.rule, Rule::Lru) {
+            tags.copy_within(way + 1.., way);
             tags[tags.len() - 1] = NO_TAG;
         } else {
             tags[way] = NO_TAG;
@@ -134,7 +133,9 @@ impl Sets {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.tags.fill(NO_TAG);
-        self.trees.fill(0);
+        if let Rule::TreePlru { trees, .. } = &mut self.rule {
+            trees.fill(0);
+        }
     }
 
     #[inline]
@@ -149,53 +150,43 @@ impl Sets {
         (((slice as usize) << self.set_bits) | low, tag)
     }
 
+    #[inline]
     fn key(&self, tag: u32, set: usize) -> Option<u64> {
         let low = set as u64 & ((1 << self.set_bits) - 1);
         (tag != NO_TAG).then_some((u64::from(tag) << self.set_bits) | low)
     }
 }
 
-fn free_way(tags: &[u32]) -> Option<usize> {
-    tags.iter().position(|&held| held == NO_TAG)
-}
-
-/// Groups of a power of two each: 12 ways are three groups of four.
-const fn groups(ways: usize) -> (usize, usize) {
-    let size = 1 << ways.trailing_zeros();
-    (ways / size, size)
-}
-
-/// The way that the set's bits point to. Bit 0 of a group is unused, node `n` has the children `2n` and `2n + 1`, and a
-/// set bit says that the right half was used longer ago.
-fn pointed_to(tree: u64, ways: usize) -> usize {
-    let (groups, size) = groups(ways);
-    let group = if groups == 1 { 0 } else { ((tree >> 56) as usize + 1) % groups };
-    let bits = tree >> (group * size);
-    let mut node = 1;
-    while node < size {
-        node = 2 * node + (bits >> node & 1) as usize;
+/// Where a tag is in a set, without a branch for each way: what a set holds is not to be predicted.
+#[inline]
+fn find(tags: &[u32], tag: u32) -> Option<usize> {
+    match tags.len() {
+        4 => find_in::<4>(tags.try_into().ok()?, tag),
+        8 => find_in::<8>(tags.try_into().ok()?, tag),
+        16 => find_in::<16>(tags.try_into().ok()?, tag),
+        _ => find_in_many(tags, tag),
     }
-    group * size + node - size
 }
 
-/// The bits after a use of `way`: all on its path point to the other half.
-fn point_away(mut tree: u64, way: usize, ways: usize) -> u64 {
-    let (groups, size) = groups(ways);
-    let group = way / size;
-    let mut node = size + way % size;
-    while node > 1 {
-        let bit = 1 << (group * size + node / 2);
-        if node.is_multiple_of(2) {
-            tree |= bit
-        } else {
-            tree &= !bit
+/// As [`find`], four at a time, which any number of ways but few is a multiple of.
+#[inline]
+fn find_in_many(tags: &[u32], tag: u32) -> Option<usize> {
+    let (chunks, rest) = tags.as_chunks::<4>();
+    for (n, chunk) in chunks.iter().enumerate() {
+        if let Some(way) = find_in(chunk, tag) {
+            return Some(4 * n + way);
         }
-        node /= 2;
     }
-    if groups > 1 {
-        tree = (tree & !(0xFF << 56)) | (group as u64) << 56;
+    rest.iter().position(|&held| held == tag).map(|way| tags.len() - rest.len() + way)
+}
+
+#[inline]
+fn find_in<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> Option<usize> {
+    let mut found = 0u32;
+    for (way, held) in tags.iter().enumerate() {
+        found |= u32::from(*held == tag) << way;
     }
-    tree
+    (found != 0).then_some(found.trailing_zeros() as usize)
 }
 
 /// Marsaglia, "Xorshift RNGs", 2003: period 2^64 - 1, good enough to pick a way.

@@ -98,7 +98,8 @@ impl Simulator {
             }
             Translated::Missed(size) => {
                 self.counts.misses[size as usize] += 1;
-                self.walker.walk(address, &self.space, &mut self.caches, &mut self.counts);
+                let second = self.data_second.as_mut();
+                self.walker.walk(address, &self.space, second, &mut self.caches, &mut self.counts);
             }
         }
         self.counts.data.add(self.caches.read(address, 0));
@@ -136,7 +137,7 @@ impl Simulator {
             }
             Translated::Missed(size) => {
                 self.counts.fetch_misses[size as usize] += 1;
-                self.walker.walk(address, &self.space, &mut self.caches, &mut self.counts);
+                self.walker.walk(address, &self.space, second.as_mut(), &mut self.caches, &mut self.counts);
             }
         }
     }

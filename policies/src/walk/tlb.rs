@@ -21,6 +21,9 @@ const CHOOSING_BIT: u32 = 8;
 /// Bits of a page number within a key: 4 TiB of 4 KiB pages.
 const PAGE_BITS: u32 = 30;
 
+/// What stands for the size in the key of a PDE.
+const PDE: u64 = 3;
+
 /// No array.
 const NONE: u8 = u8::MAX;
 
@@ -102,6 +105,12 @@ impl Level {
         self.kept_as[size as usize]
     }
 
+    /// Looks for the PDE of an address among the 4 KiB pages, and puts it in where it was missing; whether it was there.
+    pub(crate) fn access_pde(&mut self, address: u64) -> bool {
+        let key = address >> page_shift(PageSize::Huge2M) | PDE << PAGE_BITS;
+        self.array(key, PageSize::Base4K, false).is_some_and(|array| array.access(key) == Found::Hit)
+    }
+
     #[inline]
     fn access(&mut self, address: u64, size: PageSize, is_store: bool) -> Found {
         let key = key(address, size);
@@ -120,7 +129,7 @@ impl Level {
         let is_hit = self.array(sought, size, is_store).is_some_and(|array| array.take(sought));
         if let Some(victim) = evicted {
             let size = PageSize::ALL[(victim >> PAGE_BITS) as usize];
-            if let Some(array) = self.array(victim, size, is_store) {
+            if let Some(array) = self.array(victim, size, false) {
                 array.access(victim);
             }
         }

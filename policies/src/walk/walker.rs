@@ -16,7 +16,7 @@ use super::counts::{Counts, References};
 use super::machine::{Machine, WalkCache};
 use super::sets::{Found, Sets};
 use super::space::{AddressSpace, LEVELS_MAX, shift_of_level};
-use super::tlb::key;
+use super::tlb::{Level, key};
 use crate::units::PageSize;
 
 /// What a walk looks into before it reads tables.
@@ -26,6 +26,7 @@ pub(crate) struct Walker {
     nested_tlb: Option<Sets>,
     /// The cache that walks read first, counted from 0.
     reads_from: usize,
+    second_level_holds_pdes: bool,
 }
 
 impl Walker {
@@ -35,6 +36,7 @@ impl Walker {
             host: WalkCaches::new(machine.host_walk_caches, is_halved, seed + 16),
             nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, seed + 32)),
             reads_from: machine.walks_read_from.value as usize - 1,
+            second_level_holds_pdes: machine.second_level_holds_pdes.value,
         }
     }
 
@@ -47,11 +49,23 @@ impl Walker {
         }
     }
 
-    /// Walks to the page at an address.
-    pub(crate) fn walk(&mut self, address: u64, space: &AddressSpace, caches: &mut Caches, counts: &mut Counts) {
+    /// Walks to the page at an address. `second` is the TLB's second level.
+    pub(crate) fn walk(
+        &mut self,
+        address: u64,
+        space: &AddressSpace,
+        second: Option<&mut Level>,
+        caches: &mut Caches,
+        counts: &mut Counts,
+    ) {
         let leaf = leaf_level(space.pages(address).guest());
         let top = u32::from(space.paging().guest_levels);
-        let from = self.guest.first_to_read(address, leaf, top);
+        let pdes = second.filter(|_| self.second_level_holds_pdes);
+        let from = if leaf < PDE_LEVEL && pdes.is_some_and(|level| level.access_pde(address)) {
+            PDE_LEVEL - 1
+        } else {
+            self.guest.first_to_read(address, leaf, top)
+        };
         counts.guest.skipped_by_walk_cache += u64::from(top - from);
         for level in (leaf..=from).rev() {
             let entry = space.guest_entry(level, address);
@@ -87,6 +101,9 @@ impl Walker {
         caches.cycles(place)
     }
 }
+
+/// The level whose entries point to tables of PTEs.
+const PDE_LEVEL: u32 = 2;
 
 /// The level whose entry maps a page of `size`.
 const fn leaf_level(size: PageSize) -> u32 {

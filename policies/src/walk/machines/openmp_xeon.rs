@@ -1,0 +1,23 @@
+//! "Xeon (HT)" as the OpenMP superpage paper tabulates it.
+
+use super::nocona::NOCONA;
+use super::{array, first_level};
+use crate::units::PageSize::{Base4K, Huge2M};
+use crate::walk::machine::{Machine, TlbArray, doubtful};
+
+const TABLE: &str = "table 1 of the OpenMP superpage paper; no CPUID dump of a Xeon of that generation shows it";
+
+/// Nocona with the paper's TLB. To be used only for comparison with that paper.
+pub(super) const OPENMP_XEON: Machine = Machine {
+    name: "openmp-xeon",
+    title: "Intel Xeon with Hyper-Threading, as in the OpenMP superpage measurements",
+    source: TABLE,
+    data_tlb: TLB,
+    instruction_tlb: TLB,
+    ..NOCONA
+};
+
+const TLB: &[crate::walk::machine::TlbLevel] = &[first_level(&[
+    TlbArray { pages: &[Base4K], array: array(doubtful(128, TABLE), doubtful(4, TABLE), super::LRU) },
+    TlbArray { pages: &[Huge2M], array: array(doubtful(32, TABLE), doubtful(4, TABLE), super::LRU) },
+])];

@@ -1,0 +1,208 @@
+//! What a two-dimensional walk costs, counted from walks: `data/walk_cost.csv` row by row, and the formula it follows.
+//!
+//! ```text
+//!   cold                   nothing is cached                          (n + 1)(m + 1) - 1
+//!   guest's walk cache     only the guest's leaf is read              1 + m + m
+//!   and the host's         the host's leaf each time                  1 + 1 + 1
+//!   and the nested TLB     the table's page is known, the page not    1 + 0 + 1
+//! ```
+//!
+//! Each column is a machine that has these caches and no others, brought into that state by accesses alone.
+
+use proptest::prelude::*;
+use wideleaf_policies::units::gib;
+use wideleaf_policies::walk::machine::{Array, Replacement, WalkCache, high};
+use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Paging, Simulator, machine, references};
+use wideleaf_policies::{PageSize, WindowIndex};
+
+const TEST: &str = "made for this test";
+const LARGE: Array = array(64);
+/// Two entries: the page of the guest's leaf tables, and one of data, which the next access to data pushes out.
+const TWO: Array = array(2);
+const WALK_CACHE: &[WalkCache] = &[WalkCache { levels: &[2, 3, 4, 5], array: LARGE }];
+
+const fn array(entries: u32) -> Array {
+    Array { entries: high(entries, TEST), ways: high(entries, TEST), replacement: high(Replacement::Lru, TEST) }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Has {
+    Nothing,
+    GuestWalkCache,
+    HostWalkCache,
+    NestedTlb,
+}
+
+fn machine_with(has: Has) -> Machine {
+    Machine {
+        walk_caches: if has >= Has::GuestWalkCache { WALK_CACHE } else { &[] },
+        host_walk_caches: if has >= Has::HostWalkCache { WALK_CACHE } else { &[] },
+        nested_tlb: (has == Has::NestedTlb).then_some(TWO),
+        second_level_holds_pdes: high(false, TEST),
+        ..*machine("a64fx").expect("a machine whose TLB holds all sizes")
+    }
+}
+
+/// References and walks of one access.
+fn cost_of(simulator: &mut Simulator, address: u64) -> Counts {
+    simulator.reset_counts();
+    simulator.access(address, false);
+    simulator.counts().clone()
+}
+
+struct Row {
+    guest: PageSize,
+    host: PageSize,
+    paging: Paging,
+    cold: u64,
+    native: u64,
+    entry: PageSize,
+    cached: [u64; 3],
+}
+
+fn rows() -> Vec<Row> {
+    let size = |text: &str| PageSize::parse(&text.to_lowercase()).expect("a page size");
+    let lines = include_str!("data/walk_cost.csv").lines().skip(1);
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split(',').collect();
+        let number = |n: usize| cells[n].parse::<u64>().expect("a whole number");
+        Row {
+            paging: Paging { guest_levels: number(0) as u8, host_levels: number(1) as u8 },
+            guest: size(cells[2]),
+            host: size(cells[3]),
+            cold: number(6),
+            native: number(7),
+            entry: size(cells[8]),
+            cached: [number(9), number(10), number(11)],
+        }
+    };
+    let rows: Vec<Row> = lines.map(row).collect();
+    assert_eq!(rows.len(), 36);
+    rows
+}
+
+impl Row {
+    fn space(&self) -> AddressSpace {
+        AddressSpace::nested(gib(8), self.guest, self.host, self.paging)
+    }
+
+    fn name(&self) -> String {
+        let Paging { guest_levels, host_levels } = self.paging;
+        format!("{} over {}, {guest_levels} + {host_levels} levels", self.guest, self.host)
+    }
+
+    /// What `address` costs on a machine that has these caches, after accesses that warmed them for it alone.
+    fn warm_cost(&self, has: Has) -> u64 {
+        let mut simulator = Simulator::new(&machine_with(has), self.space());
+        let entry = self.entry.bytes().get();
+        let address = if self.host > self.guest { 0 } else { entry * 4 };
+        let neighbour = address + entry;
+        // Where one host page holds several of the guest's, another host page: the guest's leaf tables for both are on one
+        // host page, and the data there push the neighbour's, which are the address' own, out of the nested TLB.
+        let elsewhere = if self.host > self.guest { self.host.bytes().get() } else { neighbour };
+        simulator.access(elsewhere, false);
+        simulator.access(neighbour, false);
+        simulator.access(elsewhere + entry, false);
+        let counts = cost_of(&mut simulator, address);
+        assert_eq!(counts.walks(), 1, "{}", self.name());
+        counts.references()
+    }
+}
+
+#[test]
+fn a_cold_walk_reads_what_the_table_says() {
+    for row in rows() {
+        let mut simulator = Simulator::new(&machine_with(Has::Nothing), row.space());
+        let counts = cost_of(&mut simulator, 0);
+        assert_eq!(counts.references(), row.cold, "{}", row.name());
+        assert_eq!(counts.misses_of(row.entry), 1, "{}", row.name());
+
+        let native = AddressSpace::native_with_levels(gib(8), row.guest, row.paging.guest_levels);
+        let mut simulator = Simulator::new(&machine_with(Has::Nothing), native);
+        assert_eq!(cost_of(&mut simulator, 0).references(), row.native, "{}", row.name());
+    }
+}
+
+#[test]
+fn a_warm_walk_reads_what_the_table_says() {
+    for row in rows() {
+        let costs = [Has::GuestWalkCache, Has::HostWalkCache, Has::NestedTlb].map(|has| row.warm_cost(has));
+        assert_eq!(costs, row.cached, "{}", row.name());
+    }
+}
+
+#[test]
+fn an_entry_covers_the_smaller_page_of_the_two() {
+    for row in rows() {
+        let mut simulator = Simulator::new(&machine_with(Has::Nothing), row.space());
+        let entry = row.entry.bytes().get();
+        simulator.access(0, false);
+        assert_eq!(cost_of(&mut simulator, entry - 64).walks(), 0, "{}", row.name());
+        assert_eq!(cost_of(&mut simulator, entry).walks(), 1, "{}", row.name());
+    }
+}
+
+fn page_size() -> impl Strategy<Value = PageSize> {
+    prop::sample::select(PageSize::ALL.to_vec())
+}
+
+proptest! {
+    /// `n (m_tables + 1) + m_data`, wherever the address is and whatever the host's pages under the tables are.
+    #[test]
+    fn walker_and_formula_agree(
+        guest in page_size(),
+        tables in page_size(),
+        data in page_size(),
+        guest_levels in 4u8..=5,
+        host_levels in 4u8..=5,
+        address in 0..gib(4).get(),
+    ) {
+        let paging = Paging { guest_levels, host_levels };
+        let mut space = AddressSpace::nested(gib(4), guest, tables, paging);
+        space.set_host(WindowIndex::new(address >> 21), data);
+        let mut simulator = Simulator::new(&machine_with(Has::Nothing), space);
+        let counts = cost_of(&mut simulator, address);
+
+        let walked = |levels: u8, size: PageSize| u64::from(levels) - size as u64;
+        let (n, m_tables, m_data) = (walked(guest_levels, guest), walked(host_levels, tables), walked(host_levels, data));
+        prop_assert_eq!(counts.guest.read.total(), n);
+        prop_assert_eq!(counts.host_of_tables.read.total(), n * m_tables);
+        prop_assert_eq!(counts.host_of_data.read.total(), m_data);
+        if tables == data && paging == Paging::FOUR_LEVELS {
+            prop_assert_eq!(counts.references(), references(guest, data));
+        }
+    }
+
+    /// What the caches of the walk save and what is still read make the cold walk, for every machine and any accesses.
+    #[test]
+    fn what_is_read_and_what_is_skipped_make_a_cold_walk(
+        which in 0..wideleaf_policies::walk::machines().len(),
+        guest in page_size(),
+        host in page_size(),
+        addresses in prop::collection::vec(0..gib(2).get(), 1..200),
+    ) {
+        let machine = &wideleaf_policies::walk::machines()[which];
+        let space = AddressSpace::nested(gib(2), guest, host, Paging::FOUR_LEVELS);
+        let mut simulator = Simulator::new(machine, space);
+        for address in addresses {
+            simulator.access(address, address % 3 == 0);
+        }
+        let counts = simulator.counts();
+        let (n, m) = (4 - guest as u64, 4 - host as u64);
+        prop_assert_eq!(counts.guest.cold(), n * counts.walks());
+        prop_assert_eq!(counts.host_of_tables.cold(), m * counts.guest.read.total());
+        prop_assert_eq!(counts.host_of_data.cold(), m * counts.walks());
+        prop_assert_eq!(counts.tlb_hits.iter().sum::<u64>() + counts.data_misses(), counts.accesses);
+        prop_assert_eq!(counts.data.total(), counts.accesses);
+    }
+}
+
+#[test]
+fn tables_on_larger_pages_save_more_of_a_cold_walk_than_data_on_larger_pages() {
+    let space = || AddressSpace::nested(gib(1), PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
+    let cost = |space| cost_of(&mut Simulator::new(&machine_with(Has::Nothing), space), 0).references();
+    let (mut data, mut tables) = (space(), space());
+    data.set_host(WindowIndex::new(0), PageSize::Huge2M);
+    tables.set_host_of_tables(PageSize::Huge2M);
+    assert_eq!([cost(space()), cost(data), cost(tables)], [24, 23, 20]);
+}
