@@ -51,7 +51,10 @@ fn policies_and_fixed_pages_on_several_machines_are_side_by_side_in_the_order_as
         }
         let order = [prealloc, greedy, thp, never].map(misses);
         assert!(order.is_sorted() && order[0] < order[1] && order[2] < order[3], "{order:?}");
-        assert_eq!((&fixed_4k["policy"], &greedy["policy"]["host_coverage_2m_at_end_bp"]), (&Value::Null, &10_000.into()));
+        assert_eq!(
+            (&fixed_4k["policy"], &greedy["policy"]["host_coverage_2m_at_end_bp"]),
+            (&Value::Null, &10_000.into())
+        );
         // 504 of 512 pages of 16 windows were never touched
         assert_eq!(greedy["policy"]["bloat_at_end_bytes"], 16 * 504 * 4096);
         assert_eq!(never["policy"]["bloat_at_most_bytes"], 0);
@@ -63,7 +66,8 @@ fn policies_and_fixed_pages_on_several_machines_are_side_by_side_in_the_order_as
 #[test]
 fn the_same_simulation_twice_is_the_same() {
     let scratch = Scratch::new();
-    let arguments = ["--trace=gups:log2_words=20,updates=200000", "--machine=k8", "--policy=auto,reservation", "--native"];
+    let arguments =
+        ["--trace=gups:log2_words=20,updates=200000", "--machine=k8", "--policy=auto,reservation", "--native"];
     assert_eq!(simulate(&scratch, &arguments), simulate(&scratch, &arguments));
 }
 
