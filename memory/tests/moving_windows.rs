@@ -14,9 +14,10 @@ use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::WindowMover;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
-use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Rotation, Seen};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
+use wideleaf_policies::sampled::Rotation;
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 

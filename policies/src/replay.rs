@@ -34,6 +34,7 @@ use crate::snapshot::{Snapshot, VmSnapshot};
 use crate::units::{Moment, PageSize, WindowIndex};
 
 mod costs;
+pub(crate) mod feasible;
 mod host;
 mod tally;
 
@@ -182,10 +183,10 @@ impl Iterator for Ticks<'_> {
 }
 
 /// Windows in a giant.
-const WINDOWS_PER_GIANT: u64 = PageSize::Giant1G.bytes().get() / PageSize::Huge2M.bytes().get();
+pub(crate) const WINDOWS_PER_GIANT: u64 = PageSize::Giant1G.bytes().get() / PageSize::Huge2M.bytes().get();
 
 /// Rows of the page of that size that holds `window`.
-fn rows_of_page(vm: &VmSnapshot, window: WindowIndex, size: PageSize) -> Range<usize> {
+pub(crate) fn rows_of_page(vm: &VmSnapshot, window: WindowIndex, size: PageSize) -> Range<usize> {
     let (first, count) = match size {
         PageSize::Base4K | PageSize::Huge2M => (window.get(), 1),
         PageSize::Giant1G => (window.giant() * WINDOWS_PER_GIANT, WINDOWS_PER_GIANT),

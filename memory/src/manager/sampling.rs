@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
+use wideleaf_policies::sampled::{Rotation, TouchFrequency};
 use wideleaf_policies::{
     AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
@@ -28,7 +29,7 @@ use crate::host::Host;
 use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
-use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Rotation, Seen, TouchFrequency};
+use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Seen};
 use crate::sensors::damon::DamonSensor;
 use crate::sensors::guest_tables::{NoTables, OwnTables, TableSource, Walked};
 use crate::sensors::minor_faults::MinorFaultSensor;

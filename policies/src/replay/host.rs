@@ -8,10 +8,11 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 
 use super::costs::Costs;
+use super::feasible::{Ram, feasible};
 use super::{Tally, Tick, WINDOWS_PER_GIANT, rows_of_page};
 use crate::action::Action;
 use crate::budget::Cost;
-use crate::outcome::{Outcome, OutcomeResult, Refusal, Skip};
+use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::policy::Policy;
 use crate::recording::Header;
 use crate::reservations::{ReservationRules, Reservations};
@@ -129,7 +130,7 @@ impl SimulatedHost {
         let outcome = match recorded_outcome(action, row, tick) {
             Some(recorded) => recorded,
             None => {
-                let (result, cost) = self.perform(action, vm, row, seen);
+                let (result, cost) = feasible(action, self.ram(vm.vm), vm, row, seen, &self.costs);
                 Outcome { at: now + cost.cpu, cost, unavailable: cost.cpu, result, ..skipped(Skip::NotResident) }
             }
         };
@@ -170,37 +171,13 @@ impl SimulatedHost {
         self.windows.entry(key).or_default()
     }
 
-    /// Whether an action that is not in the recording could be done, and its cost.
-    fn perform(&self, action: Action, vm: &VmSnapshot, row: WindowRow, seen: &Snapshot) -> (OutcomeResult, Cost) {
-        let no = |result| (result, Cost::default());
-        let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
-        let already_done = OutcomeResult::Skipped(Skip::AlreadyDone);
-        match action {
-            Action::Promote { to: PageSize::Huge2M, .. } if row.is_held => (OutcomeResult::Done, self.costs.recover),
-            Action::Promote { .. } | Action::Release { .. } if self.of_pool.contains(&vm.vm) => no(no_mechanism),
-            Action::Promote { .. } | Action::Release { .. } if row.backing == Backing::Unbacked => {
-                no(OutcomeResult::Skipped(Skip::NotResident))
-            }
-            Action::Promote { to: PageSize::Huge2M, .. } if row.backing.is_large() => no(already_done),
-            Action::Promote { to: PageSize::Huge2M, .. } => (OutcomeResult::Done, self.costs.promote_2m),
-            Action::Promote { to: PageSize::Giant1G, .. } if row.backing == Backing::Giant1G => no(already_done),
-            Action::Promote { to: PageSize::Giant1G, window, .. } => match giant_refusal(vm, window, seen) {
-                Some(refusal) => no(OutcomeResult::Refused(refusal)),
-                None => (OutcomeResult::Done, self.costs.promote_1g),
-            },
-            Action::Demote { to: PageSize::Base4K, .. } if self.of_anonymous.contains(&vm.vm) => match row.backing {
-                Backing::Huge2M => (OutcomeResult::Done, self.costs.demote),
-                Backing::Base4K => no(already_done),
-                Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
-                Backing::Giant1G => no(no_mechanism),
-            },
-            Action::Demote { to: PageSize::Base4K, .. } if row.is_held => no(already_done),
-            Action::Demote { to: PageSize::Base4K, .. } if vm.mapping.is_some() => {
-                (OutcomeResult::Done, self.costs.demote)
-            }
-            Action::Release { .. } if row.zero.unwrap_or(0) == 0 => no(already_done),
-            Action::Release { .. } => (OutcomeResult::Done, self.costs.release),
-            Action::Promote { .. } | Action::Demote { .. } => no(no_mechanism),
+    fn ram(&self, vm: VmId) -> Ram {
+        if self.of_pool.contains(&vm) {
+            Ram::OfPool
+        } else if self.of_anonymous.contains(&vm) {
+            Ram::Anonymous
+        } else {
+            Ram::Other
         }
     }
 
@@ -233,14 +210,6 @@ fn recorded_outcome(action: Action, row: WindowRow, tick: &Tick) -> Option<Outco
     let then = vm.get(vm.row(action.window())?);
     let is_same = (then.backing, then.is_held) == (row.backing, row.is_held);
     tick.outcome_of(action).filter(|_| is_same).copied()
-}
-
-/// Why a giant can not become a giant page: part of it is no RAM, or no page is to be had.
-fn giant_refusal(vm: &VmSnapshot, window: WindowIndex, seen: &Snapshot) -> Option<Refusal> {
-    if rows_of_page(vm, window, PageSize::Giant1G).len() as u64 != WINDOWS_PER_GIANT {
-        return Some(Refusal::NotEligible);
-    }
-    seen.host.filter(|host| host.giant_pages_free == 0).map(|_| Refusal::NoHugePage)
 }
 
 impl Window {

@@ -54,7 +54,7 @@ impl Tally {
         self.actions.iter().filter(|((a, r), _)| (*a, *r) == (action, result)).map(|(_, n)| n).sum()
     }
 
-    pub(super) fn observe(&mut self, at: Moment, snapshot: &Snapshot) {
+    pub(crate) fn observe(&mut self, at: Moment, snapshot: &Snapshot) {
         let since = at.since(self.observed_at.unwrap_or(at));
         self.length += since;
         self.coverage_area += since * self.coverage_at_end().get() / PerTenThousand::ALL.get();
@@ -72,7 +72,7 @@ impl Tally {
     }
 
     /// Counts what became of an action, planned upon `seen`.
-    pub(super) fn count(&mut self, outcome: &Outcome, seen: &Snapshot) {
+    pub(crate) fn count(&mut self, outcome: &Outcome, seen: &Snapshot) {
         *self.actions.entry((action_name(outcome.action), outcome.result.name())).or_default() += 1;
         self.copied += outcome.cost.copied;
         self.cpu += outcome.cost.cpu;
@@ -86,7 +86,7 @@ impl Tally {
         }
     }
 
-    pub(super) fn count_first_touch(&mut self, page: PageSize, resident: u16) {
+    pub(crate) fn count_first_touch(&mut self, page: PageSize, resident: u16) {
         let name = match page {
             PageSize::Base4K => "first_touch_4k",
             PageSize::Huge2M | PageSize::Giant1G => {
@@ -98,13 +98,13 @@ impl Tally {
     }
 
     /// A window became large where it was, with so many of its pages populated.
-    pub(super) fn count_in_place(&mut self, resident: u16) {
+    pub(crate) fn count_in_place(&mut self, resident: u16) {
         self.bloat += bloat_of_promotion(resident);
         self.count_done("promote_in_place_2m");
     }
 
     /// Counts what is done without a plan.
-    pub(super) fn count_done(&mut self, name: &'static str) {
+    pub(crate) fn count_done(&mut self, name: &'static str) {
         *self.actions.entry((name, OutcomeResult::Done.name())).or_default() += 1;
     }
 }

@@ -194,6 +194,16 @@ impl Simulator {
         self.flush();
     }
 
+    /// The host backs a window by pages of `size` that had none before (its first touch): there is nothing to forget.
+    pub fn map_host(&mut self, window: WindowIndex, size: PageSize) {
+        self.space.set_host(window, size);
+    }
+
+    /// The guest maps a window that it had not mapped before, likewise.
+    pub fn map_guest(&mut self, window: WindowIndex, size: PageSize) {
+        self.space.set_guest(window, size);
+    }
+
     /// TLBs, walk caches and the nested TLB forget everything.
     pub fn flush(&mut self) {
         for level in [&mut self.data_first, &mut self.fetch_first] {

@@ -13,6 +13,7 @@ use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::image::ImageArgs;
 use crate::kernels;
+use crate::simulate::SimulateArgs;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
@@ -60,7 +61,7 @@ pub enum Command {
     Demo(DemoArgs),
     /// Show the built-in kernels: classes, memory, parameters, the figure that stands for a run
     Kernels(KernelsArgs),
-    /// Show what a policy would have done in a recorded run, and its cost
+    /// Show what policies would have done in a recorded run, or with the accesses of a kernel on machines of your choice
     Simulate(SimulateArgs),
     /// Record every load and store of a kernel, or show what such a trace has
     Trace(TraceArgs),
@@ -437,40 +438,6 @@ pub struct DemoArgs {
     pub output: Option<PathBuf>,
 }
 
-const SIMULATE_EXAMPLES: &str = "\
-The guest is the recorded one: what it touched and when stays as it was, however its pages are. Costs are those of the
-recorded actions. So a simulation says what a policy does and what that costs, not what the guest gains.
-
-Examples:
-  Record a run, then see what every policy would have done in it:
-    wideleaf run gups --policy greedy --record gups.rec
-    wideleaf simulate --recording gups.rec
-
-  One policy, with its coverage over time, for programs:
-    wideleaf simulate --recording gups.rec --policy never --format json";
-
-/// `wideleaf simulate`.
-#[derive(Args, Debug)]
-#[command(after_long_help = SIMULATE_EXAMPLES)]
-pub struct SimulateArgs {
-    /// What `wideleaf run --record` wrote
-    // Optional only for `--policy help`.
-    #[arg(long, value_name = "FILE", required_unless_present = "policy")]
-    pub recording: Option<PathBuf>,
-
-    /// The policy to simulate; `--policy help` lists the policies [default: all of them, side by side]
-    #[arg(long, value_name = "NAME", value_parser = parse_policy)]
-    pub policy: Option<PolicyArg>,
-
-    /// Form of the result
-    #[arg(long, value_enum, default_value = "table")]
-    pub format: FormatArg,
-
-    /// Write the result there instead of to standard output
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-}
-
 /// `wideleaf doctor`.
 #[derive(Args, Debug)]
 #[command(after_long_help = DOCTOR_EXAMPLES)]
@@ -550,7 +517,7 @@ fn parse_pool_size(text: &str) -> Result<PageSize, &'static str> {
 }
 
 /// As [`Bytes::parse`], and not nothing.
-fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
+pub(crate) fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
     match Bytes::parse(text).map_err(|error| error.to_string())? {
         Bytes::ZERO => Err("no memory at all".into()),
         bytes => Ok(bytes),
@@ -595,7 +562,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// As [`parse_duration`], and not zero.
-fn parse_timeout(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err("no time at all: leave --timeout out to wait for ever".into()),
         time => Ok(time),

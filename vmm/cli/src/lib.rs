@@ -4,7 +4,7 @@
 //! ```text
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
-//!            simulate ▶ a recording of a run, replayed through policies ──────▶ table | JSON
+//!            simulate ▶ a recording through policies; a trace through machines ▶ table | JSON | plot
 //!            trace ─▶ every load and store of a kernel ▶ a file; a file ────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table

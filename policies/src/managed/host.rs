@@ -1,0 +1,275 @@
+//! The simulated host of a stream: which pages are present, how large they are, and what actions make of them.
+//!
+//! ```text
+//!   touched   a bit for each base page that the guest ever touched
+//!   backing   Unbacked ──first touch──▶ Base4K ──promote──▶ Huge2M ──promote──▶ Giant1G
+//!   resident  0                         the touched ones    512                 512 of each window
+//!                                          ▲                   │
+//!                                          └─ demote, release ─┘   what was never touched is gone
+//! ```
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::history::HistorySample;
+use super::looks::Looks;
+use super::{HostConfig, Mmu, guest_mapping, windows_of};
+use crate::action::Action;
+use crate::budget::Cost;
+use crate::outcome::{Outcome, OutcomeResult, Refusal, Skip};
+use crate::policy::{Needs, Policy, RamStart};
+use crate::replay::feasible::{Ram, feasible};
+use crate::replay::{Costs, Tally, rows_of_page};
+use crate::reservations::Reservations;
+use crate::snapshot::{AccessHistory, Backing, GuestMapping, HostMemory, Snapshot, VmId, VmSnapshot, WindowRow};
+use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
+use crate::window::WindowState;
+
+/// There is one guest.
+const GUEST: VmId = VmId(0);
+
+/// A bit for each base page of a window.
+type PageBits = [u64; 8];
+
+pub(super) struct StreamHost {
+    backing: Vec<Backing>,
+    touched: Vec<PageBits>,
+    /// How many bits of `touched` are set.
+    touched_pages: Vec<u16>,
+    states: Vec<WindowState>,
+    looks: Looks,
+    reservations: Option<Reservations>,
+    /// The page of the latest access: most of them are to the same one again.
+    latest_page: u64,
+    arena: Bytes,
+    memory: Bytes,
+    giant_pages_free: u64,
+    guest: GuestMapping,
+    costs: Costs,
+}
+
+impl StreamHost {
+    pub fn new(config: &HostConfig, policy: &dyn Policy, mmu: &mut dyn Mmu) -> StreamHost {
+        let windows = windows_of(config.arena);
+        let rows = windows as usize;
+        let is_prefaulted = policy.ram_start() == RamStart::HugeAndPrefaulted;
+        if is_prefaulted {
+            (0..windows).for_each(|window| mmu.map_host(WindowIndex::new(window), PageSize::Huge2M));
+        }
+        StreamHost {
+            backing: vec![if is_prefaulted { Backing::Huge2M } else { Backing::Unbacked }; rows],
+            touched: vec![PageBits::default(); rows],
+            touched_pages: vec![0; rows],
+            states: vec![WindowState::default(); rows],
+            looks: Looks::new(rows),
+            reservations: policy.reserves().map(Reservations::new),
+            latest_page: u64::MAX,
+            arena: config.arena,
+            memory: config.memory,
+            giant_pages_free: config.giant_pages,
+            guest: guest_mapping(config.guest_page),
+            costs: config.costs,
+        }
+    }
+
+    /// Whether an access to `address` changes anything here: a page is touched for the first time, or somebody waits for it.
+    #[inline]
+    pub fn needs_attention(&mut self, address: u64) -> bool {
+        let (page, row, word, bit) = place(address);
+        if page == self.latest_page {
+            return false;
+        }
+        assert!(address < self.arena.get(), "an access at {address} is beyond an arena of {}", self.arena);
+        self.latest_page = page;
+        self.touched[row][word] & bit == 0 || self.looks.is_watched(row)
+    }
+
+    /// The access itself.
+    pub fn touch(&mut self, address: u64, now: Moment, policy: &mut dyn Policy, tally: &mut Tally, mmu: &mut dyn Mmu) {
+        let (_, row, word, bit) = place(address);
+        if self.looks.is_watched(row) {
+            self.looks.touched(row, now);
+        }
+        if self.touched[row][word] & bit != 0 {
+            return;
+        }
+        self.touched[row][word] |= bit;
+        self.touched_pages[row] += 1;
+        let window = WindowIndex::new(row as u64);
+        if self.backing[row] == Backing::Unbacked {
+            self.backing[row] = Backing::Base4K;
+            if policy.decides_at_first_touch() {
+                let page = policy.first_touch(GUEST, window);
+                if page != PageSize::Base4K {
+                    self.backing[row] = Backing::Huge2M;
+                    mmu.map_host(window, PageSize::Huge2M);
+                }
+                tally.count_first_touch(page, 0);
+            }
+            if let Some(book) = &mut self.reservations {
+                book.reserve(GUEST, window, now);
+                tally.count_done("reserve_2m");
+            }
+        }
+        self.populate(row, now, tally, mmu);
+    }
+
+    /// A page more of a window that has reserved frames.
+    fn populate(&mut self, row: usize, now: Moment, tally: &mut Tally, mmu: &mut dyn Mmu) {
+        let window = WindowIndex::new(row as u64);
+        let Some(book) = &mut self.reservations else { return };
+        if book.populated(GUEST, window).is_some() && book.populate(GUEST, window, 1, now) {
+            tally.count_in_place(self.touched_pages[row]);
+            self.make_huge(row, mmu);
+        }
+    }
+
+    fn make_huge(&mut self, row: usize, mmu: &mut dyn Mmu) {
+        self.backing[row] = Backing::Huge2M;
+        mmu.remap_host(WindowIndex::new(row as u64), PageSize::Huge2M);
+    }
+
+    /// All at once: between two plans the service has had the time.
+    pub fn break_reservations(&mut self, tally: &mut Tally) {
+        let memory = self.host_memory();
+        let broken = self.reservations.as_mut().map(|book| book.to_break(Some(memory), usize::MAX));
+        broken.iter().flatten().for_each(|_| tally.count_done("break_reservation"));
+    }
+
+    pub fn start_look(&mut self, now: Moment) {
+        let is_backed = |row: &usize| self.backing[*row] != Backing::Unbacked;
+        let backed: Vec<_> =
+            (0..self.backing.len()).filter(is_backed).map(|row| WindowIndex::new(row as u64)).collect();
+        self.looks.start(&backed, now);
+        self.latest_page = u64::MAX;
+    }
+
+    pub fn finish_look(&mut self, now: Moment) {
+        self.looks.finish(now);
+    }
+
+    /// What sensors tell whoever needs that much.
+    pub fn snapshot(&self, needs: Needs) -> Snapshot {
+        let mut vm = VmSnapshot::with_capacity(GUEST, self.backing.len());
+        for row in 0..self.backing.len() {
+            vm.push(self.row(row, needs));
+        }
+        Snapshot { host: needs.host_memory.then(|| self.host_memory()), vms: Vec::from([vm]) }
+    }
+
+    fn row(&self, row: usize, needs: Needs) -> WindowRow {
+        let resident = self.resident(row);
+        let untouched = resident - self.touched_pages[row].min(resident);
+        WindowRow {
+            ready_at: self.states[row].ready_at(),
+            access: if needs.access { self.looks.history(row) } else { AccessHistory::default() },
+            zero: (needs.zero && resident > 0).then_some(untouched),
+            guest_mapping: if needs.guest_mapping { self.guest } else { GuestMapping::Unknown },
+            ..WindowRow::new(WindowIndex::new(row as u64), resident, self.backing[row])
+        }
+    }
+
+    fn resident(&self, row: usize) -> u16 {
+        match self.backing[row] {
+            Backing::Unbacked => 0,
+            Backing::Base4K => self.touched_pages[row],
+            Backing::Huge2M | Backing::Giant1G => BASE_PAGES_PER_WINDOW,
+        }
+    }
+
+    fn host_memory(&self) -> HostMemory {
+        let used = self.resident_pages(|_| true) + self.unpopulated();
+        HostMemory {
+            total: self.memory,
+            available: self.memory.saturating_sub(used),
+            giant_pages_free: self.giant_pages_free,
+        }
+    }
+
+    fn unpopulated(&self) -> Bytes {
+        self.reservations.as_ref().map_or(Bytes::ZERO, Reservations::unpopulated)
+    }
+
+    fn resident_pages(&self, which: impl Fn(Backing) -> bool) -> Bytes {
+        let rows = (0..self.backing.len()).filter(|row| which(self.backing[*row]));
+        PageSize::Base4K.bytes() * rows.map(|row| u64::from(self.resident(row))).sum::<u64>()
+    }
+
+    /// Does an action that was planned upon `seen`.
+    pub fn act(&mut self, action: Action, seen: &Snapshot, now: Moment, mmu: &mut dyn Mmu) -> Outcome {
+        let skipped = |skip| Outcome {
+            action,
+            at: now,
+            cost: Cost::default(),
+            unavailable: Duration::ZERO,
+            result: OutcomeResult::Skipped(skip),
+        };
+        let row = action.window().get() as usize;
+        let Some(vm) = seen.vm(action.vm()).filter(|vm| row < vm.len()) else {
+            return skipped(Skip::NotResident);
+        };
+        let Ok(acting) = self.states[row].begin(now) else {
+            return skipped(Skip::BackingOff);
+        };
+        let (result, cost) = feasible(action, Ram::Anonymous, vm, vm.get(row), seen, &self.costs);
+        // The plan may ask for more giant pages than the snapshot saw, and a policy may not have looked.
+        let is_giant = matches!(action, Action::Promote { to: PageSize::Giant1G, .. });
+        let is_to_be_had = result != OutcomeResult::Done || !is_giant || self.giant_pages_free > 0;
+        let (result, cost) = match is_to_be_had {
+            true => (result, cost),
+            false => (OutcomeResult::Refused(Refusal::NoHugePage), Cost::default()),
+        };
+        let at = now + cost.cpu;
+        let next = match result {
+            OutcomeResult::Refused(refusal) => acting.refused(refusal, at),
+            OutcomeResult::Done | OutcomeResult::Skipped(_) => acting.done(),
+        };
+        self.states[row] = next.expect("a window that is being acted on may be done or refused");
+        if result == OutcomeResult::Done {
+            self.change(action, vm, mmu);
+        }
+        Outcome { at, cost, unavailable: cost.cpu, result, ..skipped(Skip::NotResident) }
+    }
+
+    fn change(&mut self, action: Action, vm: &VmSnapshot, mmu: &mut dyn Mmu) {
+        let row = action.window().get() as usize;
+        match action {
+            Action::Promote { to: PageSize::Giant1G, window, .. } => {
+                self.giant_pages_free -= 1;
+                for row in rows_of_page(vm, window, PageSize::Giant1G) {
+                    self.backing[row] = Backing::Giant1G;
+                    mmu.remap_host(WindowIndex::new(row as u64), PageSize::Giant1G);
+                }
+            }
+            Action::Promote { .. } => self.make_huge(row, mmu),
+            Action::Demote { .. } | Action::Release { .. } => {
+                let is_empty = self.touched_pages[row] == 0;
+                self.backing[row] = if is_empty { Backing::Unbacked } else { Backing::Base4K };
+                mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
+            }
+        }
+    }
+
+    pub fn sample(&self, at: Moment, accesses: u64, misses: u64) -> HistorySample {
+        let touched = self.touched_pages.iter().map(|pages| u64::from(*pages)).sum::<u64>();
+        HistorySample {
+            at,
+            accesses,
+            misses,
+            resident: self.resident_pages(|_| true),
+            large: self.resident_pages(Backing::is_large),
+            touched: PageSize::Base4K.bytes() * touched,
+            reserved: self.unpopulated(),
+        }
+    }
+}
+
+/// Where an address is: its page, its window, and its bit among those of the window.
+#[inline]
+fn place(address: u64) -> (u64, usize, usize, u64) {
+    let page = address / PageSize::Base4K.bytes().get();
+    let in_window = page % u64::from(BASE_PAGES_PER_WINDOW);
+    let row = (page / u64::from(BASE_PAGES_PER_WINDOW)) as usize;
+    (page, row, (in_window / 64) as usize, 1 << (in_window % 64))
+}

@@ -1,0 +1,67 @@
+//! Whether a host could do an action that nobody tried, and what it would cost: shared by all simulated hosts.
+
+use super::costs::Costs;
+use super::{WINDOWS_PER_GIANT, rows_of_page};
+use crate::action::Action;
+use crate::budget::Cost;
+use crate::outcome::{OutcomeResult, Refusal, Skip};
+use crate::snapshot::{Backing, Snapshot, VmSnapshot, WindowRow};
+use crate::units::{PageSize, WindowIndex};
+
+/// What guest RAM is made of, as far as it decides what can be done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ram {
+    /// Pages of the hugetlb pool, which nothing promotes.
+    OfPool,
+    /// Anonymous RAM, which is demoted by splitting a window.
+    Anonymous,
+    /// All other RAM, which is demoted by holding it at 4 KiB.
+    Other,
+}
+
+/// What becomes of an action planned upon `seen`, of the window of `row`, and its cost.
+pub(crate) fn feasible(
+    action: Action,
+    ram: Ram,
+    vm: &VmSnapshot,
+    row: WindowRow,
+    seen: &Snapshot,
+    costs: &Costs,
+) -> (OutcomeResult, Cost) {
+    let no = |result| (result, Cost::default());
+    let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
+    let already_done = OutcomeResult::Skipped(Skip::AlreadyDone);
+    match action {
+        Action::Promote { to: PageSize::Huge2M, .. } if row.is_held => (OutcomeResult::Done, costs.recover),
+        Action::Promote { .. } | Action::Release { .. } if ram == Ram::OfPool => no(no_mechanism),
+        Action::Promote { .. } | Action::Release { .. } if row.backing == Backing::Unbacked => {
+            no(OutcomeResult::Skipped(Skip::NotResident))
+        }
+        Action::Promote { to: PageSize::Huge2M, .. } if row.backing.is_large() => no(already_done),
+        Action::Promote { to: PageSize::Huge2M, .. } => (OutcomeResult::Done, costs.promote_2m),
+        Action::Promote { to: PageSize::Giant1G, .. } if row.backing == Backing::Giant1G => no(already_done),
+        Action::Promote { to: PageSize::Giant1G, window, .. } => match giant_refusal(vm, window, seen) {
+            Some(refusal) => no(OutcomeResult::Refused(refusal)),
+            None => (OutcomeResult::Done, costs.promote_1g),
+        },
+        Action::Demote { to: PageSize::Base4K, .. } if ram == Ram::Anonymous => match row.backing {
+            Backing::Huge2M => (OutcomeResult::Done, costs.demote),
+            Backing::Base4K => no(already_done),
+            Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
+            Backing::Giant1G => no(no_mechanism),
+        },
+        Action::Demote { to: PageSize::Base4K, .. } if row.is_held => no(already_done),
+        Action::Demote { to: PageSize::Base4K, .. } if vm.mapping.is_some() => (OutcomeResult::Done, costs.demote),
+        Action::Release { .. } if row.zero.unwrap_or(0) == 0 => no(already_done),
+        Action::Release { .. } => (OutcomeResult::Done, costs.release),
+        Action::Promote { .. } | Action::Demote { .. } => no(no_mechanism),
+    }
+}
+
+/// Why a giant can not become a giant page: part of it is no RAM, or no page is to be had.
+fn giant_refusal(vm: &VmSnapshot, window: WindowIndex, seen: &Snapshot) -> Option<Refusal> {
+    if rows_of_page(vm, window, PageSize::Giant1G).len() as u64 != WINDOWS_PER_GIANT {
+        return Some(Refusal::NotEligible);
+    }
+    seen.host.filter(|host| host.giant_pages_free == 0).map(|_| Refusal::NoHugePage)
+}

@@ -1,0 +1,111 @@
+//! Looking at some windows at a time and making a whole of it: whose turn it is, and what the time to a touch says.
+//!
+//! ```text
+//!   windows   [ 0  1  2  3 | 4  5  6  7 | 8  9 … ]     a share in each interval, never all
+//!                └─ share ─┘
+//!   looked at, touched after 1 ms, 3 ms, not at all in 10 ms   ──▶   2 touches in 14 ms
+//! ```
+//!
+//! The access sensor of a live host and the one of a simulated host count alike because both count here.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::units::WindowIndex;
+
+/// How often a window is touched, from how long it was watched until its first touch: of touches that come at random the mean
+/// time to the next one is the inverse of their rate, whenever one begins to wait (the exponential distribution has no
+/// memory). Older samples count less and less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TouchFrequency {
+    watched_ns: u64,
+    /// In units of 1/1024.
+    touches: u32,
+}
+
+impl TouchFrequency {
+    const ONE: u32 = 1024;
+
+    /// One more sample. The older ones keep three quarters of their weight: four samples are most of what is known.
+    pub fn add(&mut self, was_touched: bool, watched_for: Duration) {
+        let watched_ns = u64::try_from(watched_for.as_nanos()).unwrap_or(u64::MAX);
+        self.watched_ns = (self.watched_ns - self.watched_ns / 4).saturating_add(watched_ns);
+        self.touches = self.touches - self.touches / 4 + if was_touched { Self::ONE } else { 0 };
+    }
+
+    /// Touches per second; `None` before the first sample.
+    pub fn per_second(self) -> Option<u64> {
+        let touches_ns = u64::from(self.touches) * 1_000_000_000 / u64::from(Self::ONE);
+        touches_ns.checked_div(self.watched_ns)
+    }
+}
+
+/// Whose turn it is: each interval the next so many windows, round and round. Windows come and go between intervals, so
+/// it remembers the last one it gave, not a position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rotation {
+    last: Option<WindowIndex>,
+}
+
+impl Rotation {
+    /// The next `share` of `windows`, which ascend: those behind the last one given, then from the beginning again, none
+    /// twice.
+    pub fn next_share(&mut self, windows: &[WindowIndex], share: usize) -> Vec<WindowIndex> {
+        let first = windows.partition_point(|window| Some(*window) <= self.last);
+        let (done, due) = windows.split_at(first);
+        let share: Vec<WindowIndex> = due.iter().chain(done).copied().take(share).collect();
+        self.last = share.last().copied().or(self.last);
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(rotation: &mut Rotation, windows: &[u64], share: usize) -> Vec<u64> {
+        let windows: Vec<_> = windows.iter().copied().map(WindowIndex::new).collect();
+        rotation.next_share(&windows, share).into_iter().map(WindowIndex::get).collect()
+    }
+
+    #[test]
+    fn a_frequency_is_touches_over_the_time_they_were_waited_for() {
+        let mut frequency = TouchFrequency::default();
+        assert_eq!(frequency.per_second(), None);
+        frequency.add(true, Duration::from_millis(1));
+        assert_eq!(frequency.per_second(), Some(1000));
+        // 0.75 touches in 0.75 ms before, none in 99.25 ms now
+        frequency.add(false, Duration::from_micros(99_250));
+        assert_eq!(frequency.per_second(), Some(7));
+        for _ in 0..20 {
+            frequency.add(false, Duration::from_secs(1));
+        }
+        assert_eq!(frequency.per_second(), Some(0));
+    }
+
+    #[test]
+    fn every_window_has_its_turn_before_any_has_a_second() {
+        let mut rotation = Rotation::default();
+        let windows = [0, 1, 2, 5, 6, 7, 9];
+        assert_eq!(share(&mut rotation, &windows, 3), [0, 1, 2]);
+        assert_eq!(share(&mut rotation, &windows, 3), [5, 6, 7]);
+        assert_eq!(share(&mut rotation, &windows, 3), [9, 0, 1]);
+        assert_eq!(share(&mut rotation, &windows, 3), [2, 5, 6]);
+    }
+
+    #[test]
+    fn windows_that_come_and_go_do_not_disturb_the_turns() {
+        let mut rotation = Rotation::default();
+        assert_eq!(share(&mut rotation, &[0, 4, 8], 2), [0, 4]);
+        // 4 is gone, 3 and 6 are new: 3 has to wait for the next round.
+        assert_eq!(share(&mut rotation, &[0, 3, 6, 8], 2), [6, 8]);
+        assert_eq!(share(&mut rotation, &[], 2), [0; 0]);
+        assert_eq!(share(&mut rotation, &[0, 3], 2), [0, 3]);
+    }
+
+    #[test]
+    fn a_share_is_never_the_whole_guest_twice() {
+        assert_eq!(share(&mut Rotation::default(), &[1, 2], 5), [1, 2]);
+        assert_eq!(share(&mut Rotation::default(), &[1, 2], 0), [0; 0]);
+    }
+}

@@ -1,0 +1,184 @@
+//! What a person may say behind `wideleaf simulate`, and how lists are written.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use wideleaf_policies::walk::{Machine, machine, machines};
+use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+
+use crate::args::{FormatArg, parse_some_bytes, parse_timeout, with_files};
+
+const EXAMPLES: &str = "\
+On a recording the guest is the recorded one: what it touched and when stays as it was, however its pages are. Costs are those
+of the recorded actions. So it says what a policy does and what that costs, not what the guest gains.
+
+On a trace the accesses are those of the kernel, the TLBs and walks those of a model of the machine, and policies run on a
+simulated host, in simulated time. So it says how often each machine misses; cycles of walks are the model's, and nothing says
+how much of them a real machine hides.
+
+Examples:
+  Record a run, then see what every policy would have done in it:
+    wideleaf run gups --policy greedy --record gups.rec
+    wideleaf simulate --recording gups.rec
+
+  GUPS with 256 MiB on an Opteron, natively, on base pages and on huge ones:
+    wideleaf simulate --trace gups:log2_words=25 --machine k8 --native --host-page 4k,2m
+
+  A recorded kernel in a guest with base pages, under two policies on two machines, with a plot of how it went:
+    wideleaf simulate --trace cg.A.trace --machine skylake-sp,zen4 --policy reservation,auto --plot cg.svg";
+
+/// `wideleaf simulate`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct SimulateArgs {
+    /// What `wideleaf run --record` wrote
+    // What to simulate is checked later: --policy help and --machine help need neither.
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["trace", "policy", "machine"], conflicts_with = "trace")]
+    pub recording: Option<PathBuf>,
+
+    /// Accesses: what `wideleaf trace record` wrote, or a stream to generate, as in gups:log2_words=25; `--trace help` lists
+    /// the streams
+    #[arg(long, value_name = "FILE|STREAM")]
+    pub trace: Option<String>,
+
+    /// Policies to simulate, with commas between them; `--policy help` lists them [default: for a recording all of them, for
+    /// a trace none: the host's pages stay as --host-page says]
+    #[arg(long, value_name = "NAME", value_parser = parse_policies)]
+    pub policy: Option<PoliciesArg>,
+
+    /// Machines to simulate, with commas between them; `--machine help` lists them with their sources
+    #[arg(long, value_name = "NAME", value_parser = parse_machines, conflicts_with = "recording")]
+    pub machine: Option<MachinesArg>,
+
+    /// Page size of the guest's own tables: 4k, 2m or 1g
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = PageSize::parse, conflicts_with = "recording")]
+    pub guest_page: PageSize,
+
+    /// Page sizes of the host that no policy changes, each simulated too: 4k, 2m or 1g, with commas between them [default: 4k
+    /// where there is no --policy]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = PageSize::parse, conflicts_with = "recording")]
+    pub host_page: Vec<PageSize>,
+
+    /// A process instead of a guest: one table to walk, and its pages are those of --host-page or of the policy
+    #[arg(long, conflicts_with_all = ["recording", "guest_page"])]
+    pub native: bool,
+
+    /// Levels of table, of the guest and of the host: 4 or 5
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(4..=5),
+          conflicts_with = "recording")]
+    pub levels: u8,
+
+    /// Memory of the simulated host [default: twice what the trace needs, so that it is never short]
+    #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes, conflicts_with = "recording")]
+    pub memory: Option<Bytes>,
+
+    /// Giant pages that policies can have
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "recording")]
+    pub giant_pages: u64,
+
+    /// Another thread of the core uses half of its TLBs and caches
+    #[arg(long, conflicts_with = "recording")]
+    pub smt: bool,
+
+    /// Simulated time between two plans of a policy
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_timeout, conflicts_with = "recording")]
+    pub interval: Duration,
+
+    /// Cycles of simulated time, at 2 GHz, from one access to the next. With more of them a short trace stands for a long run
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1_000_000),
+          conflicts_with = "recording")]
+    pub cycles_per_access: u64,
+
+    /// Stop after so many accesses
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "recording")]
+    pub accesses: Option<u64>,
+
+    /// Draw coverage, bloat and misses over time there, as SVG
+    #[arg(long, value_name = "FILE", conflicts_with = "recording")]
+    pub plot: Option<PathBuf>,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// `--policy`.
+#[derive(Clone, Debug)]
+pub enum PoliciesArg {
+    /// List the policies and end.
+    Help,
+    /// Use these.
+    Use(Vec<PolicyChoice>),
+}
+
+/// `--machine`.
+#[derive(Clone, Debug)]
+pub enum MachinesArg {
+    /// List the machines and end.
+    Help,
+    /// Use these.
+    Use(Vec<&'static Machine>),
+}
+
+fn parse_policies(text: &str) -> Result<PoliciesArg, String> {
+    if text == "help" {
+        return Ok(PoliciesArg::Help);
+    }
+    let choose = |one: String| PolicyChoice::parse(&with_files(&one)?).map_err(|error| error.to_string());
+    split_policies(text).into_iter().map(choose).collect::<Result<_, _>>().map(PoliciesArg::Use)
+}
+
+/// A comma stands between policies and between the parameters of one: what is `key=value` belongs to the policy before it.
+fn split_policies(text: &str) -> Vec<String> {
+    let mut policies: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        let is_setting = part.split_once('=').is_some_and(|(key, _)| !key.contains(':'));
+        match policies.last_mut().filter(|_| is_setting) {
+            Some(policy) => {
+                policy.push(',');
+                policy.push_str(part);
+            }
+            None => policies.push(part.to_owned()),
+        }
+    }
+    policies
+}
+
+fn parse_machines(text: &str) -> Result<MachinesArg, String> {
+    if text == "help" {
+        return Ok(MachinesArg::Help);
+    }
+    let choose = |name: &str| {
+        let names = || machines().iter().map(|machine| machine.name).collect::<Vec<_>>().join(", ");
+        machine(name).ok_or_else(|| format!("there is no machine {name:?}; there are {}", names()))
+    };
+    text.split(',').map(choose).collect::<Result<_, _>>().map(MachinesArg::Use)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comma_separates_policies_and_the_parameters_of_one() {
+        let split = |text| split_policies(text);
+        assert_eq!(split("never,greedy"), ["never", "greedy"]);
+        let two = split("thp:max_ptes_none=64,scan_sleep_ms=10,auto");
+        assert_eq!(two, ["thp:max_ptes_none=64,scan_sleep_ms=10", "auto"]);
+        assert_eq!(split("auto:horizon_s=5,thp:pages_to_scan=512"), ["auto:horizon_s=5", "thp:pages_to_scan=512"]);
+        assert!(matches!(parse_policies("never,thp:max_ptes_none=64"), Ok(PoliciesArg::Use(list)) if list.len() == 2));
+        assert!(parse_policies("never,").is_err_and(|error| error.starts_with("there is no policy \"\"")));
+    }
+
+    #[test]
+    fn an_unknown_machine_is_refused_with_what_there_is() {
+        assert!(matches!(parse_machines("k8"), Ok(MachinesArg::Use(list)) if list[0].name == "k8"));
+        let error = parse_machines("k8,z80").expect_err("there is none");
+        assert!(error.starts_with("there is no machine \"z80\"; there are k8, "), "{error}");
+    }
+}

@@ -1,0 +1,347 @@
+//! What machines made of accesses: one struct, read by programs as JSON and by people as a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use comfy_table::Cell;
+use serde::Serialize;
+use wideleaf_policies::managed::{HistorySample, Managed};
+use wideleaf_policies::walk::Counts;
+use wideleaf_policies::walk::counts::{References, Served};
+use wideleaf_policies::{Bytes, Moment, PageSize, PerTenThousand};
+
+use super::args::SimulateArgs;
+use super::source::SourceInfo;
+use crate::report::{number, table};
+
+/// Cycles in a second of simulated time.
+const CYCLES_PER_S: f64 = 2e9;
+
+/// All simulations of one trace.
+#[derive(Debug, Serialize)]
+pub struct TracedReport {
+    /// What was simulated.
+    pub trace: TraceInfo,
+    /// How.
+    pub setup: TracedSetup,
+    /// Machines and what decided of pages, in the order they were named in.
+    pub results: Vec<TracedResult>,
+}
+
+/// The accesses.
+#[derive(Debug, Serialize)]
+pub struct TraceInfo {
+    /// Kernel, or kind of stream.
+    pub kernel: String,
+    /// Its class; empty where there is none.
+    pub class: String,
+    /// Its parameters.
+    pub parameters: String,
+    /// Memory it goes over.
+    pub arena_bytes: u64,
+    /// Iterations that were recorded; 0 where the kernel has none.
+    pub iterations: u32,
+    /// Iterations of the class.
+    pub class_iterations: u32,
+    /// Whether the recording ended before the kernel did, or the simulation before the recording (`--accesses`).
+    pub is_cut: bool,
+}
+
+/// The rest of the arguments.
+#[derive(Debug, Serialize)]
+pub struct TracedSetup {
+    /// Page size of the guest's tables; `None` for a process.
+    pub guest_page: Option<&'static str>,
+    /// Levels of table in each dimension.
+    pub levels: u8,
+    /// Whether another thread uses half of the core.
+    pub is_core_shared: bool,
+    /// Simulated time between two plans.
+    pub interval_s: f64,
+    /// Cycles of simulated time, at 2 GHz, from one access to the next.
+    pub cycles_per_access: u64,
+}
+
+/// One machine, under one policy or on one page size.
+#[derive(Debug, Serialize)]
+pub struct TracedResult {
+    /// The machine.
+    pub machine: &'static str,
+    /// Size of the host's pages, or the policy that decides of it.
+    pub pages: String,
+    /// Loads and stores.
+    pub accesses: u64,
+    /// Of these, found in the TLB, by its level.
+    pub tlb_hits: [u64; 2],
+    /// The others.
+    pub misses: u64,
+    /// By the size of the entry that came to be.
+    pub misses_by_page: BTreeMap<&'static str, u64>,
+    /// Misses of all accesses.
+    pub misses_per_access: f64,
+    /// Entries of tables that walks read.
+    pub references: u64,
+    /// For each miss.
+    pub references_per_miss: f64,
+    /// Where walks found them.
+    pub references_by_place: BTreeMap<&'static str, u64>,
+    /// By dimension.
+    pub references_by_dimension: BTreeMap<&'static str, u64>,
+    /// Cycles of walks, one reference after another.
+    pub cycles_of_walks: u64,
+    /// For each access.
+    pub cycles_of_walks_per_access: f64,
+    /// Cycles of hits in the second level of the TLB.
+    pub cycles_of_tlb: u64,
+    /// Times that all translations were dropped because a page had changed.
+    pub flushes: u64,
+    /// What the policy did; `None` where pages are fixed.
+    pub policy: Option<PolicySide>,
+    /// Over time.
+    pub history: Vec<HistoryPoint>,
+    #[serde(skip)]
+    is_cut: bool,
+}
+
+/// What a policy did.
+#[derive(Debug, Serialize)]
+pub struct PolicySide {
+    /// How often it planned.
+    pub plans: u64,
+    /// Actions by `action.result`.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Times the budget said no.
+    pub budget_refusals: u64,
+    /// Guest memory copied.
+    pub copied_bytes: u64,
+    /// Cycles that actions took, at 2 GHz, beside the guest.
+    pub cycles_of_actions: u64,
+    /// Present at the end.
+    pub resident_at_end_bytes: u64,
+    /// Of it, never touched: present only because pages are large.
+    pub bloat_at_end_bytes: u64,
+    /// The most of it at any time.
+    pub bloat_at_most_bytes: u64,
+    /// `host_coverage_2m` at the end.
+    pub host_coverage_2m_at_end_bp: u32,
+    /// `host_coverage_2m` over the whole time.
+    pub host_coverage_2m_mean_bp: u32,
+    /// What it counted itself.
+    pub figures: BTreeMap<&'static str, u64>,
+}
+
+/// One moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HistoryPoint {
+    /// Simulated time.
+    pub at_s: f64,
+    /// Accesses so far.
+    pub accesses: u64,
+    /// Misses so far.
+    pub misses: u64,
+    /// `host_coverage_2m`; `None` where pages are fixed.
+    pub host_coverage_2m_bp: Option<u32>,
+    /// Never touched and present; `None` where pages are fixed.
+    pub bloat_bytes: Option<u64>,
+}
+
+impl TraceInfo {
+    pub(super) fn new(info: &SourceInfo, results: &[TracedResult]) -> TraceInfo {
+        TraceInfo {
+            kernel: info.kernel.clone(),
+            class: info.class.clone(),
+            parameters: info.parameters.clone(),
+            arena_bytes: info.arena.get(),
+            iterations: info.iterations.0,
+            class_iterations: info.iterations.1,
+            is_cut: results.iter().any(|result| result.is_cut),
+        }
+    }
+}
+
+impl TracedSetup {
+    pub(super) fn new(args: &SimulateArgs) -> TracedSetup {
+        TracedSetup {
+            guest_page: (!args.native).then(|| args.guest_page.name()),
+            levels: args.levels,
+            is_core_shared: args.smt,
+            interval_s: args.interval.as_secs_f64(),
+            cycles_per_access: args.cycles_per_access,
+        }
+    }
+}
+
+impl TracedResult {
+    pub(super) fn new(
+        machine: &'static str,
+        pages: String,
+        counts: &Counts,
+        policy: Option<PolicySide>,
+        history: Vec<HistoryPoint>,
+        is_cut: bool,
+    ) -> TracedResult {
+        let misses = counts.data_misses();
+        let dimensions = [
+            ("guest", &counts.guest),
+            ("host_of_tables", &counts.host_of_tables),
+            ("host_of_data", &counts.host_of_data),
+        ];
+        let sum = |part: &dyn Fn(&References) -> u64| dimensions.iter().map(|(_, references)| part(references)).sum();
+        let served = |place: fn(&Served) -> u64| sum(&|references| place(&references.read));
+        let by_place: [(&str, u64); 6] = [
+            ("walk_cache", sum(&|references| references.skipped_by_walk_cache)),
+            ("nested_tlb", sum(&|references| references.skipped_by_nested_tlb)),
+            ("l1", served(|read| read.caches[0])),
+            ("l2", served(|read| read.caches[1])),
+            ("l3", served(|read| read.caches[2])),
+            ("memory", served(|read| read.memory)),
+        ];
+        let per = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        TracedResult {
+            machine,
+            pages,
+            accesses: counts.accesses,
+            tlb_hits: counts.tlb_hits,
+            misses,
+            misses_by_page: PageSize::ALL.iter().map(|page| (page.name(), counts.misses_of(*page))).collect(),
+            misses_per_access: per(misses, counts.accesses),
+            references: counts.references(),
+            references_per_miss: per(counts.references(), misses),
+            references_by_place: by_place.into_iter().collect(),
+            references_by_dimension: dimensions.map(|(name, references)| (name, references.read.total())).into(),
+            cycles_of_walks: counts.cycles_of_walks,
+            cycles_of_walks_per_access: per(counts.cycles_of_walks, counts.accesses),
+            cycles_of_tlb: counts.cycles_of_tlb,
+            flushes: counts.flushes,
+            policy,
+            history,
+            is_cut,
+        }
+    }
+}
+
+impl PolicySide {
+    pub(super) fn of(managed: &Managed) -> PolicySide {
+        let (tally, samples) = (managed.tally(), managed.history().samples());
+        let outcomes = tally.actions.iter().map(|((action, result), n)| (format!("{action}.{result}"), *n));
+        let bloat = || samples.iter().map(|sample| sample.bloat().get());
+        PolicySide {
+            plans: managed.plans(),
+            outcomes: outcomes.collect(),
+            budget_refusals: tally.budget_refusals.unwrap_or(0),
+            copied_bytes: tally.copied.get(),
+            cycles_of_actions: (tally.cpu.as_secs_f64() * CYCLES_PER_S) as u64,
+            resident_at_end_bytes: tally.resident_at_end.get(),
+            bloat_at_end_bytes: bloat().next_back().unwrap_or(0),
+            bloat_at_most_bytes: bloat().max().unwrap_or(0),
+            host_coverage_2m_at_end_bp: tally.coverage_at_end().get(),
+            host_coverage_2m_mean_bp: tally.coverage_mean().get(),
+            figures: managed.policy().figures().into_iter().collect(),
+        }
+    }
+}
+
+impl HistoryPoint {
+    pub(super) fn of(sample: &HistorySample) -> HistoryPoint {
+        HistoryPoint {
+            host_coverage_2m_bp: Some(sample.coverage().get()),
+            bloat_bytes: Some(sample.bloat().get()),
+            ..HistoryPoint::of_misses(sample.at, sample.accesses, sample.misses)
+        }
+    }
+
+    pub(super) fn of_misses(at: Moment, accesses: u64, misses: u64) -> HistoryPoint {
+        let at_s = at.since_start().as_secs_f64();
+        HistoryPoint { at_s, accesses, misses, host_coverage_2m_bp: None, bloat_bytes: None }
+    }
+}
+
+impl TracedReport {
+    /// For people: a column for each simulation.
+    pub fn to_table(&self) -> String {
+        let mut out = self.heading();
+        let header = self.results.iter().map(|result| format!("{}\n{}", result.machine, result.pages));
+        let header: Vec<String> = std::iter::once("machine\npages".to_owned()).chain(header).collect();
+        let mut rows = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut row = |name: &str, value: &dyn Fn(&TracedResult) -> String| {
+            rows.add_row(
+                std::iter::once(Cell::new(name)).chain(self.results.iter().map(|result| number(value(result)))),
+            );
+        };
+        row("accesses", &|result| result.accesses.to_string());
+        row("TLB misses per access", &|result| format!("{:.5}", result.misses_per_access));
+        for page in PageSize::ALL.map(PageSize::name) {
+            if self.results.iter().any(|result| result.misses_by_page[page] > 0) {
+                row(&format!("misses, {page} entries"), &|result| result.misses_by_page[page].to_string());
+            }
+        }
+        row("hits in the second level", &|result| per(result.tlb_hits[1], result.accesses));
+        row("references per walk", &|result| format!("{:.2}", result.references_per_miss));
+        for (place, name) in [
+            ("l1", "  found in L1"),
+            ("l2", "  found in L2"),
+            ("l3", "  found in L3"),
+            ("memory", "  found in memory"),
+            ("walk_cache", "spared by the walk cache"),
+            ("nested_tlb", "spared by the nested TLB"),
+        ] {
+            row(name, &|result| {
+                format!("{:.2}", result.references_by_place[place] as f64 / result.misses.max(1) as f64)
+            });
+        }
+        row("walk cycles per access", &|result| format!("{:.3}", result.cycles_of_walks_per_access));
+        if self.results.iter().any(|result| result.policy.is_some()) {
+            let mut of_policy = |name: &str, value: &dyn Fn(&PolicySide) -> String| {
+                row(name, &|result| result.policy.as_ref().map_or("-".to_owned(), value));
+            };
+            let bytes = |bytes: u64| Bytes::new(bytes).to_string();
+            of_policy("host coverage 2m at the end", &|side| share(side.host_coverage_2m_at_end_bp));
+            of_policy("host coverage 2m over time", &|side| share(side.host_coverage_2m_mean_bp));
+            of_policy("bloat at the end", &|side| bytes(side.bloat_at_end_bytes));
+            of_policy("bloat at most", &|side| bytes(side.bloat_at_most_bytes));
+            of_policy("resident at the end", &|side| bytes(side.resident_at_end_bytes));
+            of_policy("plans", &|side| side.plans.to_string());
+            of_policy("copied", &|side| bytes(side.copied_bytes));
+            of_policy("cycles of the actions", &|side| side.cycles_of_actions.to_string());
+            let mut names: Vec<&String> = self
+                .results
+                .iter()
+                .filter_map(|result| result.policy.as_ref())
+                .flat_map(|side| side.outcomes.keys())
+                .collect();
+            names.sort_unstable();
+            names.dedup();
+            names.iter().for_each(|name| of_policy(name, &|side| side.outcomes.get(*name).unwrap_or(&0).to_string()));
+        }
+        let _ = writeln!(out, "{rows}");
+        out
+    }
+
+    fn heading(&self) -> String {
+        let TraceInfo { kernel, class, parameters, arena_bytes, iterations, class_iterations, is_cut } = &self.trace;
+        let names: Vec<&str> =
+            [kernel, class, parameters].into_iter().map(String::as_str).filter(|s| !s.is_empty()).collect();
+        let mut out = format!("{}: {}", names.join(" "), Bytes::new(*arena_bytes));
+        if *class_iterations > 0 {
+            let _ = write!(out, ", {iterations} of {class_iterations} iterations");
+        }
+        if *is_cut {
+            out += ", not to its end";
+        }
+        let TracedSetup { guest_page, levels, is_core_shared, .. } = &self.setup;
+        let _ = match guest_page {
+            Some(page) => write!(out, "\n  in a guest on {page} pages, {levels} + {levels} levels of table"),
+            None => write!(out, "\n  in a process, {levels} levels of table"),
+        };
+        let _ = writeln!(out, "{}; simulated", if *is_core_shared { ", the core shared" } else { "" });
+        out
+    }
+}
+
+fn per(part: u64, whole: u64) -> String {
+    format!("{:.5}", part as f64 / whole.max(1) as f64)
+}
+
+fn share(bp: u32) -> String {
+    PerTenThousand::new(bp).to_string()
+}

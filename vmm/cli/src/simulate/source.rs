@@ -1,0 +1,143 @@
+//! Where accesses come from: a file, or a generator. Read in blocks, as often as there are simulations, each from the start.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use wideleaf_policies::Bytes;
+use wideleaf_policies::walk::streams;
+use wideleaf_trace::{Access, TraceReader};
+
+use super::generated::{self, Accesses, Generated};
+use crate::failure::Failure;
+
+/// Accesses of a generated block: a few pages of memory, so that a bar moves and Ctrl-C is heard.
+const BLOCK: usize = 16 * 1024;
+
+/// What `--trace` named.
+pub enum Source {
+    /// A file of `wideleaf trace record`.
+    Recorded(PathBuf),
+    /// A stream.
+    Generated(Generated),
+}
+
+/// What is known before the first access.
+pub struct SourceInfo {
+    /// Kernel, or kind of stream.
+    pub kernel: String,
+    /// Class; empty where there is none.
+    pub class: String,
+    /// Parameters.
+    pub parameters: String,
+    /// Memory it goes over.
+    pub arena: Bytes,
+    /// Iterations that were recorded, and those of the class; 0 where there are none.
+    pub iterations: (u32, u32),
+}
+
+/// A source that is being read.
+pub struct Blocks {
+    /// What it is.
+    pub info: SourceInfo,
+    from: From,
+}
+
+enum From {
+    File { path: PathBuf, bytes: u64, reader: Box<TraceReader<File>> },
+    Generator { accesses: Accesses, length: u64, done: u64 },
+}
+
+impl Source {
+    /// A stream where one has that name, else a file.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] where it can be neither, or the parameters make no sense.
+    pub fn parse(text: &str) -> Result<Source, Failure> {
+        match Generated::parse(text) {
+            Some(stream) => {
+                stream.map(Source::Generated).map_err(|why| Failure::Usage(format!("--trace {text}: {why}")))
+            }
+            None if text.contains(':') && !Path::new(text).exists() => {
+                let names = generated::names();
+                Err(Failure::Usage(format!(
+                    "--trace {text}: there is no such file and no such stream; streams are {names}"
+                )))
+            }
+            None => Ok(Source::Recorded(text.into())),
+        }
+    }
+
+    /// Begins at the first access.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] where the file is no trace or can not be read.
+    pub fn open(&self) -> Result<Blocks, Failure> {
+        match self {
+            Source::Recorded(path) => open_file(path),
+            Source::Generated(stream) => Ok(Blocks {
+                info: SourceInfo {
+                    kernel: stream.name().to_owned(),
+                    class: String::new(),
+                    parameters: stream.to_string(),
+                    arena: stream.arena(),
+                    iterations: (0, 0),
+                },
+                from: From::Generator { accesses: stream.accesses(), length: stream.length(), done: 0 },
+            }),
+        }
+    }
+}
+
+fn open_file(path: &Path) -> Result<Blocks, Failure> {
+    let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("--trace {}: {why}", path.display()));
+    let file = File::open(path).map_err(|error| unusable(&error))?;
+    let bytes = file.metadata().map_err(|error| unusable(&error))?.len();
+    let reader = Box::new(TraceReader::open(file).map_err(|error| unusable(&error))?);
+    let header = reader.header().clone();
+    Ok(Blocks {
+        info: SourceInfo {
+            kernel: header.kernel,
+            class: header.class,
+            parameters: header.parameters,
+            arena: Bytes::new(header.arena_bytes),
+            iterations: (header.iterations, header.class_iterations),
+        },
+        from: From::File { path: path.to_owned(), bytes, reader },
+    })
+}
+
+impl Blocks {
+    /// Replaces what is in `block` by the accesses that come next. False at the end.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] where the file is cut off or damaged.
+    pub fn next(&mut self, block: &mut Vec<Access>) -> Result<bool, Failure> {
+        match &mut self.from {
+            From::File { path, reader, .. } => {
+                let unusable = |why| Failure::Input(format!("--trace {}: {why}", path.display()));
+                reader.next_block(block).map_err(unusable)
+            }
+            From::Generator { accesses, done, .. } => {
+                block.clear();
+                let access = |streams::Access { address, is_write, repeats }| Access { address, is_write, repeats };
+                block.extend(accesses.take(BLOCK).map(access));
+                *done += block.iter().map(|access| u64::from(access.repeats)).sum::<u64>();
+                Ok(!block.is_empty())
+            }
+        }
+    }
+
+    /// How much of it has been read.
+    pub fn share_done(&self) -> f64 {
+        let (done, all) = match &self.from {
+            From::File { bytes, reader, .. } => (reader.bytes(), *bytes),
+            From::Generator { length, done, .. } => (*done, *length),
+        };
+        done as f64 / all.max(1) as f64
+    }
+
+    /// Whether its recording ended before the kernel did; known at the end.
+    pub fn is_cut(&self) -> bool {
+        matches!(&self.from, From::File { reader, .. } if reader.totals().is_cut)
+    }
+}

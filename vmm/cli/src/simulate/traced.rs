@@ -1,0 +1,268 @@
+//! `wideleaf simulate --trace`: accesses through the TLBs of machines, on pages that are fixed or that policies make.
+//!
+//! ```text
+//!                    ┌─ thread ── source from its start ──▶ policy on a simulated host ──▶ machine ──┐
+//!   machines × arms ─┼─ thread ── …                                                                  ├─▶ report, plot
+//!                    └─ …            as many as there are CPUs                                       ┘
+//! ```
+
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use indicatif::ProgressBar;
+use wideleaf_policies::managed::{Clock, HostConfig, Managed};
+use wideleaf_policies::policy::RamStart;
+use wideleaf_policies::walk::simulator::Options;
+use wideleaf_policies::walk::space::ARENA_MAX;
+use wideleaf_policies::walk::{AddressSpace, Machine, Paging, Simulator};
+use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+
+use super::args::{MachinesArg, SimulateArgs};
+use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
+use super::source::{Blocks, Source, SourceInfo};
+use super::{machines, plot};
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::{NamedPlace, Output};
+use crate::run::visible_bar;
+
+/// What decides of the host's pages.
+#[derive(Clone, Debug)]
+enum Arm {
+    /// Nobody: all of them have this size.
+    Fixed(PageSize),
+    /// A policy.
+    Managed(PolicyChoice),
+}
+
+/// One simulation.
+struct Combination {
+    machine: &'static Machine,
+    arm: Arm,
+}
+
+/// What is the same in all of them.
+struct Setting<'a> {
+    source: &'a Source,
+    arena: Bytes,
+    args: &'a SimulateArgs,
+}
+
+/// Points of a history of fixed pages, at most.
+const POINTS_MAX: usize = 2048;
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`] where arguments contradict each other, the trace can not be used, or a result not written.
+pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Result<(), Failure> {
+    let machines = match &args.machine {
+        Some(MachinesArg::Use(machines)) => machines.as_slice(),
+        Some(MachinesArg::Help) => return machines::list(Output::open(args.format, args.output.as_deref())?),
+        None => return Err(Failure::Usage("say on which machine: --machine NAME (--machine help lists them)".into())),
+    };
+    let too_flat = machines.iter().find(|machine| u32::from(args.levels) > machine.levels_max.value);
+    if let Some(Machine { name, levels_max, .. }) = too_flat {
+        let most = levels_max.value;
+        return Err(Failure::Usage(format!("--levels {}: {name} walks tables of {most} levels at most", args.levels)));
+    }
+    if args.plot.is_some() && args.plot == args.output {
+        let path = args.plot.as_deref().unwrap_or("".as_ref()).display();
+        return Err(Failure::Usage(format!("--plot and --output are both {path}: name two files")));
+    }
+    let source = Source::parse(source)?;
+    let info = source.open()?.info;
+    check_memory(&info, args)?;
+    let output = Output::open(args.format, args.output.as_deref())?;
+    let plot = args.plot.as_deref().map(|path| NamedPlace::open("--plot", path)).transpose()?;
+
+    let setting = Setting { source: &source, arena: info.arena, args };
+    let results = setting.run_all(&combinations(machines, policies, &args.host_page))?;
+    let report = TracedReport { trace: TraceInfo::new(&info, &results), setup: TracedSetup::new(args), results };
+    if let Some(plot) = plot {
+        plot.put(plot::svg(&report).as_bytes())?;
+    }
+    output.write(&report, TracedReport::to_table)
+}
+
+fn check_memory(info: &SourceInfo, args: &SimulateArgs) -> Result<(), Failure> {
+    let arena = info.arena;
+    if arena == Bytes::ZERO || arena > ARENA_MAX {
+        return Err(Failure::Input(format!(
+            "the trace is of {arena} of memory; from a byte to {ARENA_MAX} can be simulated"
+        )));
+    }
+    match args.memory {
+        Some(memory) if memory < arena => Err(Failure::Usage(format!(
+            "--memory {memory} is less than the {arena} that the trace goes over: give the host as much at least"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Fixed sizes first, then policies, on each machine; base pages where nothing was said.
+fn combinations(machines: &[&'static Machine], policies: &[PolicyChoice], pages: &[PageSize]) -> Vec<Combination> {
+    let fixed = if pages.is_empty() && policies.is_empty() { &[PageSize::Base4K] } else { pages };
+    let arms = || fixed.iter().map(|page| Arm::Fixed(*page)).chain(policies.iter().cloned().map(Arm::Managed));
+    machines.iter().flat_map(|machine| arms().map(|arm| Combination { machine, arm })).collect()
+}
+
+impl Setting<'_> {
+    fn run_all(&self, combinations: &[Combination]) -> Result<Vec<TracedResult>, Failure> {
+        let interrupts = Interrupts::install()?;
+        let bar =
+            visible_bar(BAR_STEPS * combinations.len() as u64, "{spinner} simulating {wide_bar} {percent}% {eta}");
+        let next = AtomicUsize::new(0);
+        let has_failed = AtomicBool::new(false);
+        let results: Vec<Mutex<Option<Result<TracedResult, Failure>>>> =
+            combinations.iter().map(|_| Mutex::new(None)).collect();
+        let is_over = || has_failed.load(Ordering::Relaxed) || interrupts.is_set();
+        let work = || {
+            while let Some((combination, place)) = {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                combinations.get(number).zip(results.get(number)).filter(|_| !is_over())
+            } {
+                let result = self.run(combination, &Progress::new(&bar), &is_over);
+                has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                *place.lock().expect("nobody panics while holding it") = Some(result);
+            }
+        };
+        let cpus = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        std::thread::scope(|scope| {
+            (0..cpus.min(combinations.len())).for_each(|_| drop(scope.spawn(work)));
+        });
+        bar.finish_and_clear();
+        interrupts.check()?;
+        let results =
+            results.into_iter().filter_map(|place| place.into_inner().expect("nobody panics while holding it"));
+        // One that was stopped because another failed has no result: the failure comes first.
+        let (failed, done): (Vec<_>, Vec<_>) = results.partition(Result::is_err);
+        failed.into_iter().chain(done).collect()
+    }
+
+    fn run(&self, of: &Combination, progress: &Progress, is_over: &dyn Fn() -> bool) -> Result<TracedResult, Failure> {
+        let mut blocks = self.source.open()?;
+        let policy = match &of.arm {
+            Arm::Fixed(_) => None,
+            Arm::Managed(choice) => Some(choice.make()),
+        };
+        let prefaulted = policy.as_ref().is_some_and(|policy| policy.ram_start() == RamStart::HugeAndPrefaulted);
+        let mut simulator = Simulator::with_options(
+            of.machine,
+            self.space(&of.arm, prefaulted),
+            Options { is_core_shared: self.args.smt, ..Options::default() },
+        );
+        let mut managed = policy.map(|policy| Managed::new(self.host(), policy, &mut simulator));
+        let points = self.feed(&mut blocks, &mut simulator, managed.as_mut(), progress, is_over)?;
+        let history = match &managed {
+            Some(managed) => managed.history().samples().iter().map(HistoryPoint::of).collect(),
+            None => points,
+        };
+        Ok(TracedResult::new(
+            of.machine.name,
+            match &of.arm {
+                Arm::Fixed(page) => page.name().to_owned(),
+                Arm::Managed(choice) => choice.to_string(),
+            },
+            simulator.counts(),
+            managed.as_ref().map(PolicySide::of),
+            history,
+            blocks.is_cut(),
+        ))
+    }
+
+    /// Under a policy all begins on base pages, but for what is large before the guest runs, its tables with it.
+    fn space(&self, arm: &Arm, is_prefaulted: bool) -> AddressSpace {
+        let SimulateArgs { native, guest_page, levels, .. } = *self.args;
+        let host = match arm {
+            Arm::Fixed(page) => *page,
+            Arm::Managed(_) => PageSize::Base4K,
+        };
+        if native {
+            return AddressSpace::native_with_levels(self.arena, host, levels);
+        }
+        let paging = Paging { guest_levels: levels, host_levels: levels };
+        let mut space = AddressSpace::nested(self.arena, guest_page, host, paging);
+        if is_prefaulted {
+            space.set_host_of_tables(PageSize::Huge2M);
+        }
+        space
+    }
+
+    fn host(&self) -> HostConfig {
+        let args = self.args;
+        // A process's own pages are what a policy would change: it is no larger page of a guest that it looks for.
+        let guest_page = if args.native { PageSize::Huge2M } else { args.guest_page };
+        let config = HostConfig::new(self.arena, guest_page);
+        HostConfig {
+            memory: args.memory.unwrap_or(config.memory),
+            giant_pages: args.giant_pages,
+            clock: Clock { cycles_per_access: args.cycles_per_access },
+            interval: args.interval,
+            ..config
+        }
+    }
+
+    /// Feeds all accesses, or as many as were asked for; gives misses over time.
+    fn feed(
+        &self,
+        blocks: &mut Blocks,
+        simulator: &mut Simulator,
+        mut managed: Option<&mut Managed>,
+        progress: &Progress,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Vec<HistoryPoint>, Failure> {
+        let clock = Clock { cycles_per_access: self.args.cycles_per_access };
+        let limit = self.args.accesses.unwrap_or(u64::MAX);
+        let (mut block, mut points, mut done) = (Vec::new(), Vec::new(), 0);
+        while done < limit && blocks.next(&mut block)? {
+            for access in &block {
+                let left = limit - done;
+                let repeats = u32::try_from(left).map_or(access.repeats, |left| access.repeats.min(left));
+                if repeats == 0 {
+                    break;
+                }
+                if let Some(managed) = managed.as_deref_mut() {
+                    managed.access(access.address, repeats, simulator);
+                }
+                simulator.access_repeated(access.address, access.is_write, repeats);
+                done += u64::from(repeats);
+            }
+            points.push(HistoryPoint::of_misses(clock.moment(done), done, simulator.counts().data_misses()));
+            progress.set(blocks.share_done().max(done as f64 / limit as f64));
+            if is_over() {
+                return Err(Failure::Interrupted);
+            }
+        }
+        if let Some(managed) = managed {
+            managed.end(simulator);
+        }
+        progress.set(1.0);
+        let stride = points.len().div_ceil(POINTS_MAX).max(1);
+        let last = points.last().copied();
+        let kept = points.into_iter().step_by(stride);
+        Ok(kept.filter(|point| Some(*point) != last).chain(last).collect())
+    }
+}
+
+/// Steps of the bar for each simulation.
+const BAR_STEPS: u64 = 1000;
+
+/// One simulation's part of the bar.
+struct Progress<'a> {
+    bar: &'a ProgressBar,
+    shown: std::cell::Cell<u64>,
+}
+
+impl Progress<'_> {
+    fn new(bar: &ProgressBar) -> Progress<'_> {
+        Progress { bar, shown: std::cell::Cell::new(0) }
+    }
+
+    fn set(&self, share: f64) {
+        let steps = ((share * BAR_STEPS as f64) as u64).min(BAR_STEPS);
+        self.bar.inc(steps.saturating_sub(self.shown.get()));
+        self.shown.set(steps.max(self.shown.get()));
+    }
+}
