@@ -90,6 +90,15 @@ impl ProcessHost {
         }
     }
 
+    /// The same for the process that asks: a VMM that manages its guest itself, whatever its program is called, keeps others off it.
+    /// `None` where somebody has it already.
+    ///
+    /// # Errors
+    /// As [`ProcessHost::claim`].
+    pub fn claim_this_one() -> Result<Option<Claim>, HostError> {
+        ProcessHost::open(std::process::id())?.claim()
+    }
+
     /// Opens a file of its folder in `/proc`.
     ///
     /// # Errors

@@ -71,8 +71,10 @@ pub enum AttachError {
     /// It has a manager of its own.
     #[error("process {0} is `wideleaf run`, which manages its guest itself: say there which policy it should follow")]
     ManagesItself(u32),
-    /// Somebody else has attached it.
-    #[error("process {0} has a manager already, which somebody else attached: leave it to that, or detach it there")]
+    /// Somebody else has attached it, or it is a VMM that manages its guest itself under another name.
+    #[error(
+        "process {0} has a manager already, its own or one that somebody else attached: leave it to that, or detach it there"
+    )]
     HasManager(u32),
     /// Its memory can not be seen or advised.
     #[error("process {pid} can not be managed: {source} (needs {NEEDED_TO_ACT})")]

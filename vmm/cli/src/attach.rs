@@ -113,6 +113,7 @@ impl AttachArgs {
             guarantee: self.guarantee.map(|guarantee| guarantee.to_string()),
             collapse_shared: self.collapse_shared.then_some(true),
             qmp: self.qmp.clone(),
+            ..Settings::default()
         }
     }
 }

@@ -76,12 +76,18 @@ What is not named stays as it is. wideleafd remembers it until it is set again o
 The last two are settled when a guest is attached: to change them now, `wideleaf detach` it, and attach it with
 --collapse-shared or --qmp.
 
+A KEY= with nothing behind it is unset: it is as wideleafd's configuration says, the last two from the next time that the
+guest is attached.
+
 Examples:
   Promote what is used most, and tell when less than 95 % of it is in large pages:
     wideleaf set web policy=coverage guarantee=95%
 
   Leave it as it is:
-    wideleaf set web policy=off";
+    wideleaf set web policy=off
+
+  As the configuration says again:
+    wideleaf set web policy= guarantee=";
 
 /// `wideleaf set`.
 #[derive(Args, Debug)]

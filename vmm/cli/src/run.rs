@@ -20,6 +20,7 @@ use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
 use wideleaf_kernels::{Arena, Kernel, native};
 use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::pool::{HugetlbPools, PoolError};
 use wideleaf_memory::recorder::RecordTo;
@@ -312,6 +313,9 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
     let layout = plan.as_ref().map_or_else(|| native_layout(spec.memory), |plan| Ok(plan.layout()))?;
+    // Before there is a guest that a daemon could find. It knows us by our program's name as well, which anybody may change; where
+    // the kernel does not lock that file, the name has to do.
+    let _claim = ProcessHost::claim_this_one();
     let ram = map_ram(&layout, backing)?;
     let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
     if spec.is_prefaulted {

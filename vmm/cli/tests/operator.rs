@@ -198,6 +198,7 @@ fn attach_names_a_process_a_domain_or_what_is_behind_a_monitor() {
         guarantee: Some("best-effort".into()),
         collapse_shared: Some(true),
         qmp: Some(qmp.clone()),
+        ..none.clone()
     };
     let arguments = ["attach", "--qmp=/run/web.qmp", "--policy=off", "--guarantee=best-effort", "--collapse-shared"];
     assert_eq!(asked(&arguments), request(Target::Qmp(qmp.clone()), settings));

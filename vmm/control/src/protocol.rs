@@ -184,6 +184,23 @@ pub struct Settings {
     /// A QMP socket to ask, where the guest has one that nobody else is connected to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qmp: Option<std::path::PathBuf>,
+    /// What is no longer said, and is as the configuration says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unset: Vec<SettingName>,
+}
+
+/// One of [`Settings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SettingName {
+    /// `policy`.
+    Policy,
+    /// `guarantee`.
+    Guarantee,
+    /// `collapse_shared`.
+    CollapseShared,
+    /// `qmp`.
+    Qmp,
 }
 
 /// One line of the daemon.

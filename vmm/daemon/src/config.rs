@@ -18,6 +18,7 @@ use wideleaf_policies::{BudgetLimits, Bytes};
 
 mod pattern;
 mod values;
+mod words;
 
 pub use pattern::Pattern;
 pub use values::{Automatic, Listen, PolicySetting, share_from};

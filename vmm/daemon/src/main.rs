@@ -27,7 +27,7 @@ struct Cli {
     /// The configuration file
     #[arg(long, value_name = "FILE", default_value = CONFIG_PATH)]
     config: PathBuf,
-    /// Print what the configuration says, or the first mistake in it, and end
+    /// Print what the configuration says in the file's own words, or the first mistake in it, and end
     #[arg(long)]
     check: bool,
     /// Print the manual page, for packages, and end
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     };
     if cli.check {
         // Whoever reads it may have read enough.
-        let _ = writeln!(std::io::stdout(), "{config:#?}");
+        let _ = write!(std::io::stdout(), "{}", config.words());
         return ExitCode::SUCCESS;
     }
     log_to_standard_error();

@@ -1,137 +1,26 @@
 //! The program itself: started, asked, told, killed, and started again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod place;
+
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use wideleaf_control::client::ask;
-use wideleaf_control::protocol::{Answer, Envelope, Request, Settings, Target};
-use wideleaf_control::view::{Care, DaemonView, VmView};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use place::{Daemon, Place, WITHIN, eventually, scrape};
+use wideleaf_control::protocol::{Envelope, Request, Settings, Target};
+use wideleaf_control::view::VmView;
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_policies::units::mib;
-
-/// A machine that compiles on all cores meanwhile needs some time.
-const WITHIN: Duration = Duration::from_secs(60);
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < WITHIN, "{what}: not within {WITHIN:?}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A folder with a configuration, and daemons that run on it.
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let place = Place { folder: tempfile::tempdir().unwrap() };
-        place.configure("");
-        place
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.file("control.sock")
-    }
-
-    fn configure(&self, more: &str) {
-        let metrics = format!("unix:{}", self.file("metrics.sock").display());
-        self.configure_with(&metrics, more);
-    }
-
-    fn configure_with(&self, metrics: &str, more: &str) {
-        let (socket, state) = (self.socket(), self.file("state.json"));
-        let text = format!(
-            "[socket]\npath = {socket:?}\n[state]\npath = {state:?}\n[metrics]\nlisten = {metrics:?}\n{more}\n"
-        );
-        std::fs::write(self.file("wideleafd.toml"), text).unwrap();
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_wideleafd"));
-        command.arg("--config").arg(self.file("wideleafd.toml")).env_remove("NOTIFY_SOCKET");
-        command
-    }
-
-    /// Starts one and waits until it answers.
-    fn start(&self) -> Daemon<'_> {
-        let log = std::fs::File::options().create(true).append(true).open(self.file("log")).unwrap();
-        let child = self.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let daemon = Daemon { place: self, child };
-        eventually("the daemon answers", || ask(&self.socket(), Request::Daemon).is_ok());
-        daemon
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.file("log")).unwrap()
-    }
-}
-
-struct Daemon<'a> {
-    place: &'a Place,
-    child: Child,
-}
-
-impl Daemon<'_> {
-    fn ask(&self, request: Request) -> Answer {
-        ask(&self.place.socket(), request).unwrap()
-    }
-
-    fn view(&self) -> DaemonView {
-        let Answer::Daemon(view) = self.ask(Request::Daemon) else { panic!("that is no answer") };
-        view
-    }
-
-    /// Those that are managed.
-    fn managed(&self) -> Vec<VmView> {
-        let Answer::Vms(mut vms) = self.ask(Request::List) else { panic!("that is no answer") };
-        vms.retain(|vm| vm.care != Care::Unmanaged);
-        vms
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
-    }
-
-    fn end(mut self, signal: Signal) -> ExitStatus {
-        self.signal(signal);
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for Daemon<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What it says on standard error when it ends with `code`.
 fn error_of(command: Command, code: i32) -> String {
     let output = assert_cmd::Command::from_std(command).assert().code(code).get_output().clone();
     String::from_utf8(output.stderr).unwrap()
-}
-
-fn scrape(mut stream: impl Read + Write) -> String {
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
-    let mut scraped = String::new();
-    stream.read_to_string(&mut scraped).unwrap();
-    scraped
 }
 
 #[test]
@@ -142,8 +31,14 @@ fn the_configuration_is_checked_without_anything_being_started() {
         command.arg("--check");
         command
     };
-    let output = assert_cmd::Command::from_std(check()).assert().success().get_output().clone();
-    assert!(String::from_utf8(output.stdout).unwrap().contains("cpu_share: 5000"));
+    let printed = || {
+        let output = assert_cmd::Command::from_std(check()).assert().success().get_output().clone();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let words = printed();
+    assert!(words.contains("[budget]\ncopy_per_second = \"2G\"\ncpu_share = \"50%\"\n"), "{words}");
+    std::fs::write(place.file("wideleafd.toml"), &words).unwrap();
+    assert_eq!(printed(), words, "it reads what it prints");
     place.configure("[budget]\ncpu_share = \"half\"");
     let error = error_of(check(), 3);
     assert!(error.contains("wideleafd.toml:8:13: \"half\" is not a share"), "{error}");
@@ -192,6 +87,22 @@ fn it_is_scraped_over_tcp_where_that_is_configured() {
         stream.is_some()
     });
     assert!(scrape(stream.unwrap()).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_thousand_who_connect_and_say_nothing_keep_no_scraper_out_and_hold_up_no_end() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    let place = Place::new();
+    let daemon = place.start();
+    let connect = || UnixStream::connect(place.file("metrics.sock")).unwrap();
+    let silent: Vec<UnixStream> = (0..1000).map(|_| connect()).collect();
+    let scraped = scrape(connect());
+    assert!(scraped.starts_with("HTTP/1.1 200") && scraped.ends_with("# EOF\n"), "{scraped}");
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap().count();
+    assert!(open < 100, "{open} files are open");
+    assert!(daemon.end(Signal::SIGTERM).success());
+    drop(silent);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use wideleaf_control::protocol::Settings;
+use wideleaf_control::protocol::{SettingName, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_policies::PolicyChoice;
 
@@ -22,6 +22,8 @@ pub enum Setting {
     CollapseShared(bool),
     /// A monitor to ask.
     Qmp(PathBuf),
+    /// `KEY=` with nothing behind it: what was said of it no longer holds.
+    Unset(SettingName),
 }
 
 impl Setting {
@@ -32,22 +34,51 @@ impl Setting {
     pub fn parse(text: &str) -> Result<Setting, String> {
         const KEYS: &str = "policy=, guarantee=, collapse-shared= or qmp=";
         let (key, value) = text.split_once('=').ok_or_else(|| format!("has no value: write {KEYS}"))?;
-        match key {
-            "policy" => parse_policy(value).map(Setting::Policy),
-            "guarantee" => value.parse().map(Setting::Guarantee).map_err(|error: GuaranteeError| error.to_string()),
-            "collapse-shared" => parse_yes_or_no(value).map(Setting::CollapseShared),
-            "qmp" => parse_path(value).map(Setting::Qmp),
-            _ => Err(format!("there is no {key}=: write {KEYS}")),
+        let name = match key {
+            "policy" => SettingName::Policy,
+            "guarantee" => SettingName::Guarantee,
+            "collapse-shared" => SettingName::CollapseShared,
+            "qmp" => SettingName::Qmp,
+            _ => return Err(format!("there is no {key}=: write {KEYS}")),
+        };
+        match name {
+            _ if value.is_empty() => Ok(Setting::Unset(name)),
+            SettingName::Policy => parse_policy(value).map(Setting::Policy),
+            SettingName::Guarantee => {
+                value.parse().map(Setting::Guarantee).map_err(|error: GuaranteeError| error.to_string())
+            }
+            SettingName::CollapseShared => parse_yes_or_no(value).map(Setting::CollapseShared),
+            SettingName::Qmp => parse_path(value).map(Setting::Qmp),
         }
     }
 
     /// Says it in the daemon's form; of two that say the same thing the later one counts.
     pub fn put_into(self, settings: &mut Settings) {
+        settings.unset.retain(|name| *name != self.name());
         match self {
             Setting::Policy(policy) => settings.policy = Some(policy),
             Setting::Guarantee(guarantee) => settings.guarantee = Some(guarantee.to_string()),
             Setting::CollapseShared(is_allowed) => settings.collapse_shared = Some(is_allowed),
             Setting::Qmp(path) => settings.qmp = Some(path),
+            Setting::Unset(name) => {
+                match name {
+                    SettingName::Policy => settings.policy = None,
+                    SettingName::Guarantee => settings.guarantee = None,
+                    SettingName::CollapseShared => settings.collapse_shared = None,
+                    SettingName::Qmp => settings.qmp = None,
+                }
+                settings.unset.push(name);
+            }
+        }
+    }
+
+    const fn name(&self) -> SettingName {
+        match self {
+            Setting::Policy(_) => SettingName::Policy,
+            Setting::Guarantee(_) => SettingName::Guarantee,
+            Setting::CollapseShared(_) => SettingName::CollapseShared,
+            Setting::Qmp(_) => SettingName::Qmp,
+            Setting::Unset(name) => *name,
         }
     }
 }
@@ -102,6 +133,20 @@ mod tests {
     }
 
     #[test]
+    fn a_key_with_nothing_behind_it_is_unset_unless_it_is_set_later() {
+        let said = |texts: &[&str]| {
+            let mut settings = Settings::default();
+            texts.iter().for_each(|text| Setting::parse(text).unwrap().put_into(&mut settings));
+            settings
+        };
+        let all = [SettingName::Policy, SettingName::Guarantee, SettingName::CollapseShared, SettingName::Qmp];
+        let unset = said(&["policy=off", "policy=", "guarantee=", "collapse-shared=", "qmp=", "qmp="]);
+        assert_eq!(unset, Settings { unset: all.to_vec(), ..Settings::default() });
+        let set = said(&["policy=", "policy=off"]);
+        assert_eq!(set, Settings { policy: Some("off".into()), ..Settings::default() });
+    }
+
+    #[test]
     fn a_path_is_whole_for_a_daemon_in_another_folder() {
         let Setting::Qmp(path) = Setting::parse("qmp=web.qmp").unwrap() else { panic!("another setting") };
         assert!(path.is_absolute() && path.ends_with("web.qmp"), "{}", path.display());
@@ -113,10 +158,8 @@ mod tests {
             ("policy", "write policy=, guarantee="),
             ("colour=red", "there is no colour=: write policy="),
             ("policy=nope", "never, prealloc"),
-            ("policy=", "or off"),
             ("guarantee=95", "best-effort, or a share"),
             ("collapse-shared=maybe", "write yes or no"),
-            ("qmp=", "no path"),
         ] {
             let error = Setting::parse(text).unwrap_err();
             assert!(error.contains(right), "{text}: {error}");

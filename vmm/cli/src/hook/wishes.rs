@@ -109,6 +109,7 @@ mod tests {
             guarantee: Some("95%".into()),
             collapse_shared: Some(true),
             qmp: Some("/run/vm.qmp".into()),
+            ..Settings::default()
         };
         assert_eq!(said, Wishes { settings, may_grow_pool: false, odd: Vec::new() });
         assert_eq!(said.guarantee(), Ok(Guarantee::Coverage(9_500)));

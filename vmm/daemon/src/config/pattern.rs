@@ -38,6 +38,12 @@ impl Pattern {
     }
 }
 
+impl std::fmt::Display for Pattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl From<&str> for Pattern {
     fn from(text: &str) -> Pattern {
         Pattern(text.to_owned())

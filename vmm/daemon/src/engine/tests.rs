@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
-use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, Target};
+use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, SettingName, Target};
 use wideleaf_control::view::{Care as CareView, Guarantee};
 use wideleaf_policies::units::{gib, mib};
 
@@ -696,6 +696,21 @@ fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing
         let error = bench.ask(Request::Set { vm: "web".into(), changes }).expect_err("it is attached");
         assert!(error.contains("is settled when a guest is attached"), "{error}");
     }
+}
+
+#[test]
+fn what_is_unset_is_as_the_configuration_says_now_or_from_the_next_attaching_on() {
+    let bench = Bench::new("[defaults]\npolicy = \"greedy\"");
+    bench.guests.start(10, "web");
+    let said = Settings { policy: Some("off".into()), qmp: Some(monitor_of("web")), ..Settings::default() };
+    bench.ask(Request::Attach { target: Target::Pid(10), settings: said }).expect("it runs");
+    let changes = Settings { unset: vec![SettingName::Policy, SettingName::Qmp], ..Settings::default() };
+    let Ok(Answer::Vm(view)) = bench.ask(Request::Set { vm: "web".into(), changes }) else { panic!("it is managed") };
+    assert_eq!(view.policy.as_deref(), Some("greedy"));
+    assert_eq!(bench.guests.guest(10).qmp, Some(monitor_of("web")), "it is asked until it is attached anew");
+    assert_eq!(bench.state().guests[0].said, Settings::default());
+    let bench = bench.restarted();
+    assert_eq!(bench.guests.guest(10).qmp, None);
 }
 
 fn own_view(pid: u32) -> Box<VmView> {

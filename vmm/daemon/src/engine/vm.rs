@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wideleaf_control::protocol::{Limits, Settings};
+use wideleaf_control::protocol::{Limits, SettingName, Settings};
 use wideleaf_control::view::{Care, VmView, WorkView};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
@@ -73,7 +73,8 @@ impl Vm {
         }
     }
 
-    /// `wanted`, with what was settled when the guest was attached as it was then: a reload changes all the rest.
+    /// `wanted`, with what was settled when the guest was attached as it was then: a reload changes all the rest. What of that is unset is
+    /// forgotten for the next time.
     pub(super) fn keeping_settled(&self, changes: &Settings, wanted: Wanted) -> Result<Wanted, String> {
         let Wanted { collapse_shared, qmp, .. } = &self.wanted;
         let is_other = |is_other: bool, what: &str| match (is_other, &self.hands) {
@@ -179,12 +180,15 @@ fn activity(view: &VmView) -> Activity {
     view.work.as_ref().map_or((0, 0, 0), |work| (carry::actions(work), work.copied, work.budget_refusals))
 }
 
-/// `before` with what `changes` says.
+/// `before` with what `changes` says, and without what they unset.
 pub(super) fn merged(before: &Settings, changes: &Settings) -> Settings {
+    let kept = |name: SettingName| !changes.unset.contains(&name);
+    let Settings { policy, guarantee, collapse_shared, qmp, unset: _ } = before.clone();
     Settings {
-        policy: changes.policy.clone().or_else(|| before.policy.clone()),
-        guarantee: changes.guarantee.clone().or_else(|| before.guarantee.clone()),
-        collapse_shared: changes.collapse_shared.or(before.collapse_shared),
-        qmp: changes.qmp.clone().or_else(|| before.qmp.clone()),
+        policy: changes.policy.clone().or(policy.filter(|_| kept(SettingName::Policy))),
+        guarantee: changes.guarantee.clone().or(guarantee.filter(|_| kept(SettingName::Guarantee))),
+        collapse_shared: changes.collapse_shared.or(collapse_shared.filter(|_| kept(SettingName::CollapseShared))),
+        qmp: changes.qmp.clone().or(qmp.filter(|_| kept(SettingName::Qmp))),
+        unset: Vec::new(),
     }
 }

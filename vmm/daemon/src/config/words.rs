@@ -1,0 +1,175 @@
+//! The configuration in the file's own words: what `wideleafd --check` prints, and what reads as the same configuration again.
+
+use std::fmt::{Display, Write as _};
+use std::time::Duration;
+
+use wideleaf_policies::Bytes;
+
+use super::{
+    AttachConfig, Automatic, BudgetConfig, Config, Defaults, HostConfig, MetricsConfig, SocketConfig, StateConfig,
+    VmRule,
+};
+
+impl Config {
+    /// All of it, with what is not said as a comment or not at all.
+    pub fn words(&self) -> String {
+        // Taken apart, so that a key that is new is not forgotten here.
+        let Config { budget, host, socket, metrics, state, attach, defaults, vm } = self;
+        let BudgetConfig { copy_per_second, cpu_share } = budget;
+        let HostConfig { low_free, high_free } = host;
+        let SocketConfig { path, mode, group } = socket;
+        let MetricsConfig { listen } = metrics;
+        let StateConfig { path: state_path } = state;
+        let AttachConfig { automatic, interval } = attach;
+        let Defaults { policy, guarantee, grace, collapse_shared } = defaults;
+        let mut words = Words::default();
+        words.section("[budget]");
+        words.say("copy_per_second", quoted(size(*copy_per_second)));
+        words.say("cpu_share", quoted(share(*cpu_share)));
+        words.section("[host]");
+        words.say("low_free", quoted(size(*low_free)));
+        words.say("high_free", quoted(size(*high_free)));
+        words.section("[socket]");
+        words.say("path", quoted(path.display()));
+        words.say("mode", quoted(format!("{mode:04o}")));
+        words.say_if("group", group.as_ref().map(quoted));
+        words.section("[metrics]");
+        words.say("listen", quoted(listen));
+        words.section("[state]");
+        words.say("path", quoted(state_path.display()));
+        words.section("[attach]");
+        words.say("automatic", names(automatic));
+        words.say("interval", quoted(time(*interval)));
+        words.section("[defaults]");
+        words.say("policy", quoted(policy));
+        words.say("guarantee", quoted(guarantee));
+        words.say("grace", quoted(time(*grace)));
+        words.say("collapse_shared", collapse_shared);
+        vm.iter().for_each(|rule| words.rule(rule));
+        words.0
+    }
+}
+
+#[derive(Default)]
+struct Words(String);
+
+impl Words {
+    fn section(&mut self, header: &str) {
+        let gap = if self.0.is_empty() { "" } else { "\n" };
+        self.write(format_args!("{gap}{header}\n"));
+    }
+
+    fn say(&mut self, key: &str, value: impl Display) {
+        self.write(format_args!("{key} = {value}\n"));
+    }
+
+    fn say_if(&mut self, key: &str, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.say(key, value);
+        }
+    }
+
+    fn rule(&mut self, rule: &VmRule) {
+        let VmRule { name, policy, guarantee, collapse_shared, qmp, weight, copy_per_second, bloat_max } = rule;
+        self.section("[[vm]]");
+        self.say("name", quoted(name));
+        self.say_if("policy", policy.as_ref().map(quoted));
+        self.say_if("guarantee", guarantee.as_ref().map(quoted));
+        self.say_if("collapse_shared", *collapse_shared);
+        self.say_if("qmp", qmp.as_ref().map(|path| quoted(path.display())));
+        self.say_if("weight", *weight);
+        self.say_if("copy_per_second", copy_per_second.map(|bytes| quoted(size(bytes))));
+        self.say_if("bloat_max", bloat_max.map(|bytes| quoted(size(bytes))));
+    }
+
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
+        self.0.write_fmt(text).expect("writing to a String does not fail");
+    }
+}
+
+/// With whatever TOML wants before a quotation mark.
+fn quoted(value: impl Display) -> toml::Value {
+    toml::Value::String(value.to_string())
+}
+
+fn names(automatic: &Automatic) -> toml::Value {
+    match automatic {
+        Automatic::None => quoted("none"),
+        Automatic::All => quoted("all"),
+        Automatic::Named(patterns) => toml::Value::Array(patterns.iter().map(quoted).collect()),
+    }
+}
+
+/// In the largest unit that is exact.
+fn size(bytes: Bytes) -> String {
+    let units = [(1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    let unit = units.into_iter().find(|(unit, _)| bytes.get() >= *unit && bytes.get().is_multiple_of(*unit));
+    unit.map_or_else(|| bytes.get().to_string(), |(unit, name)| format!("{}{name}", bytes.get() / unit))
+}
+
+fn share(ten_thousandths: u32) -> String {
+    match (ten_thousandths / 100, ten_thousandths % 100) {
+        (whole, 0) => format!("{whole}%"),
+        (whole, rest) => format!("{whole}.{rest:02}%"),
+    }
+}
+
+fn time(time: Duration) -> String {
+    format!("{}s", time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn reads_the_same(config: &Config) {
+        let words = config.words();
+        assert_eq!(Config::parse(&words).as_ref(), Ok(config), "{words}");
+    }
+
+    #[test]
+    fn what_is_printed_reads_as_the_same_configuration() {
+        reads_the_same(&Config::default());
+        let all = r#"
+            [socket]
+            path = "/run/a \"b\" \\ c"
+            mode = "0600"
+            group = "ops"
+            [metrics]
+            listen = "unix:/run/metrics.sock"
+            [attach]
+            automatic = ["web*", "it's \"db\""]
+            interval = "5m"
+            [defaults]
+            policy = "thp:scan_sleep_ms=100,max_ptes_none=64"
+            guarantee = "99.5%"
+            collapse_shared = true
+            [[vm]]
+            name = "web?"
+            policy = "off"
+            guarantee = "best-effort"
+            collapse_shared = false
+            qmp = "/run/web.qmp"
+            weight = 3
+            copy_per_second = "500M"
+            bloat_max = "1536K"
+            [[vm]]
+            name = "*"
+        "#;
+        reads_the_same(&Config::parse(all).expect("nothing is wrong"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_figure_reads_as_the_same(copy: u64, low: u64, share in 0..=10_000_u32, seconds in 1..=86_400_u64, unit in 0..5_u32) {
+            let copy_per_second = Bytes::new((copy >> (10 * unit)) << (10 * unit));
+            let low_free = Bytes::new(low);
+            let mut config = Config::default();
+            config.budget = BudgetConfig { copy_per_second, cpu_share: share };
+            config.host = HostConfig { low_free, high_free: Bytes::new(u64::MAX) };
+            config.attach.interval = Duration::from_secs(seconds);
+            reads_the_same(&config);
+        }
+    }
+}
