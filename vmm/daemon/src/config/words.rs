@@ -94,6 +94,7 @@ fn quoted(value: impl Display) -> toml::Value {
 
 fn names(automatic: &Automatic) -> toml::Value {
     match automatic {
+        Automatic::Libvirt => quoted("libvirt"),
         Automatic::None => quoted("none"),
         Automatic::All => quoted("all"),
         Automatic::Named(patterns) => toml::Value::Array(patterns.iter().map(quoted).collect()),

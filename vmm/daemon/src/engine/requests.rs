@@ -4,7 +4,7 @@ use wideleaf_control::protocol::{Answer, Limits, Reply, Request, Settings, Targe
 use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
 use super::vm::{self, Hands, Vm};
-use super::{Engine, locked, told};
+use super::{Engine, told};
 use crate::guests::{Care, Found, ProcessId};
 use crate::peer::{Access, Peer, is_reading};
 use crate::server::{Answers, ConnectionId};

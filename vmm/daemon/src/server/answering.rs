@@ -64,7 +64,7 @@ const LANES: [Lane; 3] = [Lane::List, Lane::Look, Lane::Change];
 
 fn lane(request: &Request) -> Lane {
     match request {
-        Request::Daemon | Request::Register { .. } | Request::Status { .. } => Lane::Desk,
+        Request::Daemon | Request::Rooms | Request::Register { .. } | Request::Status { .. } => Lane::Desk,
         Request::List => Lane::List,
         Request::Info { .. } | Request::Explain { .. } | Request::Windows { .. } => Lane::Look,
         Request::Set { .. }
@@ -72,6 +72,7 @@ fn lane(request: &Request) -> Lane {
         | Request::Detach { .. }
         | Request::Reload
         | Request::Prepare { .. }
+        | Request::Started { .. }
         | Request::Release { .. } => Lane::Change,
     }
 }
