@@ -689,6 +689,42 @@ mod tests {
     }
 
     #[test]
+    fn what_was_noted_before_a_change_tells_what_became_of_it() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        let mut noted = None;
+        let mut note = |intent: &Intent| {
+            noted = Some(intent.clone());
+            Ok(())
+        };
+        let granted = kernel.pools().reserve_noting(&request(6, None), &mut note).expect("there are 20");
+        let mut found = Vec::new();
+        let settled = kernel.pools().settle(&noted.take().expect("before it grew"), &mut found).expect("readable");
+        assert_eq!((settled, &found), (Settled::Done(6), &vec![granted.clone()]));
+
+        let mut first = granted;
+        let mut note = |intent: &Intent| {
+            noted = Some(intent.clone());
+            Ok(())
+        };
+        kernel.pools().give_back_part(&mut first, &mut note).expect("they are free");
+        let settled = kernel.pools().settle(&noted.expect("before it shrank"), &mut found).expect("readable");
+        assert_eq!((settled, found), (Settled::Done(3), vec![first]));
+    }
+
+    #[test]
+    fn what_can_not_be_noted_or_told_is_not_done() {
+        let node = FakeNode { total: 6, free: 6, whole: 10, ..FakeNode::default() };
+        let kernel = FakeKernel::new(of_nodes(&[node]));
+        let error = kernel.pools().reserve_noting(&request(2, None), &mut |_| Err("the disk is full".into()));
+        assert_eq!(error.expect_err("not noted").to_string(), "the disk is full: the pool is as it was");
+        let error = kernel.pools().release_beside(&release(None, None), || Err("nobody knows".into()));
+        assert_eq!(error.expect_err("not told").to_string(), "nobody knows: the pool is as it was");
+        assert_eq!(kernel.written(), []);
+        let returned = kernel.pools().release_beside(&release(None, None), || Ok(4)).expect("two are not kept");
+        assert_eq!((returned, totals(&kernel.state())), (Returned { now: 2, later: 0 }, vec![4]));
+    }
+
+    #[test]
     fn pages_reserved_at_once_add_up() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         std::thread::scope(|scope| {

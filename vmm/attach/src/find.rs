@@ -157,7 +157,7 @@ pub fn named(places: &Places, name: &str) -> Result<VmProcess, FindError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::process::tests::{add_process, fake_places, say_domain};
 
     const VM: &[&str] = &["/dev/kvm", "anon_inode:kvm-vm"];
 
@@ -182,7 +182,7 @@ mod tests {
         add_process(&places, 7, &["qemu-system-x86_64", "-name", "web", "-uuid", "u-1"], VM);
         add_process(&places, 8, &["qemu-system-x86_64", "-name", "web", "-uuid", "u-1"], VM);
         add_process(&places, 9, &["qemu-system-x86_64", "-name", "7"], VM);
-        std::fs::write(places.libvirt.join("web.pid"), "7").expect("written");
+        say_domain(&places, "web", 7);
         for name in ["web", "u-1"] {
             let error = named(&places, name).expect_err("two are").to_string();
             assert_eq!(error, format!("2 VMs are called {name:?}: name one by its process id (7, 8)"));

@@ -419,7 +419,8 @@ fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     /// A `/proc` with one process, and a folder of libvirt's.
     pub(crate) fn fake_places() -> (tempfile::TempDir, Places) {
@@ -433,7 +434,15 @@ pub(crate) mod tests {
         for path in [&places.proc, &places.libvirt, &places.sys] {
             fs::create_dir(path).expect("the folder is new");
         }
+        fs::set_permissions(&places.libvirt, Permissions::from_mode(0o755)).expect("its owner's");
         (folder, places)
+    }
+
+    /// Says, as libvirt does, which process a domain is.
+    pub(crate) fn say_domain(places: &Places, name: &str, pid: u32) {
+        let file = places.libvirt.join(format!("{name}.pid"));
+        fs::write(&file, pid.to_string()).expect("written");
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("its owner's");
     }
 
     pub(crate) fn add_process(places: &Places, pid: u32, arguments: &[&str], files: &[&str]) {
@@ -455,7 +464,7 @@ pub(crate) mod tests {
         let (_folder, places) = fake_places();
         let line = ["/usr/bin/qemu-system-x86_64", "-name", "guest=web,debug-threads=on", "-uuid", "u-1"];
         add_process(&places, 7, &line, &["/dev/kvm", "anon_inode:kvm-vm", "/dev/vfio/3", "anon_inode:[userfaultfd]"]);
-        fs::write(places.libvirt.join("web.pid"), "7").expect("written");
+        say_domain(&places, "web", 7);
         let guest = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
         assert_eq!(
             (guest.name.as_str(), guest.domain.as_deref(), guest.uuid.as_deref()),
@@ -469,7 +478,7 @@ pub(crate) mod tests {
         );
         assert!(guest.is_alive());
 
-        fs::write(places.libvirt.join("web.pid"), "8").expect("written");
+        say_domain(&places, "web", 8);
         let guest = VmProcess::look(&places, 7).expect("there").expect("a VM");
         assert_eq!((guest.domain, guest.is_name_anothers), (None, false), "nobody is process 8");
         add_process(&places, 8, &["/usr/bin/qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
@@ -479,14 +488,10 @@ pub(crate) mod tests {
 
     #[test]
     fn only_a_file_that_libvirt_alone_can_write_says_which_process_a_domain_is() {
-        use std::fs::Permissions;
-        use std::os::unix::fs::PermissionsExt;
         let (folder, places) = fake_places();
         let file = places.libvirt.join("web.pid");
         let chmod = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("its owner's");
-        chmod(&places.libvirt, 0o755);
-        fs::write(&file, "7\n").expect("written");
-        chmod(&file, 0o644);
+        say_domain(&places, "web", 7);
         assert_eq!(places.domain_pid("web"), Some(7));
         assert_eq!(Places { libvirt_uid: places.libvirt_uid + 1, ..places.clone() }.domain_pid("web"), None, "whose?");
         for path in [&file, &places.libvirt] {
