@@ -123,10 +123,10 @@ impl Exchange {
                     shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Write)?;
                     (self.phase, self.until) = (Phase::Closing, now + CLOSE_TIME_MAX);
                 }
+                // Once at most: who sends without end does not keep the others waiting.
                 Phase::Closing => {
-                    if read_some(&mut *self.socket, &mut Vec::new())? == 0 {
-                        return Ok(Progress::Over);
-                    }
+                    let n = read_some(&mut *self.socket, &mut Vec::new())?;
+                    return Ok(if n == 0 { Progress::Over } else { Progress::Waiting });
                 }
             }
         }
@@ -268,6 +268,50 @@ mod tests {
         client.write_all(request).expect("it fits a buffer");
         let _ = exchange.advance(now, &mut || "figures\n".into());
         heard(&client).lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// A request, and then bytes without end.
+    struct Endless {
+        request: &'static [u8],
+        socket: UnixStream,
+    }
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self.request.read(buffer)? {
+                0 => Ok(buffer.len()),
+                n => Ok(n),
+            }
+        }
+    }
+
+    impl Write for Endless {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.socket.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl AsFd for Endless {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+    }
+
+    #[test]
+    fn who_sends_without_end_keeps_nobody_waiting_and_has_a_second() {
+        let (socket, client) = UnixStream::pair().expect("a pair of sockets");
+        let began = Instant::now();
+        let endless = Endless { request: b"GET /else HTTP/1.1\r\n\r\n", socket };
+        let mut exchange = Exchange::new(Box::new(endless), began);
+        for _ in 0..3 {
+            assert_eq!(exchange.advance(began, &mut || unreachable!("that is elsewhere")), Progress::Waiting);
+        }
+        assert_eq!(exchange.deadline() - began, CLOSE_TIME_MAX);
+        assert!(heard(&client).contains(" 404 "));
     }
 
     #[test]
