@@ -43,7 +43,10 @@ pub(crate) struct OutsideTables {
     monitor: Arc<Monitor>,
     ram: ProcessRam,
     ranges: Vec<GpaRange>,
+    /// Locked for as long as a look takes.
     state: Mutex<State>,
+    /// Why the latest look saw nothing. Locked for moments: who asks waits for no monitor.
+    why_not: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +55,6 @@ struct State {
     asked: usize,
     /// Several managed parts of a guest look one behind the other, and are told the same.
     latest: Option<(Instant, GuestTables)>,
-    /// Why the latest look saw nothing.
-    why_not: Option<String>,
 }
 
 impl OutsideTables {
@@ -71,12 +72,18 @@ impl OutsideTables {
         let gpas = ranges.iter().map(|range| range.gpa).collect();
         let ram = ProcessRam::open(host, ranges);
         let ram = ram.map_err(|error| unknown(&format!("{error} (needs {NEEDED_TO_LOOK})")))?;
-        Ok(OutsideTables { monitor: Arc::clone(monitor), ram, ranges: gpas, state: Mutex::default() })
+        Ok(OutsideTables {
+            monitor: Arc::clone(monitor),
+            ram,
+            ranges: gpas,
+            state: Mutex::default(),
+            why_not: Mutex::default(),
+        })
     }
 
     /// Why nothing was seen at the latest look.
     pub fn why_not(&self) -> Option<String> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).why_not.clone()
+        self.why_not.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Looks now.
@@ -124,8 +131,9 @@ impl TableSource for OutsideTables {
         }
         let looked = self.look(&mut state);
         state.latest = looked.as_ref().ok().map(|walked| (Instant::now(), walked.tables.clone()));
-        state.why_not =
+        let why_not =
             looked.as_ref().err().map(|why| format!("the guest's own page sizes are not known for now: {why}"));
+        *self.why_not.lock().unwrap_or_else(PoisonError::into_inner) = why_not;
         looked
     }
 }

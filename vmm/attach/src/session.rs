@@ -274,7 +274,7 @@ impl Attached {
             windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
             huge: Some(huge as u64),
             reasons: reasons(&counts),
-            guest_pages: live_view::guest_pages(&live),
+            guest_pages: live_view::guest_pages(&live).map(Box::new),
             notes: self.guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).collect(),
         }
     }

@@ -139,7 +139,7 @@ impl Survey {
     /// The strongest reason, in the manager's order; `None` for a window that is huge.
     fn why_not(&self, piece: &RamPiece, row: &WindowBacking, may_collapse: bool, otherwise: WhyNot) -> Option<WhyNot> {
         let is_partial = row.resident < BASE_PAGES_PER_WINDOW;
-        let stalls = piece.kind == RamKind::Shmem && !may_collapse;
+        let stalls = piece.kind == RamKind::Shmem && !may_collapse && !manages_itself(&self.process);
         if row.backing.is_large() {
             return None;
         }

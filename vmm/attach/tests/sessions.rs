@@ -218,7 +218,7 @@ fn guest_pages(own: &str, policy: &str) -> GuestPagesView {
     let attached = Attached::start(guest.process(), Settings { qmp: Some(guest.qmp()), ..by(policy) }).unwrap();
     eventually("the guest's own tables", || attached.view().guest_pages.is_some());
     let pages = attached.view().guest_pages.unwrap();
-    assert_eq!(attached.explain().guest_pages, Some(pages));
+    assert_eq!(attached.explain().guest_pages.as_deref(), Some(&pages));
     attached.stop();
     assert_no_byte_was_lost(&guest);
     pages

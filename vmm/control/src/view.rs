@@ -328,7 +328,7 @@ pub struct Explanation {
     pub reasons: Vec<Reason>,
     /// By what the guest's own page tables map them with; `None` where nobody looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guest_pages: Option<GuestPagesView>,
+    pub guest_pages: Option<Box<GuestPagesView>>,
     /// What is of the VM as a whole.
     pub notes: Vec<String>,
 }

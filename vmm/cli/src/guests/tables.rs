@@ -373,3 +373,31 @@ fn time_of_day(at_s: f64) -> String {
     let seconds = at_s as u64 % 86_400;
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_that_many_share_names_a_few_and_counts_the_rest() {
+        let names = |count: usize| (1..=count).map(|n| format!("vm{n}")).collect::<Vec<_>>();
+        assert_eq!(together(&names(2), 50), "vm1, vm2");
+        assert_eq!(together(&names(4), 4), "vm1, vm2, vm3, vm4");
+        assert_eq!(together(&names(49), 50), "vm1, vm2, vm3, vm4 and 45 more");
+        assert_eq!(together(&names(50), 50), "all 50 VMs");
+    }
+
+    #[test]
+    fn the_guests_own_pages_are_told_without_what_there_is_none_of() {
+        let pages = GuestPagesView { base_4k: 3, unmapped: 61, ..GuestPagesView::default() };
+        assert_eq!(guest_pages(&pages), "0 windows with 2 MiB, 3 with 4 KiB, 61 not mapped");
+        let large = GuestPagesView { huge_2m: 512, giant_1g: 512, unknown: 1, ..GuestPagesView::default() };
+        assert_eq!(guest_pages(&large), "512 windows with 2 MiB, 512 with 1 GiB, 1 not looked at");
+    }
+
+    #[test]
+    fn an_explanation_of_what_can_not_be_seen_says_no_number() {
+        let unseen = Explanation { name: "web".into(), ..Explanation::default() };
+        assert_eq!(explanation(&unseen), "web: how much of its memory is in large pages is not known\n");
+    }
+}

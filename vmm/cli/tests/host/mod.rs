@@ -113,7 +113,7 @@ pub fn explanation() -> Explanation {
         name: "web".into(),
         windows: Some(128),
         huge: Some(64),
-        guest_pages: Some(GUEST_PAGES),
+        guest_pages: Some(Box::new(GUEST_PAGES)),
         reasons: vec![
             reason("never_touched", 32, "the guest has never touched them: there is nothing to promote"),
             reason("holes", 32, "the balloon took some of their pages; `collapse-holes` would fill them"),
