@@ -82,10 +82,8 @@ impl Request<'_> {
         match self.kernel.memory_for(&line, 1).map_err(refused)? {
             MemoryNeed::Bytes(bytes) => Ok(bytes.next_multiple_of(8)),
             MemoryNeed::AllThereIs => {
-                let name = self.kernel.name;
-                Err(RecordError::Parameters(format!(
-                    "{name} takes as much memory as there is; say how much with bytes="
-                )))
+                let why = "it takes as much memory as there is; say how much with bytes=";
+                Err(RecordError::Parameters(why.to_owned()))
             }
         }
     }

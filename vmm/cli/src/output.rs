@@ -160,7 +160,8 @@ impl NamedPlace {
     }
 }
 
-/// A result that is written bit by bit and put in place when it is whole. Dropped before, it leaves nothing.
+/// A result that is written bit by bit and put in place when it is whole. Dropped before, it leaves nothing; killed outright, the
+/// program leaves a hidden file beside the place.
 pub struct NewFile {
     option: &'static str,
     path: PathBuf,
