@@ -175,7 +175,7 @@ fn arguments_that_make_no_sense_are_one_clear_line() {
         let run = scratch.wideleaf(&[&["simulate"], arguments].concat()).assert().code(2).stdout("");
         run.stderr(predicate::str::contains(word));
     };
-    wrong(&["--trace=gups", "--machine=z80"], "there is no machine \"z80\"; there are k8");
+    wrong(&["--trace=gups", "--machine=z80"], "there is no machine \"z80\"; there are madison, k8");
     wrong(&["--trace=gups", "--machine=k8", "--policy=never,nope"], "there is no policy \"nope\"");
     wrong(&["--trace=gups", "--recording=f"], "cannot be used with");
     wrong(&["--recording=f", "--machine=k8"], "cannot be used with");
