@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::Cell;
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number, table};
+use wideleaf_benches::experiment::{self, Ended, Waiting, bar, number, table};
 use wideleaf_policies::walk::streams::gups;
 use wideleaf_policies::walk::{AddressSpace, Simulator, machine};
 use wideleaf_policies::{Bytes, PageSize};

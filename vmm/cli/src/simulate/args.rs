@@ -179,6 +179,6 @@ mod tests {
     fn an_unknown_machine_is_refused_with_what_there_is() {
         assert!(matches!(parse_machines("k8"), Ok(MachinesArg::Use(list)) if list[0].name == "k8"));
         let error = parse_machines("k8,z80").expect_err("there is none");
-        assert!(error.starts_with("there is no machine \"z80\"; there are k8, "), "{error}");
+        assert!(error.starts_with("there is no machine \"z80\"; there are madison, k8, "), "{error}");
     }
 }
