@@ -166,10 +166,10 @@ mod tests {
         fn any_figure_reads_as_the_same(copy: u64, low: u64, share in 0..=10_000_u32, seconds in 1..=86_400_u64, unit in 0..5_u32) {
             let copy_per_second = Bytes::new((copy >> (10 * unit)) << (10 * unit));
             let low_free = Bytes::new(low);
-            let mut config = Config::default();
-            config.budget = BudgetConfig { copy_per_second, cpu_share: share };
-            config.host = HostConfig { low_free, high_free: Bytes::new(u64::MAX) };
-            config.attach.interval = Duration::from_secs(seconds);
+            let budget = BudgetConfig { copy_per_second, cpu_share: share };
+            let host = HostConfig { low_free, high_free: Bytes::new(u64::MAX) };
+            let attach = AttachConfig { interval: Duration::from_secs(seconds), ..AttachConfig::default() };
+            let config = Config { budget, host, attach, ..Config::default() };
             reads_the_same(&config);
         }
     }
