@@ -1,6 +1,7 @@
 //! `wideleaf simulate --trace`: machines and policies on generated streams and on files; needs nothing of the host.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "nothing here runs long enough to be interrupted")]
 mod program;
 
 use std::fs;
