@@ -2,6 +2,7 @@
 //! runs. Whether three runs agree depends on the machine's load, so what is checked holds either way.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use program::Scratch;
