@@ -175,9 +175,10 @@ fn traced_row(path: &str, measured: &[Measured], waiting: &Waiting) -> Result<Ro
     let unusable = |error: TraceError| Ended::Skipped(format!("{path}: {error}"));
     let open = || File::open(path).map_err(|error| Ended::Skipped(format!("{path}: {error}")));
     let header = TraceReader::open(open()?).map_err(unusable)?.header().clone();
-    let name = match header.class.as_str() {
-        "" => format!("{} {}", header.kernel, header.parameters),
-        class => format!("{} {class}", header.kernel),
+    let name = match (header.class.as_str(), header.parameters.strip_prefix("n=")) {
+        ("", Some(side)) => format!("{} {side}", header.kernel),
+        ("", None) => format!("{} {}", header.kernel, header.parameters),
+        (class, _) => format!("{} {class}", header.kernel),
     };
     let factor = match (header.iterations, header.class_iterations) {
         (0, _) | (_, 0) => 1.0,
@@ -205,6 +206,9 @@ fn simulate_trace(
     loop {
         match reader.next_block(&mut block) {
             Ok(true) => {}
+            Ok(false) if reader.totals().is_cut => {
+                return Err(Ended::Skipped("a trace that was cut says nothing of a whole run".into()));
+            }
             Ok(false) => return Ok(Ok(sum)),
             Err(error) => return Ok(Err(error)),
         }
@@ -244,6 +248,10 @@ fn judge(rows: &[Row]) {
     let both = || rows.iter().filter_map(|row| Some((row, [row.measured[0]?, row.measured[1]?])));
     let direction = |misses: &[Misses; 2]| misses[1].tlb > misses[0].tlb;
     let (all, same) = (both().count(), both().filter(|(row, it)| direction(&row.simulated) == direction(it)).count());
+    if all == 0 {
+        println!("  none of these programs is in the tables: nothing is judged");
+        return;
+    }
     println!(
         "{}",
         bar(&format!("direction of misses from 4 KiB to 2 MiB as measured: {same} of {all} programs"), same == all)

@@ -43,7 +43,7 @@ pub trait Mmu {
     /// The host's page of that window has this size, where there was none before.
     fn map_host(&mut self, window: WindowIndex, to: PageSize);
 
-    /// The host's page of that window has this size from now on; what was cached of the old one is gone.
+    /// The host's page of that window has this size from now on, of all its giant where it is 1 GiB; what was cached of the old one is gone.
     fn remap_host(&mut self, window: WindowIndex, to: PageSize);
 
     /// TLB misses so far, for the history.

@@ -78,6 +78,11 @@ impl Intent {
         self.node
     }
 
+    /// Whether it was noted in that boot.
+    pub(super) fn is_of(&self, boot: &str) -> bool {
+        self.boot == boot
+    }
+
     /// What became of it, where so many pages stay `now`, in that boot: what was added is added to `granted`, and what was given back is
     /// taken out of it.
     pub fn settle(&self, now: u64, nodes: &[NodePages], boot: &str, granted: &mut Vec<Granted>) -> Settled {

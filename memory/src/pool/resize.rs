@@ -285,6 +285,10 @@ impl HugetlbPools {
     /// # Errors
     /// [`PoolError`] where the pool can not be read.
     pub fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, PoolError> {
+        // What of its pool there was then, there may not be now.
+        if !intent.is_of(&self.boot()) {
+            return Ok(Settled::Undone);
+        }
         let _lock = self.lock(intent.size())?;
         let pool = self.consistent_status(intent.size())?;
         let now = part(&pool, intent.node())?.persistent();

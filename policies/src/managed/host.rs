@@ -237,10 +237,8 @@ impl StreamHost {
         match action {
             Action::Promote { to: PageSize::Giant1G, window, .. } => {
                 self.giant_pages_free -= 1;
-                for row in rows_of_page(vm, window, PageSize::Giant1G) {
-                    self.backing[row] = Backing::Giant1G;
-                    mmu.remap_host(WindowIndex::new(row as u64), PageSize::Giant1G);
-                }
+                rows_of_page(vm, window, PageSize::Giant1G).for_each(|row| self.backing[row] = Backing::Giant1G);
+                mmu.remap_host(WindowIndex::new(row as u64), PageSize::Giant1G);
             }
             Action::Promote { .. } => self.make_huge(row, mmu),
             Action::Demote { .. } | Action::Release { .. } => {

@@ -100,9 +100,11 @@ impl Caches {
             } else if is_sought {
                 let found = level.sets.access(line);
                 is_hit = found == Found::Hit;
-                if let Found::Miss { evicted } = found {
-                    victim = evicted;
-                }
+                victim = match found {
+                    Found::Miss { evicted } => evicted,
+                    // What the level above dropped is in this one, or was.
+                    Found::Hit => None,
+                };
             } else {
                 break;
             }

@@ -49,13 +49,14 @@ impl Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// A number below `bound`, for bounds up to 2^32.
+    /// A number below `bound`.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * bound) >> 32
+        let number = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D);
+        ((u128::from(number) * u128::from(bound)) >> 64) as u64
     }
 }
 
@@ -70,10 +71,7 @@ pub fn strided(bytes: u64, stride: u64) -> impl Iterator<Item = Access> {
     let mut at = 0;
     core::iter::repeat_with(move || {
         let access = Access::load(at);
-        at += stride;
-        if at >= bytes {
-            at -= bytes;
-        }
+        at = (at + stride) % bytes;
         access
     })
 }

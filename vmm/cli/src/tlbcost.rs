@@ -20,7 +20,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use wideleaf_memory::walk_cost::{ChosenWalkCost, CpuModel, SAVED_AT, SavedWalkCost};
-use wideleaf_policies::walk::cost::Cells;
+use wideleaf_policies::walk::cost::{Cells, WalkCost};
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::args::FormatArg;
@@ -279,6 +279,11 @@ impl TlbCostReport {
             return Err(Failure::Host(format!(
                 "nothing was saved: {why}; repeat it on a quiet machine, or with a larger --bytes"
             )));
+        }
+        if WalkCost::measured(&cells, mhz).is_none() {
+            let why =
+                format!("nothing was saved: one of the figures, {cells:?} ticks at {mhz} MHz, is no cost of a walk");
+            return Err(Failure::Host(why));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let paging = self.cells.iter().find(|cell| cell.cell.guest.is_some()).and_then(|cell| cell.paging.as_deref());

@@ -388,7 +388,7 @@ fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
     let mut terminal = Terminal::start(&scratch, &daemon);
     terminal.wait_for("unmanaged");
     terminal.type_in(b"p");
-    terminal.wait_for("prealloc");
+    terminal.wait_for("utilization");
     terminal.type_in(b"\x1b[B\r");
     terminal.wait_for("MISSED");
     let changes = Settings { policy: Some("aligned".into()), ..Settings::default() };

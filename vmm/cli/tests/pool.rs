@@ -153,7 +153,8 @@ fn what_is_kept_for_a_domain_that_is_about_to_start_is_not_released() {
     // Ten free, three promised, three kept.
     let change = json(&scratch, &["release", "--size=2m", "--all-unused"]);
     assert_eq!((&change["changed_pages"], total(&scratch, POOL)), (&json!(4), "12".to_owned()));
-    put(&scratch, POOL, &[("nr_hugepages", 16)]);
+    // Nothing kept any more; here, what is free does not shrink with the pool.
+    put(&scratch, POOL, &[("nr_hugepages", 17)]);
     assert_eq!(json(&scratch, &["release", "--size=2m", "--all-unused"])["changed_pages"], json!(7));
     daemon.join().unwrap();
 }
@@ -183,6 +184,8 @@ fn without_a_daemon_the_state_file_tells_what_is_kept_and_where_it_can_not_nothi
 #[test]
 fn what_does_not_fit_is_refused_in_one_line_with_numbers_and_a_remedy() {
     let scratch = tree();
+    // The pool's lock is there from its first use on.
+    fs::create_dir_all(scratch.path("run/wideleaf")).unwrap();
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["pool"], arguments, &["--root=."]].concat(), 4, words);
     };

@@ -110,7 +110,7 @@ pub enum Request {
         uuid: String,
         /// The process that is this domain, by libvirt's word.
         pid: u32,
-        /// What its metadata say. What was said over the socket since counts more.
+        /// What its metadata say. Where something was said before, by metadata or over the socket, that counts more.
         #[serde(flatten)]
         settings: Settings,
     },

@@ -62,12 +62,12 @@ pub enum RunError {
 /// [`RunError`]; nothing is left running then.
 pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result<(), RunError> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(RunError::Signals)?;
-    let earlier = earlier_state(&config)?;
     let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
     let access = Access::new(config.socket.group.clone());
     let server = Server::start(&config.socket, &access, Arc::new(Service::new(engine.clone(), access.clone())))?;
-    let started = claimed_state(&config).and_then(|claim| Ok((claim, start_metrics(&config, &engine)?)));
-    let (_claim, metrics) = match started {
+    let started =
+        claimed_state(&config).and_then(|claim| Ok((claim, earlier_state(&config)?, start_metrics(&config, &engine)?)));
+    let (_claim, earlier, metrics) = match started {
         Ok(started) => started,
         Err(error) => {
             server.stop();
@@ -104,9 +104,6 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
 fn earlier_state(config: &Config) -> Result<State, RunError> {
     let path = &config.state.path;
     let at = |source| RunError::State { path: path.clone(), source };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(at)?;
-    }
     Ok(match state::load(path).map_err(at)? {
         Loaded::Known(state) => state,
         Loaded::Fresh => State::default(),
@@ -121,9 +118,12 @@ fn earlier_state(config: &Config) -> Result<State, RunError> {
     })
 }
 
-/// Two daemons that wrote one state would each forget what the other knows.
+/// Two daemons that wrote one state would each forget what the other knows; and what is read before the other has ended is not its last word.
 fn claimed_state(config: &Config) -> Result<File, RunError> {
     let path = config.state.path.clone();
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|source| RunError::State { path: path.clone(), source })?;
+    }
     state::claim(&path).map_err(|error| match error {
         TryLockError::WouldBlock => RunError::StateHeld(path),
         TryLockError::Error(source) => RunError::State { path, source },

@@ -97,6 +97,13 @@ struct Table {
     saved_at: Duration,
 }
 
+impl Table {
+    /// What an earlier daemon knew of a guest that is not taken up again yet.
+    fn remembered(&self, process: ProcessId) -> Option<Remembered> {
+        self.pending.iter().find(|guest| guest.process == process).cloned()
+    }
+}
+
 /// A guest that is looked after, for whoever wants to ask it something; `None` once it was left to itself.
 type SharedCare = Arc<Mutex<Option<Box<dyn Care>>>>;
 
@@ -170,7 +177,10 @@ impl Engine {
         let running = self.doors.guests.find()?;
         let pending = self.table().pending.clone();
         for Remembered { process, name, said, work } in pending {
+            // Whoever asked meanwhile has settled it.
+            let is_settled = !self.table().pending.iter().any(|pending| pending.process == process);
             match running.iter().find(|found| found.process == process) {
+                _ if is_settled => {}
                 Some(found) => self.take_or_warn(found, said, work),
                 None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
             }
@@ -367,13 +377,13 @@ impl Engine {
     /// Room for which no process was seen yet is for the next start of the domain, and is kept.
     fn bury(&self, process: ProcessId) {
         let Some(vm) = self.off_the_table(process, "has ended") else { return };
-        self.give_back_rooms(|room| room.has_started && room.belongs_to(&vm.found));
-        if let Hands::Attached(care) = vm.hands {
-            // Its threads may be waiting for an answer, and nobody waits for them. Without a thread, `care` is dropped here.
-            let leaving = thread::Builder::new().name("leaving".into()).spawn(move || leave(&care));
-            drop(leaving);
-            self.save();
-        }
+        // A guest of ours that has registered is no domain, and has no room.
+        let Hands::Attached(care) = vm.hands else { return };
+        self.give_back_rooms_if_free(|room| room.has_started && room.belongs_to(&vm.found));
+        // Its threads may be waiting for an answer, and nobody waits for them. Without a thread, `care` is dropped here.
+        let leaving = thread::Builder::new().name("leaving".into()).spawn(move || leave(&care));
+        drop(leaving);
+        self.save();
     }
 
     /// Takes a VM off the table and leaves it to itself.

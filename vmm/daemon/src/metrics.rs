@@ -130,9 +130,11 @@ pub const FAMILIES: &[Family] = &[
             rows.map(|(sensor, count)| (vec![("sensor", sensor.clone())], *count as f64)).collect()
         })
     }),
-    gauge("wideleaf_vm_walk_share_ratio", "Share of its time the guest is thought to spend on page walks", |scrape| {
-        each_work(scrape, |work| one(work.walk_share.map(ratio)))
-    }),
+    gauge(
+        "wideleaf_vm_walk_share_ratio",
+        "Share of one CPU that the guest's page walks are thought to take",
+        |scrape| each_work(scrape, |work| one(work.walk_share.map(ratio))),
+    ),
     gauge(
         "wideleaf_vm_guarantee_met",
         "1 unless the VM is under its guarantee for longer than the grace time",

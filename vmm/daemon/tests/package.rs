@@ -165,7 +165,7 @@ fn what_is_unpacked_runs(package: &Package) {
     let unit = fs::read_to_string(root.join("lib/systemd/system/wideleafd.service")).unwrap();
     let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/")).unwrap();
     assert!(root.join(started).exists(), "{started}");
-    let document = unit.lines().find_map(|line| line.strip_prefix("Documentation=file:///")).unwrap();
+    let document = unit.lines().find_map(|line| line.strip_prefix("Documentation=file:/")).unwrap();
     assert!(root.join(document).exists(), "{document}");
     run("usr/bin/wideleaf", &["hook", "install", "--root", root.to_str().unwrap()]);
     let hook = fs::metadata(root.join("etc/libvirt/hooks/qemu.d/wideleaf")).unwrap();

@@ -12,6 +12,7 @@ use wideleaf_policies::{Bytes, Moment, PageSize, PerTenThousand};
 
 use super::args::SimulateArgs;
 use super::source::SourceInfo;
+use crate::guests::tables::clean;
 use crate::report::{number, table};
 
 /// Cycles in a second of simulated time.
@@ -321,7 +322,7 @@ impl TracedReport {
         let TraceInfo { kernel, class, parameters, arena_bytes, iterations, class_iterations, is_cut } = &self.trace;
         let names: Vec<&str> =
             [kernel, class, parameters].into_iter().map(String::as_str).filter(|s| !s.is_empty()).collect();
-        let mut out = format!("{}: {}", names.join(" "), Bytes::new(*arena_bytes));
+        let mut out = format!("{}: {}", clean(&names.join(" ")), Bytes::new(*arena_bytes));
         if *class_iterations > 0 {
             let _ = write!(out, ", {iterations} of {class_iterations} iterations");
         }

@@ -154,7 +154,7 @@ impl Setting<'_> {
             Options { is_core_shared: self.args.smt, ..Options::default() },
         );
         let mut managed = policy.map(|policy| Managed::new(self.host(), policy, &mut simulator));
-        let points = self.feed(&mut blocks, &mut simulator, managed.as_mut(), progress, is_over)?;
+        let (points, is_limited) = self.feed(&mut blocks, &mut simulator, managed.as_mut(), progress, is_over)?;
         let history = match &managed {
             Some(managed) => managed.history().samples().iter().map(HistoryPoint::of).collect(),
             None => points,
@@ -168,7 +168,7 @@ impl Setting<'_> {
             simulator.counts(),
             managed.as_ref().map(PolicySide::of),
             history,
-            blocks.is_cut(),
+            is_limited || blocks.is_cut(),
         ))
     }
 
@@ -204,7 +204,7 @@ impl Setting<'_> {
         }
     }
 
-    /// Feeds all accesses, or as many as were asked for; gives misses over time.
+    /// Feeds all accesses, or as many as were asked for; gives misses over time, and whether that was the limit.
     fn feed(
         &self,
         blocks: &mut Blocks,
@@ -212,7 +212,7 @@ impl Setting<'_> {
         mut managed: Option<&mut Managed>,
         progress: &Progress,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<HistoryPoint>, Failure> {
+    ) -> Result<(Vec<HistoryPoint>, bool), Failure> {
         let clock = Clock { cycles_per_access: self.args.cycles_per_access };
         let limit = self.args.accesses.unwrap_or(u64::MAX);
         let (mut block, mut points, mut done) = (Vec::new(), Vec::new(), 0);
@@ -230,6 +230,7 @@ impl Setting<'_> {
                 done += u64::from(repeats);
             }
             points.push(HistoryPoint::of_misses(clock.moment(done), done, simulator.counts().data_misses()));
+            thin_out(&mut points);
             progress.set(blocks.share_done().max(done as f64 / limit as f64));
             if is_over() {
                 return Err(Failure::Interrupted);
@@ -239,10 +240,18 @@ impl Setting<'_> {
             managed.end(simulator);
         }
         progress.set(1.0);
-        let stride = points.len().div_ceil(POINTS_MAX).max(1);
-        let last = points.last().copied();
-        let kept = points.into_iter().step_by(stride);
-        Ok(kept.filter(|point| Some(*point) != last).chain(last).collect())
+        Ok((points, done >= limit))
+    }
+}
+
+/// Every other point, each time there are too many: the last one stays.
+fn thin_out(points: &mut Vec<HistoryPoint>) {
+    if points.len() > POINTS_MAX {
+        let mut number = points.len();
+        points.retain(|_| {
+            number -= 1;
+            number.is_multiple_of(2)
+        });
     }
 }
 

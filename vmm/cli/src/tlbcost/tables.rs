@@ -1,10 +1,12 @@
 //! What `wideleaf tlbcost` says to people.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_control::view::VmView;
+use wideleaf_memory::walk_cost::SAVED_AT;
 use wideleaf_policies::Bytes;
 
 use super::agreement::{RUNS_MAX, Spread};
@@ -77,7 +79,9 @@ impl TlbCostReport {
         }
         let _ = writeln!(out, "measured on {cpus} x {}, kernel {kernel}, load {load_1m} at the start", self.cpu.name);
         if let Some(saved) = &self.saved {
-            let _ = writeln!(out, "kept in {}: `run` and wideleafd read it when they start", saved.display());
+            let is_read = *saved == Path::new("/").join(SAVED_AT);
+            let who = if is_read { "`run` and wideleafd read it when they start" } else { "nobody reads it there" };
+            let _ = writeln!(out, "kept in {}: {who}", saved.display());
         }
         let _ = writeln!(out, "auto counts {}", self.walk_cost);
         if let Some(note) = &self.walk_cost_note {

@@ -11,6 +11,7 @@ use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader, VERSION};
 
 use super::InfoArgs;
 use crate::failure::Failure;
+use crate::guests::tables::clean;
 use crate::interrupts::Interrupts;
 use crate::output::Output;
 use crate::report::{number, table};
@@ -187,7 +188,9 @@ impl TouchedMap {
 impl TraceReport {
     /// For people.
     pub fn to_table(&self) -> String {
-        let TraceReport { file, kernel, class, parameters, version, .. } = self;
+        let TraceReport { file, version, .. } = self;
+        // Who wrote the file may have written what a terminal obeys.
+        let [kernel, class, parameters] = [&self.kernel, &self.class, &self.parameters].map(|text| clean(text));
         let class = if class.is_empty() { String::new() } else { format!(".{class}") };
         let mut out = format!("{file}: {kernel}{class} {parameters}\n");
         let cut = if self.is_cut { ", cut before the kernel's end" } else { "" };

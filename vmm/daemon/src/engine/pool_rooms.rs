@@ -61,8 +61,8 @@ impl Engine {
                 room.start(found.process);
             }
         }
-        if let Err(error) = self.settle_rooms() {
-            tracing::warn!("what became of a pool is not known yet: {error}");
+        if !self.are_settled() {
+            return;
         }
         let is_running = |room: &Room| running.iter().any(|found| room.belongs_to(found));
         self.empty_rooms(|room| !is_running(room) && room.is_abandoned(now_s()));
@@ -70,7 +70,28 @@ impl Engine {
 
     pub(super) fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {
         let _one_at_a_time = locked(&self.changing_pools);
-        self.empty_rooms(which);
+        if self.are_settled() {
+            self.empty_rooms(which);
+        } else {
+            // The next scouting gives back what nobody needs.
+            self.table().rooms.iter_mut().filter(|room| which(room)).for_each(|room| room.has_started = true);
+        }
+    }
+
+    /// The same, or nothing where a pool is being changed, which takes up to a minute: for who must not wait. What stays is given back by the
+    /// next scouting.
+    pub(super) fn give_back_rooms_if_free(&self, which: impl Fn(&Room) -> bool) {
+        if let Ok(_one_at_a_time) = self.changing_pools.try_lock()
+            && self.are_settled()
+        {
+            self.empty_rooms(which);
+        }
+    }
+
+    /// Whether no change is open: another one on top of it would make the pool's numbers tell of neither.
+    fn are_settled(&self) -> bool {
+        let settled = self.settle_rooms();
+        settled.inspect_err(|error| tracing::warn!("what became of a pool is not known yet: {error}")).is_ok()
     }
 
     fn empty_rooms(&self, which: impl Fn(&Room) -> bool) {

@@ -209,7 +209,8 @@ impl Engine {
         if let (Target::Qmp(path), None) = (target, &settings.qmp) {
             settings.qmp = Some(path.clone());
         }
-        self.take(&found, settings, WorkView::default())?;
+        let work = self.table().remembered(found.process).map(|guest| guest.work).unwrap_or_default();
+        self.take(&found, settings, work)?;
         self.save();
         Ok(found)
     }
@@ -221,17 +222,21 @@ impl Engine {
         let settings = {
             let mut table = self.table();
             table.rooms.iter_mut().filter(|room| room.uuid == uuid).for_each(|room| room.start(found.process));
+            let earlier = table.remembered(found.process);
             let said = table.vms.get(&found.process).map(|vm| vm.said.clone());
+            let said = said.or_else(|| earlier.as_ref().map(|guest| guest.said.clone()));
             let is_left = table.left.contains(&found.process);
             let is_named = !is_left && table.config.attach.automatic.takes_domain(&domain, settings);
-            (said.is_some() || is_named).then(|| vm::merged(settings, &said.unwrap_or_default()))
+            let settings = (said.is_some() || is_named).then(|| vm::merged(settings, &said.unwrap_or_default()));
+            settings.map(|settings| (settings, earlier.map(|guest| guest.work).unwrap_or_default()))
         };
-        let taken = settings.map(|settings| {
-            let found = Found { domain: Some(domain), is_name_anothers: false, ..found };
-            self.take(&found, settings, WorkView::default())
+        let taken = settings.map_or(Ok(()), |(settings, work)| {
+            let found = Found { domain: Some(domain.clone()), is_name_anothers: false, ..found };
+            self.take(&found, settings, work)
         });
         self.save();
-        taken.unwrap_or(Ok(())).map(|()| Answer::Done)
+        // The hook does not wait long enough to hear it.
+        taken.inspect_err(|why| tracing::warn!("{domain} (pid {pid}): {why}")).map(|()| Answer::Done)
     }
 
     fn detach(&self, name: &str) -> Result<Answer, String> {
@@ -242,6 +247,7 @@ impl Engine {
                 return Err(format!("{name} looks after itself: `wideleaf set {name} policy=off` stops that"));
             }
             table.left.insert(process);
+            table.pending.retain(|guest| guest.process != process);
         }
         self.forget(process, "is left to itself");
         self.save();
