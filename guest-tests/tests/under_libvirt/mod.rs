@@ -9,7 +9,6 @@ use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::{Care, VmView};
 use wideleaf_guest_tests::libvirt::Libvirt;
 use wideleaf_guest_tests::programs::built;
-use wideleaf_guest_tests::{Need, is_there};
 
 pub fn program() -> &'static str {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -20,16 +19,15 @@ pub fn program() -> &'static str {
 /// A libvirtd that runs our hook; `None` where the test is to be skipped.
 pub fn libvirt_with_hook() -> Option<Libvirt> {
     let libvirt = Libvirt::start(Path::new(env!("CARGO_TARGET_TMPDIR")))?;
+    // Where root alone can write, wherever this was built: a hook is not installed for a program that others can replace.
+    let (bin, inside) = (libvirt.run_folder().join("bin"), "/run/wideleaf/bin/wideleaf");
+    std::fs::create_dir(&bin).unwrap();
+    std::fs::copy(program(), bin.join("wideleaf")).unwrap();
     let hook = |command: &str| {
-        let output = libvirt.run(&[program(), "hook", command]);
+        let output = libvirt.run(&[inside, "hook", command]);
         (output.status.code(), [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()))
     };
     let (code, [_, why]) = hook("install");
-    // A hook is not installed for a program that others than root can replace.
-    let is_replaceable = code == Some(4) && why.contains(" can be written by ");
-    if !is_there(Need::Libvirt, if is_replaceable { Err(why.clone()) } else { Ok(()) }) {
-        return None;
-    }
     assert_eq!(code, Some(0), "{why}");
     let (code, [status, _]) = hook("status");
     assert!(
