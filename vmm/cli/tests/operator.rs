@@ -73,6 +73,10 @@ fn serve(listener: &UnixListener, asked: &Mutex<Vec<Request>>, reply: impl Fn(&R
         if line == STOP {
             return;
         }
+        // Who ended between connecting and asking.
+        if line.is_empty() {
+            continue;
+        }
         let envelope: Envelope = serde_json::from_slice(&line).unwrap();
         assert_eq!(envelope.version, VERSION);
         asked.lock().unwrap().push(envelope.request.clone());
