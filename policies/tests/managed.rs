@@ -25,7 +25,8 @@ impl Mmu for Remembered {
     }
 
     fn remap_host(&mut self, window: WindowIndex, to: PageSize) {
-        self.sizes.insert(window.get(), to);
+        let windows = if to == PageSize::Giant1G { 512 } else { 1 };
+        self.sizes.extend((window.get()..).take(windows).map(|window| (window, to)));
         self.remaps += 1;
     }
 
