@@ -7,8 +7,8 @@
 //! ```
 
 use std::num::NonZeroUsize;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::ProgressBar;
 use wideleaf_policies::managed::{Clock, HostConfig, Managed};
@@ -114,18 +114,19 @@ impl Setting<'_> {
         let bar =
             visible_bar(BAR_STEPS * combinations.len() as u64, "{spinner} simulating {wide_bar} {percent}% {eta}");
         let next = AtomicUsize::new(0);
-        let has_failed = AtomicBool::new(false);
-        let results: Vec<Mutex<Option<Result<TracedResult, Failure>>>> =
-            combinations.iter().map(|_| Mutex::new(None)).collect();
-        let is_over = || has_failed.load(Ordering::Relaxed) || interrupts.is_set();
+        // The first failure: who is stopped by it fails later, and only for that.
+        let failed = OnceLock::new();
+        let results: Vec<_> = combinations.iter().map(|_| OnceLock::new()).collect();
+        let is_over = || failed.get().is_some() || interrupts.is_set();
         let work = || {
             while let Some((combination, place)) = {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 combinations.get(number).zip(results.get(number)).filter(|_| !is_over())
             } {
-                let result = self.run(combination, &Progress::new(&bar), &is_over);
-                has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
-                *place.lock().expect("nobody panics while holding it") = Some(result);
+                match self.run(combination, &Progress::new(&bar), &is_over) {
+                    Ok(result) => drop(place.set(result)),
+                    Err(failure) => drop(failed.set(failure)),
+                }
             }
         };
         let cpus = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -134,11 +135,10 @@ impl Setting<'_> {
         });
         bar.finish_and_clear();
         interrupts.check()?;
-        let results =
-            results.into_iter().filter_map(|place| place.into_inner().expect("nobody panics while holding it"));
-        // One that was stopped because another failed has no result: the failure comes first.
-        let (failed, done): (Vec<_>, Vec<_>) = results.partition(Result::is_err);
-        failed.into_iter().chain(done).collect()
+        match failed.into_inner() {
+            Some(failure) => Err(failure),
+            None => Ok(results.into_iter().filter_map(OnceLock::into_inner).collect()),
+        }
     }
 
     fn run(&self, of: &Combination, progress: &Progress, is_over: &dyn Fn() -> bool) -> Result<TracedResult, Failure> {
