@@ -24,7 +24,7 @@ test: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	cargo test --workspace --locked
+	cargo test --workspace --locked --no-fail-fast
 
 # The tables of both labs, from our own binary: real two-dimensional paging in software. Function only. NPT takes two
 # minutes, EPT some twenty: Bochs interprets every instruction.
