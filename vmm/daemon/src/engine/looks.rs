@@ -280,7 +280,8 @@ mod tests {
         let hanging = busy.lock().expect("nobody panicked");
         let views = round(&looks, &guests);
         assert_eq!((views.len(), views.iter().filter(|view| is_seen(view)).count()), (OUT_MAX + 4, 0));
-        assert_eq!((looks.seen().out.len(), looks.seen().named.len()), (OUT_MAX, OUT_MAX));
+        let counts = |seen: MutexGuard<'_, Seen>| (seen.out.len(), seen.named.len());
+        assert_eq!(counts(looks.seen()), (OUT_MAX, OUT_MAX));
         let refused = looks.one(&guests.guest(100).found, || Ok(())).expect_err("there is no place");
         assert!(refused.starts_with("8 looks at guests hang"), "{refused}");
         drop(hanging);

@@ -223,7 +223,8 @@ impl Engine {
     }
 
     /// A domain runs, by libvirt's word. What the configuration does not name, and does not ask for care, is left alone; and so is who
-    /// was detached, also when libvirtd was restarted and tells again. What was said of it since it was taken stays said.
+    /// was detached, also when libvirtd was restarted and tells again. What was said of it since it was taken stays said. One that was taken
+    /// before its metadata were told is attached anew where they say what is settled by that.
     fn started(&self, domain: String, uuid: &str, pid: u32, settings: &Settings) -> Result<Answer, String> {
         let found = self.doors.guests.resolve(&Target::Pid(pid))?;
         let settings = {
@@ -239,7 +240,10 @@ impl Engine {
         };
         let taken = settings.map_or(Ok(()), |(settings, work)| {
             let found = Found { domain: Some(domain.clone()), is_name_anothers: false, ..found };
-            self.take(&found, settings, work)
+            match self.take_anew(&found, &settings)? {
+                true => Ok(()),
+                false => self.take(&found, settings, work),
+            }
         });
         self.save();
         // The hook does not wait long enough to hear it.
