@@ -232,6 +232,14 @@ pub enum PoolError {
     },
 }
 
+impl PoolError {
+    /// Whether the pool is known to be as it was: it was not touched, or what was made is given back. What was noted of a change is closed
+    /// then, and is not to be told from numbers that somebody else may have changed meanwhile.
+    pub fn leaves_pool_as_it_was(&self) -> bool {
+        matches!(self, PoolError::NotBegun(_) | PoolError::NoRoom(_))
+    }
+}
+
 fn kept_for_domains(kept: u64) -> String {
     if kept == 0 { String::new() } else { format!(", {kept} kept for domains that are about to start") }
 }

@@ -426,13 +426,19 @@ fn the_tables_of_a_guest_of_others_reach_the_policy_as_far_as_they_are_known() {
     use GuestMapping::{Base4K, Huge2M, Unknown, Unmapped};
     let walked = |is_complete, mappings: &[GuestMapping]| {
         let windows = mappings.iter().enumerate().map(|(row, of)| (WindowIndex::new(row as u64), *of)).collect();
-        Ok(Walked { tables: GuestTables { windows, tables: 1, is_complete }, waits: 1 })
+        Ok(Walked {
+            tables: GuestTables { windows, tables: 1, is_complete },
+            waits: 1,
+            cpu_elsewhere: Duration::from_secs(7),
+        })
     };
     let looks = [
         (walked(true, &[Huge2M, Unmapped]), [Huge2M, Unmapped]),
         (walked(false, &[Base4K, Unmapped]), [Base4K, Unknown]),
         (Err(NoTables::NotNow("it does not answer".into())), [Base4K, Unknown]),
         (Err(NoTables::NotThese("32 bits".into())), [Unknown, Unknown]),
+        (walked(true, &[Huge2M, Huge2M]), [Huge2M, Huge2M]),
+        (Err(NoTables::TooOld("it hangs".into())), [Unknown, Unknown]),
     ];
     let tables = Arc::<TestTables>::default();
     let vm = ManagedVm { guest_tables: Some(tables.clone()), ..of_kind(BackingKind::Anon) };
@@ -445,7 +451,8 @@ fn the_tables_of_a_guest_of_others_reach_the_policy_as_far_as_they_are_known() {
         assert_eq!(work.live().snapshot.vms[0].guest_mapping[..2], expected);
     }
     let cost = work.report().sensor_costs["guest_tables"];
-    assert_eq!((cost.samples, cost.waits), (2, 2));
+    assert_eq!((cost.samples, cost.waits), (3, 3));
+    assert!(cost.cpu >= Duration::from_secs(21), "also what others spent on it: {:?}", cost.cpu);
 }
 
 /// A minute at most, for a machine with much else to do.

@@ -632,11 +632,11 @@ impl GuestTables {
         let began_cpu = host.thread_cpu_time();
         match self.source.sample() {
             Err(why @ NoTables::NotNow(_)) => tracing::debug!("the guest's tables: {why}"),
-            Err(why @ NoTables::NotThese(_)) => {
+            Err(why @ (NoTables::NotThese(_) | NoTables::TooOld(_))) => {
                 tracing::debug!("the guest's tables: {why}");
                 self.mappings.fill(GuestMapping::Unknown);
             }
-            Ok(Walked { tables, waits }) => {
+            Ok(Walked { tables, waits, cpu_elsewhere }) => {
                 for (window, mapping) in tables.windows {
                     if let Ok(row) = windows.binary_search(&window) {
                         // A table that was not read may map it.
@@ -644,7 +644,8 @@ impl GuestTables {
                         self.mappings[row] = if is_known { mapping } else { GuestMapping::Unknown };
                     }
                 }
-                cost.add_sample(windows.len() as u64, waits, host.thread_cpu_time().saturating_sub(began_cpu));
+                let cpu = host.thread_cpu_time().saturating_sub(began_cpu) + cpu_elsewhere;
+                cost.add_sample(windows.len() as u64, waits, cpu);
             }
         }
         // Time and not CPU time: whoever is asked for the roots works as well, or has the guest wait.

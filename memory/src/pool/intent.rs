@@ -12,6 +12,7 @@
 //! The number of pages that stay changes by writing it alone, not by who maps or unmaps pages, so the pool itself tells. It does not
 //! tell who wrote. Where the numbers fit no change of ours alone, pages are left where they are rather than taken from somebody. One case
 //! looks like ours and is not: we were killed between the note and the write, and somebody else then added no more than we had wanted to.
+//! So who lives, and knows that nothing was done or all of it undone, closes the intent and asks no numbers.
 
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;

@@ -187,8 +187,8 @@ impl HugetlbPools {
         self.reserve_noting(request, &mut |_| Ok(()))
     }
 
-    /// The same, with a `note` before the pool changes. After an error the note may be of what was done and undone again:
-    /// [`HugetlbPools::settle`] tells.
+    /// The same, with a `note` before the pool changes. After an error that does not say that the pool is as it was
+    /// ([`PoolError::leaves_pool_as_it_was`]), the note may be of what was done: [`HugetlbPools::settle`] tells.
     ///
     /// # Errors
     /// [`PoolError::NotBegun`] where the note could not be taken, and those of [`HugetlbPools::reserve`].
@@ -268,7 +268,7 @@ impl HugetlbPools {
     ///
     /// # Errors
     /// [`PoolError::NotBegun`] where the note could not be taken; [`PoolError`] where a file can not be read or written. Whether it was
-    /// done all the same, [`HugetlbPools::settle`] tells.
+    /// done all the same, [`HugetlbPools::settle`] tells, except after [`PoolError::leaves_pool_as_it_was`].
     pub fn give_back_part(&self, granted: &mut Granted, note: Note<'_>) -> Result<Returned, PoolError> {
         if granted.boot != self.boot() {
             granted.added.clear();
@@ -726,6 +726,26 @@ mod tests {
         assert_eq!(kernel.written(), []);
         let returned = kernel.pools().release_beside(&release(None, None), || Ok(4)).expect("two are not kept");
         assert_eq!((returned, totals(&kernel.state())), (Returned { now: 2, later: 0 }, vec![4]));
+    }
+
+    #[test]
+    fn an_error_says_whether_the_pool_is_known_to_be_as_it_was() {
+        let kernel = FakeKernel::new(two_nodes([10, 10]));
+        kernel.change(|state| state.nodes[1].compactable = 5);
+        let refused = kernel.pools().reserve_noting(&request(2, None), &mut |_| Err("the disk is full".into()));
+        assert!(refused.expect_err("not noted").leaves_pool_as_it_was());
+        kernel.after_next_write(|state| state.nodes[1].whole -= 12); // after compaction: 13 are left
+        let short = kernel.pools().reserve_noting(&request(22, None), &mut |_| Ok(())).expect_err("13 are left");
+        assert!(matches!(&short, PoolError::NoRoom(why) if why.made == Some(13)) && short.leaves_pool_as_it_was());
+        assert_eq!(totals(&kernel.state()), [0, 0]);
+        // Less than was made could be given back, and nobody but the numbers tells how much.
+        kernel.after_next_write(|state| state.reserved = 99);
+        let unread = kernel.pools().reserve_noting(&request(2, None), &mut |_| Ok(())).expect_err("contradiction");
+        assert!(!unread.leaves_pool_as_it_was(), "{unread}");
+        kernel.refuse_writes_to("nr_hugepages");
+        kernel.change(|state| state.reserved = 0);
+        let unwritten = kernel.pools().reserve_noting(&request(2, None), &mut |_| Ok(())).expect_err("refused");
+        assert!(!unwritten.leaves_pool_as_it_was(), "a write may fail after a part of it was done: {unwritten}");
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub trait TableSource: Send + Sync {
     /// How long a look is good for.
     fn every(&self) -> Duration;
 
-    /// Looks.
+    /// Looks, or tells what was seen last. The loop waits for it: who has to ask another process asks from a thread of their own.
     ///
     /// # Errors
     /// [`NoTables`].
@@ -128,6 +128,8 @@ pub struct Walked {
     pub tables: GuestTables,
     /// How many times a vCPU was stopped for it.
     pub waits: u64,
+    /// CPU time that threads other than the one that asks for it used for it.
+    pub cpu_elsewhere: Duration,
 }
 
 /// Why a look found nothing.
@@ -139,6 +141,9 @@ pub enum NoTables {
     /// The guest has tables that are not followed: what was seen before is of another kind.
     #[error("{0}")]
     NotThese(String),
+    /// What was seen last is so long ago that it says nothing of now.
+    #[error("{0}")]
+    TooOld(String),
 }
 
 /// A guest of this process. `wideleaf_vmm` offers none five levels.
@@ -158,7 +163,8 @@ impl TableSource for OwnTables {
     /// A guest that has ended, or is paused by somebody else for long, is not looked at.
     fn sample(&self) -> Result<Walked, NoTables> {
         let tables = sample(self.second_level.as_ref(), &self.ram, TableLevels::Four);
-        tables.map(|tables| Walked { tables, waits: 1 }).map_err(|error| NoTables::NotNow(error.to_string()))
+        let walked = |tables| Walked { tables, waits: 1, cpu_elsewhere: Duration::ZERO };
+        tables.map(walked).map_err(|error| NoTables::NotNow(error.to_string()))
     }
 }
 

@@ -10,15 +10,20 @@
 //! guest once, and QEMU's main loop waits for it: 0.4 ms each on the build machine, 2.5 ms where there are more vCPUs than cores. So it is
 //! asked rarely, a few vCPUs at a time, each in a turn of the main loop of its own. What is seen is what runs on these at that
 //! moment, and what the kernel maps to itself.
+//!
+//! The watcher looks. The manager's loop never waits for a monitor: it is told what was seen last, until that is too old.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use wideleaf_memory::RamRange;
+use wideleaf_memory::host::Host as _;
 use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::panicked::caught;
 use wideleaf_memory::sensors::guest_tables::{
-    GuestTables, NoTables, ProcessRam, TABLES_MAX, TableLevels, TableSource, Walked, walk,
+    NoTables, ProcessRam, TABLES_MAX, TableLevels, TableSource, Walked, walk,
 };
 use wideleaf_policies::GpaRange;
 
@@ -31,38 +36,50 @@ use crate::registers::PagingMode;
 /// Who changes page sizes does so in minutes (a database that starts, khugepaged in the guest); `auto` weighs a benefit by them.
 const EVERY: Duration = Duration::from_secs(30);
 
+/// A look that took long is followed by a pause of so many times as long: half a per cent of a core, as the manager's own samplers.
+const PAUSE: u32 = 200;
+
+/// What was seen is told for so long after it should have been seen anew, for the same reason as [`EVERY`].
+const KEPT_FOR: Duration = Duration::from_secs(120);
+
 /// Asked for their registers at one look.
 const VCPUS_MAX: usize = 8;
 
 /// No further vCPU is asked after that: the gate asks the same monitor once a second.
 const ASK_FOR: Duration = Duration::from_millis(100);
 
+type Looked = Result<Walked, NoTables>;
+
 /// See the module.
-#[derive(Debug)]
 pub(crate) struct OutsideTables {
-    monitor: Arc<Monitor>,
-    ram: ProcessRam,
-    ranges: Vec<GpaRange>,
-    /// Locked for as long as a look takes.
-    state: Mutex<State>,
-    /// Why the latest look saw nothing. Locked for moments: who asks waits for no monitor.
-    why_not: Mutex<Option<String>>,
+    look: Mutex<Box<dyn FnMut() -> Looked + Send>>,
+    /// Locked for moments, never during a look.
+    latest: Mutex<Latest>,
 }
 
+/// What the looks came to.
 #[derive(Debug, Default)]
-struct State {
-    /// vCPUs asked so far, in turn.
-    asked: usize,
-    /// Several managed parts of a guest look one behind the other, and are told the same.
-    latest: Option<(Instant, GuestTables)>,
+struct Latest {
+    seen: Option<Seen>,
+    /// When to look again; `None`: at once.
+    next_at: Option<Instant>,
+    /// Why the latest look saw nothing.
+    trouble: Option<NoTables>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    walked: Walked,
+    /// Until then it is told.
+    until: Instant,
 }
 
 impl OutsideTables {
-    /// The tables of this guest.
+    /// The tables of this guest, looked at once.
     ///
     /// # Errors
     /// What it needs, in a line.
-    pub fn of(host: &ProcessHost, monitor: Option<&Arc<Monitor>>, ram: &RamMap) -> Result<OutsideTables, String> {
+    pub fn of(host: &Arc<ProcessHost>, monitor: Option<&Arc<Monitor>>, ram: &RamMap) -> Result<OutsideTables, String> {
         let unknown = |why: &str| format!("the guest's own page sizes are not known: {why}");
         let monitor = monitor.ok_or_else(|| unknown("needs a QMP socket of its own"))?;
         if ram.pieces.iter().any(|piece| piece.is_guess) {
@@ -72,39 +89,113 @@ impl OutsideTables {
         let gpas = ranges.iter().map(|range| range.gpa).collect();
         let ram = ProcessRam::open(host, ranges);
         let ram = ram.map_err(|error| unknown(&format!("{error} (needs {NEEDED_TO_LOOK})")))?;
-        Ok(OutsideTables {
-            monitor: Arc::clone(monitor),
-            ram,
-            ranges: gpas,
-            state: Mutex::default(),
-            why_not: Mutex::default(),
-        })
+        let (host, monitor) = (Arc::clone(host), Arc::clone(monitor));
+        let mut looker = Looker { host, monitor, ram, ranges: gpas, asked: 0 };
+        Ok(OutsideTables::over(move || looker.look()))
+    }
+
+    fn over(look: impl FnMut() -> Looked + Send + 'static) -> OutsideTables {
+        let tables = OutsideTables { look: Mutex::new(Box::new(look)), latest: Mutex::default() };
+        tables.refresh();
+        tables
+    }
+
+    /// Looks again where it is time to, and waits for the monitor's answers: half a second for each at most.
+    pub fn refresh(&self) {
+        if self.latest().next_at.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
+        let began = Instant::now();
+        // Whatever a guest shows of itself that nobody thought of, its watcher goes on.
+        let looked = caught(|| lock(&self.look)());
+        let looked =
+            looked.unwrap_or_else(|panicked| Err(NoTables::NotNow(format!("looking at its tables {panicked}"))));
+        let now = Instant::now();
+        let next_at = now + EVERY.max((now - began) * PAUSE);
+        let mut latest = self.latest();
+        latest.next_at = Some(next_at);
+        match looked {
+            Ok(walked) => {
+                latest.trouble = None;
+                latest.seen = Some(Seen { walked, until: next_at + KEPT_FOR });
+            }
+            Err(why) => latest.trouble = Some(why),
+        }
     }
 
     /// Why nothing was seen at the latest look.
     pub fn why_not(&self) -> Option<String> {
-        self.why_not.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let unknown = |why: &NoTables| format!("the guest's own page sizes are not known for now: {why}");
+        self.latest().trouble.as_ref().map(unknown)
     }
 
-    /// Looks now.
-    ///
-    /// # Errors
-    /// [`NoTables`].
-    fn look(&self, state: &mut State) -> Result<Walked, NoTables> {
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        lock(&self.latest)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for OutsideTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutsideTables").field("latest", &self.latest).finish_non_exhaustive()
+    }
+}
+
+impl TableSource for OutsideTables {
+    fn every(&self) -> Duration {
+        EVERY
+    }
+
+    /// What was seen last, at once. Several managed parts of a guest are told the same, and the first of them what it cost.
+    fn sample(&self) -> Looked {
+        let mut latest = self.latest();
+        let Latest { seen, trouble, .. } = &mut *latest;
+        match (seen, trouble) {
+            (_, Some(NoTables::NotThese(why))) => Err(NoTables::NotThese(why.clone())),
+            (Some(seen), _) if Instant::now() < seen.until => {
+                let told = seen.walked.clone();
+                (seen.walked.waits, seen.walked.cpu_elsewhere) = (0, Duration::ZERO);
+                Ok(told)
+            }
+            (seen, trouble) => {
+                let why = trouble.as_ref().map_or_else(|| "nobody looks any more".to_owned(), ToString::to_string);
+                Err(if seen.is_some() { NoTables::TooOld(why) } else { NoTables::NotNow(why) })
+            }
+        }
+    }
+}
+
+/// Who looks.
+struct Looker {
+    host: Arc<ProcessHost>,
+    monitor: Arc<Monitor>,
+    ram: ProcessRam,
+    ranges: Vec<GpaRange>,
+    /// vCPUs asked so far, in turn.
+    asked: usize,
+}
+
+impl Looker {
+    fn look(&mut self) -> Looked {
+        let began_cpu = self.host.thread_cpu_time();
         let vcpus = self.ask(Question::Cpus).map(|cpus| indexes(&cpus))?;
-        let modes = self.modes(&vcpus, state)?;
+        let modes = self.modes(&vcpus)?;
         let waits = modes.len() as u64;
         let (levels, roots) = roots(&modes)?;
         let tables = walk(&self.ram, &self.ranges, &roots, levels, TABLES_MAX);
-        Ok(Walked { tables, waits })
+        let cpu_elsewhere = self.host.thread_cpu_time().saturating_sub(began_cpu);
+        Ok(Walked { tables, waits, cpu_elsewhere })
     }
 
     /// How the next few vCPUs page.
-    fn modes(&self, vcpus: &[u64], state: &mut State) -> Result<Vec<PagingMode>, NoTables> {
+    fn modes(&mut self, vcpus: &[u64]) -> Result<Vec<PagingMode>, NoTables> {
         let (began, mut modes) = (Instant::now(), Vec::new());
         while modes.len() < vcpus.len().min(VCPUS_MAX) && (modes.is_empty() || began.elapsed() < ASK_FOR) {
-            let text = self.ask(Question::Registers(vcpus[state.asked % vcpus.len()]))?;
-            state.asked = state.asked.wrapping_add(1);
+            let text = self.ask(Question::Registers(vcpus[self.asked % vcpus.len()]))?;
+            self.asked = self.asked.wrapping_add(1);
             let mode = text.as_str().and_then(PagingMode::parse);
             modes.push(mode.ok_or_else(|| NoTables::NotNow("QEMU's registers are not understood".into()))?);
         }
@@ -114,27 +205,6 @@ impl OutsideTables {
     fn ask(&self, question: Question) -> Result<Value, NoTables> {
         let answer = self.monitor.with(|qmp| qmp.ask(question)).map_err(|error| NoTables::NotNow(error.to_string()))?;
         answer.map_err(|refused| NoTables::NotNow(refused.to_string()))
-    }
-}
-
-impl TableSource for OutsideTables {
-    fn every(&self) -> Duration {
-        EVERY
-    }
-
-    fn sample(&self) -> Result<Walked, NoTables> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, tables)) = &state.latest
-            && at.elapsed() < EVERY / 2
-        {
-            return Ok(Walked { tables: tables.clone(), waits: 0 });
-        }
-        let looked = self.look(&mut state);
-        state.latest = looked.as_ref().ok().map(|walked| (Instant::now(), walked.tables.clone()));
-        let why_not =
-            looked.as_ref().err().map(|why| format!("the guest's own page sizes are not known for now: {why}"));
-        *self.why_not.lock().unwrap_or_else(PoisonError::into_inner) = why_not;
-        looked
     }
 }
 
@@ -165,6 +235,58 @@ fn roots(modes: &[PagingMode]) -> Result<(TableLevels, Vec<u64>), NoTables> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::sync::mpsc;
+    use std::thread;
+    use wideleaf_memory::sensors::guest_tables::GuestTables;
+    use wideleaf_policies::{GuestMapping, WindowIndex};
+
+    fn walked(mapping: GuestMapping) -> Walked {
+        let windows = vec![(WindowIndex::new(0), mapping)];
+        let tables = GuestTables { windows, tables: 1, is_complete: true };
+        Walked { tables, waits: 3, cpu_elsewhere: Duration::from_millis(1) }
+    }
+
+    fn mapping(tables: &OutsideTables) -> GuestMapping {
+        tables.sample().expect("it was seen").tables.windows[0].1
+    }
+
+    #[test]
+    fn the_loop_is_told_what_was_seen_last_while_a_monitor_hangs_and_nothing_once_that_is_too_old() {
+        let (answer, answers) = mpsc::channel::<Looked>();
+        answer.send(Ok(walked(GuestMapping::Huge2M))).expect("heard");
+        let tables = OutsideTables::over(move || answers.recv().expect("the test answers"));
+        assert_eq!(tables.sample().expect("it was seen"), walked(GuestMapping::Huge2M));
+        let again = tables.sample().expect("still");
+        assert_eq!((again.waits, again.cpu_elsewhere), (0, Duration::ZERO), "a look is paid for once");
+        tables.refresh(); // it is not time to, and nobody would answer
+        tables.latest().next_at = None;
+        thread::scope(|scope| {
+            let looking = scope.spawn(|| tables.refresh());
+            // Nobody has answered that yet, and nobody will before this is told.
+            assert_eq!((mapping(&tables), tables.why_not()), (GuestMapping::Huge2M, None));
+            answer.send(Err(NoTables::NotNow("QEMU is stuck".into()))).expect("heard");
+            looking.join().expect("it does not panic");
+        });
+        assert_eq!(mapping(&tables), GuestMapping::Huge2M);
+        assert!(tables.why_not().expect("it is told").ends_with("not known for now: QEMU is stuck"));
+        tables.latest().seen.as_mut().expect("it was seen").until = Instant::now();
+        assert!(matches!(tables.sample(), Err(NoTables::TooOld(why)) if why == "QEMU is stuck"));
+        tables.latest().next_at = None;
+        answer.send(Ok(walked(GuestMapping::Base4K))).expect("heard");
+        tables.refresh();
+        assert_eq!((mapping(&tables), tables.why_not()), (GuestMapping::Base4K, None));
+    }
+
+    #[test]
+    fn tables_that_are_not_followed_are_told_at_once_and_what_was_never_seen_is_not_too_old() {
+        let never = OutsideTables::over(|| Err(NoTables::NotNow("it starts".into())));
+        assert!(matches!(never.sample(), Err(NoTables::NotNow(why)) if why == "it starts"));
+        let mut looks = [Ok(walked(GuestMapping::Huge2M)), Err(NoTables::NotThese("32 bits".into()))].into_iter();
+        let tables = OutsideTables::over(move || looks.next().expect("two looks"));
+        tables.latest().next_at = None;
+        tables.refresh();
+        assert!(matches!(tables.sample(), Err(NoTables::NotThese(why)) if why == "32 bits"));
+    }
 
     #[test]
     fn vcpus_are_those_that_qemu_names() {

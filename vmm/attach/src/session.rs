@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   VmProcess ─▶ RAM by kind ─▶ a ManagedVm for each ─▶ Manager over ProcessHost ──▶ Live ─▶ view, explain, windows
-//!                               GuestGate ◀── refreshed by who asks, or watcher ── RAM has changed ─▶ a new Manager
+//!                               GuestGate ◀── refreshed by who asks, or watcher ─┬ RAM has changed ─▶ a new Manager
+//!                               KVM's totals, the guest's own tables ◀── asked ──┘
 //! ```
 //!
 //! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
@@ -308,6 +309,10 @@ impl Guest {
         self.kvm.as_ref()?.mapping_stats().ok()
     }
 
+    fn tables(&self) -> Option<Arc<OutsideTables>> {
+        self.now().tables.as_ref()?.as_ref().ok().cloned()
+    }
+
     /// Why what KVM maps is not as new as it should be.
     fn trouble(&self) -> Option<String> {
         self.kvm.as_ref()?.trouble()
@@ -394,7 +399,12 @@ fn policy(settings: &Settings) -> Box<dyn Policy> {
 }
 
 /// The guest's own tables, where the policy asks for them.
-fn tables(settings: &Settings, host: &ProcessHost, monitor: Option<&Arc<Monitor>>, ram: &RamMap) -> Option<Tables> {
+fn tables(
+    settings: &Settings,
+    host: &Arc<ProcessHost>,
+    monitor: Option<&Arc<Monitor>>,
+    ram: &RamMap,
+) -> Option<Tables> {
     let is_asked = policy(settings).needs().guest_mapping;
     is_asked.then(|| OutsideTables::of(host, monitor, ram).map(Arc::new))
 }
@@ -498,6 +508,7 @@ impl Watcher {
                     guest.gate.refresh();
                 }
                 guest.kvm.iter().for_each(|kvm| kvm.refresh());
+                guest.tables().iter().for_each(|tables| tables.refresh());
                 // What could not be followed is tried again at the next look.
                 if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref()) {
                     let began = Instant::now();

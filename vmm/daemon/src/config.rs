@@ -120,11 +120,21 @@ impl Default for SocketConfig {
 }
 
 /// `[metrics]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
     /// Where to listen for Prometheus.
     pub listen: Listen,
+    /// Who may connect where that is a file: its permission bits.
+    #[serde(deserialize_with = "values::mode")]
+    pub mode: u32,
+}
+
+impl Default for MetricsConfig {
+    /// As the control socket, for the same reason.
+    fn default() -> MetricsConfig {
+        MetricsConfig { listen: Listen::default(), mode: SocketConfig::default().mode }
+    }
 }
 
 /// `[state]`.

@@ -29,7 +29,7 @@ use crate::state::{self, Loaded, State};
 /// Why the daemon does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The control socket can not be had.
+    /// The control socket can not be had, or the metrics not be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The state can neither be read nor put aside.
@@ -43,14 +43,6 @@ pub enum RunError {
     /// Another daemon has it.
     #[error("another wideleafd has the state in {}: end it, or give this one another state.path", .0.display())]
     StateHeld(PathBuf),
-    /// The metrics can not be served.
-    #[error("cannot serve metrics at {listen}: {source}; give metrics.listen another address, or \"off\"")]
-    Metrics {
-        /// Where.
-        listen: String,
-        /// The kernel's answer.
-        source: io::Error,
-    },
     /// Signals can not be handled.
     #[error("cannot handle signals: {0}")]
     Signals(io::Error),
@@ -131,12 +123,10 @@ fn claimed_state(config: &Config) -> Result<File, RunError> {
 }
 
 fn start_metrics(config: &Config, engine: &Arc<Engine>) -> Result<Option<MetricsServer>, RunError> {
-    let listen = &config.metrics.listen;
     let engine = engine.clone();
-    let metrics = MetricsServer::start(listen, move || engine.scrape())
-        .map_err(|source| RunError::Metrics { listen: listen.to_string(), source })?;
+    let metrics = MetricsServer::start(&config.metrics, move || engine.scrape())?;
     if metrics.is_some() {
-        tracing::info!("metrics are at {listen}");
+        tracing::info!("metrics are at {}", config.metrics.listen);
     }
     Ok(metrics)
 }

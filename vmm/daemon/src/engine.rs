@@ -20,7 +20,7 @@ use wideleaf_control::view::{VmView, Vmm, WorkView};
 use wideleaf_memory::panicked::caught;
 use wideleaf_policies::{BudgetLimits, Bytes};
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Wanted};
 use crate::guarantee::GuaranteeEvent;
 use crate::guests::{Care, Found, Guests, ProcessId};
 use crate::host_memory::HostMemoryWatch;
@@ -69,6 +69,8 @@ pub struct Engine {
     table: Mutex<Table>,
     saved: Mutex<Saved>,
     changing_pools: Mutex<()>,
+    /// Held from when parts are made until all are told: what is told last is what was made last.
+    sharing: Mutex<()>,
     looks: Arc<Looks>,
 }
 
@@ -140,6 +142,7 @@ impl Engine {
             table: Mutex::new(table),
             saved: Mutex::new(Saved::NotYetRead),
             changing_pools: Mutex::new(()),
+            sharing: Mutex::new(()),
             looks: Arc::default(),
         }
     }
@@ -186,9 +189,9 @@ impl Engine {
             }
             self.table().pending.retain(|pending| pending.process != process);
         }
-        self.give_back_abandoned(&running);
+        let given_back = self.give_back_abandoned();
         self.save();
-        Ok(())
+        given_back
     }
 
     /// A refusal is a line in the log, once: the next scouting tries again.
@@ -221,6 +224,11 @@ impl Engine {
             }
             wanted
         };
+        self.attach_as(found, said, wanted, before)
+    }
+
+    /// Attaches a guest that is noted as being attached, and puts it on the table.
+    fn attach_as(&self, found: &Found, said: Settings, wanted: Wanted, before: WorkView) -> Result<(), String> {
         // Whatever a guest shows of itself that nobody thought of, it can be tried again.
         let taken = caught(|| {
             let mut care = self.doors.guests.attach(found, &wanted)?;
@@ -238,6 +246,36 @@ impl Engine {
         drop(table);
         self.share_out();
         Ok(())
+    }
+
+    /// Attaches a guest anew, where that is what it takes for what is `said` to hold: its monitor, and whether shared memory may be collapsed,
+    /// are settled when a guest is attached. Counters go on. Says whether it did; where the guest can not be attached like that, it is
+    /// attached as it was.
+    fn take_anew(&self, found: &Found, said: &Settings) -> Result<bool, String> {
+        let (wanted, vm, key, earlier) = {
+            let mut table = self.table();
+            let Some(vm) = table.vms.get(&found.process) else { return Ok(false) };
+            let (Some(key), Some(earlier)) = (vm.settled_otherwise(said), vm.remembered()) else { return Ok(false) };
+            let wanted = table.config.wanted(&vm.found.believed_name(), said)?;
+            if !table.being_attached.insert(found.process) {
+                return Err("it is being attached already".into());
+            }
+            // A daemon that is killed now is followed by one that takes it up.
+            table.pending.push(earlier.clone());
+            (wanted, table.vms.remove(&found.process), key, earlier)
+        };
+        tracing::info!("{} (pid {}) is attached anew, for its {key}", found.name, found.process.pid);
+        let was = vm.as_ref().map(|vm| vm.wanted.clone());
+        vm.as_ref().and_then(Vm::care).iter().for_each(leave);
+        let attached = self.attach_as(found, said.clone(), wanted, earlier.work.clone());
+        if let (Err(error), Some(was)) = (&attached, was) {
+            tracing::warn!("{} (pid {}) is attached as it was: {error}", found.name, found.process.pid);
+            self.table().being_attached.insert(found.process);
+            let again = self.attach_as(found, earlier.said, was, earlier.work);
+            again.unwrap_or_else(|error| tracing::warn!("{} is not managed any more: {error}", found.name));
+        }
+        self.table().pending.retain(|guest| guest.process != found.process);
+        attached.map(|()| true)
     }
 
     /// Changes what is said of a VM. What it can not be is refused, and all stays as it was.
@@ -348,6 +386,7 @@ impl Engine {
     /// Gives each VM its part of the budget, and says whether it may grow. Only who gets something new is told; who is busy is told by
     /// the next tick.
     fn share_out(&self) {
+        let _one_at_a_time = locked(&self.sharing);
         let mut told_so: Vec<(ProcessId, SharedCare, BudgetLimits, bool)> = Vec::new();
         let mut table = self.table();
         let claims: Vec<share::Claim> = table.vms.values().map(Vm::claim).collect();
@@ -418,11 +457,14 @@ impl Engine {
             running.iter().filter(|found| is_new(found) && is_named(found)).cloned().collect()
         };
         for found in &came {
-            self.take_or_warn(found, Settings::default(), WorkView::default());
+            // To take those before it may have taken long enough for somebody to detach it.
+            if !self.table().left.contains(&found.process) {
+                self.take_or_warn(found, Settings::default(), WorkView::default());
+            }
         }
-        self.give_back_abandoned(&running);
+        let given_back = self.give_back_abandoned();
         self.save();
-        Ok(())
+        given_back
     }
 
     /// Reads the configuration again and tells every VM what has changed for it. Counters go on.

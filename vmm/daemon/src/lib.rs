@@ -16,6 +16,7 @@
 //! | [`rooms`] | room in the hugetlb pools |
 //! | [`state`], [`carry`] | what outlives the daemon |
 //! | [`server`], [`peer`] | the control socket, and who may change things |
+//! | [`socket_file`] | whether somebody listens already, and who may connect |
 //! | [`metrics`], [`usage`] | what is scraped, and what the daemon itself takes |
 //! | [`config`] | what an operator may say |
 //!
@@ -34,5 +35,6 @@ pub mod peer;
 pub mod rooms;
 pub mod server;
 pub mod share;
+pub mod socket_file;
 pub mod state;
 pub mod usage;

@@ -3,7 +3,8 @@
 //! ```text
 //!   hook: prepare ──▶ Room: filled ──▶ … domain runs … ──▶ hook: release, or its process ended, or we find it gone: emptied
 //!                      │  intent ──▶ book ──▶ pool            the same, part by part
-//!                      └─ killed in between: settled by the next daemon, from what it finds in the pool
+//!                      ├─ refused, and the pool known to be as it was: the intent is closed
+//!                      └─ killed in between, or nobody knows: settled from what is found in the pool
 //! ```
 //!
 //! A room is plain data, so that one that was made by a daemon that was killed is given back by the next: once, and no more than was
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wideleaf_control::protocol::PoolRequest;
-use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolStatus, Request, Settled};
+use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolError, PoolStatus, Request, Settled};
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::guests::{Found, ProcessId};
@@ -41,19 +42,37 @@ pub struct Room {
     pub made_at_s: u64,
 }
 
+/// Why a pool was not changed as asked, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is known to be as it was.
+    #[error("{0}")]
+    AsBefore(String),
+    /// Whether something was done all the same, [`Pools::settle`] tells.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+impl From<PoolError> for Refusal {
+    fn from(error: PoolError) -> Refusal {
+        let line = error.to_string();
+        if error.leaves_pool_as_it_was() { Refusal::AsBefore(line) } else { Refusal::Unknown(line) }
+    }
+}
+
 /// The door to the pools.
 pub trait Pools: Send + Sync {
     /// Makes room for `request` in addition to what there is: all of it or nothing. Before a pool changes, it is noted.
     ///
     /// # Errors
-    /// One line: what is missing, in numbers, and what would help. Whether something was made all the same, [`Pools::settle`] tells.
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String>;
+    /// [`Refusal`]: what is missing, in numbers, and what would help.
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal>;
 
     /// Takes back a part of what [`Pools::grow`] added, noted before, and takes it out of `granted`.
     ///
     /// # Errors
-    /// One line: what stays, unless [`Pools::settle`] says otherwise.
-    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String>;
+    /// [`Refusal`]: why what is left of it stays.
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), Refusal>;
 
     /// Finds out what became of a change that was noted: it is put into `granted`, or taken out of it.
     ///
@@ -69,15 +88,16 @@ pub trait Pools: Send + Sync {
 }
 
 impl Pools for HugetlbPools {
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String> {
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
         let PoolRequest { pages, node, .. } = *request;
-        let request = Request { size: size_of(request)?, pages, node, on_shortage: OnShortage::Refuse };
-        self.reserve_noting(&request, note).map_err(|error| error.to_string())
+        let size = size_of(request).map_err(Refusal::AsBefore)?;
+        Ok(self.reserve_noting(&Request { size, pages, node, on_shortage: OnShortage::Refuse }, note)?)
     }
 
     /// Pages that somebody still has are memory again when they are unmapped: nobody needs to wait for that.
-    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String> {
-        self.give_back_part(granted, note).map(|_| ()).map_err(|error| error.to_string())
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), Refusal> {
+        self.give_back_part(granted, note)?;
+        Ok(())
     }
 
     fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, String> {
@@ -142,13 +162,21 @@ pub fn fill(
 }
 
 fn grow(pools: &dyn Pools, room: &mut Room, missing: &PoolRequest, book: Book<'_>) -> Result<(), String> {
-    let granted = pools.grow(missing, &mut |intent| {
+    let grown = pools.grow(missing, &mut |intent| {
         room.open = Some(intent.clone());
         book(room)
-    })?;
+    });
+    let granted = closed(room, grown)?;
     room.grown.push(granted);
-    room.open = None;
     Ok(())
+}
+
+/// What came of a change, the intent of which stays open only where nobody knows.
+fn closed<T>(room: &mut Room, changed: Result<T, Refusal>) -> Result<T, String> {
+    if !matches!(changed, Err(Refusal::Unknown(_))) {
+        room.open = None;
+    }
+    changed.map_err(|refusal| refusal.to_string())
 }
 
 /// Gives back all of it. What stays is still in the room, to be tried again; why is a line in the log.
@@ -172,12 +200,12 @@ pub fn empty(pools: &dyn Pools, room: &mut Room, book: Book<'_>) {
 /// Gives back one of those that the pools grew by, part by part.
 fn shrink(pools: &dyn Pools, room: &mut Room, index: usize, book: Book<'_>) -> Result<(), String> {
     while let Some(mut granted) = room.grown.get(index).filter(|granted| !granted.is_undone()).cloned() {
-        pools.shrink(&mut granted, &mut |intent| {
+        let shrunk = pools.shrink(&mut granted, &mut |intent| {
             room.open = Some(intent.clone());
             book(room)
-        })?;
+        });
+        closed(room, shrunk)?;
         room.grown[index] = granted;
-        room.open = None;
     }
     Ok(())
 }
@@ -287,27 +315,28 @@ const FAKE_PAGES_MAX: u64 = 1 << 32;
 const FAKE_BOOT: &str = "of a test";
 
 impl Pools for std::sync::Arc<FakePools> {
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String> {
-        let FakePool { growth_left, .. } = self.now();
-        let left = growth_left.checked_sub(request.pages);
-        let left = left.ok_or_else(|| format!("{} pages are missing, {growth_left} can be made", request.pages))?;
-        let [before, after] = [growth_left, left].map(|left| FAKE_PAGES_MAX - left);
+    /// As a kernel that knows only when it has tried.
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
+        let before = FAKE_PAGES_MAX - self.now().growth_left;
+        let after = before + request.pages;
         let intent = Intent::new(PageSize::Huge2M, None, before, after, FAKE_BOOT);
-        note(&intent)?;
-        let mut pool = self.pool();
-        pool.growth_left = left;
-        pool.free += request.pages;
+        note(&intent).map_err(Refusal::AsBefore)?;
+        let FakePool { growth_left, free } = self.now();
+        let short = || Refusal::AsBefore(format!("{} pages are missing, {growth_left} can be made", request.pages));
+        let growth_left = growth_left.checked_sub(request.pages).ok_or_else(short)?;
+        *self.pool() = FakePool { growth_left, free: free + request.pages };
         let mut granted = Vec::new();
         intent.settle(after, &[], FAKE_BOOT, &mut granted);
-        granted.pop().ok_or_else(|| "nothing was asked for".to_owned())
+        granted.pop().ok_or_else(|| Refusal::AsBefore("nothing was asked for".to_owned()))
     }
 
-    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String> {
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), Refusal> {
         let FakePool { growth_left, free } = self.now();
-        let free = free.checked_sub(granted.pages()).ok_or("they are in use")?;
+        let in_use = || Refusal::AsBefore("they are in use".to_owned());
+        let free = free.checked_sub(granted.pages()).ok_or_else(in_use)?;
         let [before, after] = [growth_left, growth_left + granted.pages()].map(|left| FAKE_PAGES_MAX - left);
         let intent = Intent::new(PageSize::Huge2M, None, before, after, FAKE_BOOT);
-        note(&intent)?;
+        note(&intent).map_err(Refusal::AsBefore)?;
         (self.pool().growth_left, self.pool().free) = (FAKE_PAGES_MAX - after, free);
         let mut left = vec![granted.clone()];
         intent.settle(after, &[], FAKE_BOOT, &mut left);
@@ -385,6 +414,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_somebody_else_adds_while_a_change_fails_are_not_taken_for_ours() {
+        let (pools, mut room) = (pools(0, 10), room(6, false));
+        let others = || {
+            let mut pool = pools.pool();
+            (pool.growth_left, pool.free) = (pool.growth_left - 3, pool.free + 3);
+        };
+        let mut unnoted = |_: &Room| {
+            others();
+            Err("the disk is full".to_owned())
+        };
+        assert_eq!(fill(&pools, &mut room, &[], None, &mut unnoted), Err("the disk is full".into()));
+        assert_eq!((pools.now(), &room.grown, &room.open), (FakePool { free: 3, growth_left: 7 }, &Vec::new(), &None));
+        // By the time the kernel tries, others have taken three of the seven that it could make.
+        let mut late = |_: &Room| {
+            others();
+            Ok(())
+        };
+        room.wanted = vec![pages(10)];
+        let error = fill(&pools, &mut room, &[], None, &mut late).expect_err("four are left");
+        assert_eq!(error, "7 pages are missing, 4 can be made");
+        assert_eq!((pools.now(), &room.grown, &room.open), (FakePool { free: 6, growth_left: 4 }, &Vec::new(), &None));
+    }
+
+    #[test]
     fn a_room_is_that_of_the_process_that_libvirt_calls_its_domain() {
         let guests = crate::guests::fake::FakeGuests::default();
         let process = guests.start(10, "web");
@@ -433,7 +486,7 @@ mod tests {
     fn a_size_that_is_no_pools_is_refused() {
         let request = PoolRequest { page_bytes: 64 << 10, pages: 1, node: None };
         let error = HugetlbPools::of_this_machine().grow(&request, &mut |_| Ok(())).expect_err("no such pool");
-        assert!(error.contains("65536 bytes: only of 2 MiB and 1 GiB"), "{error}");
+        assert!(error.to_string().contains("65536 bytes: only of 2 MiB and 1 GiB"), "{error}");
     }
 
     #[test]

@@ -26,15 +26,15 @@ use wideleaf_control::protocol::{Reply, Request};
 
 use crate::config::SocketConfig;
 use crate::peer::{Access, Peer};
+use crate::socket_file::SocketFile;
 
 mod answering;
 mod connection;
-mod listening;
 
+pub use crate::socket_file::ListenError;
 use answering::Job;
 use connection::{Connection, Progress};
 pub use connection::{REQUEST_BYTES_MAX, decode};
-pub use listening::ListenError;
 
 /// More clients than this are refused, in a line: an operator's host has one hook at a time, a dashboard or two, and a connection
 /// for each VM of ours.
@@ -97,8 +97,10 @@ impl Server {
     /// # Errors
     /// [`ListenError`], with who listens there if somebody does.
     pub fn start(config: &SocketConfig, access: &Access, answers: Arc<dyn Answers>) -> Result<Server, ListenError> {
-        let listener = listening::bind(config, access)?;
-        let at = |source| ListenError::Socket { path: config.path.clone(), source };
+        let gid = access.gid().map_err(ListenError::NoGroup)?;
+        let file = SocketFile { path: &config.path, mode: config.mode, gid, key: "socket.path" };
+        let listener = file.bind()?;
+        let at = |source| file.failed(source);
         let (wake, woken) = UnixStream::pair().map_err(at)?;
         for stream in [&wake, &woken] {
             stream.set_nonblocking(true).map_err(at)?;

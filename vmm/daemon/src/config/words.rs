@@ -18,7 +18,7 @@ impl Config {
         let BudgetConfig { copy_per_second, cpu_share } = budget;
         let HostConfig { low_free, high_free } = host;
         let SocketConfig { path, mode, group } = socket;
-        let MetricsConfig { listen } = metrics;
+        let MetricsConfig { listen, mode: metrics_mode } = metrics;
         let StateConfig { path: state_path } = state;
         let AttachConfig { automatic, interval } = attach;
         let Defaults { policy, guarantee, grace, collapse_shared } = defaults;
@@ -35,6 +35,7 @@ impl Config {
         words.say_if("group", group.as_ref().map(quoted));
         words.section("[metrics]");
         words.say("listen", quoted(listen));
+        words.say("mode", quoted(format!("{metrics_mode:04o}")));
         words.section("[state]");
         words.say("path", quoted(state_path.display()));
         words.section("[attach]");
@@ -139,6 +140,7 @@ mod tests {
             group = "ops"
             [metrics]
             listen = "unix:/run/metrics.sock"
+            mode = "0666"
             [attach]
             automatic = ["web*", "it's \"db\""]
             interval = "5m"

@@ -12,7 +12,6 @@ use wideleaf_control::protocol::{Answer, PoolRequest, RoomView};
 use wideleaf_memory::pool::Granted;
 
 use super::{Engine, locked, now_s};
-use crate::guests::Found;
 use crate::rooms::{self, Room};
 
 impl Engine {
@@ -53,19 +52,35 @@ impl Engine {
         self.table().rooms.iter().map(view).collect()
     }
 
-    /// Gives back the rooms for which nobody comes any more, where these guests run.
-    pub(super) fn give_back_abandoned(&self, running: &[Found]) {
+    /// Gives back the rooms for which nobody comes any more.
+    ///
+    /// Which these are is asked before who runs: a domain that starts in between runs by the time that somebody says so, and a list of
+    /// who ran earlier would not have it.
+    ///
+    /// # Errors
+    /// Where nobody can tell which guests run; nothing is given back then.
+    pub(super) fn give_back_abandoned(&self) -> Result<(), String> {
         let _one_at_a_time = locked(&self.changing_pools);
+        let abandoned: Vec<Room> = {
+            let table = self.table();
+            if table.rooms.is_empty() {
+                return Ok(());
+            }
+            table.rooms.iter().filter(|room| room.is_abandoned(now_s())).cloned().collect()
+        };
+        let running = self.doors.guests.find()?;
         for room in &mut self.table().rooms {
             if let Some(found) = running.iter().find(|found| room.belongs_to(found)) {
                 room.start(found.process);
             }
         }
-        if !self.are_settled() {
-            return;
+        if self.are_settled() {
+            let is_running = |room: &Room| running.iter().any(|found| room.belongs_to(found));
+            let was_abandoned =
+                |room: &Room| abandoned.iter().any(|was| was.uuid == room.uuid && was.process == room.process);
+            self.empty_rooms(|room| was_abandoned(room) && !is_running(room));
         }
-        let is_running = |room: &Room| running.iter().any(|found| room.belongs_to(found));
-        self.empty_rooms(|room| !is_running(room) && room.is_abandoned(now_s()));
+        Ok(())
     }
 
     pub(super) fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {

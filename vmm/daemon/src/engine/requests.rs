@@ -1,11 +1,13 @@
 //! What is answered to whom.
 
+use std::sync::Arc;
+
 use wideleaf_control::protocol::{Answer, Limits, Reply, Request, Settings, Target};
 use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
 use super::vm::{self, Hands, Vm};
 use super::{Engine, told};
-use crate::guests::{Care, Found, ProcessId};
+use crate::guests::{Care, Found, Guests, ProcessId};
 use crate::peer::{Access, Peer, is_reading};
 use crate::server::{Answers, ConnectionId};
 use crate::usage;
@@ -15,13 +17,13 @@ const NAMES_MAX: usize = 20;
 
 /// The engine, as the control socket knows it.
 pub struct Service {
-    engine: std::sync::Arc<Engine>,
+    engine: Arc<Engine>,
     access: Access,
 }
 
 impl Service {
     /// Answers for `engine`, to whom `access` allows it.
-    pub fn new(engine: std::sync::Arc<Engine>, access: Access) -> Service {
+    pub fn new(engine: Arc<Engine>, access: Access) -> Service {
         Service { engine, access }
     }
 }
@@ -44,6 +46,9 @@ impl Answers for Service {
         self.engine.unregister(connection);
     }
 }
+
+/// What can be seen of a guest from outside.
+type Look<T> = fn(&dyn Guests, &Found) -> Result<T, String>;
 
 /// Whom a name means.
 enum Meant {
@@ -125,7 +130,7 @@ impl Engine {
             Meant::Managed(process) => {
                 self.table().vms.get(&process).map(Vm::view).ok_or_else(|| format!("{name} has just ended"))
             }
-            Meant::Other(found) => self.doors.guests.look(&found),
+            Meant::Other(found) => self.look_at(&found, |guests, found| guests.look(found)),
         }
     }
 
@@ -137,28 +142,24 @@ impl Engine {
 
     fn explain(&self, name: &str) -> Result<Explanation, String> {
         match self.meant(name)? {
-            Meant::Managed(process) => {
-                self.ask(process, |care| care.explain(), |found| self.doors.guests.explain(found))
-            }
-            Meant::Other(found) => self.doors.guests.explain(&found),
+            Meant::Managed(process) => self.ask(process, |care| care.explain(), |guests, found| guests.explain(found)),
+            Meant::Other(found) => self.look_at(&found, |guests, found| guests.explain(found)),
         }
     }
 
     fn windows(&self, name: &str) -> Result<WindowMap, String> {
         match self.meant(name)? {
-            Meant::Managed(process) => {
-                self.ask(process, |care| care.windows(), |found| self.doors.guests.windows(found))
-            }
-            Meant::Other(found) => self.doors.guests.windows(&found),
+            Meant::Managed(process) => self.ask(process, |care| care.windows(), |guests, found| guests.windows(found)),
+            Meant::Other(found) => self.look_at(&found, |guests, found| guests.windows(found)),
         }
     }
 
     /// Asks whoever looks after a VM; where that is its own process, what can be seen from outside has to do.
-    fn ask<T>(
+    fn ask<T: Send + 'static>(
         &self,
         process: ProcessId,
         ask: impl FnOnce(&mut (dyn Care + 'static)) -> T,
-        look: impl FnOnce(&Found) -> Result<T, String>,
+        look: Look<T>,
     ) -> Result<T, String> {
         let (care, found) = {
             let table = self.table();
@@ -167,8 +168,14 @@ impl Engine {
         };
         match care {
             Some(care) => told(&care, ask).ok_or_else(|| format!("{} has just ended", found.name)),
-            None => look(&found),
+            None => self.look_at(&found, look),
         }
+    }
+
+    /// Looks at one from outside, and waits no longer than for a list.
+    fn look_at<T: Send + 'static>(&self, found: &Found, look: Look<T>) -> Result<T, String> {
+        let (guests, of) = (Arc::clone(&self.doors.guests), found.clone());
+        self.looks.one(found, move || look(&*guests, &of))
     }
 
     fn managed(&self, name: &str) -> Result<ProcessId, String> {
@@ -216,7 +223,8 @@ impl Engine {
     }
 
     /// A domain runs, by libvirt's word. What the configuration does not name, and does not ask for care, is left alone; and so is who
-    /// was detached, also when libvirtd was restarted and tells again. What was said of it since it was taken stays said.
+    /// was detached, also when libvirtd was restarted and tells again. What was said of it since it was taken stays said. One that was taken
+    /// before its metadata were told is attached anew where they say what is settled by that.
     fn started(&self, domain: String, uuid: &str, pid: u32, settings: &Settings) -> Result<Answer, String> {
         let found = self.doors.guests.resolve(&Target::Pid(pid))?;
         let settings = {
@@ -232,7 +240,10 @@ impl Engine {
         };
         let taken = settings.map_or(Ok(()), |(settings, work)| {
             let found = Found { domain: Some(domain.clone()), is_name_anothers: false, ..found };
-            self.take(&found, settings, work)
+            match self.take_anew(&found, &settings)? {
+                true => Ok(()),
+                false => self.take(&found, settings, work),
+            }
         });
         self.save();
         // The hook does not wait long enough to hear it.

@@ -572,6 +572,105 @@ fn guests_are_left_as_they_are_at_the_end() {
     assert_eq!((bench.guests.guest(10).stopped, bench.state().guests.len()), (1, 1));
 }
 
+#[test]
+fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
+    let bench = Bench::new("");
+    let first = bench.guests.start(10, "web");
+    bench.guests.start(11, "db");
+    for pid in [10, 11] {
+        bench.attach(pid).expect("it runs");
+    }
+    let share = |bytes: Bytes| {
+        bench.engine.table().config.budget.copy_per_second = bytes;
+        bench.engine.share_out();
+    };
+    let deaf = bench.guests.guest(10).deaf;
+    let telling = deaf.lock().expect("nobody panicked");
+    let told = || bench.guests.guest(11).limits.expect("it was told").copy_per_second;
+    thread::scope(|scope| {
+        scope.spawn(|| share(mib(100)));
+        let care = bench.engine.table().vms[&first].care().expect("it is attached");
+        while care.try_lock().is_ok() {
+            thread::yield_now();
+        }
+        scope.spawn(|| share(mib(200)));
+        // Whoever does not wait for the first has told db by then; the first is still at web.
+        for _ in 0..1_000 {
+            thread::sleep(Duration::from_micros(100));
+            if told() >= mib(90) {
+                break;
+            }
+        }
+        drop(telling);
+    });
+    assert!(told() > mib(90) && told() <= mib(100), "half of 200 MiB, and not of 100: {}", told());
+}
+
+#[test]
+fn a_domain_that_starts_while_the_scout_is_at_another_keeps_its_room() {
+    let bench = Bench::new("[attach]\nautomatic = [\"slow\"]");
+    bench.guests.start(10, "slow");
+    let busy = bench.guests.guest(10).busy;
+    let attaching = busy.lock().expect("nobody panicked");
+    thread::scope(|scope| {
+        let scouting = scope.spawn(|| bench.engine.scout());
+        while bench.engine.table().being_attached.is_empty() {
+            thread::yield_now();
+        }
+        bench.ask(prepare("u-web", 60)).expect("there is room");
+        bench.guests.start_domain(11, "web");
+        bench.ask(started(11, "web", None)).expect("it runs");
+        drop(attaching);
+        scouting.join().expect("it does not panic").expect("its guests are seen");
+    });
+    assert_eq!((bench.state().rooms.len(), bench.pools.now().growth_left), (1, 40));
+    bench.guests.change(11, |guest| guest.has_ended = true);
+    bench.scout();
+    assert_eq!((bench.state().rooms.len(), bench.pools.now().growth_left), (0, 100));
+}
+
+/// Metadata that take another monitor than none.
+fn started_with_monitor(pid: u32, domain: &str, policy: &str) -> Request {
+    let settings = Settings { policy: Some(policy.into()), qmp: Some(monitor_of(domain)), ..Settings::default() };
+    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings }
+}
+
+#[test]
+fn a_guest_that_was_taken_before_its_metadata_were_told_is_attached_anew_and_its_counters_go_on() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    bench.guests.start_domain(10, "web");
+    bench.guests.change(10, |guest| guest.work = work(mib(6)));
+    bench.scout();
+    bench.guests.change(10, |guest| guest.work = WorkView::default()); // that of its next manager
+    for _ in 0..2 {
+        bench.ask(started_with_monitor(10, "web", "greedy")).expect("it runs");
+        let guest = bench.guests.guest(10);
+        assert_eq!((guest.qmp, guest.attached, guest.stopped), (Some(monitor_of("web")), 2, 1), "and once");
+    }
+    let vm = &bench.list()[0];
+    let copied = vm.work.as_ref().map(|work| work.copied);
+    assert_eq!((vm.policy.as_deref(), copied), (Some("greedy"), Some(mib(6).get())));
+    assert_eq!(bench.state().guests.len(), 1);
+    assert_eq!(bench.restarted().guests.guest(10).qmp, Some(monitor_of("web")));
+}
+
+#[test]
+fn metadata_that_can_not_hold_leave_a_guest_as_it_was() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"");
+    bench.guests.start_domain(10, "web");
+    bench.scout();
+    let refused = bench.ask(started_with_monitor(10, "web", "nonsense")).expect_err("there is no such policy");
+    assert!(refused.contains("no policy \"nonsense\""), "{refused}");
+    assert_eq!((bench.guests.guest(10).attached, bench.managed().len()), (1, 1));
+    // It can be attached no more: then it is nobody's, and the next scouting tries again.
+    bench.guests.change(10, |guest| guest.attach_error = Some("needs CAP_SYS_NICE".into()));
+    assert_eq!(bench.ask(started_with_monitor(10, "web", "greedy")), Err("needs CAP_SYS_NICE".into()));
+    assert_eq!((bench.managed().len(), bench.state().guests.len()), (0, 0));
+    bench.guests.change(10, |guest| guest.attach_error = None);
+    bench.scout();
+    assert_eq!(bench.managed(), ["web"]);
+}
+
 mod killed;
 
 fn prepare(uuid: &str, pages: u64) -> Request {

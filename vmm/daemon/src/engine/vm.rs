@@ -76,16 +76,19 @@ impl Vm {
     /// `wanted`, with what was settled when the guest was attached as it was then: a reload changes all the rest. What of that is unset is
     /// forgotten for the next time.
     pub(super) fn keeping_settled(&self, changes: &Settings, wanted: Wanted) -> Result<Wanted, String> {
+        if let Some(key) = self.settled_otherwise(changes) {
+            return Err(format!("{key} is settled when a guest is attached: detach it, and attach it again"));
+        }
         let Wanted { collapse_shared, qmp, .. } = &self.wanted;
-        let is_other = |is_other: bool, what: &str| match (is_other, &self.hands) {
-            (true, Hands::Attached(_)) => {
-                Err(format!("{what} is settled when a guest is attached: detach it, and attach it again"))
-            }
-            _ => Ok(()),
-        };
-        is_other(changes.collapse_shared.is_some_and(|may| may != *collapse_shared), "collapse_shared")?;
-        is_other(changes.qmp.is_some() && changes.qmp != *qmp, "qmp")?;
         Ok(Wanted { collapse_shared: *collapse_shared, qmp: qmp.clone(), ..wanted })
+    }
+
+    /// The first key of `said` that was settled as something else when the guest was attached.
+    pub(super) fn settled_otherwise(&self, said: &Settings) -> Option<&'static str> {
+        let Hands::Attached(_) = self.hands else { return None };
+        let Wanted { collapse_shared, qmp, .. } = &self.wanted;
+        let of_shared = said.collapse_shared.is_some_and(|may| may != *collapse_shared).then_some("collapse_shared");
+        of_shared.or((said.qmp.is_some() && said.qmp != *qmp).then_some("qmp"))
     }
 
     pub(super) fn care(&self) -> Option<SharedCare> {

@@ -27,8 +27,10 @@ pub struct FakeGuest {
     pub has_ended: bool,
     /// Why it can not be attached, if it can not.
     pub attach_error: Option<String>,
-    /// Whoever looks at it or asks it why waits until nobody has this.
+    /// Whoever attaches it, looks at it or asks it why waits until nobody has this.
     pub busy: Arc<Mutex<()>>,
+    /// Whoever tells it what it may cost waits until nobody has this.
+    pub deaf: Arc<Mutex<()>>,
     /// How often it was attached.
     pub attached: u32,
     /// How often it was left to itself.
@@ -122,6 +124,7 @@ impl FakeGuests {
             has_ended: false,
             attach_error: None,
             busy: Arc::default(),
+            deaf: Arc::default(),
             attached: 0,
             stopped: 0,
             qmp: None,
@@ -204,7 +207,7 @@ impl Guests for FakeGuests {
 
     fn attach(&self, found: &Found, wanted: &Wanted) -> Result<Box<dyn Care>, String> {
         let pid = found.process.pid;
-        if let Some(error) = self.guest(pid).attach_error {
+        if let Some(error) = self.once_free(pid).attach_error {
             return Err(error);
         }
         self.change(pid, |guest| {
@@ -243,6 +246,7 @@ impl Care for FakeCare {
     }
 
     fn set_limits(&mut self, limits: BudgetLimits) {
+        drop(self.guests.guest(self.pid).deaf.lock());
         self.guests.change(self.pid, |guest| guest.limits = Some(limits));
     }
 

@@ -14,9 +14,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -25,7 +23,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::exchange::{Exchange, Page, Progress, Socket};
 use super::{Scrape, text};
-use crate::config::Listen;
+use crate::config::{Listen, MetricsConfig};
+use crate::socket_file::{ListenError, SocketFile};
 
 /// A Prometheus or two, and somebody who looks by hand; the rest is for those who open connections and say nothing.
 pub(super) const CONNECTIONS_MAX: usize = 32;
@@ -46,28 +45,43 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off.
+    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off. A file that nobody listens at any more is replaced.
     ///
     /// # Errors
-    /// The kernel's answer.
-    pub fn start(listen: &Listen, scrape: impl Fn() -> Scrape + Send + 'static) -> io::Result<Option<MetricsServer>> {
-        let (listener, address) = match listen {
-            Listen::Off => return Ok(None),
+    /// [`ListenError`], with who listens there if somebody does.
+    pub fn start(
+        config: &MetricsConfig,
+        scrape: impl Fn() -> Scrape + Send + 'static,
+    ) -> Result<Option<MetricsServer>, ListenError> {
+        let (listen, scrape) = (config.listen.clone(), Box::new(scrape));
+        match &config.listen {
+            Listen::Off => Ok(None),
             Listen::Tcp(address) => {
-                let listener = TcpListener::bind(address)?;
-                let address = listener.local_addr()?;
-                (Listener::Tcp(listener), Some(address))
+                let started = TcpListener::bind(address).and_then(|listener| {
+                    let address = listener.local_addr()?;
+                    MetricsServer::serve(Listener::Tcp(listener), listen, Some(address), scrape)
+                });
+                started.map(Some).map_err(|source| ListenError::Metrics { address: *address, source })
             }
             Listen::Unix(path) => {
-                remove_stale(path)?;
-                (Listener::Unix(UnixListener::bind(path)?), None)
+                let file = SocketFile { path, mode: config.mode, gid: None, key: "metrics.listen" };
+                let started = MetricsServer::serve(Listener::Unix(file.bind()?), listen, None, scrape);
+                started.map(Some).map_err(|source| file.failed(source))
             }
-        };
+        }
+    }
+
+    fn serve(
+        listener: Listener,
+        listen: Listen,
+        address: Option<SocketAddr>,
+        scrape: Box<dyn Fn() -> Scrape + Send>,
+    ) -> io::Result<MetricsServer> {
         listener.set_nonblocking()?;
         let (wake, woken) = UnixStream::pair()?;
-        let shop = Shop { listener, woken, exchanges: VecDeque::new(), page: None, scrape: Box::new(scrape) };
+        let shop = Shop { listener, woken, exchanges: VecDeque::new(), page: None, scrape };
         let thread = thread::Builder::new().name("metrics".into()).spawn(move || shop.run())?;
-        Ok(Some(MetricsServer { wake, thread, listen: listen.clone(), address }))
+        Ok(MetricsServer { wake, thread, listen, address })
     }
 
     /// Where it listens, where that is a TCP port.
@@ -84,14 +98,6 @@ impl MetricsServer {
         if let Listen::Unix(path) = self.listen {
             let _ = std::fs::remove_file(path);
         }
-    }
-}
-
-/// A socket that a killed daemon left. Nobody else has one of that name: the control socket is ours by now.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path),
-        _ => Ok(()),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
 use wideleaf_control::view::{BackingView, MappingView, Vmm};
@@ -11,7 +12,7 @@ use wideleaf_policies::PageSize;
 
 use super::endpoint::CONNECTIONS_MAX;
 use super::*;
-use crate::config::Listen;
+use crate::config::{Listen, MetricsConfig};
 
 fn vm(pid: u32) -> VmView {
     let counts = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
@@ -184,6 +185,10 @@ fn the_readme_lists_every_metric() {
     assert_eq!(listed, row_names());
 }
 
+fn at(listen: Listen) -> MetricsConfig {
+    MetricsConfig { listen, ..MetricsConfig::default() }
+}
+
 fn get(mut stream: impl Read + Write, request: &str) -> String {
     write!(stream, "{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("written");
     let mut reply = String::new();
@@ -194,7 +199,7 @@ fn get(mut stream: impl Read + Write, request: &str) -> String {
 #[test]
 fn it_is_scraped_over_http_and_nothing_else_is_there() {
     let listen = Listen::Tcp("127.0.0.1:0".parse().expect("an address"));
-    let server = MetricsServer::start(&listen, scrape).expect("a port is free").expect("it is not off");
+    let server = MetricsServer::start(&at(listen), scrape).expect("a port is free").expect("it is not off");
     let address = server.address().expect("a TCP port");
     let ask = |request: &str| get(TcpStream::connect(address).expect("it listens"), request);
     let reply = ask("GET /metrics");
@@ -214,11 +219,33 @@ fn a_unix_socket_that_a_killed_daemon_left_is_replaced_and_removed_at_the_end() 
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("metrics.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
-    let server = MetricsServer::start(&Listen::Unix(path.clone()), scrape).expect("replaced").expect("it is not off");
+    let server =
+        MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).expect("replaced").expect("it is not off");
     assert!(get(UnixStream::connect(&path).expect("it listens"), "GET /metrics").starts_with("HTTP/1.1 200"));
     server.stop();
     assert!(!path.exists());
-    assert!(MetricsServer::start(&Listen::Off, scrape).expect("nothing to do").is_none());
+    assert!(MetricsServer::start(&at(Listen::Off), scrape).expect("nothing to do").is_none());
+}
+
+#[test]
+fn a_unix_socket_has_the_mode_that_is_configured_and_is_taken_from_nobody_who_listens() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("metrics.sock");
+    let mode = || path.metadata().expect("it is there").permissions().mode() & 0o777;
+    let first = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).expect("free").expect("it is not off");
+    assert_eq!(mode(), 0o660);
+    let taken = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).err().expect("somebody listens");
+    let (pid, text) = (std::process::id(), taken.to_string());
+    assert!(text.contains(&format!("(pid {pid}) is listening")) && text.contains("another metrics.listen"), "{text}");
+    assert!(get(UnixStream::connect(&path).expect("it listens"), "GET /metrics").starts_with("HTTP/1.1 200"));
+    first.stop();
+    let open = MetricsConfig { mode: 0o666, ..at(Listen::Unix(path.clone())) };
+    let second = MetricsServer::start(&open, scrape).expect("free again").expect("it is not off");
+    assert_eq!(mode(), 0o666);
+    second.stop();
+    std::fs::write(&path, "a letter").expect("written");
+    let other = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).err().expect("something else is there");
+    assert!(other.to_string().contains("is no socket") && path.exists(), "{other}");
 }
 
 /// More clients than there are places, each of which does `begin` and no more.
@@ -237,7 +264,8 @@ fn whatever_a_crowd_does_who_asks_is_answered_and_the_end_waits_for_nobody() {
     let path = folder.path().join("metrics.sock");
     // A page that fills a socket's buffer several times.
     let large = || Scrape { vms: (0..200).map(|pid| scraped(pid, true)).collect(), ..scrape() };
-    let server = MetricsServer::start(&Listen::Unix(path.clone()), large).expect("it is free").expect("it is not off");
+    let server =
+        MetricsServer::start(&at(Listen::Unix(path.clone())), large).expect("it is free").expect("it is not off");
     let mut crowds = Vec::new();
     for begin in ["", "GET /metr", "GET /metrics HTTP/1.1\r\n\r\n"] {
         crowds.push(crowd(&path, begin.as_bytes()));

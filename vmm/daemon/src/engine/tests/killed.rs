@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU32;
 use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, PoolStatus, Settled};
 
 use super::*;
+use crate::rooms::Refusal;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
 /// Pages that an operator made before all this, all of them in use.
@@ -48,7 +49,7 @@ impl Mortal {
 }
 
 impl Pools for Mortal {
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, String> {
+    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
         self.step();
         let granted = Pools::grow(&self.pools, request, &mut |intent| {
             note(intent)?;
@@ -59,7 +60,7 @@ impl Pools for Mortal {
         granted
     }
 
-    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), String> {
+    fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), Refusal> {
         self.step();
         let done = Pools::shrink(&self.pools, granted, &mut |intent| {
             note(intent)?;
