@@ -1,11 +1,12 @@
 # Two commands do everything on a fresh machine (Debian or alike, Rust installed):
 #   make demo   builds wideleaf and shows what live promotion does
 #   make test   checks formatting, lints, documentation and all tests
-# The others: make lab (both labs' tables), make bench, make build, make deb (a Debian package in target/debian).
+# The others: make lab (both labs' tables), make bench, make fuzz (a minute of each target), make build, make deb (a Debian package in
+# target/debian).
 
 BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 
-.PHONY: build demo test lab bench tools deb
+.PHONY: build demo test lab bench fuzz tools deb
 
 build:
 	cargo build --release --locked -p wideleaf
@@ -34,3 +35,6 @@ lab: build
 
 bench: build
 	cargo bench --locked -p wideleaf-benches
+
+fuzz:
+	@fuzz/run

@@ -127,9 +127,10 @@ pub struct VmHeader {
 }
 
 impl Header {
-    /// Windows of all VMs.
+    /// Windows of all VMs; `usize::MAX` where they are more.
     pub fn windows(&self) -> usize {
-        self.vms.iter().flat_map(|vm| &vm.ranges).map(|range| range.windows().len()).sum()
+        let ranges = self.vms.iter().flat_map(|vm| &vm.ranges);
+        ranges.fold(0, |sum: usize, range| sum.saturating_add(range.windows().len()))
     }
 }
 

@@ -281,6 +281,16 @@ fn a_moment_that_never_comes_is_kept_as_146_years() {
 }
 
 #[test]
+fn more_windows_than_a_number_holds_are_counted_as_the_most() {
+    // Each range has 2^43 - 1 windows: 2^21 of them stay just below 2^64. A file of 25 MB has one more.
+    let all = GpaRange::new(Gpa::new(0), Bytes::new(u64::MAX)).unwrap();
+    let mut header = header();
+    header.vms[0].ranges = vec![all; (1 << 21) + 1];
+    assert_eq!(header.windows(), usize::MAX);
+    assert_eq!(Encoder::start(&header, &mut Vec::new()).unwrap_err(), TooManyWindows(usize::MAX));
+}
+
+#[test]
 fn a_host_with_more_windows_than_the_bound_is_refused_and_nothing_written() {
     let mut large = header();
     large.vms[0].ranges = vec![GpaRange::new(Gpa::new(0), mib(2) * (ROWS_MAX as u64 + 1)).unwrap()];

@@ -26,7 +26,7 @@ pub mod ram;
 mod ram_watch;
 mod reasons;
 pub mod refuse;
-mod registers;
+pub mod registers;
 pub mod second_level;
 pub mod session;
 pub mod survey;

@@ -170,6 +170,14 @@ impl Qmp {
             Errno::EAGAIN => QmpError::TimedOut(within),
             errno => QmpError::Connect { path: path.display().to_string(), source: errno.into() },
         })?;
+        Qmp::over(stream, within)
+    }
+
+    /// The same over a connection that is there, whose own time limits hold for each read and write.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn over(stream: UnixStream, within: Duration) -> Result<Qmp, QmpError> {
         let mut qmp = Qmp { stream, received: Vec::new(), within };
         let until = Instant::now() + within;
         match message(&qmp.line(until)?)? {

@@ -1,0 +1,15 @@
+//! The daemon's configuration file.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wideleaf_control::protocol::Settings;
+use wideleaf_daemon::config::Config;
+
+fuzz_target!(|text: &str| match Config::parse(text) {
+    Ok(config) => {
+        let _ = config.budget.limits();
+        let _ = config.attach.automatic.takes_domain("web-1", &Settings::default());
+        config.wanted("web-1", &Settings::default()).expect("nothing was said that could be wrong");
+    }
+    Err(mistake) => assert!(!mistake.to_string().trim_end().contains('\n'), "a mistake is one line: {mistake}"),
+});

@@ -1,0 +1,13 @@
+//! A line of the daemon's, as its client reads it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wideleaf_control::client::parse;
+
+fuzz_target!(|line: &[u8]| match parse(line) {
+    Ok(reply) => {
+        let again = serde_json::to_vec(&reply).expect("it came as JSON");
+        parse(&again).expect("what was understood is understood again");
+    }
+    Err(error) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),
+});

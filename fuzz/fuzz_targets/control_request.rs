@@ -1,0 +1,24 @@
+//! A line of a client on the control socket, and what is made of it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wideleaf_control::protocol::{Envelope, Request};
+use wideleaf_daemon::config::Config;
+use wideleaf_daemon::peer::is_reading;
+use wideleaf_daemon::server::decode;
+
+fuzz_target!(|line: &[u8]| {
+    let request = match decode(line) {
+        Ok(request) => request,
+        Err(why) => return assert!(!why.contains('\n'), "a reason is one line: {why}"),
+    };
+    if let Request::Set { changes: said, .. }
+    | Request::Attach { settings: said, .. }
+    | Request::Started { settings: said, .. } = &request
+    {
+        let _ = Config::default().wanted("web", said);
+    }
+    let _ = is_reading(&request);
+    let again = serde_json::to_vec(&Envelope::from(request)).expect("it came as JSON");
+    decode(&again).expect("what was understood is understood again");
+});

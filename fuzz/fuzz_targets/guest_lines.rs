@@ -1,0 +1,29 @@
+//! What a guest prints, and what it is told on its command line.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wideleaf_protocol::arguments::{CommandLine, parse_size};
+use wideleaf_protocol::parse;
+
+fuzz_target!(|text: &str| {
+    for line in text.lines() {
+        match parse(line) {
+            Some(Ok(message)) => {
+                let printed = message.to_string();
+                let again = parse(&printed).expect("it is ours").expect("it was just printed");
+                assert_eq!(again.to_string(), printed, "{line:?}");
+            }
+            Some(Err(error)) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),
+            None => {}
+        }
+    }
+    match CommandLine::new(text) {
+        Ok(line) => {
+            for argument in line.arguments() {
+                assert_eq!(line.value(argument.key), Some(argument.value));
+                let _ = parse_size(argument.value);
+            }
+        }
+        Err(error) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),
+    }
+});

@@ -1,0 +1,23 @@
+//! A domain's XML as libvirt hands it to its hook, and what its metadata say.
+#![no_main]
+#![allow(dead_code, reason = "the hook uses more of these files than is called here")]
+
+use libfuzzer_sys::fuzz_target;
+
+// The hook's own files, because the command line they are of embeds the guest image, whose build knows no instrumentation.
+#[path = "../../vmm/cli/src/hook/domain.rs"]
+mod domain;
+#[path = "../../vmm/cli/src/hook/wishes.rs"]
+mod wishes;
+#[path = "../../vmm/cli/src/hook/xml.rs"]
+mod xml;
+
+const POOL_PAGES: [u64; 2] = [2 << 20, 1 << 30];
+
+fuzz_target!(|text: &str| {
+    let Ok(domain) = domain::Domain::parse(text, POOL_PAGES[0]) else { return };
+    let _ = domain.wishes.guarantee();
+    assert!(domain.pages.iter().all(|wanted| POOL_PAGES.contains(&wanted.page_bytes)), "{:?}", domain.pages);
+    let places: Vec<_> = domain.pages.iter().map(|wanted| (wanted.page_bytes, wanted.node)).collect();
+    assert!(places.is_sorted_by(|one, next| one < next), "each pool is asked once: {places:?}");
+});

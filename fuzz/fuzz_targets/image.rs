@@ -1,0 +1,39 @@
+//! A file that is to be booted: which image it is, and where its parts go.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wideleaf_policies::units::gib;
+use wideleaf_policies::{Bytes, Gpa, PageSize};
+use wideleaf_vmm::boot::image::{Image, Segment, check_placement, identify};
+use wideleaf_vmm::boot::room::{free_with_ram, ram_with_free};
+use wideleaf_vmm::config::EntryChoice;
+use wideleaf_vmm::x86::layout::ram_ranges;
+
+fuzz_target!(|bytes: &[u8]| {
+    for choice in [EntryChoice::Best, EntryChoice::Pvh] {
+        match identify(bytes, choice) {
+            Ok(Image::Direct { entry, segments }) => check(bytes, entry, &segments),
+            Ok(Image::Pvh { entry, segments }) => check(bytes, entry.into(), &segments),
+            Ok(Image::BzImage { setup_bytes, .. }) => assert!(setup_bytes < bytes.len()),
+            Err(error) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),
+        }
+    }
+    for page in PageSize::ALL {
+        let _ = ram_with_free(bytes, page, gib(1));
+        let _ = free_with_ram(bytes, page, gib(5));
+    }
+});
+
+/// What the loader relies on when it copies the segments.
+fn check(bytes: &[u8], entry: u64, segments: &[Segment]) {
+    for segment in segments {
+        let of_file = bytes.get(segment.file.clone()).expect("inside the file");
+        assert!(Bytes::new(of_file.len() as u64) <= segment.memory.bytes());
+    }
+    assert!(segments.windows(2).all(|pair| pair[0].memory.end() <= pair[1].memory.start()), "{segments:?}");
+    assert!(segments.iter().any(|segment| segment.memory.contains(Gpa::new(entry))), "{entry:#x}");
+    let ram = ram_ranges(gib(5));
+    if let Ok(end) = check_placement(segments, &ram) {
+        assert!(ram.iter().any(|range| range.end() >= end), "{end}");
+    }
+}
