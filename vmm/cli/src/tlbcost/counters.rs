@@ -315,7 +315,7 @@ mod tests {
     }
 
     impl FakeCount {
-        fn new(each: u64) -> Box<dyn Count> {
+        fn boxed(each: u64) -> Box<dyn Count> {
             Box::new(FakeCount { each, reading: Reading { count: 99 * each, enabled_ns: 990, running_ns: 990 } })
         }
     }
@@ -333,12 +333,12 @@ mod tests {
         fn open(&self, event: &Event) -> Result<Box<dyn Count>, String> {
             match self.lacks == Some(event.name) {
                 true => Err("Invalid argument".into()),
-                false => Ok(FakeCount::new(event.config & 0xff)),
+                false => Ok(FakeCount::boxed(event.config & 0xff)),
             }
         }
 
         fn open_cycles(&self) -> Result<Box<dyn Count>, String> {
-            if self.has_any { Ok(FakeCount::new(1000)) } else { Err("No such file or directory".into()) }
+            if self.has_any { Ok(FakeCount::boxed(1000)) } else { Err("No such file or directory".into()) }
         }
     }
 

@@ -2,8 +2,8 @@
 //! and on 2 MiB pages without the kernel's arithmetic, and taken at the pace at which the kernel makes them.
 //!
 //! ```text
-//!   one iteration ─ recorder ─▶ accesses ─ replay, 1 chain … free ─▶ time of an access on both page sizes ─┐
-//!   base │ huge │ base │ huge │ …  ─▶ time of an access in the kernel: its pace ──────────────────────────┴▶ saved_at_most ÷ pace
+//!   one iteration ─ recorder ─▶ visits of lines ─ replay, 1 chain … free ─▶ time of a visit on both page sizes ┐
+//!   base │ huge │ base │ huge │ …  ─▶ time of a visit in the kernel: its pace ─────────────────────────────┴▶ saved_at_most ÷ pace
 //!                                  └▶ time saved within each round, median and interval                        = the bound
 //! ```
 //!
@@ -72,13 +72,13 @@ pub struct Prediction {
     pub cmdline: String,
     /// Iterations of its measured part in each run, and all it has; 0 where it has none to be left out.
     pub iterations: (u32, u32),
-    /// Accesses that were recorded: of one iteration, or of the whole measured part.
-    pub records: u64,
+    /// Visits of lines that were recorded: of one iteration, or of the whole measured part.
+    pub visits: u64,
     /// Of these, replayed.
     pub replayed: u64,
-    /// What an access costs without the kernel around it.
+    /// What a visit costs without the kernel around it.
     pub paces: Vec<Pace>,
-    /// Nanoseconds from one access to the next in the kernel, on base pages.
+    /// Nanoseconds from one visit to the next in the kernel, in its fastest run on base pages.
     pub pace_ns: f64,
     /// The most that 2 MiB pages can save, as part of the time on base pages.
     pub share_bound: f64,
@@ -129,15 +129,16 @@ pub fn predict(
     }
     let counted = events.map(|_| work.run(PageSize::Base4K, most, events, interrupts)).transpose()?;
 
-    let seconds: Vec<f64> = runs.iter().map(|(base, _)| base.seconds).collect();
-    let accesses = sample.records as f64 * runs[0].0.steps.against_one();
-    let pace_ns = median_interval(&seconds).median * 1e9 / accesses;
+    // The shortest, as in the replay: what interrupts a run only ever adds to it.
+    let seconds = runs.iter().map(|(base, _)| base.seconds).fold(f64::INFINITY, f64::min);
+    let visits = sample.visits as f64 * runs[0].0.steps.against_one();
+    let pace_ns = seconds * 1e9 / visits;
     let saved: Vec<f64> = runs.iter().map(|(base, huge)| 1.0 - huge.seconds / base.seconds).collect();
     Ok(Prediction {
         kernel: name.to_string(),
         cmdline: work.cmdline.clone(),
         iterations: (runs[0].0.steps.made, runs[0].0.steps.all),
-        records: sample.records,
+        visits: sample.visits,
         replayed: sample.kept(),
         share_bound: (saved_at_most(&paces, pace_ns) / pace_ns).min(1.0),
         paces,
@@ -166,7 +167,7 @@ fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(Str
         }
         !interrupts.is_set()
     })?;
-    if sample.records == 0 {
+    if sample.visits == 0 {
         let name = work.kernel.name;
         return Err(Failure::GuestFailed(format!("{name} makes no access to its memory in its measured part")));
     }

@@ -7,11 +7,11 @@
 //!             b ──▶ d ──▶ f
 //!   free      a b c d e f                     none waits: as fast as the core can
 //!
-//!   saved of an access                ╭────── 1         The program is some mix of these. A mix takes the mean of their times and saves
+//!   saved of a visit                  ╭────── 1         The program is some mix of these. A mix takes the mean of their times and saves
 //!          │                ╭─ 2 ─────╯                 the mean of their savings, so no mix that is as fast as the program saves
-//!          │      ╭─ 4 ─────╯                           more than the hull over them at the program's own time an access.
+//!          │      ╭─ 4 ─────╯                           more than the hull over them at the program's own time a visit.
 //!          │ free ╯
-//!          └──────────────▲──────────▶ time of an access on base pages
+//!          └──────────────▲──────────▶ time of a visit on base pages
 //!                         pace of the program
 //! ```
 
@@ -34,12 +34,12 @@ pub const TRIES: usize = 5;
 /// Words of a line.
 const LINE_WORDS: usize = 8;
 
-/// What an access costs where so many of them are under way.
+/// What a visit of a line costs where so many of them are under way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pace {
-    /// Chains; `None`: no access waits for another.
+    /// Chains; `None`: no visit waits for another.
     pub chains: Option<u32>,
-    /// Nanoseconds of an access on base pages.
+    /// Nanoseconds of a visit on base pages.
     pub base_ns: f64,
     /// And on 2 MiB pages.
     pub huge_ns: f64,
@@ -71,7 +71,7 @@ const LAPS: [(Option<u32>, Lap); 6] = [
 pub fn replay(work: &Work, sample: &Sample, interrupts: &Interrupts) -> Result<Vec<Pace>, Failure> {
     let base = work.map(PageSize::Base4K, interrupts)?;
     let huge = work.map(PageSize::Huge2M, interrupts)?;
-    let accesses = sample.kept().max(1) as f64;
+    let visits = sample.kept().max(1) as f64;
     let mut paces = Vec::new();
     for (chains, lap) in LAPS {
         let mut sums = (0.0, 0.0);
@@ -83,7 +83,7 @@ pub fn replay(work: &Work, sample: &Sample, interrupts: &Interrupts) -> Result<V
             }
             sums = (sums.0 + least.0, sums.1 + least.1);
         }
-        paces.push(Pace { chains, base_ns: sums.0 / accesses, huge_ns: sums.1 / accesses });
+        paces.push(Pace { chains, base_ns: sums.0 / visits, huge_ns: sums.1 / visits });
     }
     Ok(paces)
 }
@@ -95,36 +95,36 @@ fn nanoseconds(lap: Lap, ram: &GuestRam, burst: &[u32]) -> f64 {
     start.elapsed().as_secs_f64() * 1e9
 }
 
-/// Each access waits for that so many before it: its address has a part that was loaded there. All of the memory is zero, which only we
+/// Each visit waits for that so many before it: its address has a part that was loaded there. All of the memory is zero, which only we
 /// know, so the part changes nothing.
 fn chained<const CHAINS: usize>(words: &[AtomicU64], burst: &[u32]) {
     let mut chains = [0; CHAINS];
-    for records in burst.chunks(CHAINS) {
-        for (chain, record) in chains.iter_mut().zip(records) {
-            *chain = access(words, *record, *chain);
+    for lines in burst.chunks(CHAINS) {
+        for (chain, line) in chains.iter_mut().zip(lines) {
+            *chain = visit(words, *line, *chain);
         }
     }
     black_box(chains);
 }
 
-/// No access waits for another.
+/// No visit waits for another.
 fn free(words: &[AtomicU64], burst: &[u32]) {
-    let sum = burst.iter().fold(0, |sum, record| sum | access(words, *record, 0));
+    let sum = burst.iter().fold(0, |sum, line| sum | visit(words, *line, 0));
     black_box(sum);
 }
 
-/// One access behind what gave `after`; gives what the next one may wait for. A store is waited for by nobody.
+/// One visit behind what gave `after`; gives what the next one may wait for. Who stores has its line loaded first, as the core has it.
 #[inline(always)]
-fn access(words: &[AtomicU64], record: u32, after: u64) -> u64 {
-    let word = &words[(record & !STORE) as usize * LINE_WORDS + after as usize];
-    if record & STORE == 0 {
-        return word.load(Ordering::Relaxed);
+fn visit(words: &[AtomicU64], visit: u32, after: u64) -> u64 {
+    let word = &words[(visit & !STORE) as usize * LINE_WORDS + after as usize];
+    let loaded = word.load(Ordering::Relaxed);
+    if visit & STORE != 0 {
+        word.store(loaded, Ordering::Relaxed);
     }
-    word.store(after, Ordering::Relaxed);
-    after
+    loaded
 }
 
-/// The most that 2 MiB pages can save of an access, in nanoseconds, where the program makes one in `pace_ns` on base pages: the hull over the
+/// The most that 2 MiB pages can save of a visit, in nanoseconds, where the program makes one in `pace_ns` on base pages: the hull over the
 /// mixes of [`Pace`]s that are as fast. A program that is faster than all of them saves what the fastest does.
 pub fn saved_at_most(paces: &[Pace], pace_ns: f64) -> f64 {
     let fastest = paces.iter().min_by(|one, other| one.base_ns.total_cmp(&other.base_ns));

@@ -172,7 +172,7 @@ fn spread(spread: Spread, digits: usize) -> Cell {
 }
 
 fn write_prediction(out: &mut String, prediction: &Prediction) {
-    let Prediction { kernel, cmdline, iterations: (made, all), records, replayed, .. } = prediction;
+    let Prediction { kernel, cmdline, iterations: (made, all), visits, replayed, .. } = prediction;
     let of_run = if *all == 0 { String::new() } else { format!(", {made} of its {all} iterations a run") };
     let _ = writeln!(out, "{kernel} {cmdline}, natively{of_run}");
     write_paces(out, prediction);
@@ -187,7 +187,7 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
     let _ = writeln!(
         out,
         "  at most: no mix of the paces above that is as fast as the kernel saves more. Assumed: page sizes change the time of\n  \
-         its loads and stores alone, none is made faster than in a replay, and the {replayed} of {records} replayed stand for all"
+         its loads and stores alone, none is made faster than in a replay, and the {replayed} of {visits} visits that were replayed stand for all"
     );
     if saved.low > *share_bound {
         let _ = writeln!(
@@ -208,7 +208,7 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
 
 /// Its accesses without it.
 fn write_paces(out: &mut String, prediction: &Prediction) {
-    let mut rows = table(&["ns an access, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
+    let mut rows = table(&["ns a visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
     for Pace { chains, base_ns, huge_ns } in &prediction.paces {
         let how = match chains {
             Some(1) => "one after another".to_owned(),
