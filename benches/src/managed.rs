@@ -1,23 +1,27 @@
 //! A manager over one guest of a bench, what its threads cost, and a policy that may be told to keep its hands off.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use wideleaf_memory::manager::ManagedVm;
+use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{LinuxHost, Manager, ManagerConfig, ManagerReport};
 use wideleaf_policies::parameters::PolicyChoice;
 use wideleaf_policies::policy::Needs;
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId};
 
 use crate::cpu::Threads;
 use crate::guest::Guest;
 
-/// The policy of that name with its defaults.
+/// The policy of that name with its defaults, which counts a TLB miss as the program's own runs do on this machine.
 ///
 /// # Panics
 /// Where there is none.
 pub fn policy(name: &str) -> Box<dyn Policy> {
-    PolicyChoice::parse(name).expect("a policy of ours").make()
+    let walk = ChosenWalkCost::read(Path::new("/"));
+    PolicyChoice::parse(name).expect("a policy of ours").make_for(&walk.cost)
 }
 
 /// A manager with its default configuration.
@@ -124,6 +128,10 @@ impl Policy for OnLeave {
 
     fn learn(&mut self, outcome: &Outcome) {
         self.policy.learn(outcome);
+    }
+
+    fn take_walk_cost(&mut self, cost: &WalkCost) {
+        self.policy.take_walk_cost(cost);
     }
 }
 

@@ -19,7 +19,7 @@
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
 //! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
-//! | [`walk_cost`] | `/proc/cpuinfo`, a file of `wideleaf tlbcost --save` | none |
+//! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the

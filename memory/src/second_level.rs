@@ -7,9 +7,12 @@
 use wideleaf_policies::{GpaRange, MappingStats};
 
 pub mod claimed;
+mod detect;
 pub mod failing;
 pub mod fake;
 pub mod own_logs;
+
+pub use detect::{PagingError, detect_paging};
 
 /// Which tables the second level is made of on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

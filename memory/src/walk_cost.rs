@@ -2,7 +2,7 @@
 //! prior. Reading never fails: a file that cannot be used is a note, and the next best table.
 //!
 //! ```text
-//!   /var/lib/wideleaf/tlbcost.json ── of this CPU? ── yes ─▶ measured
+//!   /var/lib/wideleaf/tlbcost.json ── of this CPU, under the paging that KVM uses here? ── yes ─▶ measured
 //!                 (`wideleaf tlbcost --save`)  └ no, note ─▶ /proc/cpuinfo in policies' FAMILIES? ─▶ that, or the prior
 //! ```
 
@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::walk::cost::{Cells, Cpu, CpuFamily, WalkCost};
+
+use crate::second_level::{Paging, detect_paging};
 
 /// Where a measurement is kept, below the root.
 pub const SAVED_AT: &str = "var/lib/wideleaf/tlbcost.json";
@@ -121,6 +123,24 @@ pub enum SavedError {
         /// Here.
         here: String,
     },
+    /// Of another second level: a walk of two dimensions costs more than one of KVM's shadow tables.
+    #[error(
+        "it was measured under {measured:?} paging, and KVM uses {here} here: measure again with `wideleaf tlbcost --save`"
+    )]
+    OtherPaging {
+        /// There.
+        measured: String,
+        /// Here.
+        here: &'static str,
+    },
+    /// Nothing tells which paging KVM uses.
+    #[error("it was measured under {measured} paging, and nothing tells what KVM uses here: {why}")]
+    UnknownPaging {
+        /// There.
+        measured: String,
+        /// Why not.
+        why: String,
+    },
     /// Its figures are none.
     #[error("its figures are no costs: measure again with `wideleaf tlbcost --save`")]
     NoCost,
@@ -158,7 +178,7 @@ impl ChosenWalkCost {
     pub fn read(root: &Path) -> ChosenWalkCost {
         let file = root.join(SAVED_AT);
         let cpu = CpuModel::read(root);
-        let note = match read(&file, &cpu) {
+        let note = match read(&file, &cpu, || detect_paging(&root.join("sys")).map_err(|error| error.to_string())) {
             Ok((saved, cost)) => {
                 let source = WalkCostSource::Measured { cells: saved.measured(), file };
                 return ChosenWalkCost { cost, source, note: None };
@@ -190,11 +210,15 @@ impl std::fmt::Display for ChosenWalkCost {
     }
 }
 
-/// Reads a measurement of this CPU.
+/// Reads a measurement of this CPU under this paging, which is asked for only where there is a file.
 ///
 /// # Errors
 /// [`SavedError`].
-pub fn read(file: &Path, cpu: &CpuModel) -> Result<(SavedWalkCost, WalkCost), SavedError> {
+pub fn read(
+    file: &Path,
+    cpu: &CpuModel,
+    paging: impl FnOnce() -> Result<Paging, String>,
+) -> Result<(SavedWalkCost, WalkCost), SavedError> {
     let opened = File::open(file).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => SavedError::Absent,
         _ => SavedError::Io(error),
@@ -212,6 +236,12 @@ pub fn read(file: &Path, cpu: &CpuModel) -> Result<(SavedWalkCost, WalkCost), Sa
         let name = |cpu: &CpuModel| format!("{:?} (family {:#x}, model {:#x})", cpu.name, cpu.family, cpu.model);
         return Err(SavedError::OtherCpu { measured: name(&saved.cpu), here: name(cpu) });
     }
+    let measured = saved.paging.clone();
+    match paging() {
+        Ok(here) if here.name() == measured => {}
+        Ok(here) => return Err(SavedError::OtherPaging { measured, here: here.name() }),
+        Err(why) => return Err(SavedError::UnknownPaging { measured, why }),
+    }
     let cost = WalkCost::measured(&saved.cycles, saved.cycles_per_microsecond).ok_or(SavedError::NoCost)?;
     Ok((saved, cost))
 }
@@ -227,7 +257,9 @@ mod tests {
         "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9554\n";
     const UNKNOWN: &str = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Xeon\n";
 
-    /// A machine with this `/proc/cpuinfo`, and this measurement where there is one.
+    const NPT: &str = "sys/module/kvm_amd/parameters/npt";
+
+    /// A machine with this `/proc/cpuinfo`, whose KVM uses NPT, and this measurement where there is one.
     fn machine(cpuinfo: &str, saved: Option<&str>) -> TempDir {
         let root = tempfile::tempdir().expect("a folder can be made");
         let put = |path: &str, text: &str| {
@@ -236,6 +268,7 @@ mod tests {
             fs::write(path, text).expect("a file can be written");
         };
         put("proc/cpuinfo", cpuinfo);
+        put(NPT, "Y\n");
         saved.into_iter().for_each(|text| put(SAVED_AT, text));
         root
     }
@@ -290,5 +323,36 @@ mod tests {
             let note = chosen.note.unwrap_or_default();
             assert!(note.contains(&format!("{SAVED_AT} is not used: {why}")), "{note}");
         }
+    }
+    #[test]
+    fn a_measurement_under_another_paging_is_noted_and_not_used() {
+        // Shadow tables are one dimension, NPT and EPT are two: the same CPU, and another cost.
+        for (measured, why) in [
+            ("shadow", "it was measured under \"shadow\" paging, and KVM uses npt here"),
+            ("ept", "it was measured under \"ept\" paging, and KVM uses npt here"),
+            ("", "it was measured under \"\" paging, and KVM uses npt here"),
+        ] {
+            let text = saved(GENOA, 55).replace("\"npt\"", &format!("{measured:?}"));
+            let chosen = ChosenWalkCost::read(machine(GENOA, Some(&text)).path());
+            assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"), "{measured}");
+            assert!(chosen.note.as_deref().unwrap_or_default().contains(why), "{:?}", chosen.note);
+        }
+        let switched_off = machine(GENOA, Some(&saved(GENOA, 55)));
+        fs::write(switched_off.path().join(NPT), "N\n").expect("a file can be written");
+        let chosen = ChosenWalkCost::read(switched_off.path());
+        assert!(chosen.note.is_some_and(|note| note.contains("\"npt\" paging, and KVM uses shadow here")));
+        assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
+    }
+
+    #[test]
+    fn without_kvm_a_guests_cost_is_noted_and_not_used() {
+        let root = machine(GENOA, Some(&saved(GENOA, 55)));
+        fs::remove_file(root.path().join(NPT)).expect("it is there");
+        fs::remove_dir_all(root.path().join("sys")).expect("it is there");
+        let chosen = ChosenWalkCost::read(root.path());
+        assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
+        assert!(
+            chosen.note.is_some_and(|note| note.contains("nothing tells what KVM uses here: no KVM vendor module"))
+        );
     }
 }

@@ -27,6 +27,7 @@ pub use space::{AddressSpace, Paging};
 use crate::snapshot::GuestMapping;
 use crate::units::PageSize;
 
+pub mod calibrated;
 pub mod cost;
 pub mod share;
 

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use wideleaf_policies::managed::{Clock, HostConfig, Managed, Mmu, windows_of};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::walk::{AddressSpace, Counts, Simulator, machine};
+use wideleaf_policies::walk::calibrated::{Calibration, walk_cost};
+use wideleaf_policies::walk::cost::WalkCost;
+use wideleaf_policies::walk::simulator::Options;
+use wideleaf_policies::walk::{AddressSpace, Counts, Paging, Simulator, machine};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, WindowIndex};
 
 const PAGE: u64 = 4096;
@@ -124,6 +127,29 @@ fn a_short_host_breaks_the_reservations_that_hold_little() {
     let broken = managed.tally().count_of("break_reservation", "done");
     assert!((1..=8).contains(&broken), "{broken}");
     assert!(managed.history().samples().last().unwrap().reserved < Bytes::new(8 * 504 * PAGE));
+}
+
+#[test]
+fn auto_decides_by_what_a_miss_costs_on_its_machine() {
+    // Windows that want a few pages: without a proof of accesses none of them is promoted.
+    let nearly_full =
+        || (0..windows_of(ARENA)).flat_map(|window| (0..500).map(move |page| window * WINDOW + page * PAGE));
+    let promotions = |cost: &WalkCost| {
+        let mut mmu = Remembered::default();
+        let policy = PolicyChoice::parse("auto:resident_min=100,bloat_price=0").unwrap().make_for(cost);
+        let clock = Clock { cycles_per_access: 2048 };
+        let mut managed =
+            Managed::new(HostConfig { clock, ..HostConfig::new(ARENA, PageSize::Huge2M) }, policy, &mut mmu);
+        (0..400).for_each(|_| nearly_full().for_each(|address| managed.access(address, 1, &mut mmu)));
+        managed.end(&mmu);
+        managed.tally().count_of("promote_2m", "done")
+    };
+    // 400 passes of 500 misses in three seconds. At a cycle each a copy of 2 MiB does not come back; at four most of them do.
+    assert_eq!(promotions(&WalkCost::by_references(1, 2_000)), 0);
+    let options = Options::default();
+    let of = Calibration { footprint: ARENA, paging: Paging::FOUR_LEVELS, is_native: false, options };
+    let of_zen4 = machine("zen4").map(|machine| walk_cost(machine, &of)).unwrap();
+    assert_eq!(promotions(&of_zen4), 16, "all of them, at {of_zen4}");
 }
 
 #[test]

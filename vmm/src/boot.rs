@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{GuestRam, Paging};
 use wideleaf_policies::{Bytes, Gpa, PageSize};
 use wideleaf_protocol::port;
@@ -34,7 +35,7 @@ use crate::devices::exit_port::{ExitPort, FaultPort};
 use crate::devices::legacy::{CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, PowerManagement};
 use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort, SerialSink};
 use crate::kvm::guest_memory::GuestMemoryError;
-use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm, detect_paging};
+use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm};
 use crate::x86::cpuid::Timing;
 use crate::x86::{acpi, cpuid, fault_report, layout, registers};
 use image::{Image, ImageError};

@@ -6,7 +6,7 @@
 //!   else ───────────────────────────────────▶ the daemon
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -17,7 +17,6 @@ use wideleaf_attach::session::{self, AttachError, Attached};
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
-use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_policies::PolicyChoice;
 
 use crate::args::FormatArg;
@@ -26,6 +25,7 @@ use crate::guests::settings::{OFF, parse_path, parse_policy};
 use crate::guests::tables;
 use crate::interrupts::Interrupts;
 use crate::output::{Output, say};
+use crate::run::walk_cost;
 use crate::source::{SocketArg, vm_of};
 
 /// How often it is looked whether a guest that is managed from here has ended, and whether somebody wants us to end.
@@ -133,7 +133,7 @@ impl AttachArgs {
             policy,
             may_collapse_shared: self.collapse_shared,
             qmp: self.qmp.clone(),
-            walk: ChosenWalkCost::read(Path::new("/")).cost,
+            walk: walk_cost().cost,
             ..session::Settings::default()
         })
     }

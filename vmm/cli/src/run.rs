@@ -375,7 +375,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 }
 
 /// What a TLB miss counts as; a measurement that cannot be used is said once.
-fn walk_cost() -> ChosenWalkCost {
+pub(crate) fn walk_cost() -> ChosenWalkCost {
     let walk = ChosenWalkCost::read(Path::new("/"));
     walk.note.iter().for_each(|note| tracing::warn!("{note}"));
     walk

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   tlbcost            cells (native, and guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save: auto's currency
-//!   tlbcost --predict  cost of a miss × misses of a kernel ─▶ share ─▶ runs in turn on both page sizes ─▶ both, side by side
+//!   tlbcost --predict  accesses of a kernel, recorded ─▶ replayed on both page sizes ─▶ bound ─▶ runs in turn on both ─▶ both, side by side
 //!   tlbcost --vm       what whoever manages a VM thinks of its share
 //! ```
 
@@ -10,7 +10,10 @@ pub mod agreement;
 pub mod counters;
 pub mod measure;
 pub mod predict;
+pub mod replay;
+pub mod sample;
 mod tables;
+pub mod work;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,11 +35,16 @@ use crate::run::{guest, visible_bar};
 use crate::source::SocketArg;
 use counters::{LinuxPmu, WalkEvents, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
-use predict::{Prediction, Subject};
+use predict::{BESIDE_ROUNDS, Prediction, predict};
+use work::Work;
 
 const EXAMPLES: &str = "\
 A miss is measured by chains of loads over growing footprints; a footprint is repeated, in processes of their own, until three runs in a
 row agree, ten times at most. Cycles are ticks of the TSC, whose frequency is printed; a core may run faster or slower than it.
+
+--predict records the loads and stores of one iteration of the kernel and replays them alone on 4 KiB and on 2 MiB pages: one after another, in
+2 to 16 chains, and all at once. No mix of these that is as fast as the kernel saves more than the bound it prints. Then it runs the kernel itself
+on both page sizes in turn, some iterations of it where all of them would take long. Takes twice the kernel's memory.
 
 Examples:
   Everything: in a process and in guests, 4 KiB, 2 MiB and, where there are some, 1 GiB pages on either side:
@@ -49,7 +57,8 @@ Examples:
     sudo wideleaf tlbcost --save
 
   What would 2 MiB pages gain, and what do they gain?
-    wideleaf tlbcost --predict gups --log2-words 26";
+    wideleaf tlbcost --predict gups --log2-words 26
+    wideleaf tlbcost --predict npb.cg --class B";
 
 /// `wideleaf tlbcost`.
 #[derive(Args, Debug)]
@@ -79,8 +88,8 @@ pub struct TlbCostArgs {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "predict", "vm"])]
     save: Option<Option<PathBuf>>,
 
-    /// Predict from the cost of a miss what 2 MiB pages gain for this built-in kernel, run natively; then measure it
-    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["guest", "guest_page", "host_page", "vm"])]
+    /// Predict from its accesses what 2 MiB pages can gain for this built-in kernel, run natively; then measure it
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["guest", "guest_page", "host_page", "bytes", "vm"])]
     predict: Option<String>,
 
     /// Size of the problem, for kernels that have classes
@@ -152,7 +161,7 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
         let vm = args.socket.source()?.vm(name)?;
         return output.write(&tables::VmShare::of(&vm), tables::VmShare::to_table);
     }
-    let subject = args.subject()?;
+    let work = args.work()?;
     let why_no_kvm = guest::why_no_kvm();
     if let (true, Some(why)) = (args.guest || args.guest_page.is_some() || args.save.is_some(), &why_no_kvm) {
         return Err(Failure::Host(format!("there can be no guest here: {why}; --native measures in a process")));
@@ -160,8 +169,8 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let place = args.save.as_ref().map(|file| open_place(file.as_deref())).transpose()?;
-    let mut report = match &subject {
-        Some(subject) => args.prediction(subject, &interrupts)?,
+    let mut report = match &work {
+        Some(work) => args.prediction(work, &interrupts)?,
         None => args.survey(why_no_kvm, &interrupts)?,
     };
     if let Some((place, path)) = place {
@@ -184,11 +193,11 @@ fn open_place(file: Option<&Path>) -> Result<(NamedPlace, PathBuf), Failure> {
 }
 
 impl TlbCostArgs {
-    fn subject(&self) -> Result<Option<Subject>, Failure> {
+    fn work(&self) -> Result<Option<Work>, Failure> {
         let Some(name) = &self.predict else { return Ok(None) };
         let words = self.log2_words.map(|log2| format!("log2_words={log2} {}", self.cmdline));
         let cmdline = words.as_ref().unwrap_or(&self.cmdline).trim_end();
-        Subject::new(name, self.class.as_deref(), cmdline).map(Some)
+        Work::new(name, self.class.as_deref(), cmdline).map(Some)
     }
 
     /// All places and pairs of page sizes that were asked for.
@@ -215,24 +224,19 @@ impl TlbCostArgs {
         Ok(report)
     }
 
-    fn prediction(&self, subject: &Subject, interrupts: &Interrupts) -> Result<TlbCostReport, Failure> {
+    fn prediction(&self, work: &Work, interrupts: &Interrupts) -> Result<TlbCostReport, Failure> {
         let pmu = select(&LinuxPmu, &CpuModel::read(Path::new("/")));
-        let source = subject.source(&pmu)?;
         let mut report = TlbCostReport::new(&pmu);
-        let rounds = usize::from(self.rounds);
-        let bar = progress(RUNS_EXPECTED + 2 * u64::from(self.rounds));
-        if source.needs_cost() {
-            let base = Cell { guest: None, host: PageSize::Base4K };
-            report.add(measure(base, self.bytes, interrupts, &bar)?);
-        }
-        report.prediction = Some(subject.predict(&source, report.cells.first(), rounds, interrupts, &bar)?);
+        let bar = progress(BESIDE_ROUNDS + 2 * u64::from(self.rounds));
+        let prediction = predict(work, pmu.ok(), usize::from(self.rounds), interrupts, &bar);
         bar.finish_and_clear();
+        report.prediction = Some(prediction?);
         Ok(report)
     }
 }
 
 fn progress(runs: u64) -> ProgressBar {
-    let bar = visible_bar(runs, "{bar:30} {pos} of about {len} runs, {msg} [{elapsed}]");
+    let bar = visible_bar(runs, "{bar:30} {pos} of about {len} steps, {msg} [{elapsed}]");
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
@@ -339,6 +343,7 @@ mod tests {
             "--native --guest",
             "--native --save",
             "--predict gups --vm web",
+            "--predict gups --bytes 64M",
             "--log2-words 20",
             "--native --guest-page 2m",
         ] {

@@ -5,7 +5,8 @@
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
-use program::Scratch;
+use nix::sys::signal::Signal;
+use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 
@@ -62,6 +63,102 @@ fn what_agreed_in_a_guest_is_kept_and_what_did_not_is_not() {
     // 1 MiB shows no more than one level, so there is no cost of a whole miss to keep, and no file.
     let arguments = ["tlbcost", "--guest", "--guest-page=4k", "--host-page=4k", "--bytes=1M", &save];
     scratch.refuses(&arguments, 4, &["nothing was saved", "--bytes"]);
+}
+
+/// A prediction that ran to its end is whole, whatever the machine's load made of its figures.
+fn is_whole(report: &Value) {
+    let prediction = &report["prediction"];
+    let number = |name: &str| prediction[name].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&number("share_bound")), "{prediction}");
+    assert!(number("pace_ns") > 0.0 && number("visits") >= number("replayed"), "{prediction}");
+    let paces = prediction["paces"].as_array().unwrap();
+    let chains: Vec<_> = paces.iter().map(|pace| pace["chains"].as_u64()).collect();
+    assert_eq!(chains, [Some(1), Some(2), Some(4), Some(8), Some(16), None]);
+    assert!(
+        paces.iter().all(|pace| pace["base_ns"].as_f64().unwrap() > 0.0 && pace["huge_ns"].as_f64().unwrap() > 0.0)
+    );
+    let saved = ["low", "median", "high"].map(|name| prediction["saved"][name].as_f64().unwrap());
+    assert!(saved.is_sorted() && saved[2] < 1.0, "{prediction}");
+}
+
+#[test]
+fn gups_is_predicted_from_all_of_its_updates() {
+    let scratch = Scratch::new();
+    let report = report_of(&scratch, &["--predict=gups", "--log2-words=16", "--rounds=1"]);
+    is_whole(&report);
+    // Four updates a word, each a load and a store of one line, all of them kept. One in 128 finds a line that is among the last 64 of 8192.
+    let (updates, visits) = (4 << 16, report["prediction"]["visits"].as_u64().unwrap());
+    assert!((updates - updates / 64..=updates).contains(&visits), "{visits} of {updates}");
+    assert_eq!(report["prediction"]["replayed"], visits);
+    assert_eq!(report["prediction"]["iterations"], serde_json::json!([0, 0]));
+    assert_eq!(scratch.names(), [""; 0], "nothing is left behind");
+}
+
+#[test]
+fn a_benchmark_with_iterations_is_predicted_from_one_of_them() {
+    let report = report_of(&Scratch::new(), &["--predict=npb.mg", "--class=S", "--rounds=1"]);
+    is_whole(&report);
+    let iterations = report["prediction"]["iterations"].as_array().unwrap();
+    assert_eq!(iterations[1], 4, "the class has four");
+    assert!(report["prediction"]["visits"].as_u64().unwrap() > 10_000, "{report}");
+}
+
+#[test]
+fn a_prediction_says_what_its_bound_assumes() {
+    let scratch = Scratch::new();
+    let arguments = ["tlbcost", "--predict=npb.is", "--class=S", "--rounds=1"];
+    let output = scratch.wideleaf(&arguments).assert().success().stderr("");
+    let said = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    for words in [
+        "predicted, at most",
+        "one after another",
+        "all at once",
+        "in the kernel",
+        "Assumed: ",
+        "windows of its memory",
+    ] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+}
+
+#[test]
+fn a_prediction_that_is_interrupted_leaves_nothing() {
+    let scratch = Scratch::new();
+    let mut run = Running::start(&scratch, &["tlbcost", "--predict=npb.cg", "--class=A", "--output=result"]);
+    run.wait_for("comm", |name| name == "kernel\n");
+    let process = run.0.id();
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
+    assert_eq!(scratch.names(), [""; 0]);
+    assert_eq!(children_of(process), [0; 0]);
+}
+
+#[test]
+fn an_interrupted_recording_takes_its_process_along() {
+    let scratch = Scratch::new();
+    let run = Running::start(&scratch, &["tlbcost", "--predict=npb.cg", "--class=A", "--output=result"]);
+    let process = run.0.id();
+    let recorder = loop {
+        if let [recorder, ..] = children_of(process)[..] {
+            break recorder;
+        }
+        std::thread::yield_now();
+    };
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
+    assert_eq!(scratch.names(), [""; 0]);
+    assert!(!std::path::Path::new(&format!("/proc/{recorder}")).exists());
+}
+
+/// Processes whose parent is this one (proc(5): the fourth field of `stat`).
+fn children_of(parent: u32) -> Vec<u32> {
+    let parent_of = |process: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    };
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let processes = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    processes.filter(|process| parent_of(*process) == Some(parent)).collect()
 }
 
 #[test]

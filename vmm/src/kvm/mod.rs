@@ -24,7 +24,7 @@ pub use guest_memory::GuestMemory;
 pub use kick::Kicker;
 pub use second_level::KvmSecondLevel;
 pub use stats::KvmStats;
-pub use system::{KvmSystem, detect_paging};
+pub use system::KvmSystem;
 pub use vcpu::Vcpu;
 pub use vm::Vm;
 

@@ -7,11 +7,12 @@ use std::time::Duration;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_kernels::registry::KernelNames;
 use wideleaf_memory::capabilities::Capability;
+use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_vmm::boot::BootImage;
+use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::kvm::memslot::default_slot_bytes;
-use wideleaf_vmm::kvm::{KvmSystem, detect_paging};
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 

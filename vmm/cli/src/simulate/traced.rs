@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use indicatif::ProgressBar;
 use wideleaf_policies::managed::{Clock, HostConfig, Managed};
 use wideleaf_policies::policy::RamStart;
+use wideleaf_policies::walk::calibrated::{Calibration, walk_cost};
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::walk::simulator::Options;
 use wideleaf_policies::walk::space::ARENA_MAX;
 use wideleaf_policies::walk::{AddressSpace, Machine, Paging, Simulator};
@@ -145,14 +147,10 @@ impl Setting<'_> {
         let mut blocks = self.source.open()?;
         let policy = match &of.arm {
             Arm::Fixed(_) => None,
-            Arm::Managed(choice) => Some(choice.make()),
+            Arm::Managed(choice) => Some(choice.make_for(&self.walk_cost(of.machine))),
         };
         let prefaulted = policy.as_ref().is_some_and(|policy| policy.ram_start() == RamStart::HugeAndPrefaulted);
-        let mut simulator = Simulator::with_options(
-            of.machine,
-            self.space(&of.arm, prefaulted),
-            Options { is_core_shared: self.args.smt, ..Options::default() },
-        );
+        let mut simulator = Simulator::with_options(of.machine, self.space(&of.arm, prefaulted), self.options());
         let mut managed = policy.map(|policy| Managed::new(self.host(), policy, &mut simulator));
         let (points, is_limited) = self.feed(&mut blocks, &mut simulator, managed.as_mut(), progress, is_over)?;
         let history = match &managed {
@@ -170,6 +168,18 @@ impl Setting<'_> {
             history,
             is_limited || blocks.is_cut(),
         ))
+    }
+
+    /// What a miss costs on that machine over the memory of the trace: what policies count by.
+    fn walk_cost(&self, machine: &Machine) -> WalkCost {
+        let SimulateArgs { native: is_native, levels, .. } = *self.args;
+        let paging = Paging { guest_levels: levels, host_levels: levels };
+        let calibration = Calibration { footprint: self.arena, paging, is_native, options: self.options() };
+        walk_cost(machine, &calibration)
+    }
+
+    fn options(&self) -> Options {
+        Options { is_core_shared: self.args.smt, ..Options::default() }
     }
 
     /// Under a policy all begins on base pages, but for what is large before the guest runs, its tables with it.

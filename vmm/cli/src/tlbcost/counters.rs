@@ -1,12 +1,13 @@
 //! Page walks by the CPU's own counters, where the host has them: which events on which CPU, found by trying. Not run on hardware yet: the
-//! machines this was written on have no counters, so the table is from the vendors' lists and the selection is tested with a fake.
+//! machines this was written on have no counters, so the table is from the vendors' lists and all else is tested with a fake.
 //!
 //! ```text
 //!   /proc/cpuinfo ─▶ EVENTS, by vendor, family, model ─▶ open all of them ─▶ selected │ why not
-//!                                                             └─▶ a run in a child, which inherits them ─▶ walks, their cycles
+//!
+//!   thread:  init │ start ── measured part ── stop │ verify        walks = readings at stop less readings at start
 //! ```
 //!
-//! AMD counts walks but not their cycles: there the calibrated cost of one is needed beside the count.
+//! AMD counts walks but not their cycles.
 
 use perf_event::events::{Hardware, Raw};
 use perf_event::{Builder, Counter};
@@ -40,11 +41,9 @@ pub struct WalkEvents {
     pub walks: &'static [Event],
     /// Cycles in walks of the second level that `walk_cycles` leaves out.
     pub second_level_cycles: &'static [Event],
-    /// Where that is from.
+    /// The document that has each of them, and what of it was not found there.
     pub source: &'static str,
 }
-
-const ZEN_SOURCE: &str = "AMD, Processor Programming Reference of the family, PMCx045 L1 DTLB misses";
 
 /// By kind, newest first.
 pub const EVENTS: &[WalkEvents] = &[
@@ -61,7 +60,8 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x13, 0x0e, 0),
         ],
         second_level_cycles: &[],
-        source: "Intel perfmon, SPR, EMR and GNR core events",
+        source: "Intel's event list for SPR (linux/tools/perf/pmu-events/arch/x86/sapphirerapids/virtual-memory.json): all four; EMR has SPR's list; \
+                 in GNR's only WALK_COMPLETED was found, the two of cycles are SPR's (unverified)",
     },
     WalkEvents {
         name: "Ice Lake-SP",
@@ -76,7 +76,7 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
         ],
         second_level_cycles: &[],
-        source: "Intel perfmon, ICX core events",
+        source: "Intel's event list for ICX (linux/tools/perf/pmu-events/arch/x86/icelakex/virtual-memory.json): all four",
     },
     WalkEvents {
         name: "Skylake-SP and Cascade Lake",
@@ -92,7 +92,7 @@ pub const EVENTS: &[WalkEvents] = &[
         ],
         // The others leave walks of the EPT out on this microarchitecture.
         second_level_cycles: &[event("EPT.WALK_PENDING", 0x4f, 0x10, 0)],
-        source: "Intel perfmon, SKX and CLX core events",
+        source: "Intel's event list for SKX (linux/tools/perf/pmu-events/arch/x86/skylakex/virtual-memory.json): all five; CLX was not looked up",
     },
     WalkEvents {
         name: "Broadwell-EP and -DE",
@@ -107,7 +107,8 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
         ],
         second_level_cycles: &[event("EPT.WALK_CYCLES", 0x4f, 0x10, 0)],
-        source: "Intel perfmon, BDX and BDW-DE core events",
+        source: "Intel's event list for BDX (linux/tools/perf/pmu-events/arch/x86/broadwellx/virtual-memory.json): all five; erratum BDM69 may count \
+                 too much; BDW-DE was not looked up",
     },
     WalkEvents {
         name: "Zen 2 to Zen 5",
@@ -116,7 +117,8 @@ pub const EVENTS: &[WalkEvents] = &[
         walk_cycles: &[],
         walks: &[event("LS_L1_D_TLB_MISS.ALL_L2_MISS", 0x45, 0xf0, 0)],
         second_level_cycles: &[],
-        source: ZEN_SOURCE,
+        source: "AMD's PMCx045, unit mask f0, as the event lists of Linux have it (tools/perf/pmu-events/arch/x86/amdzen*: \
+                 ls_l1_d_tlb_miss.all_l2_miss); the PPR itself was not read",
     },
 ];
 
@@ -136,12 +138,36 @@ pub trait Pmu {
 }
 
 /// A counter that runs.
-pub trait Count {
-    /// What it has counted, for the whole time where it had the hardware for a part only.
+pub trait Count: Send {
+    /// What it says now.
     ///
     /// # Errors
     /// Why it cannot be told.
-    fn read(&mut self) -> Result<u64, String>;
+    fn read(&mut self) -> Result<Reading, String>;
+}
+
+/// A counter at one moment. Several counters may take turns with the hardware: each tells how long it was wanted, and how long it had it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Events.
+    pub count: u64,
+    /// Nanoseconds that it was wanted.
+    pub enabled_ns: u64,
+    /// Nanoseconds that it had the hardware.
+    pub running_ns: u64,
+}
+
+impl Reading {
+    /// Events from `earlier` until now, for the whole time where it had the hardware for a part only.
+    fn since(self, earlier: Reading) -> Result<u64, String> {
+        let count = self.count.saturating_sub(earlier.count);
+        let enabled = self.enabled_ns.saturating_sub(earlier.enabled_ns);
+        match self.running_ns.saturating_sub(earlier.running_ns) {
+            0 if enabled > 0 => Err("a counter never had the hardware: other counters take all of it".into()),
+            0 => Ok(count),
+            running => Ok((count as f64 * enabled as f64 / running as f64) as u64),
+        }
+    }
 }
 
 /// The events of this CPU, each of which could be opened.
@@ -178,21 +204,68 @@ impl Walks {
     }
 }
 
-/// Counts the walks of what `work` starts.
-///
-/// # Errors
-/// Why not; what `work` said otherwise.
-pub fn count<R>(pmu: &dyn Pmu, events: &WalkEvents, work: impl FnOnce() -> R) -> Result<(Walks, R), String> {
-    let open = |events: &'static [Event]| events.iter().map(|event| pmu.open(event)).collect::<Result<Vec<_>, _>>();
-    let sum =
-        |counters: Vec<Box<dyn Count>>| counters.into_iter().map(|mut counter| counter.read()).sum::<Result<u64, _>>();
-    let mut cycles = pmu.open_cycles()?;
-    let (walk_cycles, walks, second_level) =
-        (open(events.walk_cycles)?, open(events.walks)?, open(events.second_level_cycles)?);
-    let is_timed = !walk_cycles.is_empty();
-    let result = work();
-    let walk_cycles = sum(walk_cycles)? + sum(second_level)?;
-    Ok((Walks { cycles: cycles.read()?, walks: sum(walks)?, walk_cycles: is_timed.then_some(walk_cycles) }, result))
+/// Counts walks between [`Meter::start`] and [`Meter::stop`] alone: what a thread does before and after is in no figure.
+pub struct Meter {
+    counters: Vec<(What, Box<dyn Count>)>,
+    is_timed: bool,
+    began: Vec<Reading>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Cycles,
+    Walks,
+    WalkCycles,
+}
+
+impl Meter {
+    /// Counters of the thread that calls, and of those that it starts from now on.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open(pmu: &dyn Pmu, events: &WalkEvents) -> Result<Meter, String> {
+        let mut counters = vec![(What::Cycles, pmu.open_cycles()?)];
+        let all = [
+            (What::WalkCycles, events.walk_cycles),
+            (What::WalkCycles, events.second_level_cycles),
+            (What::Walks, events.walks),
+        ];
+        for (what, event) in all.into_iter().flat_map(|(what, events)| events.iter().map(move |event| (what, event))) {
+            counters.push((what, pmu.open(event)?));
+        }
+        Ok(Meter { counters, is_timed: !events.walk_cycles.is_empty(), began: Vec::new() })
+    }
+
+    /// Begins.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn start(&mut self) -> Result<(), String> {
+        self.began = self.readings()?;
+        Ok(())
+    }
+
+    /// What was counted since [`Meter::start`].
+    ///
+    /// # Errors
+    /// Why it cannot be told.
+    pub fn stop(&mut self) -> Result<Walks, String> {
+        let now = self.readings()?;
+        let since = now.into_iter().zip(&self.began).map(|(now, began)| now.since(*began));
+        let since = since.collect::<Result<Vec<u64>, _>>()?;
+        let sum = |wanted| {
+            self.counters.iter().zip(&since).filter(|((what, _), _)| *what == wanted).map(|(_, count)| count).sum()
+        };
+        Ok(Walks {
+            cycles: sum(What::Cycles),
+            walks: sum(What::Walks),
+            walk_cycles: self.is_timed.then(|| sum(What::WalkCycles)),
+        })
+    }
+
+    fn readings(&mut self) -> Result<Vec<Reading>, String> {
+        self.counters.iter_mut().map(|(_, counter)| counter.read()).collect()
+    }
 }
 
 /// The kernel's (perf_event_open(2)).
@@ -218,13 +291,10 @@ fn opened(builder: &mut Builder<'_>) -> Result<Box<dyn Count>, String> {
 struct LinuxCount(Counter);
 
 impl Count for LinuxCount {
-    fn read(&mut self) -> Result<u64, String> {
+    fn read(&mut self) -> Result<Reading, String> {
         let counted = self.0.read_count_and_time().map_err(|error| error.to_string())?;
-        match counted.time_running {
-            0 if counted.time_enabled > 0 => Err("it never had the hardware: other counters take all of it".into()),
-            0 => Ok(counted.count),
-            running => Ok((counted.count as f64 * counted.time_enabled as f64 / running as f64) as u64),
-        }
+        let (enabled_ns, running_ns) = (counted.time_enabled, counted.time_running);
+        Ok(Reading { count: counted.count, enabled_ns, running_ns })
     }
 }
 
@@ -238,11 +308,24 @@ mod tests {
         has_any: bool,
     }
 
-    struct FakeCount(u64);
+    /// Counts so many events between two readings, after a hundred times as many before the first.
+    struct FakeCount {
+        each: u64,
+        reading: Reading,
+    }
+
+    impl FakeCount {
+        fn boxed(each: u64) -> Box<dyn Count> {
+            Box::new(FakeCount { each, reading: Reading { count: 99 * each, enabled_ns: 990, running_ns: 990 } })
+        }
+    }
 
     impl Count for FakeCount {
-        fn read(&mut self) -> Result<u64, String> {
-            Ok(self.0)
+        fn read(&mut self) -> Result<Reading, String> {
+            let Reading { count, enabled_ns, running_ns } = self.reading;
+            self.reading =
+                Reading { count: count + self.each, enabled_ns: enabled_ns + 10, running_ns: running_ns + 10 };
+            Ok(self.reading)
         }
     }
 
@@ -250,12 +333,12 @@ mod tests {
         fn open(&self, event: &Event) -> Result<Box<dyn Count>, String> {
             match self.lacks == Some(event.name) {
                 true => Err("Invalid argument".into()),
-                false => Ok(Box::new(FakeCount(event.config & 0xff))),
+                false => Ok(FakeCount::boxed(event.config & 0xff)),
             }
         }
 
         fn open_cycles(&self) -> Result<Box<dyn Count>, String> {
-            if self.has_any { Ok(Box::new(FakeCount(1000))) } else { Err("No such file or directory".into()) }
+            if self.has_any { Ok(FakeCount::boxed(1000)) } else { Err("No such file or directory".into()) }
         }
     }
 
@@ -287,15 +370,28 @@ mod tests {
         assert_eq!(one_less, Err("EPT.WALK_PENDING: Invalid argument".into()));
     }
 
+    fn counted(events: &WalkEvents) -> Walks {
+        let mut meter = Meter::open(&ALL, events).expect("it has all of them");
+        meter.start().and_then(|()| meter.stop()).expect("it counts")
+    }
+
     #[test]
-    fn walks_of_loads_and_stores_and_of_the_second_level_are_summed() {
+    fn walks_of_loads_and_stores_and_of_the_second_level_are_summed_over_the_measured_part_alone() {
         let skylake = select(&ALL, &cpu("GenuineIntel", 6, 0x55)).expect("it has all of them");
-        let (walks, result) = count(&ALL, skylake, || "done").expect("it has all of them");
+        let walks = counted(skylake);
         assert_eq!(walks, Walks { cycles: 1000, walks: 0x08 + 0x49, walk_cycles: Some(0x08 + 0x49 + 0x4f) });
-        assert_eq!((walks.share(), result), (Some(f64::from(0x08 + 0x49 + 0x4f) / 1000.0), "done"));
-        let zen = select(&ALL, &cpu("AuthenticAMD", 0x19, 0x11)).expect("it has all of them");
-        let (walks, ()) = count(&ALL, zen, || ()).expect("it has all of them");
-        assert_eq!((walks.walk_cycles, walks.share()), (None, None), "AMD counts no cycles of walks");
+        assert_eq!(walks.share(), Some(f64::from(0x08 + 0x49 + 0x4f) / 1000.0));
+        let zen = counted(select(&ALL, &cpu("AuthenticAMD", 0x19, 0x11)).expect("it has all of them"));
+        assert_eq!((zen.walk_cycles, zen.share()), (None, None), "AMD counts no cycles of walks");
+    }
+
+    #[test]
+    fn a_counter_that_had_the_hardware_half_of_the_measured_part_counts_twice() {
+        let reading = |count, enabled_ns, running_ns| Reading { count, enabled_ns, running_ns };
+        // Before it had the hardware all the time: that is no part of it.
+        assert_eq!(reading(700, 300, 150).since(reading(100, 100, 50)), Ok(1200));
+        assert!(reading(100, 300, 50).since(reading(100, 100, 50)).is_err(), "it never ran");
+        assert_eq!(reading(0, 0, 0).since(Reading::default()), Ok(0));
     }
 
     #[test]

@@ -1,126 +1,32 @@
-//! What 2 MiB pages would gain, said first and measured then: the share of a kernel's time that goes into TLB misses bounds what any page
-//! size can gain; runs on base and on 2 MiB pages, in turn, say what it is ("Huge pages part 5", LWN 2010, does the same on STREAM).
+//! What 2 MiB pages would gain, said first and measured then. Said by the kernel's own loads and stores alone: recorded once, replayed on base
+//! and on 2 MiB pages without the kernel's arithmetic, and taken at the pace at which the kernel makes them.
 //!
 //! ```text
-//!   misses of the timed part ── a PMU's count, or a closed form of the kernel's accesses (MissSource)
-//!        × cost of a miss  ÷ time  =  share: the most that can be gained;  × 0.7: what that article's machine made of it
-//!   base │ huge │ base │ huge │ …   ─▶ time saved within each round, median and interval
+//!   one iteration ─ recorder ─▶ visits of lines ─ replay, 1 chain … free ─▶ time of a visit on both page sizes ┐
+//!   base │ huge │ base │ huge │ …  ─▶ time of a visit in the kernel: its pace ─────────────────────────────┴▶ saved_at_most ÷ pace
+//!                                  └▶ time saved within each round, median and interval                        = the bound
 //! ```
 //!
-//! A count of misses times their cost says too much where misses overlap with other work and with each other: the article's machine gained
-//! 12 to 12.7 % of 17.6 predicted. So the factor 0.7 is printed beside the bound, and never in it.
-
-use std::time::Duration;
+//! A count of misses times what a miss costs in a chase is no such bound: misses overlap with other work and with each other, so that it can be
+//! more than all of the time (12.7 % was gained of 17.8 % predicted in "Huge pages part 5", LWN 2010), and it leaves out what page sizes change
+//! beside walks: prefetchers stop where a page ends. A replay has the overlaps, the caches of the page tables of that very footprint, and the
+//! prefetchers of this machine. What it assumes is printed with it.
 
 use indicatif::ProgressBar;
 use serde::Serialize;
-use wideleaf_kernels::Kernel;
-use wideleaf_kernels::registry::{MemoryNeed, by_name};
-use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_policies::PageSize;
+use wideleaf_recorder::{Progress, Request};
 
-use super::counters::{LinuxPmu, WalkEvents, Walks, count};
-use super::measure::CellReport;
-use crate::child;
+use super::counters::{WalkEvents, Walks};
+use super::replay::{Pace, replay, saved_at_most};
+use super::sample::{self, Sample};
+use super::work::{Timed, Work};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::report::{Phase, RunReport};
-use crate::run::kernel;
 
-/// A run of a kernel takes no longer.
-const RUN_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// What a static count of misses times their cost over-predicts by: 12.7 % measured of 17.6 % (LWN, one machine, STREAM).
-pub const SCALE: f64 = 0.7;
-
-/// The loops of STREAM read and write so many bytes for each element of an array: 16, 16, 24 and 24.
-const STREAM_BYTES_PER_WORD: f64 = 80.0;
-/// STREAM's arrays, of eight bytes an element.
-const STREAM_ARRAYS_BYTES_PER_WORD: f64 = 24.0;
-
-/// Misses of the timed part of a run on base pages, and how long it took.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Timed {
-    /// Misses in all levels of the TLB.
-    pub misses: f64,
-    /// Seconds.
-    pub seconds: f64,
-}
-
-/// Who knows how often a kernel misses.
-pub trait MissSource {
-    /// For the report.
-    fn describe(&self) -> String;
-
-    /// Of a run on base pages, with a TLB that reaches so far. `None` where the run does not tell what is needed.
-    fn timed(&self, run: &RunReport, reach_bytes: u64) -> Option<Timed>;
-}
-
-/// Kernels whose accesses are simple enough to count their misses on paper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClosedForm {
-    /// Each update is somewhere in the table: 1 - reach/table misses (within 1.1 % of the counters of the FreeBSD study's Opteron).
-    Gups,
-    /// Each array is gone through from end to end: a miss a page and array.
-    Stream,
-}
-
-impl ClosedForm {
-    /// That of a kernel.
-    pub fn of(kernel: &str) -> Option<ClosedForm> {
-        match kernel {
-            "gups" => Some(ClosedForm::Gups),
-            "stream" => Some(ClosedForm::Stream),
-            _ => None,
-        }
-    }
-}
-
-/// The part of random accesses to a table that miss in a TLB of this reach.
-pub fn missing_part(table_bytes: u64, reach_bytes: u64) -> f64 {
-    1.0 - (reach_bytes as f64 / table_bytes.max(1) as f64).min(1.0)
-}
-
-impl MissSource for ClosedForm {
-    fn describe(&self) -> String {
-        match self {
-            ClosedForm::Gups => "closed form: 1 - reach/table misses an update",
-            ClosedForm::Stream => "closed form: one miss a page of each array passed",
-        }
-        .into()
-    }
-
-    fn timed(&self, run: &RunReport, reach_bytes: u64) -> Option<Timed> {
-        let bytes = run.regions.first()?.bytes;
-        match self {
-            ClosedForm::Gups => {
-                let phase = work_of(run)?;
-                Some(Timed { misses: phase.units as f64 * missing_part(bytes, reach_bytes), seconds: phase.seconds })
-            }
-            ClosedForm::Stream => {
-                let words = bytes as f64 / STREAM_ARRAYS_BYTES_PER_WORD;
-                let pages = words * STREAM_BYTES_PER_WORD / PageSize::Base4K.bytes().get() as f64;
-                // What one pass leaves in the TLB the next one, over more than it reaches, does not find.
-                let misses = if bytes > reach_bytes { pages } else { 0.0 };
-                Some(Timed { misses, seconds: seconds_of(run)? })
-            }
-        }
-    }
-}
-
-/// The timed part of a kernel.
-fn work_of(run: &RunReport) -> Option<&Phase> {
-    run.phases.iter().find(|phase| ["update", "compute"].contains(&phase.name.as_str()))
-}
-
-/// Time of the work: STREAM's own mean of a repetition, which leaves the first out, else that of the timed part.
-fn seconds_of(run: &RunReport) -> Option<f64> {
-    let loops = ["copy_avg", "scale_avg", "add_avg", "triad_avg"].map(|name| run.results.get(name));
-    match loops {
-        [Some(copy), Some(scale), Some(add), Some(triad)] => Some(copy.value + scale.value + add.value + triad.value),
-        _ => Some(work_of(run)?.seconds),
-    }
-}
+/// A run is made of as many iterations as this takes, and of one at least: long beside what a busy host does to it, and short enough that the
+/// rounds of a comparison are over within minutes.
+const RUN_SECONDS: f64 = 4.0;
 
 /// A median and how far it can be trusted, without an assumption on how values spread: between two of them, by their ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -164,195 +70,121 @@ pub struct Prediction {
     pub kernel: String,
     /// Its parameters.
     pub cmdline: String,
-    /// Where the number of misses is from.
-    pub misses_from: String,
-    /// On base pages, a second.
-    pub misses_per_s: Option<f64>,
-    /// Cost of one, where it was multiplied with.
-    pub miss_ns: Option<f64>,
-    /// Share of the time in page walks on base pages: the most that 2 MiB pages can save. Above 1 where misses overlap.
+    /// Iterations of its measured part in each run, and all it has; 0 where it has none to be left out.
+    pub iterations: (u32, u32),
+    /// Visits of lines that were recorded: of one iteration, or of the whole measured part.
+    pub visits: u64,
+    /// Of these, replayed.
+    pub replayed: u64,
+    /// What a visit costs without the kernel around it.
+    pub paces: Vec<Pace>,
+    /// Nanoseconds from one visit to the next in the kernel, in its fastest run on base pages.
+    pub pace_ns: f64,
+    /// The most that 2 MiB pages can save, as part of the time on base pages.
     pub share_bound: f64,
-    /// The same times [`SCALE`].
-    pub share_scaled: f64,
-    /// The factor.
-    pub scale: f64,
-    /// What was counted, where there is a PMU.
+    /// What a PMU counted in the measured part of one more run on base pages, where there is one.
     pub counted: Option<Walks>,
     /// Time that 2 MiB pages saved, as part of the time on base pages.
     pub saved: MedianInterval,
     /// Rounds of one run each.
     pub rounds: usize,
-    /// Windows of its data that were large in the last run on 2 MiB pages, and all of them.
+    /// Windows of its RAM that were large in the last run on 2 MiB pages, and all of them.
     pub large_windows: (u64, u64),
 }
 
-/// What is to be predicted.
-pub struct Subject {
-    kernel: &'static Kernel,
-    cmdline: String,
-    ram: Bytes,
+/// Things that a prediction does besides the runs of its rounds, for a progress bar: a first run, the recording, the replay.
+pub const BESIDE_ROUNDS: u64 = 3;
+
+/// Predicts, then runs in turn on base and on 2 MiB pages.
+///
+/// # Errors
+/// [`Failure`]: a run or the recording failed, or somebody wants no more of it.
+pub fn predict(
+    work: &Work,
+    events: Option<&'static WalkEvents>,
+    rounds: usize,
+    interrupts: &Interrupts,
+    bar: &ProgressBar,
+) -> Result<Prediction, Failure> {
+    let name = work.kernel.name;
+    let step = |what: String| bar.set_message(format!("{name}: {what}"));
+    step("a first run".into());
+    let first = work.run(PageSize::Base4K, Some(1), None, interrupts)?;
+    bar.inc(1);
+    let sample = record(work, &first, interrupts, &step)?;
+    bar.inc(1);
+    step("its accesses alone".into());
+    let paces = replay(work, &sample, interrupts)?;
+    bar.inc(1);
+
+    let most = iterations_of(&first);
+    let mut runs = Vec::new();
+    for round in 1..=rounds {
+        step(format!("round {round} of {rounds}"));
+        let base = work.run(PageSize::Base4K, most, None, interrupts)?;
+        bar.inc(1);
+        let huge = work.run(PageSize::Huge2M, most, None, interrupts)?;
+        bar.inc(1);
+        runs.push((base, huge));
+    }
+    let counted = events.map(|_| work.run(PageSize::Base4K, most, events, interrupts)).transpose()?;
+
+    // The shortest, as in the replay: what interrupts a run only ever adds to it.
+    let seconds = runs.iter().map(|(base, _)| base.seconds).fold(f64::INFINITY, f64::min);
+    let visits = sample.visits as f64 * runs[0].0.steps.against_one();
+    let pace_ns = seconds * 1e9 / visits;
+    let saved: Vec<f64> = runs.iter().map(|(base, huge)| 1.0 - huge.seconds / base.seconds).collect();
+    Ok(Prediction {
+        kernel: name.to_string(),
+        cmdline: work.cmdline.clone(),
+        iterations: (runs[0].0.steps.made, runs[0].0.steps.all),
+        visits: sample.visits,
+        replayed: sample.kept(),
+        share_bound: (saved_at_most(&paces, pace_ns) / pace_ns).min(1.0),
+        paces,
+        pace_ns,
+        counted: counted.and_then(|run| run.walks),
+        saved: median_interval(&saved),
+        rounds,
+        large_windows: runs[rounds - 1].1.large_windows,
+    })
 }
 
-impl Subject {
-    /// A kernel and its parameters.
-    ///
-    /// # Errors
-    /// [`Failure::Usage`] where there is no such kernel, class or parameter.
-    pub fn new(name: &str, class: Option<&str>, cmdline: &str) -> Result<Subject, Failure> {
-        let unknown =
-            || Failure::Usage(format!("--predict {name}: there is no such kernel; `wideleaf kernels` lists them"));
-        let kernel = by_name(name).ok_or_else(unknown)?;
-        let cmdline = kernel::with_class(kernel, class, cmdline)?;
-        let needed = match kernel::memory_needed(kernel, &cmdline, 1)? {
-            MemoryNeed::Bytes(needed) => Bytes::new(needed),
-            MemoryNeed::AllThereIs => mib(256),
-        };
-        let ram = kernel::least_ram(needed, kernel::Pages { host: PageSize::Huge2M, guest: None })?;
-        Ok(Subject { kernel, cmdline, ram })
-    }
-
-    /// Where the number of its misses is to come from.
-    ///
-    /// # Errors
-    /// [`Failure::Host`] where nothing here tells it.
-    pub fn source(&self, pmu: &Result<&'static WalkEvents, String>) -> Result<Source, Failure> {
-        match (pmu, ClosedForm::of(self.kernel.name.as_str())) {
-            (Ok(events), _) if !events.walk_cycles.is_empty() => Ok(Source::Counted(events)),
-            (_, Some(form)) => Ok(Source::Misses(Box::new(form))),
-            (pmu, None) => {
-                let why = pmu.as_ref().err().map_or("the CPU counts no cycles of walks", String::as_str);
-                let name = self.kernel.name;
-                Err(Failure::Host(format!(
-                    "nothing tells how often {name} misses: only gups and stream have a closed form, and a host with a PMU counts ({why})"
-                )))
-            }
+/// The accesses of one iteration, or of the measured part of a kernel that has none.
+fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(String)) -> Result<Sample, Failure> {
+    let request = Request {
+        kernel: work.kernel,
+        parameters: &work.cmdline,
+        iterations: (first.steps.begun > 0).then_some(1),
+        phase: Some(&first.phase),
+        bytes_max: None,
+    };
+    step("recording".into());
+    let sample = sample::take(&request, &mut |progress: &Progress<'_>| {
+        let millions = progress.totals.records / 1_000_000;
+        if millions > 0 {
+            step(format!("recording, {millions} million accesses"));
         }
+        !interrupts.is_set()
+    })?;
+    if sample.visits == 0 {
+        let name = work.kernel.name;
+        return Err(Failure::GuestFailed(format!("{name} makes no access to its memory in its measured part")));
     }
-
-    fn arguments(&self, page: PageSize) -> Vec<String> {
-        let mut arguments: Vec<String> =
-            ["run", "--native", self.kernel.name.as_str(), "--policy", "never", "--prefault"].map(str::to_owned).into();
-        arguments.extend(["--cmdline".into(), self.cmdline.clone(), "--memory".into(), self.ram.get().to_string()]);
-        arguments.extend(["--host-page".into(), page.name().into()]);
-        arguments
-    }
-
-    fn run(&self, page: PageSize, interrupts: &Interrupts) -> Result<RunReport, Failure> {
-        let report = child::run(&self.arguments(page), RUN_TIMEOUT, interrupts)?;
-        if report.verification.as_ref().is_some_and(|verification| !verification.passed) {
-            return Err(Failure::GuestFailed(format!("{} did not pass its verification", self.kernel.name)));
-        }
-        Ok(report)
-    }
-
-    /// Predicts, then runs in turn on base and on 2 MiB pages. `cost` is what a miss on base pages costs in a process.
-    ///
-    /// # Errors
-    /// [`Failure`]: a run failed, or the cost of a miss is not known.
-    pub fn predict(
-        &self,
-        source: &Source,
-        cost: Option<&CellReport>,
-        rounds: usize,
-        interrupts: &Interrupts,
-        bar: &ProgressBar,
-    ) -> Result<Prediction, Failure> {
-        // Before the runs, which would be for nothing without it.
-        let known = cost.and_then(cost_and_reach);
-        if source.needs_cost() && known.is_none() {
-            let why =
-                "what a miss costs here did not agree with itself, or its footprint showed one level of the TLB alone";
-            return Err(Failure::Host(format!("{why}: repeat it on a quiet machine, or with a larger --bytes")));
-        }
-        let (miss_ns, reach) = known.unwrap_or_default();
-        let mut runs = Vec::new();
-        for round in 1..=rounds {
-            bar.set_message(format!("{} round {round} of {rounds}", self.kernel.name));
-            let pair = (self.run(PageSize::Base4K, interrupts)?, self.run(PageSize::Huge2M, interrupts)?);
-            bar.inc(2);
-            runs.push(pair);
-        }
-        let untimed = || Failure::GuestFailed(format!("{} told no time of its work", self.kernel.name));
-        let saved = runs.iter().map(|(base, huge)| Some(1.0 - seconds_of(huge)? / seconds_of(base)?));
-        let saved = median_interval(&saved.collect::<Option<Vec<f64>>>().ok_or_else(untimed)?);
-        let large = runs.last().and_then(|(_, huge)| huge.regions.first());
-        let large_windows = large.map_or((0, 0), |region| (region.windows_host_large, region.windows));
-        let mut prediction = Prediction {
-            kernel: self.kernel.name.to_string(),
-            cmdline: self.cmdline.clone(),
-            misses_from: source.describe(),
-            misses_per_s: None,
-            miss_ns: None,
-            share_bound: 0.0,
-            share_scaled: 0.0,
-            scale: SCALE,
-            counted: None,
-            saved,
-            rounds,
-            large_windows,
-        };
-        match source {
-            Source::Counted(events) => {
-                let counted = count(&LinuxPmu, events, || self.run(PageSize::Base4K, interrupts));
-                let (walks, run) = counted.map_err(|why| Failure::Host(format!("the PMU did not count: {why}")))?;
-                run?;
-                prediction.share_bound = walks.share().unwrap_or_default();
-                prediction.counted = Some(walks);
-            }
-            Source::Misses(source) => {
-                let rates =
-                    runs.iter().map(|(base, _)| source.timed(base, reach).map(|timed| timed.misses / timed.seconds));
-                let rates = rates.collect::<Option<Vec<f64>>>().ok_or_else(untimed)?;
-                let misses_per_s = median_interval(&rates).median;
-                prediction.share_bound = misses_per_s * miss_ns / 1e9;
-                (prediction.misses_per_s, prediction.miss_ns) = (Some(misses_per_s), Some(miss_ns));
-            }
-        }
-        prediction.share_scaled = prediction.share_bound * SCALE;
-        Ok(prediction)
-    }
+    Ok(sample)
 }
 
-/// Where the number of misses comes from. Whoever can count a trace is one more [`MissSource`].
-pub enum Source {
-    /// The CPU counts the cycles themselves.
-    Counted(&'static WalkEvents),
-    /// Somebody knows the misses.
-    Misses(Box<dyn MissSource>),
-}
-
-impl Source {
-    fn describe(&self) -> String {
-        match self {
-            Source::Counted(events) => format!("PMU: cycles of page walks ({})", events.source),
-            Source::Misses(source) => source.describe(),
-        }
-    }
-
-    /// Whether what a miss costs has to be known.
-    pub fn needs_cost(&self) -> bool {
-        matches!(self, Source::Misses(_))
-    }
-}
-
-/// Nanoseconds of a miss in all levels, and the reach of the last.
-fn cost_and_reach(cell: &CellReport) -> Option<(f64, u64)> {
-    Some((cell.walk_ns?.median, cell.levels.last()?.reach_bytes))
+/// Iterations of a run, by how long one of them took; `None` for a kernel that has none to be left out.
+fn iterations_of(first: &Timed) -> Option<u32> {
+    let each = f64::from(first.steps.begun.max(1));
+    let wanted = (RUN_SECONDS / first.seconds).ceil().clamp(1.0, f64::from(first.steps.all.max(1)) / each);
+    (first.steps.begun > 0).then_some((wanted as u32).max(1))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::work::Steps;
     use super::*;
-
-    #[test]
-    fn random_accesses_miss_where_the_table_is_beyond_the_reach() {
-        // freebsd_gups.csv counts two passes; reach 2.125 MiB of 4 KiB pages.
-        for (log2_words, observed) in [(25, 1.99542), (26, 2.00636), (27, 2.01330), (28, 2.01977)] {
-            let predicted = 2.0 * missing_part(8 << log2_words, 2_228_224);
-            assert!((predicted / observed - 1.0_f64).abs() < 0.011, "2^{log2_words}: {predicted} of {observed}");
-        }
-        assert_eq!(missing_part(1 << 20, 2 << 20), 0.0);
-    }
 
     #[test]
     fn an_interval_is_between_ranks_that_hold_the_median_with_95_per_cent() {
@@ -367,19 +199,21 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_a_closed_form_is_refused_without_a_pmu() {
-        let no_pmu = Err("no PMU: No such file or directory".to_owned());
-        let subject = |name, class| Subject::new(name, class, "").expect("it is a kernel");
-        let gups = subject("gups", None).source(&no_pmu).expect("it has a closed form");
-        assert!(gups.needs_cost() && gups.describe().starts_with("closed form"), "{}", gups.describe());
-        let refused =
-            subject("npb.cg", Some("A")).source(&no_pmu).err().expect("nothing counts its misses").to_string();
-        assert!(
-            refused.starts_with("nothing tells how often npb.cg misses")
-                && refused.ends_with("(no PMU: No such file or directory)"),
-            "{refused}"
-        );
-        let unknown = Subject::new("cg", None, "").err().expect("there is no such kernel").to_string();
-        assert!(unknown.contains("there is no such kernel"), "{unknown}");
+    fn a_run_has_as_many_iterations_as_take_four_seconds_and_no_more_than_there_are() {
+        let first =
+            |seconds, begun, all| Timed { seconds, steps: Steps { begun, made: begun, all }, ..Timed::default() };
+        assert_eq!(iterations_of(&first(0.5, 1, 75)), Some(8));
+        assert_eq!(iterations_of(&first(0.001, 1, 75)), Some(75));
+        assert_eq!(iterations_of(&first(30.0, 1, 75)), Some(1));
+        assert_eq!(iterations_of(&first(3.0, 0, 0)), None, "it has none");
+        // Two loops of ten each.
+        assert_eq!(iterations_of(&first(0.001, 2, 20)), Some(10));
+    }
+
+    #[test]
+    fn a_run_of_more_iterations_did_as_many_times_what_was_recorded() {
+        assert_eq!(Steps { begun: 1, made: 8, all: 75 }.against_one(), 8.0);
+        assert_eq!(Steps { begun: 2, made: 16, all: 20 }.against_one(), 8.0);
+        assert_eq!(Steps::default().against_one(), 1.0);
     }
 }

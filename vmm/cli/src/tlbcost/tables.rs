@@ -12,6 +12,7 @@ use wideleaf_policies::Bytes;
 use super::agreement::{RUNS_MAX, Spread};
 use super::measure::{CellReport, LevelReport};
 use super::predict::Prediction;
+use super::replay::Pace;
 use super::{TlbCostReport, agreement};
 use crate::environment::Environment;
 use crate::guests::tables::clean;
@@ -171,33 +172,51 @@ fn spread(spread: Spread, digits: usize) -> Cell {
 }
 
 fn write_prediction(out: &mut String, prediction: &Prediction) {
-    let Prediction { kernel, cmdline, misses_from, share_bound, share_scaled, scale, saved, rounds, .. } = prediction;
+    let Prediction { kernel, cmdline, iterations: (made, all), visits, replayed, .. } = prediction;
+    let of_run = if *all == 0 { String::new() } else { format!(", {made} of its {all} iterations a run") };
+    let _ = writeln!(out, "{kernel} {cmdline}, natively{of_run}");
+    write_paces(out, prediction);
     let percent = |part: f64| format!("{:.1} %", part * 1e2);
-    let _ = writeln!(out, "{kernel} {cmdline}, natively; misses from {misses_from}");
-    if let (Some(misses), Some(ns)) = (prediction.misses_per_s, prediction.miss_ns) {
-        let _ = writeln!(out, "  {:.2} M misses/s at {ns:.2} ns each", misses / 1e6);
-    }
+    let Prediction { share_bound, saved, rounds, .. } = prediction;
     let mut rows = table(&["time that 2 MiB pages save", ""]);
     rows.add_row([Cell::new("predicted, at most"), number(percent(*share_bound))]);
-    rows.add_row([
-        Cell::new(format!("the same times {scale} (what one machine made of it)")),
-        number(percent(*share_scaled)),
-    ]);
     let interval = format!("{} ({} - {})", percent(saved.median), percent(saved.low), percent(saved.high));
     let how = format!("measured: median of {rounds} rounds, interval of {:.1} %", saved.confidence * 1e2);
     rows.add_row([Cell::new(how), number(interval)]);
     let _ = writeln!(out, "{rows}");
-    if *share_bound > 1.0 {
+    let _ = writeln!(
+        out,
+        "  at most: no mix of the paces above that is as fast as the kernel saves more. Assumed: page sizes change the time of\n  \
+         its loads and stores alone, none is made faster than in a replay, and the {replayed} of {visits} visits that were replayed stand for all"
+    );
+    if saved.low > *share_bound {
         let _ = writeln!(
             out,
-            "  more than all of the time: misses overlap with each other here, and their number times their cost is no bound"
-        );
-    } else if saved.low > *share_bound {
-        let _ = writeln!(
-            out,
-            "  more was saved than predicted at most: 2 MiB pages save more than walks here, or the count is too low"
+            "  more was saved than predicted at most: one of these does not hold here, or the machine was not quiet"
         );
     }
+    if let Some(walks) = &prediction.counted {
+        let share = walks
+            .share()
+            .map_or("cycles are not counted on this CPU".to_owned(), |share| percent(share) + " of its cycles");
+        let _ =
+            writeln!(out, "  counted by the PMU in its measured part on 4 KiB pages: {} walks, {share}", walks.walks);
+    }
     let (large, windows) = prediction.large_windows;
-    let _ = writeln!(out, "  {large} of {windows} windows of its data were large on the 2 MiB side");
+    let _ = writeln!(out, "  {large} of {windows} windows of its memory were large on the 2 MiB side");
+}
+
+/// Its accesses without it.
+fn write_paces(out: &mut String, prediction: &Prediction) {
+    let mut rows = table(&["ns a visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
+    for Pace { chains, base_ns, huge_ns } in &prediction.paces {
+        let how = match chains {
+            Some(1) => "one after another".to_owned(),
+            Some(chains) => format!("{chains} chains"),
+            None => "all at once".to_owned(),
+        };
+        rows.add_row([Cell::new(how), number(format!("{base_ns:.3}")), number(format!("{huge_ns:.3}"))]);
+    }
+    rows.add_row([Cell::new("in the kernel"), number(format!("{:.3}", prediction.pace_ns)), number("")]);
+    let _ = writeln!(out, "{rows}");
 }

@@ -1,0 +1,124 @@
+//! Which tables the host's second level is made of, asked of the modules of KVM.
+//!
+//! ```text
+//!   /sys/module/kvm_intel/parameters/ept = Y ─▶ ept ┐
+//!   /sys/module/kvm_amd/parameters/npt   = Y ─▶ npt ┼─ else one of them, or kvm_pvm, is loaded ─▶ shadow │ nothing is: an error
+//! ```
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Paging;
+
+/// Why it is not known what the second level is made of.
+#[derive(Debug, thiserror::Error)]
+pub enum PagingError {
+    /// No vendor module of KVM is loaded, or sysfs is not there.
+    #[error("no KVM vendor module under {}: is sysfs mounted?", modules.display())]
+    NoVendorModule {
+        /// Where modules were looked for.
+        modules: PathBuf,
+    },
+    /// A parameter is there and not a yes or a no.
+    #[error("{} says {text:?}, expected Y or N", path.display())]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What it says.
+        text: String,
+    },
+    /// A parameter is there and cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// Finds out what the second level is made of, from the parameters of KVM's vendor modules below `sys` (`/sys`).
+///
+/// Only one vendor module can be active, but several may be loaded; the one that uses two-dimensional paging is the
+/// active one. `kvm_pvm` has no such parameter: it always shadows.
+///
+/// # Errors
+/// [`PagingError`]; absent, malformed and unreadable are told apart.
+pub fn detect_paging(sys: &Path) -> Result<Paging, PagingError> {
+    let modules = sys.join("module");
+    let vendors = [("kvm_intel", "ept", Paging::Ept), ("kvm_amd", "npt", Paging::Npt), ("kvm_pvm", "", Paging::Shadow)];
+    let mut is_loaded = false;
+    for (module, parameter, paging) in vendors {
+        let module = modules.join(module);
+        if !module.is_dir() {
+            continue;
+        }
+        is_loaded = true;
+        if !parameter.is_empty() && read_flag(&module.join("parameters").join(parameter))? {
+            return Ok(paging);
+        }
+    }
+    if is_loaded { Ok(Paging::Shadow) } else { Err(PagingError::NoVendorModule { modules }) }
+}
+
+fn read_flag(path: &Path) -> Result<bool, PagingError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|source| PagingError::Unreadable { path: path.to_owned(), source })?;
+    match text.trim() {
+        // Kernels before 4.2 printed kvm_amd's flag as a number.
+        "Y" | "1" => Ok(true),
+        "N" | "0" => Ok(false),
+        _ => Err(PagingError::Malformed { path: path.to_owned(), text }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn sys_with(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let sys = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = sys.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        sys
+    }
+
+    #[test]
+    fn two_dimensional_paging_is_told_by_the_vendor_module() {
+        let intel = sys_with(&[("module/kvm_intel/parameters/ept", "Y\n")]);
+        assert_eq!(detect_paging(intel.path()).unwrap(), Paging::Ept);
+        let amd = sys_with(&[("module/kvm_amd/parameters/npt", "Y\n")]);
+        assert_eq!(detect_paging(amd.path()).unwrap(), Paging::Npt);
+        let old_amd = sys_with(&[("module/kvm_amd/parameters/npt", "1\n")]);
+        assert_eq!(detect_paging(old_amd.path()).unwrap(), Paging::Npt);
+    }
+
+    #[test]
+    fn without_it_paging_is_shadow() {
+        let switched_off = sys_with(&[("module/kvm_intel/parameters/ept", "N\n")]);
+        assert_eq!(detect_paging(switched_off.path()).unwrap(), Paging::Shadow);
+        let pvm = sys_with(&[("module/kvm_pvm/refcnt", "0\n")]);
+        assert_eq!(detect_paging(pvm.path()).unwrap(), Paging::Shadow);
+    }
+
+    #[test]
+    fn the_module_that_uses_it_wins_over_one_that_is_only_loaded() {
+        let both = sys_with(&[("module/kvm_intel/parameters/ept", "N\n"), ("module/kvm_amd/parameters/npt", "Y\n")]);
+        assert_eq!(detect_paging(both.path()).unwrap(), Paging::Npt);
+    }
+
+    #[test]
+    fn absent_malformed_and_unreadable_are_different_errors() {
+        let nothing = sys_with(&[("module/snd/refcnt", "0\n")]);
+        assert!(matches!(detect_paging(nothing.path()), Err(PagingError::NoVendorModule { .. })));
+        let odd = sys_with(&[("module/kvm_intel/parameters/ept", "maybe\n")]);
+        assert!(matches!(detect_paging(odd.path()), Err(PagingError::Malformed { text, .. }) if text == "maybe\n"));
+        let unreadable = sys_with(&[("module/kvm_intel/refcnt", "0\n")]);
+        assert!(matches!(detect_paging(unreadable.path()), Err(PagingError::Unreadable { .. })));
+    }
+}
