@@ -176,9 +176,9 @@ fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(Str
 
 /// Iterations of a run, by how long one of them took; `None` for a kernel that has none to be left out.
 fn iterations_of(first: &Timed) -> Option<u32> {
-    let each = f64::from(first.steps.begun.max(1));
-    let wanted = (RUN_SECONDS / first.seconds).ceil().clamp(1.0, f64::from(first.steps.all.max(1)) / each);
-    (first.steps.begun > 0).then_some((wanted as u32).max(1))
+    let there_are = first.steps.all / first.steps.begun.max(1);
+    let wanted = (RUN_SECONDS / first.seconds).ceil() as u32;
+    (first.steps.begun > 0).then_some(wanted.min(there_are).max(1))
 }
 
 #[cfg(test)]
