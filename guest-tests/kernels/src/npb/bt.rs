@@ -16,6 +16,8 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
 use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
+use super::order::Order;
+use super::reference;
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
@@ -36,17 +38,18 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
 /// Scalars of each point: all but the speed of sound.
-const SCALARS: usize = 6;
+pub(super) const SCALARS: usize = 6;
 /// Numbers that the way down leaves for the way up at each point of the lines: C and the right-hand side.
 const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
 
-type Block = [[Lanes; COMPONENTS]; COMPONENTS];
+/// A block of each of so many lines.
+pub(super) type Block<const W: usize = WIDTH> = [[Lanes<W>; COMPONENTS]; COMPONENTS];
 /// A block and a vector, row by row.
-type Row = [Lanes; COMPONENTS + 1];
-type Left = [Row; COMPONENTS];
+type Row<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS + 1];
+pub(super) type Left<const W: usize = WIDTH> = [Row<W>; COMPONENTS];
 
 const fn problem(class: Class) -> Problem {
     match class {
@@ -136,17 +139,31 @@ const fn problem(class: Class) -> Problem {
     }
 }
 
-const METHOD: Method<SCALARS> = Method { operations: [3478.8, -17655.7, 28023.7, 0.0], work_per_point: LEFT, step };
+const OPERATIONS: [f64; 4] = [3478.8, -17655.7, 28023.7, 0.0];
+
+const fn method(order: Order) -> Method<SCALARS> {
+    match order {
+        Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT, step },
+        Order::Reference => Method {
+            order,
+            operations: OPERATIONS,
+            work: |grid| grid.edge * reference::bt::WORK,
+            step: reference::bt::step,
+        },
+    }
+}
 
 fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    Ok(METHOD.memory(&problem(Class::from_parameters(parameters)?), vcpus))
+    let method = method(Order::from_parameters(parameters)?);
+    Ok(method.memory(&problem(Class::from_parameters(parameters)?), vcpus))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
+    let method = method(Order::from_parameters(parameters)?);
     let problem = problem(class);
     report::problem(platform, class, &[problem.edge; 3], problem.steps);
-    METHOD.run(platform, arena, &problem)
+    method.run(platform, arena, &problem)
 }
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
@@ -160,12 +177,12 @@ fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work
 }
 
 /// The systems of the lines along an axis.
-struct System<'a, const AXIS: usize> {
-    edge: usize,
-    u: &'a [Point],
+pub(super) struct System<'a, const AXIS: usize> {
+    pub(super) edge: usize,
+    pub(super) u: &'a [Point],
     velocity: [&'a [f64]; 3],
-    qs: &'a [f64],
-    rho_i: &'a [f64],
+    pub(super) qs: &'a [f64],
+    pub(super) rho_i: &'a [f64],
     /// Factor of the flux: dt · t2.
     first: f64,
     /// Factor of diffusion: dt · t1.
@@ -183,7 +200,7 @@ struct Blocks {
 }
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
-    fn new(sources: &Sources<'a, SCALARS>) -> Self {
+    pub(super) fn new(sources: &Sources<'a, SCALARS>) -> Self {
         let Sources { grid, u, scalars, factors, .. } = sources;
         Self {
             edge: grid.edge,
@@ -227,8 +244,8 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// dt · t2 times the Jacobian of the flux.
-    fn flux(&self, states: &[State; WIDTH]) -> Block {
-        let mut flux = ZERO;
+    pub(super) fn flux<const W: usize>(&self, states: &[State; W]) -> Block<W> {
+        let mut flux = zero();
         for (line, state) in states.iter().enumerate() {
             let velocity = state.velocity.map(|velocity| self.first * velocity);
             let (own, plain_own) = (velocity[AXIS], state.velocity[AXIS]);
@@ -251,8 +268,8 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// dt · t1 times the Jacobian of the viscous terms and the diffusion.
-    fn viscous(&self, states: &[State; WIDTH]) -> Block {
-        let mut viscous = ZERO;
+    pub(super) fn viscous<const W: usize>(&self, states: &[State; W]) -> Block<W> {
+        let mut viscous = zero();
         let diffusion = self.second * DIFFUSION[AXIS];
         for (line, state) in states.iter().enumerate() {
             let rho_i = self.second * state.rho_i;
@@ -310,43 +327,49 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
 
 /// What the Jacobians at a point are made of.
 #[derive(Clone, Copy, Default)]
-struct State {
-    velocity: [f64; 3],
-    qs: f64,
-    rho_i: f64,
+pub(super) struct State {
+    pub(super) velocity: [f64; 3],
+    pub(super) qs: f64,
+    pub(super) rho_i: f64,
     /// Per mass.
-    energy: f64,
+    pub(super) energy: f64,
 }
 
-const ZERO: Block = [[[0.0; WIDTH]; COMPONENTS]; COMPONENTS];
-const IDENTITY: Block = {
-    let mut block = ZERO;
+const ZERO: Block = zero();
+const IDENTITY: Block = identity();
+
+pub(super) const fn zero<const W: usize>() -> Block<W> {
+    [[[0.0; W]; COMPONENTS]; COMPONENTS]
+}
+
+pub(super) const fn identity<const W: usize>() -> Block<W> {
+    let mut block = zero();
     let mut index = 0;
     while index < COMPONENTS {
-        block[index][index] = [1.0; WIDTH];
+        block[index][index] = [1.0; W];
         index += 1;
     }
     block
-};
+}
 
 /// This vector, beside a block of zeros.
-fn beside_zero(vector: &Lined) -> Left {
+pub(super) fn beside_zero<const W: usize>(vector: &Lined<W>) -> Left<W> {
     vector.map(|last| {
-        let mut row = [[0.0; WIDTH]; COMPONENTS + 1];
+        let mut row = [[0.0; W]; COMPONENTS + 1];
         row[COMPONENTS] = last;
         row
     })
 }
 
 /// Sets the block and leaves the vector beside it.
-fn set_block(left: &mut Left, block: &Block) {
+pub(super) fn set_block<const W: usize>(left: &mut Left<W>, block: &Block<W>) {
     for (row, from) in left.iter_mut().zip(block) {
         row[..COMPONENTS].copy_from_slice(from);
     }
 }
 
 /// b ← b − a·(block), vector of `here` ← it − a·(vector), with block and vector of `last`.
-fn subtract_product(b: &mut Block, here: &mut Left, a: &Block, last: &Left) {
+pub(super) fn subtract_product<const W: usize>(b: &mut Block<W>, here: &mut Left<W>, a: &Block<W>, last: &Left<W>) {
     for ((a, b), here) in a.iter().zip(b).zip(here) {
         for (factor, from) in a.iter().zip(last) {
             subtract_multiple(b, factor, &from[..COMPONENTS]);
@@ -356,7 +379,7 @@ fn subtract_product(b: &mut Block, here: &mut Left, a: &Block, last: &Left) {
 }
 
 /// left ← b⁻¹·left, by elimination without exchanges of rows. Uses up `b`.
-fn eliminate(b: &mut Block, left: &mut Left) {
+pub(super) fn eliminate<const W: usize>(b: &mut Block<W>, left: &mut Left<W>) {
     for pivot in 0..COMPONENTS {
         let scale = b[pivot][pivot].map(|number| 1.0 / number);
         multiply(&mut b[pivot][pivot + 1..], &scale);
@@ -371,14 +394,14 @@ fn eliminate(b: &mut Block, left: &mut Left) {
 }
 
 #[inline]
-fn multiply(row: &mut [Lanes], factor: &Lanes) {
+fn multiply<const W: usize>(row: &mut [Lanes<W>], factor: &Lanes<W>) {
     for number in row {
         number.iter_mut().zip(factor).for_each(|(number, factor)| *number *= factor);
     }
 }
 
 #[inline]
-fn subtract_multiple(row: &mut [Lanes], factor: &Lanes, from: &[Lanes]) {
+fn subtract_multiple<const W: usize>(row: &mut [Lanes<W>], factor: &Lanes<W>, from: &[Lanes<W>]) {
     for (number, from) in row.iter_mut().zip(from) {
         number.iter_mut().zip(factor.iter().zip(from)).for_each(|(number, (factor, from))| *number -= factor * from);
     }
@@ -414,7 +437,7 @@ mod tests {
         let arena = Arena::from_words(&mut words);
         let mut wrong = problem(Class::S);
         wrong.error[2] *= 1.0 + 1e-7;
-        let end = native::run(1, 0, Box::new(|_| ()), |platform| METHOD.run(platform, &arena, &wrong));
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| method(Order::Fused).run(platform, &arena, &wrong));
         assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 10 })), "{end:?}");
     }
 }
