@@ -18,6 +18,7 @@
 //! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
 //! | [`bt`] | the flow by block-tridiagonal solves along x, y and z |
 //! | [`sp`] | the flow by scalar pentadiagonal solves along x, y and z |
+//! | [`blocks`] | Jacobians of the flow and elimination, for BT and LU |
 //! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
 //! | [`rhs`] | fields and right-hand side of BT and SP |
 //! | [`steps`] | a run of BT or SP |
@@ -28,6 +29,7 @@
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
 
+pub mod blocks;
 pub mod bt;
 pub mod cg;
 pub mod classes;

@@ -62,8 +62,9 @@ fn mg_gives_the_published_norm() {
 }
 
 #[test]
-fn lu_gives_the_published_norms_and_integral() {
+fn lu_gives_the_published_norms_and_integral_in_both_orders() {
     passes("npb.lu", "errors=0 checked=11");
+    passes_in(REFERENCE, "npb.lu order=reference", "errors=0 checked=11");
 }
 
 #[test]

@@ -13,9 +13,13 @@ use core::slice;
 
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
+use super::blocks::{
+    Block, Left, State, beside_zero, eliminate, flux, identity, set_block, subtract_multiple, subtract_product,
+    viscous, zero,
+};
 use super::classes::Class;
-use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
-use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
+use super::flow::{COMPONENTS, Point};
+use super::lines::{LineSolver, Lines, WIDTH, by_component, by_line};
 use super::order::Order;
 use super::reference;
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
@@ -44,12 +48,6 @@ const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 pub(super) const SCALARS: usize = 6;
 /// Numbers that the way down leaves for the way up at each point of the lines: C and the right-hand side.
 const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
-
-/// A block of each of so many lines.
-pub(super) type Block<const W: usize = WIDTH> = [[Lanes<W>; COMPONENTS]; COMPONENTS];
-/// A block and a vector, row by row.
-type Row<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS + 1];
-pub(super) type Left<const W: usize = WIDTH> = [Row<W>; COMPONENTS];
 
 const fn problem(class: Class) -> Problem {
     match class {
@@ -184,9 +182,9 @@ pub(super) struct System<'a, const AXIS: usize> {
     pub(super) qs: &'a [f64],
     pub(super) rho_i: &'a [f64],
     /// Factor of the flux: dt · t2.
-    first: f64,
+    pub(super) first: f64,
     /// Factor of diffusion: dt · t1.
-    second: f64,
+    pub(super) second: f64,
 }
 
 /// What a point gives to its own row of the system and to its neighbours'.
@@ -217,7 +215,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     fn blocks(&self, places: [usize; WIDTH]) -> Blocks {
         let mut states = [State::default(); WIDTH];
         states.iter_mut().zip(places).for_each(|(state, place)| *state = self.state(place));
-        let (flux, viscous) = (self.flux(&states), self.viscous(&states));
+        let (flux, viscous) = (flux::<AXIS, _>(self.first, &states), viscous::<AXIS, _>(self.second, &states));
         let mut blocks = Blocks { a: ZERO, b: IDENTITY, c: ZERO };
         for row in 0..COMPONENTS {
             for column in 0..COMPONENTS {
@@ -241,51 +239,6 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
             rho_i: self.rho_i[place],
             energy: self.u[place][4] * self.rho_i[place],
         }
-    }
-
-    /// dt · t2 times the Jacobian of the flux.
-    pub(super) fn flux<const W: usize>(&self, states: &[State; W]) -> Block<W> {
-        let mut flux = zero();
-        for (line, state) in states.iter().enumerate() {
-            let velocity = state.velocity.map(|velocity| self.first * velocity);
-            let (own, plain_own) = (velocity[AXIS], state.velocity[AXIS]);
-            let (qs, enthalpy) = (C2 * state.qs, C1 * state.energy);
-            flux[0][AXIS + 1][line] = self.first;
-            for axis in 0..3 {
-                flux[axis + 1][0][line] = -plain_own * velocity[axis];
-                flux[axis + 1][AXIS + 1][line] += velocity[axis];
-                flux[axis + 1][axis + 1][line] += own;
-                flux[AXIS + 1][axis + 1][line] -= C2 * velocity[axis];
-                flux[4][axis + 1][line] = -C2 * plain_own * velocity[axis];
-            }
-            flux[AXIS + 1][0][line] += self.first * qs;
-            flux[AXIS + 1][4][line] = self.first * C2;
-            flux[4][0][line] = (2.0 * qs - enthalpy) * own;
-            flux[4][AXIS + 1][line] += self.first * (enthalpy - qs);
-            flux[4][4][line] = C1 * own;
-        }
-        flux
-    }
-
-    /// dt · t1 times the Jacobian of the viscous terms and the diffusion.
-    pub(super) fn viscous<const W: usize>(&self, states: &[State; W]) -> Block<W> {
-        let mut viscous = zero();
-        let diffusion = self.second * DIFFUSION[AXIS];
-        for (line, state) in states.iter().enumerate() {
-            let rho_i = self.second * state.rho_i;
-            let mut heat = C1345 * state.energy;
-            viscous[0][0][line] = diffusion;
-            for (axis, velocity) in state.velocity.into_iter().enumerate() {
-                let viscosity = if axis == AXIS { OWN_AXIS * C3C4 } else { C3C4 };
-                viscous[axis + 1][0][line] = -viscosity * rho_i * velocity;
-                viscous[axis + 1][axis + 1][line] = viscosity * rho_i + diffusion;
-                viscous[4][axis + 1][line] = (viscosity - C1345) * rho_i * velocity;
-                heat += (viscosity - C1345) * velocity * velocity;
-            }
-            viscous[4][0][line] = -rho_i * heat;
-            viscous[4][4][line] = C1345 * rho_i + diffusion;
-        }
-        viscous
     }
 }
 
@@ -325,111 +278,16 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
     }
 }
 
-/// What the Jacobians at a point are made of.
-#[derive(Clone, Copy, Default)]
-pub(super) struct State {
-    pub(super) velocity: [f64; 3],
-    pub(super) qs: f64,
-    pub(super) rho_i: f64,
-    /// Per mass.
-    pub(super) energy: f64,
-}
-
 const ZERO: Block = zero();
 const IDENTITY: Block = identity();
 
-pub(super) const fn zero<const W: usize>() -> Block<W> {
-    [[[0.0; W]; COMPONENTS]; COMPONENTS]
-}
-
-pub(super) const fn identity<const W: usize>() -> Block<W> {
-    let mut block = zero();
-    let mut index = 0;
-    while index < COMPONENTS {
-        block[index][index] = [1.0; W];
-        index += 1;
-    }
-    block
-}
-
-/// This vector, beside a block of zeros.
-pub(super) fn beside_zero<const W: usize>(vector: &Lined<W>) -> Left<W> {
-    vector.map(|last| {
-        let mut row = [[0.0; W]; COMPONENTS + 1];
-        row[COMPONENTS] = last;
-        row
-    })
-}
-
-/// Sets the block and leaves the vector beside it.
-pub(super) fn set_block<const W: usize>(left: &mut Left<W>, block: &Block<W>) {
-    for (row, from) in left.iter_mut().zip(block) {
-        row[..COMPONENTS].copy_from_slice(from);
-    }
-}
-
-/// b ← b − a·(block), vector of `here` ← it − a·(vector), with block and vector of `last`.
-pub(super) fn subtract_product<const W: usize>(b: &mut Block<W>, here: &mut Left<W>, a: &Block<W>, last: &Left<W>) {
-    for ((a, b), here) in a.iter().zip(b).zip(here) {
-        for (factor, from) in a.iter().zip(last) {
-            subtract_multiple(b, factor, &from[..COMPONENTS]);
-            subtract_multiple(&mut here[COMPONENTS..], factor, &from[COMPONENTS..]);
-        }
-    }
-}
-
-/// left ← b⁻¹·left, by elimination without exchanges of rows. Uses up `b`.
-pub(super) fn eliminate<const W: usize>(b: &mut Block<W>, left: &mut Left<W>) {
-    for pivot in 0..COMPONENTS {
-        let scale = b[pivot][pivot].map(|number| 1.0 / number);
-        multiply(&mut b[pivot][pivot + 1..], &scale);
-        multiply(&mut left[pivot], &scale);
-        let (pivot_b, pivot_left) = (b[pivot], left[pivot]);
-        for row in (0..COMPONENTS).filter(|row| *row != pivot) {
-            let factor = b[row][pivot];
-            subtract_multiple(&mut b[row][pivot + 1..], &factor, &pivot_b[pivot + 1..]);
-            subtract_multiple(&mut left[row], &factor, &pivot_left);
-        }
-    }
-}
-
-#[inline]
-fn multiply<const W: usize>(row: &mut [Lanes<W>], factor: &Lanes<W>) {
-    for number in row {
-        number.iter_mut().zip(factor).for_each(|(number, factor)| *number *= factor);
-    }
-}
-
-#[inline]
-fn subtract_multiple<const W: usize>(row: &mut [Lanes<W>], factor: &Lanes<W>, from: &[Lanes<W>]) {
-    for (number, from) in row.iter_mut().zip(from) {
-        number.iter_mut().zip(factor.iter().zip(from)).for_each(|(number, (factor, from))| *number -= factor * from);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use core::array;
     use std::boxed::Box;
     use std::vec;
 
     use super::*;
     use crate::native;
-
-    #[test]
-    fn what_elimination_leaves_solves_the_block() {
-        let number =
-            |row: usize, column: usize| ((3 * row + 7 * column) % 5) as f64 + if row == column { 9.0 } else { 0.0 };
-        let block: Block = array::from_fn(|row| array::from_fn(|column| [number(row, column), number(column, row)]));
-        let right: Left = array::from_fn(|row| array::from_fn(|column| [row as f64, column as f64 - 2.0]));
-        let mut left = right;
-        eliminate(&mut block.clone(), &mut left);
-        for (row, right) in block.iter().zip(right) {
-            let mut rest = right;
-            row.iter().zip(left).for_each(|(factor, from)| subtract_multiple(&mut rest, factor, &from));
-            assert!(rest.as_flattened().iter().all(|number| number.abs() < 1e-14), "{rest:?}");
-        }
-    }
 
     #[test]
     fn a_wrong_norm_is_found() {

@@ -1,4 +1,4 @@
-//! What BT and SP have in common in [`Order::Reference`](super::order::Order): the right-hand side term by term, and sheets of lines.
+//! What BT, SP and LU have in common in [`Order::Reference`](super::order::Order): the right-hand side term by term, and sheets of lines.
 //!
 //! ```text
 //!   derive ─▶ rhs = forcing ─▶ x: flux, damping plane by plane ─▶ y: the same ─▶ z: flux ─▶ z: damping ─▶ rhs · dt
@@ -13,6 +13,7 @@
 //! arrays side by side than small TLBs have entries.
 
 pub mod bt;
+pub mod lu;
 pub mod sp;
 
 use core::ops::Range;

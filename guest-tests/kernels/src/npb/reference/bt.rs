@@ -10,9 +10,10 @@ use core::ops::Range;
 
 use super::{Sheet, SheetSolver, right_hand_side, solve_across_planes, solve_in_planes};
 use crate::Platform;
-use crate::npb::bt::{
-    Block, Left, SCALARS, State, System, beside_zero, eliminate, identity, set_block, subtract_product, zero,
+use crate::npb::blocks::{
+    Block, Left, State, beside_zero, eliminate, flux, identity, of_numbers, set_block, subtract_product, viscous, zero,
 };
+use crate::npb::bt::{SCALARS, System};
 use crate::npb::flow::{COMPONENTS, Point};
 use crate::npb::rhs::{Fields, SQUARE, Sources};
 
@@ -58,20 +59,20 @@ impl<'a, const AXIS: usize> Solver<'a, AXIS> {
     fn solve_line(&self, sheet: &mut impl Sheet, line: usize, work: &mut [f64]) {
         let edge = self.system.edge;
         let (jacobians, rows) = work[..edge * WORK].split_at_mut(edge * 2 * BLOCK);
-        let (flux, viscous) = jacobians.split_at_mut(edge * BLOCK);
-        let (flux, viscous) = (blocks(flux), blocks(viscous));
+        let (carried, diffused) = jacobians.split_at_mut(edge * BLOCK);
+        let (carried, diffused) = (of_numbers(carried), of_numbers(diffused));
         for index in 0..edge {
             let state = [self.state(sheet.place(line, index))];
-            flux[index] = self.system.flux(&state);
-            viscous[index] = self.system.viscous(&state);
+            carried[index] = flux::<AXIS, _>(self.system.first, &state);
+            diffused[index] = viscous::<AXIS, _>(self.system.second, &state);
         }
-        let rows: &mut [[Block<1>; 3]] = blocks(rows).as_chunks_mut().0;
+        let rows: &mut [[Block<1>; 3]] = of_numbers(rows).as_chunks_mut().0;
         (rows[0], rows[edge - 1]) = (FACE, FACE);
         for index in 1..edge - 1 {
             rows[index] = [
-                combine(|m, n| -flux[index - 1][m][n][0] - viscous[index - 1][m][n][0]),
-                combine(|m, n| f64::from(u8::from(m == n)) + 2.0 * viscous[index][m][n][0]),
-                combine(|m, n| flux[index + 1][m][n][0] - viscous[index + 1][m][n][0]),
+                combine(|m, n| -carried[index - 1][m][n][0] - diffused[index - 1][m][n][0]),
+                combine(|m, n| f64::from(u8::from(m == n)) + 2.0 * diffused[index][m][n][0]),
+                combine(|m, n| carried[index + 1][m][n][0] - diffused[index + 1][m][n][0]),
             ];
         }
         down(sheet, line, rows);
@@ -107,10 +108,6 @@ fn down(sheet: &mut impl Sheet, line: usize, rows: &mut [[Block<1>; 3]]) {
         (*c, *sheet.rhs(line, index)) = (block, vector);
         last = here;
     }
-}
-
-fn blocks(numbers: &mut [f64]) -> &mut [Block<1>] {
-    numbers.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0
 }
 
 fn combine(number: impl Fn(usize, usize) -> f64) -> Block<1> {
