@@ -334,23 +334,29 @@ mod tests {
     use std::boxed::Box;
     use std::vec;
 
+    use super::super::reference;
     use super::*;
     use crate::{Arena, native};
 
     #[test]
-    fn the_right_hand_side_is_the_operator_whoever_computes_it() {
+    fn the_right_hand_side_is_the_operator_whoever_computes_it_in_whichever_order() {
         let (grid, dt) = (Grid { edge: 12 }, 0.5);
-        for members in [1, 3] {
+        for (order, members) in [(Order::Fused, 1), (Order::Fused, 3), (Order::Reference, 1), (Order::Reference, 3)] {
             let mut words = vec![0; 1 << 16];
             let arena = Arena::from_words(&mut words);
             let mut layout = Layout::at(arena.address());
-            let places = FieldPlaces::<6>::new(&mut layout, &grid, Order::Fused);
+            let places = FieldPlaces::<6>::new(&mut layout, &grid, order);
             let mut typed = arena.typed(&layout).expect("512 KiB hold 21 numbers for each of 2028 places");
             let mut fields = places.take(&mut typed, grid);
             native::run(members, 0, Box::new(|_| ()), |platform| {
                 fields.start(platform);
-                fields.derive(platform);
-                fields.right_hand_side(platform, dt);
+                match order {
+                    Order::Fused => {
+                        fields.derive(platform);
+                        fields.right_hand_side(platform, dt);
+                    }
+                    Order::Reference => reference::right_hand_side(platform, &mut fields, dt, &mut [0.0; 3]),
+                }
             });
             for point in [[1, 1, 1], [2, 10, 9], [5, 6, 7], [10, 2, 1], [9, 9, 10]] {
                 let operator = flow::operator(&grid, point, |offsets| {
@@ -360,7 +366,7 @@ mod tests {
                 let place = grid.place(point);
                 let expected = fields.forcing[place].into_iter().zip(operator).map(|(forcing, l)| dt * (forcing + l));
                 for (found, expected) in fields.rhs[place].into_iter().zip(expected) {
-                    assert!((found - expected).abs() < 1e-10, "{point:?}: {found} is not {expected}");
+                    assert!((found - expected).abs() < 1e-10, "{order:?} {point:?}: {found} is not {expected}");
                 }
             }
             assert_eq!(fields.rhs[grid.place([0, 5, 5])], [0.0; COMPONENTS], "nothing is written on the faces");
