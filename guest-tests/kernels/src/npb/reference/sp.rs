@@ -55,7 +55,7 @@ impl<const AXIS: usize> SheetSolver for System<'_, AXIS> {
         let (coefficients, line) = work.split_at_mut(SYSTEMS * grid.plane() * COMPONENTS);
         let mut systems = coefficients
             .chunks_exact_mut(grid.plane() * COMPONENTS)
-            .map(|numbers| Coefficient::<AXIS> { grid, at: numbers.as_chunks_mut().0 });
+            .map(|numbers| Matrix::<AXIS> { grid, at: numbers.as_chunks_mut().0 });
         let mut systems: [_; SYSTEMS] = core::array::from_fn(|_| systems.next().expect("there are three"));
         self.fill(sheet, lines.clone(), &mut systems[0], line);
         self.add_damping(lines.clone(), &mut systems[0]);
@@ -69,8 +69,7 @@ impl<const AXIS: usize> SheetSolver for System<'_, AXIS> {
                 system.eliminate(sheet, line, index, components.clone());
             }
         });
-        let indices = || 1..self.edge;
-        each::<AXIS>(lines, indices(), |line, from_end| {
+        each::<AXIS>(lines, 1..self.edge, |line, from_end| {
             let index = self.edge - 1 - from_end;
             for (system, components) in systems.iter().zip(COMPONENTS_OF) {
                 system.substitute(sheet, line, index, components);
@@ -89,7 +88,7 @@ fn each<const AXIS: usize>(lines: Range<usize>, indices: Range<usize>, mut body:
 }
 
 impl<const AXIS: usize> System<'_, AXIS> {
-    fn fill(&self, sheet: &impl Sheet, lines: Range<usize>, to: &mut Coefficient<'_, AXIS>, work: &mut [f64]) {
+    fn fill(&self, sheet: &impl Sheet, lines: Range<usize>, to: &mut Matrix<'_, AXIS>, work: &mut [f64]) {
         let edge = self.edge;
         let (velocity, diffusion) = work.split_at_mut(edge);
         for line in lines {
@@ -111,14 +110,14 @@ impl<const AXIS: usize> System<'_, AXIS> {
         }
     }
 
-    fn add_damping(&self, lines: Range<usize>, to: &mut Coefficient<'_, AXIS>) {
+    fn add_damping(&self, lines: Range<usize>, to: &mut Matrix<'_, AXIS>) {
         each::<AXIS>(lines, 1..self.edge - 1, |line, index| {
             let weights = damping_weights(index, self.edge);
             to.get(line, index).iter_mut().zip(weights).for_each(|(number, weight)| *number += self.damping * weight);
         });
     }
 
-    fn add_sound(&self, sheet: &impl Sheet, lines: Range<usize>, systems: &mut [Coefficient<'_, AXIS>; SYSTEMS]) {
+    fn add_sound(&self, sheet: &impl Sheet, lines: Range<usize>, systems: &mut [Matrix<'_, AXIS>; SYSTEMS]) {
         let [flow, faster, slower] = systems;
         for line in lines.clone() {
             for index in [0, self.edge - 1] {
@@ -136,12 +135,12 @@ impl<const AXIS: usize> System<'_, AXIS> {
 }
 
 /// The coefficients of the lines of a sheet.
-struct Coefficient<'a, const AXIS: usize> {
+struct Matrix<'a, const AXIS: usize> {
     grid: Grid,
     at: &'a mut [Coefficients],
 }
 
-impl<const AXIS: usize> Coefficient<'_, AXIS> {
+impl<const AXIS: usize> Matrix<'_, AXIS> {
     const fn place(&self, line: usize, index: usize) -> usize {
         if AXIS == 0 { line * self.grid.row() + index } else { index * self.grid.row() + line }
     }
