@@ -154,9 +154,20 @@ impl Layout {
     /// # Panics
     /// When the slice is longer than any address space.
     pub fn place<T: Number>(&mut self, count: u64) -> Place<T> {
-        let bytes = count.checked_mul(size_of::<T>() as u64).filter(|bytes| *bytes < SLICE_BYTES_LIMIT);
-        let bytes = bytes.expect("a slice is shorter than the address space");
-        let border = if bytes >= WINDOW_BYTES { WINDOW_BYTES } else { LINE_BYTES };
+        let border = if bytes_of::<T>(count) >= WINDOW_BYTES { WINDOW_BYTES } else { LINE_BYTES };
+        self.place_at_border(count, border)
+    }
+
+    /// The same without a gap, however large the slice: as a compiler lays out the variables of one block.
+    ///
+    /// # Panics
+    /// When the slice is longer than any address space.
+    pub fn place_behind<T: Number>(&mut self, count: u64) -> Place<T> {
+        self.place_at_border(count, LINE_BYTES)
+    }
+
+    fn place_at_border<T: Number>(&mut self, count: u64, border: u64) -> Place<T> {
+        let bytes = bytes_of::<T>(count);
         let address = self.end.next_multiple_of(border);
         self.end = address + bytes;
         Place { offset: address - self.start, count, number: PhantomData }
@@ -166,6 +177,11 @@ impl Layout {
     pub const fn needed(&self) -> u64 {
         self.end - self.start
     }
+}
+
+fn bytes_of<T: Number>(count: u64) -> u64 {
+    let bytes = count.checked_mul(size_of::<T>() as u64).filter(|bytes| *bytes < SLICE_BYTES_LIMIT);
+    bytes.expect("a slice is shorter than the address space")
 }
 
 /// Where a slice will be.

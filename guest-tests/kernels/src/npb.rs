@@ -18,14 +18,18 @@
 //! | [`lu`] | relaxation of a flow: sweeps that need three neighbours |
 //! | [`bt`] | the flow by block-tridiagonal solves along x, y and z |
 //! | [`sp`] | the flow by scalar pentadiagonal solves along x, y and z |
+//! | [`blocks`] | Jacobians of the flow and elimination, for BT and LU |
 //! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
 //! | [`rhs`] | fields and right-hand side of BT and SP |
 //! | [`steps`] | a run of BT or SP |
+//! | [`order`] | fused sweeps, or those of the reference one after the other |
+//! | [`reference`] | the sweeps of the reference |
 //! | [`lines`] | neighbouring lines of points, solved side by side |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
 //! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
 
+pub mod blocks;
 pub mod bt;
 pub mod cg;
 pub mod classes;
@@ -38,7 +42,9 @@ pub mod lines;
 pub mod logarithm;
 pub mod lu;
 pub mod mg;
+pub mod order;
 pub mod random;
+pub mod reference;
 pub mod rhs;
 pub mod sp;
 pub mod steps;

@@ -13,9 +13,15 @@ use core::slice;
 
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
+use super::blocks::{
+    Block, Left, State, beside_zero, eliminate, flux, identity, set_block, subtract_multiple, subtract_product,
+    viscous, zero,
+};
 use super::classes::Class;
-use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS, Point};
-use super::lines::{Lanes, LineSolver, Lined, Lines, WIDTH, by_component, by_line};
+use super::flow::{COMPONENTS, Point};
+use super::lines::{LineSolver, Lines, WIDTH, by_component, by_line};
+use super::order::Order;
+use super::reference;
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
@@ -36,17 +42,12 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
 /// Scalars of each point: all but the speed of sound.
-const SCALARS: usize = 6;
+pub(super) const SCALARS: usize = 6;
 /// Numbers that the way down leaves for the way up at each point of the lines: C and the right-hand side.
 const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
-
-type Block = [[Lanes; COMPONENTS]; COMPONENTS];
-/// A block and a vector, row by row.
-type Row = [Lanes; COMPONENTS + 1];
-type Left = [Row; COMPONENTS];
 
 const fn problem(class: Class) -> Problem {
     match class {
@@ -136,17 +137,31 @@ const fn problem(class: Class) -> Problem {
     }
 }
 
-const METHOD: Method<SCALARS> = Method { operations: [3478.8, -17655.7, 28023.7, 0.0], work_per_point: LEFT, step };
+const OPERATIONS: [f64; 4] = [3478.8, -17655.7, 28023.7, 0.0];
+
+const fn method(order: Order) -> Method<SCALARS> {
+    match order {
+        Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT, step },
+        Order::Reference => Method {
+            order,
+            operations: OPERATIONS,
+            work: |grid| grid.edge * reference::bt::WORK,
+            step: reference::bt::step,
+        },
+    }
+}
 
 fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    Ok(METHOD.memory(&problem(Class::from_parameters(parameters)?), vcpus))
+    let method = method(Order::from_parameters(parameters)?);
+    Ok(method.memory(&problem(Class::from_parameters(parameters)?), vcpus))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
+    let method = method(Order::from_parameters(parameters)?);
     let problem = problem(class);
     report::problem(platform, class, &[problem.edge; 3], problem.steps);
-    METHOD.run(platform, arena, &problem)
+    method.run(platform, arena, &problem)
 }
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
@@ -160,16 +175,16 @@ fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work
 }
 
 /// The systems of the lines along an axis.
-struct System<'a, const AXIS: usize> {
-    edge: usize,
-    u: &'a [Point],
+pub(super) struct System<'a, const AXIS: usize> {
+    pub(super) edge: usize,
+    pub(super) u: &'a [Point],
     velocity: [&'a [f64]; 3],
-    qs: &'a [f64],
-    rho_i: &'a [f64],
+    pub(super) qs: &'a [f64],
+    pub(super) rho_i: &'a [f64],
     /// Factor of the flux: dt · t2.
-    first: f64,
+    pub(super) first: f64,
     /// Factor of diffusion: dt · t1.
-    second: f64,
+    pub(super) second: f64,
 }
 
 /// What a point gives to its own row of the system and to its neighbours'.
@@ -183,7 +198,7 @@ struct Blocks {
 }
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
-    fn new(sources: &Sources<'a, SCALARS>) -> Self {
+    pub(super) fn new(sources: &Sources<'a, SCALARS>) -> Self {
         let Sources { grid, u, scalars, factors, .. } = sources;
         Self {
             edge: grid.edge,
@@ -200,7 +215,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     fn blocks(&self, places: [usize; WIDTH]) -> Blocks {
         let mut states = [State::default(); WIDTH];
         states.iter_mut().zip(places).for_each(|(state, place)| *state = self.state(place));
-        let (flux, viscous) = (self.flux(&states), self.viscous(&states));
+        let (flux, viscous) = (flux::<AXIS, _>(self.first, &states), viscous::<AXIS, _>(self.second, &states));
         let mut blocks = Blocks { a: ZERO, b: IDENTITY, c: ZERO };
         for row in 0..COMPONENTS {
             for column in 0..COMPONENTS {
@@ -224,51 +239,6 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
             rho_i: self.rho_i[place],
             energy: self.u[place][4] * self.rho_i[place],
         }
-    }
-
-    /// dt · t2 times the Jacobian of the flux.
-    fn flux(&self, states: &[State; WIDTH]) -> Block {
-        let mut flux = ZERO;
-        for (line, state) in states.iter().enumerate() {
-            let velocity = state.velocity.map(|velocity| self.first * velocity);
-            let (own, plain_own) = (velocity[AXIS], state.velocity[AXIS]);
-            let (qs, enthalpy) = (C2 * state.qs, C1 * state.energy);
-            flux[0][AXIS + 1][line] = self.first;
-            for axis in 0..3 {
-                flux[axis + 1][0][line] = -plain_own * velocity[axis];
-                flux[axis + 1][AXIS + 1][line] += velocity[axis];
-                flux[axis + 1][axis + 1][line] += own;
-                flux[AXIS + 1][axis + 1][line] -= C2 * velocity[axis];
-                flux[4][axis + 1][line] = -C2 * plain_own * velocity[axis];
-            }
-            flux[AXIS + 1][0][line] += self.first * qs;
-            flux[AXIS + 1][4][line] = self.first * C2;
-            flux[4][0][line] = (2.0 * qs - enthalpy) * own;
-            flux[4][AXIS + 1][line] += self.first * (enthalpy - qs);
-            flux[4][4][line] = C1 * own;
-        }
-        flux
-    }
-
-    /// dt · t1 times the Jacobian of the viscous terms and the diffusion.
-    fn viscous(&self, states: &[State; WIDTH]) -> Block {
-        let mut viscous = ZERO;
-        let diffusion = self.second * DIFFUSION[AXIS];
-        for (line, state) in states.iter().enumerate() {
-            let rho_i = self.second * state.rho_i;
-            let mut heat = C1345 * state.energy;
-            viscous[0][0][line] = diffusion;
-            for (axis, velocity) in state.velocity.into_iter().enumerate() {
-                let viscosity = if axis == AXIS { OWN_AXIS * C3C4 } else { C3C4 };
-                viscous[axis + 1][0][line] = -viscosity * rho_i * velocity;
-                viscous[axis + 1][axis + 1][line] = viscosity * rho_i + diffusion;
-                viscous[4][axis + 1][line] = (viscosity - C1345) * rho_i * velocity;
-                heat += (viscosity - C1345) * velocity * velocity;
-            }
-            viscous[4][0][line] = -rho_i * heat;
-            viscous[4][4][line] = C1345 * rho_i + diffusion;
-        }
-        viscous
     }
 }
 
@@ -308,85 +278,11 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
     }
 }
 
-/// What the Jacobians at a point are made of.
-#[derive(Clone, Copy, Default)]
-struct State {
-    velocity: [f64; 3],
-    qs: f64,
-    rho_i: f64,
-    /// Per mass.
-    energy: f64,
-}
-
-const ZERO: Block = [[[0.0; WIDTH]; COMPONENTS]; COMPONENTS];
-const IDENTITY: Block = {
-    let mut block = ZERO;
-    let mut index = 0;
-    while index < COMPONENTS {
-        block[index][index] = [1.0; WIDTH];
-        index += 1;
-    }
-    block
-};
-
-/// This vector, beside a block of zeros.
-fn beside_zero(vector: &Lined) -> Left {
-    vector.map(|last| {
-        let mut row = [[0.0; WIDTH]; COMPONENTS + 1];
-        row[COMPONENTS] = last;
-        row
-    })
-}
-
-/// Sets the block and leaves the vector beside it.
-fn set_block(left: &mut Left, block: &Block) {
-    for (row, from) in left.iter_mut().zip(block) {
-        row[..COMPONENTS].copy_from_slice(from);
-    }
-}
-
-/// b ← b − a·(block), vector of `here` ← it − a·(vector), with block and vector of `last`.
-fn subtract_product(b: &mut Block, here: &mut Left, a: &Block, last: &Left) {
-    for ((a, b), here) in a.iter().zip(b).zip(here) {
-        for (factor, from) in a.iter().zip(last) {
-            subtract_multiple(b, factor, &from[..COMPONENTS]);
-            subtract_multiple(&mut here[COMPONENTS..], factor, &from[COMPONENTS..]);
-        }
-    }
-}
-
-/// left ← b⁻¹·left, by elimination without exchanges of rows. Uses up `b`.
-fn eliminate(b: &mut Block, left: &mut Left) {
-    for pivot in 0..COMPONENTS {
-        let scale = b[pivot][pivot].map(|number| 1.0 / number);
-        multiply(&mut b[pivot][pivot + 1..], &scale);
-        multiply(&mut left[pivot], &scale);
-        let (pivot_b, pivot_left) = (b[pivot], left[pivot]);
-        for row in (0..COMPONENTS).filter(|row| *row != pivot) {
-            let factor = b[row][pivot];
-            subtract_multiple(&mut b[row][pivot + 1..], &factor, &pivot_b[pivot + 1..]);
-            subtract_multiple(&mut left[row], &factor, &pivot_left);
-        }
-    }
-}
-
-#[inline]
-fn multiply(row: &mut [Lanes], factor: &Lanes) {
-    for number in row {
-        number.iter_mut().zip(factor).for_each(|(number, factor)| *number *= factor);
-    }
-}
-
-#[inline]
-fn subtract_multiple(row: &mut [Lanes], factor: &Lanes, from: &[Lanes]) {
-    for (number, from) in row.iter_mut().zip(from) {
-        number.iter_mut().zip(factor.iter().zip(from)).for_each(|(number, (factor, from))| *number -= factor * from);
-    }
-}
+const ZERO: Block = zero();
+const IDENTITY: Block = identity();
 
 #[cfg(test)]
 mod tests {
-    use core::array;
     use std::boxed::Box;
     use std::vec;
 
@@ -394,27 +290,12 @@ mod tests {
     use crate::native;
 
     #[test]
-    fn what_elimination_leaves_solves_the_block() {
-        let number =
-            |row: usize, column: usize| ((3 * row + 7 * column) % 5) as f64 + if row == column { 9.0 } else { 0.0 };
-        let block: Block = array::from_fn(|row| array::from_fn(|column| [number(row, column), number(column, row)]));
-        let right: Left = array::from_fn(|row| array::from_fn(|column| [row as f64, column as f64 - 2.0]));
-        let mut left = right;
-        eliminate(&mut block.clone(), &mut left);
-        for (row, right) in block.iter().zip(right) {
-            let mut rest = right;
-            row.iter().zip(left).for_each(|(factor, from)| subtract_multiple(&mut rest, factor, &from));
-            assert!(rest.as_flattened().iter().all(|number| number.abs() < 1e-14), "{rest:?}");
-        }
-    }
-
-    #[test]
     fn a_wrong_norm_is_found() {
         let mut words = vec![0; 1 << 16];
         let arena = Arena::from_words(&mut words);
         let mut wrong = problem(Class::S);
         wrong.error[2] *= 1.0 + 1e-7;
-        let end = native::run(1, 0, Box::new(|_| ()), |platform| METHOD.run(platform, &arena, &wrong));
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| method(Order::Fused).run(platform, &arena, &wrong));
         assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 10 })), "{end:?}");
     }
 }

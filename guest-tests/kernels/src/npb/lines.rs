@@ -21,9 +21,9 @@ use crate::planes::deal_rows;
 pub const WIDTH: usize = 2;
 
 /// The same number of each line.
-pub type Lanes = [f64; WIDTH];
+pub type Lanes<const W: usize = WIDTH> = [f64; W];
 /// A point of each line, by component.
-pub type Lined = [Lanes; COMPONENTS];
+pub type Lined<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS];
 
 /// By line to by component.
 #[inline]

@@ -21,6 +21,8 @@ use super::classes::Class;
 use super::flow::{
     self, C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, ERROR_NAMES, Factors, Grid, OWN_AXIS, Point, RESIDUAL_NAMES,
 };
+use super::order::Order;
+use super::reference;
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges};
@@ -42,10 +44,10 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
 /// Over-relaxation, ω.
-const OMEGA: f64 = 1.2;
+pub(super) const OMEGA: f64 = 1.2;
 /// Largest relative error that the NPB passes.
 const TOLERANCE: f64 = 1e-8;
 /// Norms of the residual and of the error, and the surface integral.
@@ -173,21 +175,26 @@ impl Problem {
     }
 }
 
-fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    let problem = problem(Class::from_parameters(parameters)?);
-    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem.grid)))
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    let (problem, order) = (problem(Class::from_parameters(parameters)?), Order::from_parameters(parameters)?);
+    Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem.grid, order, vcpus)))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
-    let problem = problem(class);
+    let (problem, order) = (problem(class), Order::from_parameters(parameters)?);
     report::problem(platform, class, &[problem.grid.edge; 3], problem.steps);
-    solve(platform, arena, problem)
+    solve(platform, arena, problem, order)
 }
 
-fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {
+fn solve<'a>(
+    platform: &dyn Platform,
+    arena: &Arena<'_>,
+    problem: Problem,
+    order: Order,
+) -> Result<(), KernelError<'a>> {
     let mut layout = Layout::at(arena.address());
-    let places = Places::new(&mut layout, &problem.grid);
+    let places = Places::new(&mut layout, &problem.grid, order, platform.vcpus());
     let mut typed = report::claim(platform, arena, &layout, Name::literal("fields"))?;
     let (mut fields, _) = report::phase(platform, INIT, || {
         let mut fields = places.take(&mut typed, platform, &problem);
@@ -254,40 +261,53 @@ fn sum_over_face(sides: &[Range<usize>; 3], axis: usize, at: usize, value: impl 
 
 /// Where everything will be.
 struct Places {
+    order: Order,
     points: [Place<f64>; 3],
     scalars: [Place<f64>; 2],
+    work: Place<f64>,
 }
 
 impl Places {
-    fn new(layout: &mut Layout, grid: &Grid) -> Self {
+    fn new(layout: &mut Layout, grid: &Grid, order: Order, vcpus: usize) -> Self {
+        let (place, work): (fn(&mut Layout, u64) -> Place<f64>, _) = match order {
+            Order::Fused => (Layout::place, 0),
+            // The NPB's common blocks: no gaps.
+            Order::Reference => (Layout::place_behind, reference::lu::work(grid, vcpus)),
+        };
         Self {
-            points: [(); 3].map(|()| layout.place(grid.numbers())),
-            scalars: [(); 2].map(|()| layout.place(grid.places() as u64)),
+            order,
+            points: [(); 3].map(|()| place(layout, grid.numbers())),
+            scalars: [(); 2].map(|()| place(layout, grid.places() as u64)),
+            work: place(layout, work as u64),
         }
     }
 
     fn take<'p, 'm>(self, typed: &mut Typed<'m>, platform: &'p dyn Platform, problem: &Problem) -> Fields<'p, 'm> {
         let [u, rsd, forcing] = self.points.map(|place| typed.take(place).as_chunks_mut().0);
         let [kinetic, rho_i] = self.scalars.map(|place| typed.take(place));
-        Fields { platform, grid: problem.grid, dt: problem.dt, u, rsd, forcing, kinetic, rho_i }
+        let (order, work) = (self.order, typed.take(self.work));
+        Fields { order, platform, grid: problem.grid, dt: problem.dt, u, rsd, forcing, kinetic, rho_i, work }
     }
 }
 
 /// The fields, named as in the NPB.
-struct Fields<'p, 'm> {
-    platform: &'p dyn Platform,
-    grid: Grid,
-    dt: f64,
+pub(super) struct Fields<'p, 'm> {
+    order: Order,
+    pub(super) platform: &'p dyn Platform,
+    pub(super) grid: Grid,
+    pub(super) dt: f64,
     /// The flow.
-    u: &'m mut [Point],
+    pub(super) u: &'m mut [Point],
     /// What the equations leave over, and during a step what it adds to `u`. 0 on the faces.
-    rsd: &'m mut [Point],
+    pub(super) rsd: &'m mut [Point],
     /// L of the known solution. 0 on the faces.
-    forcing: &'m mut [Point],
+    pub(super) forcing: &'m mut [Point],
     /// Kinetic energy.
-    kinetic: &'m mut [f64],
+    pub(super) kinetic: &'m mut [f64],
     /// 1/ρ.
-    rho_i: &'m mut [f64],
+    pub(super) rho_i: &'m mut [f64],
+    /// What the reference's order needs beside them.
+    pub(super) work: &'m mut [f64],
 }
 
 impl Fields<'_, '_> {
@@ -307,6 +327,13 @@ impl Fields<'_, '_> {
     }
 
     fn step(&mut self) {
+        match self.order {
+            Order::Fused => self.fused_step(),
+            Order::Reference => reference::lu::step(self),
+        }
+    }
+
+    fn fused_step(&mut self) {
         self.sweep(Direction::Rising);
         self.sweep(Direction::Falling);
         self.advance();
@@ -315,7 +342,7 @@ impl Fields<'_, '_> {
     }
 
     /// What follows from `u` at each point.
-    fn derive(&mut self) {
+    pub(super) fn derive(&mut self) {
         let (grid, members, u) = (self.grid, self.platform.vcpus(), &*self.u);
         let planes = || ranges(grid.edge, members);
         let lengths = || planes().map(|planes| planes.len() * grid.plane());
@@ -364,7 +391,7 @@ impl Fields<'_, '_> {
     }
 
     /// u += rsd / (ω·(2 − ω)) in the interior; on the faces `rsd` is 0.
-    fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         const SCALE: f64 = 1.0 / (OMEGA * (2.0 - OMEGA));
         let (grid, members, rsd) = (self.grid, self.platform.vcpus(), &*self.rsd);
         let parts = grid.deal_planes(self.u, members).zip(grid.dealt(members));
@@ -385,24 +412,24 @@ fn derive_row(u: &[Point], kinetic: &mut [f64], rho_i: &mut [f64]) {
 
 /// The flow, to read.
 #[derive(Clone, Copy)]
-struct Flow<'a> {
-    grid: Grid,
-    u: &'a [Point],
-    kinetic: &'a [f64],
-    rho_i: &'a [f64],
+pub(super) struct Flow<'a> {
+    pub(super) grid: Grid,
+    pub(super) u: &'a [Point],
+    pub(super) kinetic: &'a [f64],
+    pub(super) rho_i: &'a [f64],
 }
 
 /// A run of points behind each other.
 #[derive(Clone, Copy)]
-struct Line<'a> {
-    u: &'a [Point],
-    kinetic: &'a [f64],
-    rho_i: &'a [f64],
+pub(super) struct Line<'a> {
+    pub(super) u: &'a [Point],
+    pub(super) kinetic: &'a [f64],
+    pub(super) rho_i: &'a [f64],
 }
 
 impl Line<'_> {
     #[inline(always)]
-    fn state(&self, x: usize) -> State {
+    pub(super) fn state(&self, x: usize) -> State {
         let (u, kinetic, rho_i) = (&self.u[x], self.kinetic[x], self.rho_i[x]);
         State {
             rho_i,
@@ -415,15 +442,15 @@ impl Line<'_> {
 
 /// The flow at a point, per mass.
 #[derive(Clone, Copy)]
-struct State {
-    rho_i: f64,
-    velocity: [f64; 3],
-    kinetic: f64,
-    energy: f64,
+pub(super) struct State {
+    pub(super) rho_i: f64,
+    pub(super) velocity: [f64; 3],
+    pub(super) kinetic: f64,
+    pub(super) energy: f64,
 }
 
 impl<'a> Flow<'a> {
-    fn line(&self, start: usize, count: usize) -> Line<'a> {
+    pub(super) fn line(&self, start: usize, count: usize) -> Line<'a> {
         let range = start..start + count;
         Line { u: &self.u[range.clone()], kinetic: &self.kinetic[range.clone()], rho_i: &self.rho_i[range] }
     }
@@ -498,7 +525,7 @@ impl<'a> Flow<'a> {
 
 /// What flows along an axis.
 #[inline(always)]
-fn flux<const AXIS: usize>(line: &Line<'_>, x: usize, state: &State) -> Point {
+pub(super) fn flux<const AXIS: usize>(line: &Line<'_>, x: usize, state: &State) -> Point {
     let (u, own) = (&line.u[x], state.velocity[AXIS]);
     let pressure = C2 * (u[4] - line.kinetic[x]);
     let mut flux = [u[AXIS + 1], u[1] * own, u[2] * own, u[3] * own, (u[4] + pressure) * own];
@@ -743,13 +770,13 @@ mod tests {
 
     #[test]
     fn a_step_gives_the_same_numbers_whoever_takes_it() {
-        let after_a_step = |members: usize| {
-            let mut words = vec![0; 1 << 16];
+        let after_a_step = |order, members: usize| {
+            let mut words = vec![0; 1 << 17];
             let arena = Arena::from_words(&mut words);
             let problem = problem(Class::S);
             let mut layout = Layout::at(arena.address());
-            let places = Places::new(&mut layout, &problem.grid);
-            let mut typed = arena.typed(&layout).expect("class S takes less than half a MiB");
+            let places = Places::new(&mut layout, &problem.grid, order, members);
+            let mut typed = arena.typed(&layout).expect("class S takes less than a MiB");
             native::run(members, 0, Box::new(|_| ()), |platform| {
                 let mut fields = places.take(&mut typed, platform, &problem);
                 fields.set_forcing();
@@ -758,8 +785,10 @@ mod tests {
                 (fields.u.to_vec(), fields.rsd.to_vec())
             })
         };
-        let alone = after_a_step(1);
-        assert!([2, 3, 11].into_iter().all(|members| after_a_step(members) == alone));
+        for order in [Order::Fused, Order::Reference] {
+            let alone = after_a_step(order, 1);
+            assert!([2, 3, 11].into_iter().all(|members| after_a_step(order, members) == alone), "{order:?}");
+        }
     }
 
     #[test]
@@ -769,7 +798,7 @@ mod tests {
         let mut wrong = problem(Class::S);
         wrong.residual[3] *= 1.0 + 3e-8;
         wrong.integral *= 1.0 - 3e-8;
-        let end = native::run(1, 0, Box::new(|_| ()), |platform| solve(platform, &arena, wrong));
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| solve(platform, &arena, wrong, Order::Fused));
         assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 2, checked: CHECKS })), "{end:?}");
     }
 }

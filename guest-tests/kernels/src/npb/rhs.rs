@@ -12,6 +12,7 @@ use core::array;
 use core::ops::Range;
 
 use super::flow::{self, C1, C2, COMPONENTS, Factors, Grid, OWN_AXIS, Point};
+use super::order::Order;
 use crate::Platform;
 use crate::arena::{Layout, Place, Typed};
 use crate::parts::{cut, deal, ranges};
@@ -29,24 +30,51 @@ pub const SPEED: usize = 6;
 
 /// Where the fields will be.
 pub struct FieldPlaces<const SCALARS: usize> {
-    points: [Place<f64>; 3],
+    order: Order,
+    u: Place<f64>,
+    rhs: Place<f64>,
+    forcing: Place<f64>,
     scalars: [Place<f64>; SCALARS],
 }
 
 impl<const SCALARS: usize> FieldPlaces<SCALARS> {
     /// Behind what the layout has.
-    pub fn new(layout: &mut Layout, grid: &Grid) -> Self {
-        Self {
-            points: [(); 3].map(|()| layout.place(grid.numbers())),
-            scalars: [(); SCALARS].map(|()| layout.place(grid.places() as u64)),
+    pub fn new(layout: &mut Layout, grid: &Grid, order: Order) -> Self {
+        let (numbers, places) = (grid.numbers(), grid.places() as u64);
+        let u = layout.place(numbers);
+        match order {
+            Order::Fused => {
+                let (rhs, forcing) = (layout.place(numbers), layout.place(numbers));
+                Self { order, u, rhs, forcing, scalars: [(); SCALARS].map(|()| layout.place(places)) }
+            }
+            // The NPB's common block: this order, and no gaps.
+            Order::Reference => {
+                let scalars = [(); SCALARS].map(|()| layout.place_behind(places));
+                let (rhs, forcing) = (layout.place_behind(numbers), layout.place_behind(numbers));
+                Self { order, u, rhs, forcing, scalars }
+            }
         }
     }
 
     /// Takes the fields, all zero.
     pub fn take<'m>(self, typed: &mut Typed<'m>, grid: Grid) -> Fields<'m, SCALARS> {
-        let [u, rhs, forcing] = self.points.map(|place| typed.take(place).as_chunks_mut().0);
-        Fields { grid, u, rhs, forcing, scalars: self.scalars.map(|place| typed.take(place)) }
+        let Self { order, u, rhs, forcing, scalars } = self;
+        let u = points(typed, u);
+        match order {
+            Order::Fused => {
+                let (rhs, forcing) = (points(typed, rhs), points(typed, forcing));
+                Fields { grid, u, rhs, forcing, scalars: scalars.map(|place| typed.take(place)) }
+            }
+            Order::Reference => {
+                let scalars = scalars.map(|place| typed.take(place));
+                Fields { grid, u, rhs: points(typed, rhs), forcing: points(typed, forcing), scalars }
+            }
+        }
     }
+}
+
+fn points<'m>(typed: &mut Typed<'m>, place: Place<f64>) -> &'m mut [Point] {
+    typed.take(place).as_chunks_mut().0
 }
 
 /// The fields.
@@ -182,7 +210,8 @@ pub struct Sources<'a, const SCALARS: usize> {
     pub grid: Grid,
     /// The flow.
     pub u: &'a [Point],
-    forcing: &'a [Point],
+    /// −L of the known solution.
+    pub forcing: &'a [Point],
     /// What follows from `u` at each point.
     pub scalars: [&'a [f64]; SCALARS],
     /// Times dt.
@@ -209,9 +238,9 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
         }
         let start = self.grid.place([1, y, z]);
         let mut change = [[0.0; INTERIOR_MAX]; COMPONENTS];
-        self.add_flux::<0>(start, row.len(), &mut change);
-        self.add_flux::<1>(start, row.len(), &mut change);
-        self.add_flux::<2>(start, row.len(), &mut change);
+        self.add_flux::<0, _>(start, row.len(), &mut change);
+        self.add_flux::<1, _>(start, row.len(), &mut change);
+        self.add_flux::<2, _>(start, row.len(), &mut change);
         let columns = change.each_ref().map(|column| &column[..row.len()]);
         for (x, point) in row.iter_mut().enumerate() {
             point.iter_mut().zip(columns).for_each(|(number, column)| *number += column[x]);
@@ -248,7 +277,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     /// a momentum is its velocity times the flux of mass.
     // As an argument, which inlining would undo, `change` is known not to be what is read, and the loop is vectorised.
     #[inline(never)]
-    fn add_flux<const AXIS: usize>(&self, start: usize, count: usize, change: &mut Columns) {
+    pub fn add_flux<const AXIS: usize, const N: usize>(&self, start: usize, count: usize, change: &mut Columns<N>) {
         let (stride, factors) = (self.grid.stride(AXIS), self.factors);
         let scalar = |index: usize| Beside::new(self.scalars[index], start, stride, count);
         let velocity = [scalar(VELOCITY), scalar(VELOCITY + 1), scalar(VELOCITY + 2)];
@@ -280,8 +309,8 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     }
 }
 
-/// The interior of a row component by component: numbers of neighbouring points lie side by side, as vectors need them.
-type Columns = [[f64; INTERIOR_MAX]; COMPONENTS];
+/// Neighbouring points of a row component by component: numbers of neighbouring points lie side by side, as vectors need them.
+pub type Columns<const N: usize> = [[f64; N]; COMPONENTS];
 
 /// Interior of the largest class's edge, which has 162 points. A longer row would be refused by the slicing, not cut off.
 const INTERIOR_MAX: usize = 160;
@@ -305,23 +334,29 @@ mod tests {
     use std::boxed::Box;
     use std::vec;
 
+    use super::super::reference;
     use super::*;
     use crate::{Arena, native};
 
     #[test]
-    fn the_right_hand_side_is_the_operator_whoever_computes_it() {
+    fn the_right_hand_side_is_the_operator_whoever_computes_it_in_whichever_order() {
         let (grid, dt) = (Grid { edge: 12 }, 0.5);
-        for members in [1, 3] {
+        for (order, members) in [(Order::Fused, 1), (Order::Fused, 3), (Order::Reference, 1), (Order::Reference, 3)] {
             let mut words = vec![0; 1 << 16];
             let arena = Arena::from_words(&mut words);
             let mut layout = Layout::at(arena.address());
-            let places = FieldPlaces::<6>::new(&mut layout, &grid);
+            let places = FieldPlaces::<6>::new(&mut layout, &grid, order);
             let mut typed = arena.typed(&layout).expect("512 KiB hold 21 numbers for each of 2028 places");
             let mut fields = places.take(&mut typed, grid);
             native::run(members, 0, Box::new(|_| ()), |platform| {
                 fields.start(platform);
-                fields.derive(platform);
-                fields.right_hand_side(platform, dt);
+                match order {
+                    Order::Fused => {
+                        fields.derive(platform);
+                        fields.right_hand_side(platform, dt);
+                    }
+                    Order::Reference => reference::right_hand_side(platform, &mut fields, dt, &mut [0.0; 3]),
+                }
             });
             for point in [[1, 1, 1], [2, 10, 9], [5, 6, 7], [10, 2, 1], [9, 9, 10]] {
                 let operator = flow::operator(&grid, point, |offsets| {
@@ -331,7 +366,7 @@ mod tests {
                 let place = grid.place(point);
                 let expected = fields.forcing[place].into_iter().zip(operator).map(|(forcing, l)| dt * (forcing + l));
                 for (found, expected) in fields.rhs[place].into_iter().zip(expected) {
-                    assert!((found - expected).abs() < 1e-10, "{point:?}: {found} is not {expected}");
+                    assert!((found - expected).abs() < 1e-10, "{order:?} {point:?}: {found} is not {expected}");
                 }
             }
             assert_eq!(fields.rhs[grid.place([0, 5, 5])], [0.0; COMPONENTS], "nothing is written on the faces");

@@ -19,6 +19,8 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 use super::classes::Class;
 use super::flow::{C1C5, C2, C3C4, COMPONENTS, DIFFUSION, OWN_AXIS, Point, damping_weights};
 use super::lines::{Lanes, LineSolver, Lines, WIDTH, by_component, by_line};
+use super::order::Order;
+use super::reference;
 use super::rhs::{Fields, QS, RHO_I, SPEED, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
@@ -39,10 +41,10 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
 /// Scalars of each point.
-const SCALARS: usize = SPEED + 1;
+pub(super) const SCALARS: usize = SPEED + 1;
 /// Different speeds of waves, each of which makes a system.
 const SYSTEMS: usize = 3;
 /// Which system a component belongs to.
@@ -136,18 +138,28 @@ const fn problem(class: Class) -> Problem {
     }
 }
 
-const METHOD: Method<SCALARS> =
-    Method { operations: [881.174, -4683.91, 11484.5, -19272.4], work_per_point: LEFT * WIDTH, step };
+const OPERATIONS: [f64; 4] = [881.174, -4683.91, 11484.5, -19272.4];
+
+const fn method(order: Order) -> Method<SCALARS> {
+    match order {
+        Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT * WIDTH, step },
+        Order::Reference => {
+            Method { order, operations: OPERATIONS, work: reference::sp::work, step: reference::sp::step }
+        }
+    }
+}
 
 fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    Ok(METHOD.memory(&problem(Class::from_parameters(parameters)?), vcpus))
+    let method = method(Order::from_parameters(parameters)?);
+    Ok(method.memory(&problem(Class::from_parameters(parameters)?), vcpus))
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
+    let method = method(Order::from_parameters(parameters)?);
     let problem = problem(class);
     report::problem(platform, class, &[problem.edge; 3], problem.steps);
-    METHOD.run(platform, arena, &problem)
+    method.run(platform, arena, &problem)
 }
 
 fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
@@ -161,18 +173,18 @@ fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work
 }
 
 /// The systems of the lines along an axis.
-struct System<'a, const AXIS: usize> {
-    edge: usize,
-    velocity: [&'a [f64]; 3],
+pub(super) struct System<'a, const AXIS: usize> {
+    pub(super) edge: usize,
+    pub(super) velocity: [&'a [f64]; 3],
     qs: &'a [f64],
-    rho_i: &'a [f64],
-    speed: &'a [f64],
+    pub(super) rho_i: &'a [f64],
+    pub(super) speed: &'a [f64],
     /// Factor of the speeds: dt · t2.
-    first: f64,
+    pub(super) first: f64,
     /// Factor of the diffusion: dt · t1.
-    second: f64,
+    pub(super) second: f64,
     /// Factor of the damping.
-    damping: f64,
+    pub(super) damping: f64,
 }
 
 /// What points give to the systems.
@@ -200,7 +212,7 @@ const LEFT: usize = RHS + COMPONENTS;
 const NO_ROW: Left = [[0.0; WIDTH]; LEFT];
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
-    fn new(sources: &Sources<'a, SCALARS>) -> Self {
+    pub(super) fn new(sources: &Sources<'a, SCALARS>) -> Self {
         let Sources { grid, scalars, factors, .. } = sources;
         Self {
             edge: grid.edge,
@@ -269,7 +281,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// What comes out of the lines: the waves along the next axis, after z the change of u.
-    fn leave(&self, place: usize, v: Point) -> Point {
+    pub(super) fn leave(&self, place: usize, v: Point) -> Point {
         match AXIS {
             0 => waves_from_x_to_y(v),
             1 => waves_from_y_to_z(v),
@@ -278,7 +290,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// The NPB's txinvr.
-    fn waves_along_x(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
+    pub(super) fn waves_along_x(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
         let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
         let t1 = C2 / (speed * speed) * (self.qs[place] * r1 - u * r2 - v * r3 - w * r4 + r5);
@@ -390,7 +402,7 @@ mod tests {
         let arena = Arena::from_words(&mut words);
         let mut wrong = problem(Class::S);
         wrong.residual[4] *= 1.0 - 1e-7;
-        let end = native::run(1, 0, Box::new(|_| ()), |platform| METHOD.run(platform, &arena, &wrong));
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| method(Order::Fused).run(platform, &arena, &wrong));
         assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 10 })), "{end:?}");
     }
 }

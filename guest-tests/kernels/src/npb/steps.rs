@@ -8,6 +8,7 @@ use wideleaf_protocol::Name;
 
 use super::flow::{self, COMPONENTS, ERROR_NAMES, Grid, Point, RESIDUAL_NAMES};
 use super::lines::{LineSolver, in_planes, solve_across_planes, solve_plane};
+use super::order::Order;
 use super::rhs::{FieldPlaces, Fields, Sources};
 use crate::arena::{Layout, Place};
 use crate::registry::MemoryNeed;
@@ -40,10 +41,12 @@ impl Problem {
 
 /// How a kernel goes on from step to step.
 pub struct Method<const SCALARS: usize> {
+    /// In which order the steps go through the fields.
+    pub order: Order,
     /// Operations of a step by the NPB's formula: the factors of edge³, edge², edge and 1.
     pub operations: [f64; 4],
-    /// Numbers of work space that each member needs for each point of a line.
-    pub work_per_point: usize,
+    /// Numbers of work space that each member needs.
+    pub work: fn(&Grid) -> usize,
     /// One step of `dt`, with the work space of all members.
     pub step: fn(&dyn Platform, &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]),
 }
@@ -56,8 +59,9 @@ impl<const SCALARS: usize> Method<SCALARS> {
 
     /// Puts fields and work space into the layout.
     fn place(&self, layout: &mut Layout, problem: &Problem, vcpus: usize) -> (FieldPlaces<SCALARS>, Place<f64>) {
-        let fields = FieldPlaces::new(layout, &problem.grid());
-        (fields, layout.place((vcpus * problem.edge * self.work_per_point) as u64))
+        let grid = problem.grid();
+        let fields = FieldPlaces::new(layout, &grid, self.order);
+        (fields, layout.place((vcpus * (self.work)(&grid)) as u64))
     }
 
     /// A whole run in this arena.
