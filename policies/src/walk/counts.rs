@@ -1,5 +1,6 @@
 //! What the simulator counts. All of it is sums: two runs may be added, and a rate is a quotient of two fields.
 
+use super::caches::Purpose;
 use crate::units::PageSize;
 
 /// Where memory references were served.
@@ -77,6 +78,16 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Adds references that one cache found, by what they were for, and what each of them took.
+    pub(super) fn add_found(&mut self, found: [u64; Purpose::ALL], cycles: u64, at: impl Fn(&mut Served) -> &mut u64) {
+        let [guest, host_of_tables, host_of_data, data] = found;
+        *at(&mut self.guest.read) += guest;
+        *at(&mut self.host_of_tables.read) += host_of_tables;
+        *at(&mut self.host_of_data.read) += host_of_data;
+        *at(&mut self.data) += data;
+        self.cycles_of_walks += cycles * (guest + host_of_tables + host_of_data);
+    }
+
     /// Walks of loads, stores and fetches.
     pub fn walks(&self) -> u64 {
         self.misses.iter().chain(&self.fetch_misses).sum()
