@@ -30,6 +30,10 @@ impl<const LANES: usize> LruSets<'_, LANES> {
     pub(crate) fn access(&mut self, key: u64) -> (bool, Option<u64>) {
         let (set, tag) = self.place.of(key);
         let tags = &mut self.sets[set];
+        // This can be predicted: a line that is gone through word by word.
+        if tags[0] == tag {
+            return (false, None);
+        }
         let oldest = tags[self.last as usize % LANES];
         let is_missing = access(tags, tag, self.last);
         (is_missing, if is_missing { self.place.key(oldest, set) } else { None })
