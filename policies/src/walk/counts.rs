@@ -30,7 +30,8 @@ impl Served {
 pub struct References {
     /// Entries that were read, and where.
     pub read: Served,
-    /// Entries that need not be read, because a page-walk cache held a lower one.
+    /// Entries that need not be read, because a page-walk cache held a lower one; of the host's, to find the guest's tables, also because
+    /// the guest's walk cache said where in host-physical memory the table lies.
     pub skipped_by_walk_cache: u64,
     /// Entries that need not be read, because the nested TLB held the whole translation.
     pub skipped_by_nested_tlb: u64,

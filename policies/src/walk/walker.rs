@@ -8,6 +8,8 @@
 //!         1          ▪ ▪ ▪ ▪ ◆       the nested TLB all ▪ of a row
 //!         page       ▪ ▪ ▪ ▪
 //! ```
+//!
+//! Guest walk caches that hold host-physical addresses (Intel's combined entries) skip the ▪ of the first row that is left, too.
 
 use alloc::vec::Vec;
 
@@ -24,6 +26,8 @@ pub(crate) struct Walker {
     guest: WalkCaches,
     host: WalkCaches,
     nested_tlb: Option<Sets>,
+    /// The guest's walk caches hold host-physical addresses.
+    guest_is_combined: bool,
     second_level_holds_pdes: bool,
 }
 
@@ -33,6 +37,7 @@ impl Walker {
             guest: WalkCaches::new(machine.walk_caches, is_halved, seed),
             host: WalkCaches::new(machine.host_walk_caches, is_halved, seed + 16),
             nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, seed + 32)),
+            guest_is_combined: machine.walk_caches_are_combined.value,
             second_level_holds_pdes: machine.second_level_holds_pdes.value,
         }
     }
@@ -66,7 +71,9 @@ impl Walker {
         counts.guest.skipped_by_walk_cache += u64::from(top - from);
         for level in (leaf..=from).rev() {
             let entry = space.guest_entry(level, address);
-            if space.is_nested() {
+            if space.is_nested() && self.guest_is_combined && level == from && from < top {
+                counts.host_of_tables.skipped_by_walk_cache += host_levels(entry, space);
+            } else if space.is_nested() {
                 self.find(entry, space, caches, Purpose::HostOfTables, &mut counts.host_of_tables);
             }
             caches.refer(entry, Purpose::Guest);
@@ -90,7 +97,7 @@ impl Walker {
         if let Some(nested_tlb) = &mut self.nested_tlb
             && nested_tlb.access(key(gpa, size)) == Found::Hit
         {
-            references.skipped_by_nested_tlb += u64::from(top - leaf + 1);
+            references.skipped_by_nested_tlb += host_levels(gpa, space);
             return;
         }
         let from = self.host.first_to_read(gpa, leaf, top);
@@ -99,6 +106,11 @@ impl Walker {
             caches.refer(space.host_entry(level, gpa), purpose);
         }
     }
+}
+
+/// How many entries of the host's tables lead to a guest-physical address.
+fn host_levels(gpa: u64, space: &AddressSpace) -> u64 {
+    u64::from(u32::from(space.paging().host_levels) - leaf_level(space.pages(gpa).host()) + 1)
 }
 
 /// The level whose entries point to tables of PTEs.
