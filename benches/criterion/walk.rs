@@ -12,7 +12,7 @@
 //! bar, and says how many entries its walks read. Bars are judged on the first machine. CPU time and not the clock's is
 //! what is divided by, so that others on the machine cost their share of its caches and no more.
 //!
-//! `cargo bench -p wideleaf-benches --bench walk [-- MILLIONS ROUNDS]` (default 10 and 5)
+//! `cargo bench -p wideleaf-benches --bench walk [-- MILLIONS ROUNDS MACHINES]` (default 10, 5 and all three)
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -54,10 +54,11 @@ fn main() -> ExitCode {
 
 fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.number::<usize>(1, 5)?);
+    let machines = arguments.number::<usize>(2, MACHINES.len())?;
     let cases = cases(millions.max(1) * 1_000_000);
     let mut rows = table(&["machine", "accesses", "million/s", "ns", "walks", "entries read a walk"]);
     let mut bars = Vec::new();
-    for (n, name) in MACHINES.into_iter().enumerate() {
+    for (n, name) in MACHINES.into_iter().take(machines.max(1)).enumerate() {
         let mut medians = Vec::new();
         for case in &cases {
             let measured = repeat(name, case, rounds.max(1), waiting)?;

@@ -38,6 +38,7 @@ fn machine_with(has: Has) -> Machine {
         walk_caches: if has >= Has::GuestWalkCache { WALK_CACHE } else { &[] },
         host_walk_caches: if has >= Has::HostWalkCache { WALK_CACHE } else { &[] },
         nested_tlb: (has == Has::NestedTlb).then_some(TWO),
+        walk_caches_are_combined: high(false, TEST),
         second_level_holds_pdes: high(false, TEST),
         ..*machine("a64fx").expect("a machine whose TLB holds all sizes")
     }
@@ -91,9 +92,13 @@ impl Row {
         format!("{} over {}, {guest_levels} + {host_levels} levels", self.guest, self.host)
     }
 
-    /// What `address` costs on a machine that has these caches, after accesses that warmed them for it alone.
+    /// What an access costs on a machine that has these caches, after accesses that warmed them for it alone.
     fn warm_cost(&self, has: Has) -> u64 {
-        let mut simulator = Simulator::new(&machine_with(has), self.space());
+        self.warm_counts(&machine_with(has)).references()
+    }
+
+    fn warm_counts(&self, machine: &Machine) -> Counts {
+        let mut simulator = Simulator::new(machine, self.space());
         let entry = self.entry.bytes().get();
         let address = if self.host > self.guest { 0 } else { entry * 4 };
         let neighbour = address + entry;
@@ -105,7 +110,7 @@ impl Row {
         simulator.access(elsewhere + entry, false);
         let counts = cost_of(&mut simulator, address);
         assert_eq!(counts.walks(), 1, "{}", self.name());
-        counts.references()
+        counts
     }
 }
 
@@ -129,6 +134,41 @@ fn a_warm_walk_reads_what_the_table_says() {
         let costs = [Has::GuestWalkCache, Has::HostWalkCache, Has::NestedTlb].map(|has| row.warm_cost(has));
         assert_eq!(costs, row.cached, "{}", row.name());
     }
+}
+
+/// The guest's leaf is where the walk cache says, so only the page is left to find: all of the host's levels, or the leaf where the host's
+/// walk cache has the rest.
+#[test]
+fn a_combined_walk_cache_saves_the_hosts_walk_to_the_first_table() {
+    for row in rows() {
+        let host_levels = u64::from(row.paging.host_levels) - row.host as u64;
+        for (has, of_page) in [(Has::GuestWalkCache, host_levels), (Has::HostWalkCache, 1)] {
+            let combined = Machine { walk_caches_are_combined: high(true, TEST), ..machine_with(has) };
+            let counts = row.warm_counts(&combined);
+            let read =
+                [counts.guest.read, counts.host_of_tables.read, counts.host_of_data.read].map(|read| read.total());
+            assert_eq!(read, [1, 0, of_page], "{}", row.name());
+            assert_eq!(counts.host_of_tables.skipped_by_walk_cache, host_levels, "{}", row.name());
+        }
+    }
+}
+
+#[test]
+fn a_combined_walk_cache_that_knows_nothing_leaves_a_cold_walk_cold() {
+    for row in rows() {
+        let combined = Machine { walk_caches_are_combined: high(true, TEST), ..machine_with(Has::GuestWalkCache) };
+        let counts = cost_of(&mut Simulator::new(&combined, row.space()), 0);
+        assert_eq!(counts.references(), row.cold, "{}", row.name());
+    }
+}
+
+#[test]
+fn a_warm_walk_of_small_pages_reads_two_entries_on_intel_and_three_with_guest_physical_walk_caches() {
+    let row = &rows()[0];
+    let haswell = *machine("haswell-ep").expect("a known machine");
+    let guest_physical = Machine { walk_caches_are_combined: high(false, TEST), ..haswell };
+    let cost = |machine| row.warm_counts(machine).references();
+    assert_eq!([cost(&haswell), cost(&guest_physical)], [2, 3]);
 }
 
 #[test]

@@ -5,18 +5,27 @@
 //!             └─evicted──▶ └─evicted──▶                          above evicts, and gives up what it is hit for
 //!   walk ──▶ L1, or L2 where the walker does not read through L1
 //! ```
+//!
+//! No level learns anything from the one below it. So references need not go down one after another: they wait in a queue, which goes
+//! through a level as a whole, in its order, and keeps what the level misses. Each level then has this computer's caches for itself
+//! meanwhile, and lookups that do not depend on each other overlap.
 
 use alloc::vec::Vec;
 
+pub(crate) use self::queue::Purpose;
+use self::queue::{Queue, Reference};
+use super::counts::Counts;
 use super::machine::{Fill, Machine};
-use super::sets::{Found, Sets};
+use super::sets::{Found, Sets, by_lanes};
+
+mod queue;
 
 /// Caches a machine may have.
 const LEVELS_MAX: usize = 3;
 
 pub(crate) struct Caches {
     levels: Vec<Level>,
-    has_victims: bool,
+    queue: Queue,
     /// Cycles by level, then of memory behind the last.
     cycles: [u64; LEVELS_MAX + 1],
 }
@@ -24,97 +33,102 @@ pub(crate) struct Caches {
 struct Level {
     sets: Sets,
     takes_victims: bool,
+    /// What this level evicts goes to the next.
+    gives_victims: bool,
+    /// Walks come from above: not where this one is the first that they read.
+    walks: Walks,
 }
 
-/// Where a line was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In a cache, counted from 0.
-    Cache(usize),
-    Memory,
+/// How the references of walks meet a level.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Walks {
+    PassBy,
+    BeginHere,
+    ComeFromAbove,
 }
 
 impl Caches {
     pub(crate) fn new(machine: &Machine, is_shared: bool, seed: u64) -> Caches {
         assert!(machine.caches.len() <= LEVELS_MAX, "{} has {} caches", machine.name, machine.caches.len());
         let last = machine.caches.len() - 1;
-        let levels: Vec<Level> = (machine.caches.iter().enumerate())
+        let takes_victims = |n: usize| machine.caches.get(n).is_some_and(|cache| cache.fill.value == Fill::Victims);
+        let levels = (machine.caches.iter().enumerate())
             .map(|(n, cache)| Level {
                 sets: Sets::new(&cache.array, is_shared && (n < last || last == 0), seed + n as u64),
-                takes_victims: cache.fill.value == Fill::Victims,
+                takes_victims: takes_victims(n),
+                gives_victims: takes_victims(n + 1),
+                walks: match (n + 1).cmp(&(machine.walks_read_from.value as usize)) {
+                    core::cmp::Ordering::Less => Walks::PassBy,
+                    core::cmp::Ordering::Equal => Walks::BeginHere,
+                    core::cmp::Ordering::Greater => Walks::ComeFromAbove,
+                },
             })
             .collect();
         let mut cycles = [u64::from(machine.memory_cycles.value); LEVELS_MAX + 1];
         for (cycles, cache) in cycles.iter_mut().zip(machine.caches) {
             *cycles = u64::from(cache.cycles.value);
         }
-        Caches { has_victims: levels.iter().any(|level| level.takes_victims), levels, cycles }
+        Caches { levels, queue: Queue::new(), cycles }
     }
 
-    /// Reads the line of `address`, from cache `first` (0 is L1) on.
+    /// A reference to the line of `address`, which [`Caches::serve`] looks for.
     #[inline]
-    pub(crate) fn read(&mut self, address: u64, first: usize) -> Place {
-        let line = address >> 6;
-        if self.levels[first].sets.is_newest(line) {
-            return Place::Cache(first);
-        }
-        if self.has_victims { self.read_with_victims(line, first) } else { self.read_through(line, first) }
+    pub(crate) fn refer(&mut self, address: u64, purpose: Purpose) {
+        self.queue.push(Reference::new(address >> 6, purpose));
     }
 
-    /// Reads the last level's set of an address for nothing (see [`Sets::touch`]); the others are small.
+    /// Whether there is no more room for the references that one access may make.
     #[inline]
-    pub(crate) fn touch(&self, address: u64) {
-        if let Some(last) = self.levels.last() {
-            last.sets.touch(address >> 6);
-        }
+    pub(crate) fn must_serve(&self) -> bool {
+        self.queue.is_nearly_full()
     }
 
-    /// Cycles from load to use.
-    pub(crate) fn cycles(&self, place: Place) -> u64 {
-        match place {
-            Place::Cache(level) => self.cycles[level],
-            Place::Memory => self.cycles[LEVELS_MAX],
+    /// Looks for the lines of all references that wait, in their order, and counts where they are.
+    pub(crate) fn serve(&mut self, counts: &mut Counts) {
+        let mut sought = self.queue.begin();
+        for (n, level) in self.levels.iter_mut().enumerate() {
+            let missed = level.sift(&mut self.queue, n == 0);
+            let found = core::array::from_fn(|purpose| sought[purpose] - missed[purpose]);
+            counts.add_found(found, self.cycles[n], |served| &mut served.caches[n]);
+            sought = missed;
         }
+        counts.add_found(sought, self.cycles[LEVELS_MAX], |served| &mut served.memory);
+        self.queue.clear();
+    }
+}
+
+impl Level {
+    /// Leaves in the queue what is still sought, or has a victim for the next level; how many are sought, by purpose.
+    fn sift(&mut self, queue: &mut Queue, is_first: bool) -> [u64; Purpose::ALL] {
+        if self.takes_victims && !is_first || self.walks == Walks::PassBy {
+            return self.sift_one_by_one(queue, is_first);
+        }
+        by_lanes!(self.sets, sets => match self.gives_victims {
+            false => queue.keep_missing(&mut sets),
+            true => queue.keep_missing_with_victims(&mut sets),
+        }, _ => self.sift_one_by_one(queue, is_first))
     }
 
-    fn read_through(&mut self, line: u64, first: usize) -> Place {
-        for (n, level) in self.levels.iter_mut().enumerate().skip(first) {
-            if level.sets.access(line) == Found::Hit {
-                return Place::Cache(n);
+    /// As [`Level::sift`], for any level.
+    fn sift_one_by_one(&mut self, queue: &mut Queue, is_first: bool) -> [u64; Purpose::ALL] {
+        queue.keep(|reference, victim| {
+            let is_walk = reference.purpose() != Purpose::Data;
+            if is_walk && self.walks == Walks::PassBy {
+                return (true, None);
             }
-        }
-        Place::Memory
-    }
-
-    fn read_with_victims(&mut self, line: u64, first: usize) -> Place {
-        let (mut place, mut victim) = (Place::Memory, None);
-        for (n, level) in self.levels.iter_mut().enumerate().skip(first) {
-            let is_sought = place == Place::Memory;
-            let is_hit;
-            if level.takes_victims && n > first {
-                is_hit = is_sought && level.sets.take(line);
-                victim = victim.and_then(|victim| match level.sets.access(victim) {
-                    Found::Hit => None,
-                    Found::Miss { evicted } => evicted,
-                });
-            } else if is_sought {
-                let found = level.sets.access(line);
-                is_hit = found == Found::Hit;
-                victim = match found {
-                    Found::Miss { evicted } => evicted,
-                    // What the level above dropped is in this one, or was.
-                    Found::Hit => None,
+            let begins_here = is_first || (is_walk && self.walks == Walks::BeginHere);
+            if !self.takes_victims || begins_here {
+                return match self.sets.access(reference.line()) {
+                    Found::Hit => (false, None),
+                    Found::Miss { evicted } => (true, evicted.filter(|_| self.gives_victims)),
                 };
-            } else {
-                break;
             }
-            if is_hit {
-                place = Place::Cache(n);
-            }
-            if place != Place::Memory && victim.is_none() {
-                break;
-            }
-        }
-        place
+            let is_missing = reference.is_sought() && !self.sets.take(reference.line());
+            let evicted = victim.and_then(|victim| match self.sets.access(victim) {
+                Found::Hit => None,
+                Found::Miss { evicted } => evicted,
+            });
+            (is_missing, evicted.filter(|_| self.gives_victims))
+        })
     }
 }

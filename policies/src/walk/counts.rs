@@ -1,5 +1,6 @@
 //! What the simulator counts. All of it is sums: two runs may be added, and a rate is a quotient of two fields.
 
+use super::caches::Purpose;
 use crate::units::PageSize;
 
 /// Where memory references were served.
@@ -29,7 +30,8 @@ impl Served {
 pub struct References {
     /// Entries that were read, and where.
     pub read: Served,
-    /// Entries that need not be read, because a page-walk cache held a lower one.
+    /// Entries that need not be read, because a page-walk cache held a lower one; of the host's, to find the guest's tables, also because
+    /// the guest's walk cache said where in host-physical memory the table lies.
     pub skipped_by_walk_cache: u64,
     /// Entries that need not be read, because the nested TLB held the whole translation.
     pub skipped_by_nested_tlb: u64,
@@ -77,6 +79,16 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Adds references that one cache found, by what they were for, and what each of them took.
+    pub(super) fn add_found(&mut self, found: [u64; Purpose::ALL], cycles: u64, at: impl Fn(&mut Served) -> &mut u64) {
+        let [guest, host_of_tables, host_of_data, data] = found;
+        *at(&mut self.guest.read) += guest;
+        *at(&mut self.host_of_tables.read) += host_of_tables;
+        *at(&mut self.host_of_data.read) += host_of_data;
+        *at(&mut self.data) += data;
+        self.cycles_of_walks += cycles * (guest + host_of_tables + host_of_data);
+    }
+
     /// Walks of loads, stores and fetches.
     pub fn walks(&self) -> u64 {
         self.misses.iter().chain(&self.fetch_misses).sum()

@@ -171,6 +171,9 @@ pub struct Machine {
     pub second_level_is_shared: Known<bool>,
     /// Page-walk caches of the guest's tables, or of the only ones.
     pub walk_caches: &'static [WalkCache],
+    /// Whether these say where the guest's tables lie in host-physical memory, so that the host need not find the table that a walk
+    /// reads first. Else they say it in guest-physical memory.
+    pub walk_caches_are_combined: Known<bool>,
     /// Whether the PDEs that point to tables of PTEs are held by the second level of the TLB, among its 4 KiB pages.
     pub second_level_holds_pdes: Known<bool>,
     /// Page-walk caches of the host's tables.

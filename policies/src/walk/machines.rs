@@ -5,7 +5,8 @@
 //! entries to `tests/data/tlb_geometry.csv`.
 
 use super::machine::{
-    Array, CacheLevel, Fill, Known, Machine, Number, Replacement, TlbArray, TlbLevel, WalkCache, high, low, unverified,
+    Array, CacheLevel, Fill, Known, Machine, Number, Replacement, TlbArray, TlbLevel, WalkCache, high, low, medium,
+    unverified,
 };
 
 mod a64fx;
@@ -119,6 +120,17 @@ const AMD_NESTED_TLB: Option<Array> = Some(fully_associative(low(16, BHARGAVA)))
 
 /// PDEs have caches of their own.
 const NO_PDES_IN_TLB: Known<bool> = low(false, "SDM vol. 3, 4.10.3 describes them apart from the TLBs");
+
+/// Intel's name for it is "combined paging-structure-cache entries"; the manual lets a processor have them and does not say that one does.
+const COMBINED: Known<bool> = medium(
+    true,
+    "SDM vol. 3, 29.4.1: with EPT they map linear addresses to the physical address of the paging structure",
+);
+
+/// Nested paging was not to come for years: it is simulated as Intel built it then.
+const COMBINED_BEFORE_EPT: Known<bool> = unverified(true, "no EPT of its own; as its successors");
+
+const GUEST_PHYSICAL: Known<bool> = low(false, BHARGAVA);
 
 const WALKS_READ_L1: Number = low(1, "walks are loads that go through the L1 data cache, as far as is known");
 

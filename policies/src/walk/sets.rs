@@ -11,7 +11,9 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use self::tree::Use;
+use self::lru::LANES_MAX;
+pub(crate) use self::lru::LruSets;
+use self::tree::Tree;
 use super::machine::{Array, Replacement};
 
 mod lru;
@@ -29,22 +31,60 @@ pub(crate) enum Found {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Sets {
-    /// Set after set. Under LRU newest first.
-    tags: Vec<u32>,
     ways: usize,
-    set_bits: u32,
-    slices: u32,
+    place: Place,
     rule: Rule,
-    random: u64,
 }
 
-/// Replacement, and what it remembers.
+/// Which set a key belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    set_bits: u32,
+    slices: u32,
+}
+
+/// Replacement, and the tags, set after set.
 #[derive(Clone, Debug)]
 enum Rule {
-    Lru,
-    TreePlru { trees: Vec<u64>, uses: Vec<Use>, newest: Vec<u32> },
-    Random,
+    /// So many a set, whatever its ways.
+    Lru {
+        tags: Vec<u32>,
+        lanes: usize,
+    },
+    /// Of more ways than that is done for.
+    LruOfMany {
+        tags: Vec<u32>,
+    },
+    TreePlru {
+        tags: Vec<u32>,
+        trees: Vec<u64>,
+        tree: Tree,
+        newest: Vec<u32>,
+    },
+    Random {
+        tags: Vec<u32>,
+        state: u64,
+    },
 }
+
+/// What to do with sets under LRU by their lanes, so that their number is known when this is compiled.
+macro_rules! by_lanes {
+    ($sets:expr, $lru:ident => $known:expr, _ => $other:expr) => {
+        match $sets.lanes() {
+            4 => by_lanes!(@ 4, $sets, $lru, $known),
+            8 => by_lanes!(@ 8, $sets, $lru, $known),
+            12 => by_lanes!(@ 12, $sets, $lru, $known),
+            16 => by_lanes!(@ 16, $sets, $lru, $known),
+            20 => by_lanes!(@ 20, $sets, $lru, $known),
+            _ => $other,
+        }
+    };
+    (@ $lanes:literal, $sets:expr, $lru:ident, $known:expr) => {{
+        let mut $lru = $sets.lru::<$lanes>();
+        $known
+    }};
+}
+pub(crate) use by_lanes;
 
 impl Sets {
     /// Room for what `array` says, half of it where two threads share it. `seed` is for random replacement.
@@ -63,101 +103,125 @@ impl Sets {
         }
         let sets = entries / ways;
         let set_bits = sets.trailing_zeros();
+        let tags = || vec![NO_TAG; entries];
+        let lanes = ways.next_multiple_of(4);
         let rule = match array.replacement.value {
-            Replacement::Lru => Rule::Lru,
+            Replacement::Lru if lanes <= LANES_MAX => Rule::Lru { tags: vec![NO_TAG; sets * lanes], lanes },
+            Replacement::Lru => Rule::LruOfMany { tags: tags() },
             Replacement::TreePlru => {
-                Rule::TreePlru { trees: vec![0; sets], uses: tree::uses(ways), newest: vec![NO_TAG; sets] }
+                let tree = Tree::new(ways);
+                Rule::TreePlru { tags: tags(), trees: vec![0; sets], tree, newest: vec![NO_TAG; sets] }
             }
-            Replacement::Random => Rule::Random,
+            Replacement::Random => Rule::Random { tags: tags(), state: seed | 1 },
         };
-        let slices = (sets >> set_bits) as u32;
-        Sets { tags: vec![NO_TAG; entries], ways, set_bits, slices, rule, random: seed | 1 }
+        Sets { ways, place: Place { set_bits, slices: (sets >> set_bits) as u32 }, rule }
+    }
+
+    /// Lanes of a set under LRU; none of any other.
+    #[inline(always)]
+    pub(crate) fn lanes(&self) -> usize {
+        if let Rule::Lru { lanes, .. } = self.rule { lanes } else { 0 }
+    }
+
+    /// The sets, which have so many lanes.
+    #[inline(always)]
+    pub(crate) fn lru<const LANES: usize>(&mut self) -> LruSets<'_, LANES> {
+        let sets = if let Rule::Lru { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
+        LruSets { sets, place: self.place, last: self.ways as u32 - 1 }
     }
 
     /// Whether a set was last asked for this key: an access would hit and change nothing. It may say no to what was.
     #[inline]
     pub(crate) fn is_newest(&self, key: u64) -> bool {
-        let (set, tag) = self.locate(key);
+        let (set, tag) = self.place.of(key);
         match &self.rule {
-            Rule::Lru => self.tags[set * self.ways] == tag,
+            Rule::Lru { tags, lanes } => tags[set * lanes] == tag,
+            Rule::LruOfMany { tags } => tags[set * self.ways] == tag,
             Rule::TreePlru { newest, .. } => newest[set] == tag,
-            Rule::Random => false,
+            Rule::Random { .. } => false,
         }
-    }
-
-    /// Reads a key's set for nothing, so that this computer has it at hand when it is asked for.
-    #[inline]
-    pub(crate) fn touch(&self, key: u64) {
-        let (set, _) = self.locate(key);
-        core::hint::black_box(self.tags[set * self.ways]);
     }
 
     /// Looks a key up and puts it in where it was missing.
     #[inline]
     pub(crate) fn access(&mut self, key: u64) -> Found {
-        let (set, tag) = self.locate(key);
-        let start = set * self.ways;
-        let tags = &mut self.tags[start..start + self.ways];
+        by_lanes!(self, lru => match lru.access(key) {
+            (true, evicted) => Found::Miss { evicted },
+            (false, _) => Found::Hit,
+        }, _ => self.access_others(key))
+    }
+
+    /// As [`Sets::access`], for sets that have no lanes.
+    fn access_others(&mut self, key: u64) -> Found {
+        let (set, tag) = self.place.of(key);
+        let range = set * self.ways..(set + 1) * self.ways;
         let evicted = match &mut self.rule {
-            Rule::Lru => match lru::access(tags, tag) {
+            Rule::Lru { .. } => unreachable!("sets of lanes"),
+            Rule::LruOfMany { tags } => match lru::access_many(&mut tags[range], tag) {
                 Some(evicted) => evicted,
                 None => return Found::Hit,
             },
-            Rule::TreePlru { trees, uses, newest } => {
-                let tree = &mut trees[set];
+            Rule::TreePlru { tags, trees, tree, newest } => {
                 newest[set] = tag;
-                if let Some(way) = find(tags, tag) {
-                    *tree = uses[way].of(*tree);
-                    return Found::Hit;
+                match tree.access(&mut tags[range], &mut trees[set], tag) {
+                    Some(evicted) => evicted,
+                    None => return Found::Hit,
                 }
-                let way = find(tags, NO_TAG).unwrap_or_else(|| tree::oldest(*tree, tags.len()));
-                *tree = uses[way].of(*tree);
-                core::mem::replace(&mut tags[way], tag)
             }
-            Rule::Random => {
+            Rule::Random { tags, state } => {
+                let tags = &mut tags[range];
                 if find(tags, tag).is_some() {
                     return Found::Hit;
                 }
                 let way = find(tags, NO_TAG).unwrap_or_else(|| {
-                    self.random = xorshift(self.random);
-                    (((self.random >> 32) * tags.len() as u64) >> 32) as usize
+                    *state = xorshift(*state);
+                    (((*state >> 32) * tags.len() as u64) >> 32) as usize
                 });
                 core::mem::replace(&mut tags[way], tag)
             }
         };
-        Found::Miss { evicted: self.key(evicted, set) }
+        Found::Miss { evicted: self.place.key(evicted, set) }
     }
 
     /// Takes a key out; whether it was there.
     pub(crate) fn take(&mut self, key: u64) -> bool {
-        let (set, tag) = self.locate(key);
-        let tags = &mut self.tags[set * self.ways..(set + 1) * self.ways];
-        let Some(way) = find(tags, tag) else {
-            return false;
-        };
-        if matches!(self.rule, Rule::Lru) {
-            tags.copy_within(way + 1.., way);
-            tags[tags.len() - 1] = NO_TAG;
-        } else {
-            tags[way] = NO_TAG;
+        by_lanes!(self, lru => lru.take(key), _ => self.take_others(key))
+    }
+
+    fn take_others(&mut self, key: u64) -> bool {
+        let (set, tag) = self.place.of(key);
+        let range = set * self.ways..(set + 1) * self.ways;
+        match &mut self.rule {
+            Rule::Lru { .. } => unreachable!("sets of lanes"),
+            Rule::LruOfMany { tags } => lru::take_many(&mut tags[range], tag),
+            Rule::Random { tags, .. } => empty(&mut tags[range], tag),
+            Rule::TreePlru { tags, newest, .. } => {
+                let was_there = empty(&mut tags[range], tag);
+                if was_there {
+                    newest[set] = NO_TAG;
+                }
+                was_there
+            }
         }
-        if let Rule::TreePlru { newest, .. } = &mut self.rule {
-            newest[set] = NO_TAG;
-        }
-        true
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.tags.fill(NO_TAG);
-        if let Rule::TreePlru { trees, newest, .. } = &mut self.rule {
-            trees.fill(0);
-            newest.fill(NO_TAG);
+        match &mut self.rule {
+            Rule::Lru { tags, .. } | Rule::LruOfMany { tags } | Rule::Random { tags, .. } => tags.fill(NO_TAG),
+            Rule::TreePlru { tags, trees, newest, .. } => {
+                tags.fill(NO_TAG);
+                trees.fill(0);
+                newest.fill(NO_TAG);
+            }
         }
     }
+}
 
-    #[inline]
-    fn locate(&self, key: u64) -> (usize, u32) {
+impl Place {
+    /// The set of a key, and the tag that it has in there.
+    #[inline(always)]
+    fn of(self, key: u64) -> (usize, u32) {
         let tag = (key >> self.set_bits) as u32;
         let low = (key & ((1 << self.set_bits) - 1)) as usize;
         if self.slices == 1 {
@@ -168,43 +232,40 @@ impl Sets {
         (((slice as usize) << self.set_bits) | low, tag)
     }
 
-    #[inline]
-    fn key(&self, tag: u32, set: usize) -> Option<u64> {
+    #[inline(always)]
+    fn key(self, tag: u32, set: usize) -> Option<u64> {
         let low = set as u64 & ((1 << self.set_bits) - 1);
         (tag != NO_TAG).then_some((u64::from(tag) << self.set_bits) | low)
     }
 }
 
-/// Where a tag is in a set, without a branch for each way: what a set holds is not to be predicted.
+/// Where a tag is in a set, four at a time: what is used again soon is near the front.
 #[inline]
 fn find(tags: &[u32], tag: u32) -> Option<usize> {
-    match tags.len() {
-        4 => find_in::<4>(tags.try_into().ok()?, tag),
-        8 => find_in::<8>(tags.try_into().ok()?, tag),
-        16 => find_in::<16>(tags.try_into().ok()?, tag),
-        _ => find_in_many(tags, tag),
-    }
-}
-
-/// As [`find`], four at a time, which any number of ways but few is a multiple of.
-#[inline]
-fn find_in_many(tags: &[u32], tag: u32) -> Option<usize> {
     let (chunks, rest) = tags.as_chunks::<4>();
     for (n, chunk) in chunks.iter().enumerate() {
-        if let Some(way) = find_in(chunk, tag) {
-            return Some(4 * n + way);
+        let found = matches(chunk, tag);
+        if found != 0 {
+            return Some(4 * n + found.trailing_zeros() as usize);
         }
     }
     rest.iter().position(|&held| held == tag).map(|way| tags.len() - rest.len() + way)
 }
 
+/// Takes a tag out; whether it was there.
+fn empty(tags: &mut [u32], tag: u32) -> bool {
+    let way = find(tags, tag);
+    way.is_some_and(|way| core::mem::replace(&mut tags[way], NO_TAG) == tag)
+}
+
+/// A bit for each way that holds a tag.
 #[inline(always)]
-fn find_in<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> Option<usize> {
-    let mut found = 0u32;
+fn matches<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> u32 {
+    let mut found = 0;
     for (way, held) in tags.iter().enumerate() {
         found |= u32::from(*held == tag) << way;
     }
-    (found != 0).then_some(found.trailing_zeros() as usize)
+    found
 }
 
 /// Marsaglia, "Xorshift RNGs", 2003: period 2^64 - 1, good enough to pick a way.

@@ -8,10 +8,12 @@
 //!         1          ▪ ▪ ▪ ▪ ◆       the nested TLB all ▪ of a row
 //!         page       ▪ ▪ ▪ ▪
 //! ```
+//!
+//! Guest walk caches that hold host-physical addresses (Intel's combined entries) skip the ▪ of the first row that is left, too.
 
 use alloc::vec::Vec;
 
-use super::caches::Caches;
+use super::caches::{Caches, Purpose};
 use super::counts::{Counts, References};
 use super::machine::{Machine, WalkCache};
 use super::sets::{Found, Sets};
@@ -24,8 +26,8 @@ pub(crate) struct Walker {
     guest: WalkCaches,
     host: WalkCaches,
     nested_tlb: Option<Sets>,
-    /// The cache that walks read first, counted from 0.
-    reads_from: usize,
+    /// The guest's walk caches hold host-physical addresses.
+    guest_is_combined: bool,
     second_level_holds_pdes: bool,
 }
 
@@ -35,7 +37,7 @@ impl Walker {
             guest: WalkCaches::new(machine.walk_caches, is_halved, seed),
             host: WalkCaches::new(machine.host_walk_caches, is_halved, seed + 16),
             nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, seed + 32)),
-            reads_from: machine.walks_read_from.value as usize - 1,
+            guest_is_combined: machine.walk_caches_are_combined.value,
             second_level_holds_pdes: machine.second_level_holds_pdes.value,
         }
     }
@@ -69,49 +71,46 @@ impl Walker {
         counts.guest.skipped_by_walk_cache += u64::from(top - from);
         for level in (leaf..=from).rev() {
             let entry = space.guest_entry(level, address);
-            if space.is_nested() {
-                counts.cycles_of_walks += self.find(entry, space, caches, &mut counts.host_of_tables);
+            if space.is_nested() && self.guest_is_combined && level == from && from < top {
+                counts.host_of_tables.skipped_by_walk_cache += host_levels(entry, space);
+            } else if space.is_nested() {
+                self.find(entry, space, caches, Purpose::HostOfTables, &mut counts.host_of_tables);
             }
-            counts.cycles_of_walks += self.read(entry, caches, &mut counts.guest);
+            caches.refer(entry, Purpose::Guest);
         }
         if space.is_nested() {
-            counts.cycles_of_walks += self.find(address, space, caches, &mut counts.host_of_data);
+            self.find(address, space, caches, Purpose::HostOfData, &mut counts.host_of_data);
         }
     }
 
-    /// Touches what a walk to an address is likely to read last: the leaves (see [`Caches::touch`]).
-    #[inline]
-    pub(crate) fn touch(address: u64, space: &AddressSpace, caches: &Caches) {
-        let guest = space.guest_entry(leaf_level(space.pages(address).guest()), address);
-        caches.touch(guest);
-        if space.is_nested() {
-            for gpa in [guest, address] {
-                caches.touch(space.host_entry(leaf_level(space.pages(gpa).host()), gpa));
-            }
-        }
-    }
-
-    /// Finds the host's page of a guest-physical address, and says how many cycles that took.
-    fn find(&mut self, gpa: u64, space: &AddressSpace, caches: &mut Caches, references: &mut References) -> u64 {
+    /// Finds the host's page of a guest-physical address.
+    fn find(
+        &mut self,
+        gpa: u64,
+        space: &AddressSpace,
+        caches: &mut Caches,
+        purpose: Purpose,
+        references: &mut References,
+    ) {
         let size = space.pages(gpa).host();
         let (leaf, top) = (leaf_level(size), u32::from(space.paging().host_levels));
         if let Some(nested_tlb) = &mut self.nested_tlb
             && nested_tlb.access(key(gpa, size)) == Found::Hit
         {
-            references.skipped_by_nested_tlb += u64::from(top - leaf + 1);
-            return 0;
+            references.skipped_by_nested_tlb += host_levels(gpa, space);
+            return;
         }
         let from = self.host.first_to_read(gpa, leaf, top);
         references.skipped_by_walk_cache += u64::from(top - from);
-        (leaf..=from).rev().map(|level| self.read(space.host_entry(level, gpa), caches, references)).sum()
+        for level in (leaf..=from).rev() {
+            caches.refer(space.host_entry(level, gpa), purpose);
+        }
     }
+}
 
-    #[inline]
-    fn read(&self, entry: u64, caches: &mut Caches, references: &mut References) -> u64 {
-        let place = caches.read(entry, self.reads_from);
-        references.read.add(place);
-        caches.cycles(place)
-    }
+/// How many entries of the host's tables lead to a guest-physical address.
+fn host_levels(gpa: u64, space: &AddressSpace) -> u64 {
+    u64::from(u32::from(space.paging().host_levels) - leaf_level(space.pages(gpa).host()) + 1)
 }
 
 /// The level whose entries point to tables of PTEs.

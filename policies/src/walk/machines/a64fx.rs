@@ -20,6 +20,7 @@ pub(super) const A64FX: Machine = Machine {
         levels: &[2, 3, 4, 5],
         array: array(unverified(64, TABLE_CACHE), unverified(4, TABLE_CACHE), LRU),
     }],
+    walk_caches_are_combined: unverified(false, MANUAL),
     second_level_holds_pdes: unverified(false, MANUAL),
     host_walk_caches: &[WalkCache {
         levels: &[2, 3, 4, 5],

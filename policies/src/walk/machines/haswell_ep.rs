@@ -28,6 +28,7 @@ pub(super) const HASWELL_EP: Machine = Machine {
     ])],
     second_level_is_shared: medium(true, "CPUID leaf 2, descriptor C1h: shared by data and instructions"),
     walk_caches: INTEL_WALK_CACHES,
+    walk_caches_are_combined: super::COMBINED,
     second_level_holds_pdes: super::NO_PDES_IN_TLB,
     host_walk_caches: INTEL_WALK_CACHES,
     nested_tlb: None,

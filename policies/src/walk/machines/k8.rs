@@ -23,6 +23,7 @@ pub(super) const K8: Machine = Machine {
     instruction_tlb: TLB,
     second_level_is_shared: high(false, CPUID),
     walk_caches: &[WalkCache { levels: &[2, 3, 4], array: fully_associative(low(24, BHARGAVA)) }],
+    walk_caches_are_combined: super::GUEST_PHYSICAL,
     second_level_holds_pdes: low(false, BHARGAVA),
     host_walk_caches: AMD_HOST_WALK_CACHES,
     nested_tlb: None,

@@ -19,6 +19,7 @@ pub(super) const MADISON: Machine = Machine {
         levels: &[2, 3, 4, 5],
         array: super::array(unverified(65536, HASHED), unverified(4, HASHED), LRU),
     }],
+    walk_caches_are_combined: high(false, "no EPT; its walker reads one table, in virtual memory"),
     second_level_holds_pdes: high(false, "there are no PDEs"),
     host_walk_caches: &[],
     nested_tlb: None,

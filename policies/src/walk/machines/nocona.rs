@@ -18,6 +18,7 @@ pub(super) const NOCONA: Machine = Machine {
     }])],
     second_level_is_shared: high(false, "there is no second level"),
     walk_caches: INTEL_WALK_CACHES,
+    walk_caches_are_combined: super::COMBINED_BEFORE_EPT,
     second_level_holds_pdes: super::NO_PDES_IN_TLB,
     host_walk_caches: INTEL_WALK_CACHES,
     nested_tlb: None,

@@ -39,6 +39,7 @@ pub(super) const SKYLAKE_SP: Machine = Machine {
     ])],
     second_level_is_shared: low(true, "Intel's optimisation manual lists one second level for both"),
     walk_caches: INTEL_WALK_CACHES,
+    walk_caches_are_combined: super::COMBINED,
     second_level_holds_pdes: super::NO_PDES_IN_TLB,
     host_walk_caches: INTEL_WALK_CACHES,
     nested_tlb: None,

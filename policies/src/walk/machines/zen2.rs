@@ -36,6 +36,7 @@ pub(super) const ZEN2: Machine = Machine {
     instruction_tlb: INSTRUCTIONS,
     second_level_is_shared: medium(false, SEVEN_CPU),
     walk_caches: ZEN_WALK_CACHES,
+    walk_caches_are_combined: super::GUEST_PHYSICAL,
     second_level_holds_pdes: medium(true, GUIDE),
     host_walk_caches: AMD_HOST_WALK_CACHES,
     nested_tlb: AMD_NESTED_TLB,

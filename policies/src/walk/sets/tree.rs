@@ -8,6 +8,8 @@
 
 use alloc::vec::Vec;
 
+use super::{NO_TAG, find};
+
 /// Where a word has the group that was used last; the bits of the trees are below it.
 const GROUP_SHIFT: u32 = 56;
 
@@ -26,24 +28,44 @@ impl Use {
     }
 }
 
-/// Groups, and the ways of each: the largest power of two that divides the ways.
-const fn groups(ways: usize) -> (usize, usize) {
-    let size = 1 << ways.trailing_zeros();
-    (ways / size, size)
+/// The tree of a set of so many ways.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    uses: Vec<Use>,
+    groups: usize,
+    /// Ways of a group: the largest power of two that divides the ways.
+    size: usize,
 }
 
-/// What a use of each way does: all nodes on its path point to the other half.
-///
-/// # Panics
-/// More ways than a word has bits for are a mistake in the machine's file.
-pub(super) fn uses(ways: usize) -> Vec<Use> {
-    assert!(ways as u32 <= GROUP_SHIFT, "{ways} ways have no tree of {GROUP_SHIFT} bits");
-    let (groups, size) = groups(ways);
-    let of_way = |way: usize| {
-        let (group, mut node) = (way / size, size + way % size);
+impl Tree {
+    /// # Panics
+    /// More ways than a word has bits for are a mistake in the machine's file.
+    pub(super) fn new(ways: usize) -> Tree {
+        assert!(ways as u32 <= GROUP_SHIFT, "{ways} ways have no tree of {GROUP_SHIFT} bits");
+        let size = 1 << ways.trailing_zeros();
+        let mut tree = Tree { uses: Vec::new(), groups: ways / size, size };
+        tree.uses = (0..ways).map(|way| tree.use_of(way)).collect();
+        tree
+    }
+
+    /// Looks a tag up and puts it in where it was missing: what it took the place of, `None` where it was there.
+    #[inline]
+    pub(super) fn access(&self, tags: &mut [u32], bits: &mut u64, tag: u32) -> Option<u32> {
+        if let Some(way) = find(tags, tag) {
+            *bits = self.uses[way].of(*bits);
+            return None;
+        }
+        let way = find(tags, NO_TAG).unwrap_or_else(|| self.oldest(*bits));
+        *bits = self.uses[way].of(*bits);
+        Some(core::mem::replace(&mut tags[way], tag))
+    }
+
+    /// All nodes on the path of a way point to the other half.
+    fn use_of(&self, way: usize) -> Use {
+        let (group, mut node) = (way / self.size, self.size + way % self.size);
         let mut used = Use { cleared: 0, set: 0 };
         while node > 1 {
-            let bit = 1 << (group * size + node / 2);
+            let bit = 1 << (group * self.size + node / 2);
             if node.is_multiple_of(2) {
                 used.set |= bit
             } else {
@@ -51,24 +73,23 @@ pub(super) fn uses(ways: usize) -> Vec<Use> {
             }
             node /= 2;
         }
-        if groups > 1 {
+        if self.groups > 1 {
             used.cleared |= 0xFF << GROUP_SHIFT;
             used.set |= (group as u64) << GROUP_SHIFT;
         }
         used
-    };
-    (0..ways).map(of_way).collect()
-}
-
-/// The way the bits point to.
-#[inline]
-pub(super) fn oldest(tree: u64, ways: usize) -> usize {
-    let (groups, size) = groups(ways);
-    let group = if groups == 1 { 0 } else { ((tree >> GROUP_SHIFT) as usize + 1) % groups };
-    let bits = tree >> (group * size);
-    let mut node = 1;
-    while node < size {
-        node = 2 * node + (bits >> node & 1) as usize;
     }
-    group * size + node - size
+
+    /// The way the bits point to.
+    #[inline]
+    fn oldest(&self, bits: u64) -> usize {
+        let next = (bits >> GROUP_SHIFT) as usize + 1;
+        let group = if next >= self.groups { 0 } else { next };
+        let bits = bits >> (group * self.size);
+        let mut node = 1;
+        while node < self.size {
+            node = 2 * node + (bits >> node & 1) as usize;
+        }
+        group * self.size + node - self.size
+    }
 }
