@@ -1,7 +1,8 @@
 //! A machine at work on one page size, and what it counted, weighted part by part.
 
+use wideleaf_policies::walk::machine::{Replacement, TlbArray, TlbLevel};
 use wideleaf_policies::walk::streams::Access;
-use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Simulator};
+use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Simulator, machine};
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::measured::Misses;
@@ -48,6 +49,21 @@ impl Sums {
     pub fn misses(&self) -> Misses {
         Misses { tlb: self.misses, walk_l2: self.walk_l2 }
     }
+}
+
+/// The Opteron, and how its eight entries for 2 MiB pages make room, of which nothing is documented. The machine's own rule is LRU.
+pub fn opteron(rule: Replacement) -> &'static Machine {
+    let k8 = machine("k8").expect("the Opteron");
+    let [first, second] = k8.data_tlb else { panic!("K8 has two levels of TLB") };
+    let changed = |mut of: TlbArray| {
+        if of.pages == [PageSize::Huge2M] {
+            of.array.replacement.value = rule;
+        }
+        of
+    };
+    let arrays: Vec<TlbArray> = first.arrays.iter().copied().map(changed).collect();
+    let first = TlbLevel { arrays: arrays.leak(), ..*first };
+    Box::leak(Box::new(Machine { data_tlb: vec![first, *second].leak(), ..*k8 }))
 }
 
 /// A simulator and its sums.

@@ -15,13 +15,10 @@
 use std::sync::atomic::Ordering;
 
 use wideleaf_benches::experiment::{Ended, Waiting};
-use wideleaf_policies::walk::machine;
 use wideleaf_policies::walk::streams::Access;
 
-use crate::PAGES;
 use crate::measured::Opteron;
-use crate::opteron::Row;
-use crate::simulated::Arm;
+use crate::opteron::{Arms, Row, arms};
 
 /// Cells along an edge.
 const N: u64 = 150;
@@ -36,8 +33,7 @@ const WORDS_PER_LINE: u64 = 8;
 /// The row of the tables that this stands for.
 pub fn row(measured: &Opteron, waiting: &Waiting) -> Result<Row, Ended> {
     let arrays = Arrays::new();
-    let k8 = machine("k8").expect("the Opteron");
-    let mut program = Program { arms: PAGES.map(|page| Arm::new(k8, arrays.end, page)), arrays };
+    let mut program = Program { arms: arms(arrays.end), arrays };
     program.make_source();
     for octant in 0..OCTANTS {
         program.begin_octant(octant);
@@ -50,13 +46,11 @@ pub fn row(measured: &Opteron, waiting: &Waiting) -> Result<Row, Ended> {
         program.end_octant();
     }
     program.compare_fluxes();
-    let simulated = program.arms.map(|mut arm| {
+    let sums = program.arms.map(|mut arm| {
         arm.sum_up(ITERATIONS as f64);
-        arm.sums().misses()
+        arm.sums()
     });
-    let name = "sweep3d 150".to_owned();
-    let (from, scale) = ("generated, its own order".into(), format!("1 of {ITERATIONS}"));
-    Ok(Row { measured: measured.of(&name), name, from, scale, simulated })
+    Ok(Row::new("sweep3d 150".into(), "generated, its own order".into(), format!("1 of {ITERATIONS}"), sums, measured))
 }
 
 /// Where each array begins, in bytes.
@@ -128,7 +122,7 @@ const CELLS: [u64; 2] = [N, N];
 const FACES: [u64; 2] = [N + 1, N + 1];
 
 struct Program {
-    arms: [Arm; PAGES.len()],
+    arms: Arms,
     arrays: Arrays,
 }
 

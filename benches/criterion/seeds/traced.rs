@@ -13,11 +13,9 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 
 use wideleaf_benches::experiment::{Ended, Waiting};
-use wideleaf_policies::walk::machine;
 use wideleaf_policies::walk::streams::Access;
 use wideleaf_trace::{Header, TraceError, TraceReader};
 
-use crate::PAGES;
 use crate::simulated::{Arm, Sums};
 
 /// A trace that was opened.
@@ -62,12 +60,6 @@ impl<'p> Trace<'p> {
     /// How long the arena is.
     pub fn arena_bytes(&self) -> u64 {
         self.header.arena_bytes
-    }
-
-    /// On the Opteron, with all of the arena on 4 KiB pages, and with all of it on 2 MiB pages.
-    pub fn on_opteron(self, waiting: &Waiting) -> Result<[Sums; 2], Ended> {
-        let arms = PAGES.map(|page| Arm::new(machine("k8").expect("the Opteron"), self.arena_bytes(), page));
-        self.simulate(arms, waiting)
     }
 
     /// Each machine goes through the whole run.
