@@ -91,7 +91,41 @@ pub fn print(rows: &[Row]) {
     }
     println!("{out}");
     judge(rows);
+    print_taken(rows);
     print_rules(rows);
+}
+
+/// What 2 MiB pages take away is free of what no trace has: stack, code and the system miss alike on both sizes of the arena's pages.
+fn print_taken(rows: &[Row]) {
+    println!(
+        "  what 2 MiB pages take away (below 0: add), in millions; the rest is measured and not simulated, on either size:"
+    );
+    let header = [
+        "program",
+        "accesses",
+        "misses",
+        "measured",
+        "ratio",
+        "rest on 4k",
+        "rest on 2m",
+        "walk L2 misses",
+        "measured",
+        "ratio",
+    ];
+    let mut out = table(&header);
+    let taken = |misses: &[Misses; 2], of: fn(&Misses) -> f64| of(&misses[0]) - of(&misses[1]);
+    for row in rows {
+        let Some(measured) = &row.measured else { continue };
+        let millions = |misses: f64| number(format!("{:.2}", misses / 1e6));
+        let compared = |of: fn(&Misses) -> f64| {
+            let (simulated, measured) = (taken(&row.simulated, of), taken(measured, of));
+            [millions(simulated), millions(measured), number(format!("{:.2}", simulated / measured))]
+        };
+        let rest = [0, 1].map(|n| millions(measured[n].tlb - row.simulated[n].tlb));
+        let head = [Cell::new(&row.name), Cell::new(&row.from)];
+        out.add_row(head.into_iter().chain(compared(|it| it.tlb)).chain(rest).chain(compared(|it| it.walk_l2)));
+    }
+    println!("{out}");
 }
 
 /// Eight entries under loops over more pages than that: how they make room decides, and it is not documented.
