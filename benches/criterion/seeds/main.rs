@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         let (mut rows, mut meshes) = (Vec::new(), Vec::new());
         if updates > 0 {
             gups::rows(updates, waiting)?;
-            rows.push(sweep3d::row(&measured, waiting)?);
+            rows.extend(sweep3d::rows(&measured, waiting)?);
         }
         for path in (1..).map_while(|index| arguments.text(index)) {
             let trace = Trace::open(path)?;
