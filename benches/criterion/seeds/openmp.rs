@@ -52,7 +52,7 @@ impl Claim {
 
 const CLASS: &str = "B";
 
-/// What is left of `misses` on 4 KiB pages divided by those on 2 MiB pages.
+/// Misses on 4 KiB pages, divided by those on 2 MiB pages.
 fn fall(misses: [Misses; 2]) -> f64 {
     misses[0].tlb / misses[1].tlb
 }

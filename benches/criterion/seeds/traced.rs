@@ -6,8 +6,8 @@
 //!               by those recorded
 //! ```
 //!
-//! The counters that the tables are from cover the whole process, and so does a trace, but only what the kernel does to its arena: stack, code and the
-//! kernel of the system are in the counters and not in it.
+//! The counters that the tables are from cover the whole process, and so does a trace, but only what the kernel does to its arena: stack,
+//! code and the system are in the counters and not in it.
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
