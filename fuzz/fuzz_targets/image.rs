@@ -3,9 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use wideleaf_policies::units::gib;
-use wideleaf_policies::{Bytes, Gpa, PageSize};
+use wideleaf_policies::{Bytes, Gpa};
 use wideleaf_vmm::boot::image::{Image, Segment, check_placement, identify};
-use wideleaf_vmm::boot::room::{free_with_ram, ram_with_free};
 use wideleaf_vmm::config::EntryChoice;
 use wideleaf_vmm::x86::layout::ram_ranges;
 
@@ -17,10 +16,6 @@ fuzz_target!(|bytes: &[u8]| {
             Ok(Image::BzImage { setup_bytes, .. }) => assert!(setup_bytes < bytes.len()),
             Err(error) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),
         }
-    }
-    for page in PageSize::ALL {
-        let _ = ram_with_free(bytes, page, gib(1));
-        let _ = free_with_ram(bytes, page, gib(5));
     }
 });
 

@@ -1,6 +1,5 @@
 //! `/proc/<pid>/smaps`: what the process has resident, and which part of it is guest RAM. proc(5).
 
-use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Hva};
 
 /// Resident memory of a process, split at guest RAM.
@@ -47,8 +46,9 @@ pub fn resident_memory(smaps: &str, guest_ram: &[(Hva, Bytes)]) -> Result<Reside
             ("AnonHugePages" | "ShmemPmdMapped", true) => &mut sum.guest_ram_thp,
             _ => continue,
         };
-        let number = rest.trim().strip_suffix(" kB").and_then(|n| n.parse().ok());
-        *into += kib(number.ok_or_else(|| error("a number of kB"))?);
+        let sum_of = |kibibytes: u64| into.checked_add(Bytes::new(kibibytes.checked_mul(1024)?));
+        let sum = rest.trim().strip_suffix(" kB").and_then(|n| sum_of(n.parse().ok()?));
+        *into = sum.ok_or_else(|| error("a number of kB whose sum is below 2^64 bytes"))?;
     }
     Ok(sum)
 }
@@ -62,7 +62,7 @@ fn parse_mapping_start(range: &str) -> Option<Hva> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wideleaf_policies::units::mib;
+    use wideleaf_policies::units::{kib, mib};
 
     const SMAPS: &str = "\
 55d0c0000000-55d0c0100000 r-xp 00000000 08:01 42    /usr/bin/wideleaf
@@ -92,7 +92,17 @@ Rss:                  12 kB
         let error = resident_memory("nonsense\n", &[]).expect_err("not a mapping");
         assert_eq!((error.line, error.expected), (1, "a mapping"));
         let error = resident_memory("1000-2000 rw-p\nRss: lots\n", &[]).expect_err("not a number");
-        assert_eq!((error.line, error.expected), (2, "a number of kB"));
+        assert_eq!((error.line, error.expected), (2, "a number of kB whose sum is below 2^64 bytes"));
+    }
+
+    #[test]
+    fn what_does_not_fit_64_bits_is_named() {
+        for text in
+            ["1000-2000 rw-p\nRss: 18014398509481984 kB\n", "1000-2000 rw-p\nRss: 18014398509481983 kB\nRss: 1 kB\n"]
+        {
+            let error = resident_memory(text, &[]).expect_err("2^64 bytes");
+            assert_eq!(error.line, text.lines().count());
+        }
     }
 
     #[test]

@@ -172,7 +172,7 @@ fn silent_or_broken(error: io::Error, timeout: Duration) -> ClientError {
 }
 
 /// Whatever is shown is one line, whoever wrote it, and no control character reaches the terminal.
-fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
 }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
 use serde::Deserialize;
+use wideleaf_control::client::one_line;
 use wideleaf_control::protocol::{Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
 
 use crate::peer::Peer;
@@ -201,9 +202,13 @@ pub(super) fn drain(mut woken: &UnixStream) {
     let _ = woken.read(&mut [0; 64]);
 }
 
-/// A reply as its line.
+/// A reply as its line. What is refused is told in one line, whatever of the client's words is in it.
 pub(super) fn encode(reply: &Reply) -> Vec<u8> {
-    let line = serde_json::to_vec(reply).ok().filter(|line| line.len() < LINE_BYTES_MAX);
+    let line = match reply {
+        Reply::Error(why) => serde_json::to_vec(&Reply::Error(one_line(why))),
+        reply => serde_json::to_vec(reply),
+    };
+    let line = line.ok().filter(|line| line.len() < LINE_BYTES_MAX);
     let mut line = line.unwrap_or_else(|| br#"{"error":"the reply is longer than a line may be"}"#.to_vec());
     line.push(b'\n');
     line
@@ -220,14 +225,20 @@ struct Version {
 /// # Errors
 /// One line: it is of another version, or none of ours.
 pub fn decode(line: &[u8]) -> Result<Request, String> {
-    let Version { version } = serde_json::from_slice(line)
-        .map_err(|error| format!("this is no request: {error}; a line is {{\"version\":{VERSION},\"request\":…}}"))?;
+    let Version { version } = serde_json::from_slice(line).map_err(|error| {
+        format!("this is no request: {}; a line is {{\"version\":{VERSION},\"request\":…}}", words(&error))
+    })?;
     if version != VERSION {
         return Err(format!("this wideleafd speaks version {VERSION}, not {version}: use the wideleaf of its release"));
     }
-    let envelope: Envelope =
-        serde_json::from_slice(line).map_err(|error| format!("this is no request of version {VERSION}: {error}"))?;
+    let envelope: Envelope = serde_json::from_slice(line)
+        .map_err(|error| format!("this is no request of version {VERSION}: {}", words(&error)))?;
     Ok(envelope.request)
+}
+
+/// The error may repeat words of the line, in which an escape stands for any character.
+fn words(error: &serde_json::Error) -> String {
+    one_line(&error.to_string())
 }
 
 #[cfg(test)]
@@ -261,6 +272,14 @@ mod tests {
         connection.reply(b"limits\n".to_vec(), true);
         assert!(matches!(connection.advance(), Progress::Waiting));
         assert_eq!(connection.deadline() - connection.since, REGISTERED_SILENCE_MAX);
+    }
+
+    #[test]
+    fn a_reason_is_one_line_whatever_it_repeats() {
+        let why = decode(br#"{"version":1,"request":"a\nb\u001b[2J"}"#).expect_err("there is no such request");
+        assert!(why.contains("`a b [2J`") && !why.contains(char::is_control), "{why:?}");
+        let reply = encode(&Reply::Error("there is no VM a\nb".to_owned()));
+        assert_eq!(reply, b"{\"error\":\"there is no VM a b\"}\n");
     }
 
     proptest! {
