@@ -226,7 +226,7 @@ mod tests {
     use crate::guests::fake::FakeGuests;
 
     fn looks() -> Arc<Looks> {
-        Arc::new(Looks::with_patience(Duration::from_millis(20)))
+        Arc::new(Looks::with_patience(Duration::from_millis(250)))
     }
 
     /// Has a round made now, however new the last one is, and waits for its end.
