@@ -5,6 +5,7 @@
 //!   sparse        CG's product: values and columns in order, a vector anywhere      at least 60 million a second
 //!   gups          a store anywhere, almost each of which walks                      at least 10 million a second
 //!   .. in 1 TiB   the same accesses in the last GiB of 1 TiB                        at most 1.3 times the time of 1 GiB
+//!   .. TLB alone  without the lines of data: TLBs, walks and the lines of tables
 //! ```
 //!
 //! Walks of accesses that span 1 TiB read more entries than those that span 1 GiB, and a simulator that follows them has more to
@@ -22,6 +23,7 @@ use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number,
 use wideleaf_benches::ratio::median;
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
+use wideleaf_policies::walk::simulator::Options;
 use wideleaf_policies::walk::streams::{Access, Sparse, gups};
 use wideleaf_policies::walk::{AddressSpace, Counts, Paging, Simulator, machine};
 
@@ -40,6 +42,7 @@ struct Case {
     name: &'static str,
     ram: Bytes,
     accesses: Vec<Access>,
+    options: Options,
 }
 
 /// What came of it, by round.
@@ -93,18 +96,21 @@ fn cases(accesses: usize) -> Vec<Case> {
         let by = LARGE.get() - SMALL.get();
         list.iter().map(|access| Access { address: access.address + by, ..*access }).collect()
     };
-    let case = |name, ram, accesses| Case { name, ram, accesses };
+    let case = |name, ram, accesses| Case { name, ram, accesses, options: Options::default() };
+    let alone = Options { has_data_lines: false, ..Options::default() };
     vec![
         case("sparse in 1 TiB", LARGE, moved(&sparse)),
-        case("sparse", SMALL, sparse),
+        case("sparse", SMALL, sparse.clone()),
         case("gups in 1 TiB", LARGE, moved(&updates)),
-        case("gups", SMALL, updates),
+        case("gups", SMALL, updates.clone()),
         case("gups over 1 TiB", LARGE, gups(LARGE.get() / 8, 1).take(accesses).collect()),
+        Case { options: alone, ..case("sparse, TLB alone", SMALL, sparse) },
+        Case { options: alone, ..case("gups, TLB alone", SMALL, updates) },
     ]
 }
 
 fn judge(name: &str, ns: &[f64]) -> Vec<String> {
-    let &[sparse_large, sparse, gups_large, gups, _] = ns else { unreachable!("five cases") };
+    let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("seven cases") };
     let speed = |what: &str, ns: f64, least: f64| {
         let speed = 1e3 / ns;
         bar(&format!("{name}, {what}: {speed:.1} million accesses a second, at least {least}"), speed >= least)
@@ -128,11 +134,11 @@ fn repeat(name: &str, case: &Case, rounds: usize, waiting: &Waiting) -> Result<M
     for _ in 0..rounds {
         waiting.pass(Duration::ZERO)?;
         let space = AddressSpace::nested(case.ram, PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
-        let mut simulator = Simulator::new(machine, space);
-        simulator.run(warming);
+        let mut simulator = Simulator::with_options(machine, space, case.options);
+        simulator.run(warming.iter().copied());
         simulator.reset_counts();
         let began = thread.cpu_use()?;
-        simulator.run(counted);
+        simulator.run(counted.iter().copied());
         let took = thread.cpu_use()?.since(began).ran;
         measured.nanoseconds.push(took.as_secs_f64() * 1e9 / counted.len() as f64);
         measured.counts = simulator.counts().clone();

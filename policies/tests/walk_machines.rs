@@ -139,13 +139,32 @@ fn the_same_accesses_give_the_same_counts_one_by_one_and_all_at_once() {
             Simulator::new(machine, space)
         };
         let (mut at_once, mut one_by_one) = (simulator(), simulator());
-        at_once.run(&accesses);
+        at_once.run(accesses.iter().copied());
         for access in &accesses {
             one_by_one.access(access.address, access.is_write);
             one_by_one.access(access.address, access.is_write);
         }
         assert_eq!(at_once.counts(), one_by_one.counts(), "{}", machine.name);
         assert_eq!(at_once.counts().accesses, 10_000);
+    }
+}
+
+#[test]
+fn without_data_lines_translation_is_the_same_and_tables_have_the_caches_for_themselves() {
+    use wideleaf_policies::walk::streams::{Access, gups};
+    for machine in machines() {
+        let counts = |has_data_lines| {
+            let space = AddressSpace::nested(gib(1), PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
+            let options = Options { has_data_lines, ..Options::default() };
+            let mut simulator = Simulator::with_options(machine, space, options);
+            simulator.run(gups(1 << 24, 7).take(50_000).map(|access| Access { repeats: 2, ..access }));
+            simulator.counts().clone()
+        };
+        let (with, without) = (counts(true), counts(false));
+        assert_eq!((with.accesses, with.tlb_hits, with.misses), (without.accesses, without.tlb_hits, without.misses));
+        assert_eq!(with.references(), without.references(), "{}", machine.name);
+        assert_eq!((with.data.total(), without.data.total()), (100_000, 0), "{}", machine.name);
+        assert!(without.cycles_of_walks < with.cycles_of_walks, "{}", machine.name);
     }
 }
 

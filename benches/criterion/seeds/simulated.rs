@@ -97,7 +97,7 @@ impl Arm {
     /// Many, in their order.
     pub fn run(&mut self, accesses: &[Access]) {
         if self.shift == 0 {
-            self.simulator.run(accesses);
+            self.simulator.run(accesses.iter().copied());
         } else {
             accesses.iter().for_each(|access| self.access(*access));
         }

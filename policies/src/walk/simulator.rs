@@ -25,11 +25,14 @@ pub struct Options {
     pub is_core_shared: bool,
     /// What random replacement starts from.
     pub seed: u64,
+    /// Loads and stores go through the caches, as the entries do that walks read. Without them only translation is followed: faster, nothing is
+    /// counted of where data are, and the tables have the caches for themselves.
+    pub has_data_lines: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { is_core_shared: false, seed: 1 }
+        Options { is_core_shared: false, seed: 1, has_data_lines: true }
     }
 }
 
@@ -41,6 +44,7 @@ pub struct Simulator {
     fetch_second: Option<Level>,
     /// Fetches use `data_second`.
     second_is_shared: bool,
+    has_data_lines: bool,
     walker: Walker,
     caches: Caches,
     space: AddressSpace,
@@ -56,7 +60,7 @@ impl Simulator {
         Simulator::with_options(machine, space, Options::default())
     }
 
-    /// As [`Simulator::new`], with a shared core or another seed.
+    /// As [`Simulator::new`], with other [`Options`].
     ///
     /// # Panics
     /// As [`Simulator::new`].
@@ -75,6 +79,7 @@ impl Simulator {
             fetch_first: level(machine.instruction_tlb, 0).expect("a machine has a TLB for instructions"),
             fetch_second: level(machine.instruction_tlb, 1),
             second_is_shared: machine.second_level_is_shared.value,
+            has_data_lines: options.has_data_lines,
             walker: Walker::new(machine, is_halved, options.seed + 256),
             caches: Caches::new(machine, is_halved, options.seed + 512),
             space,
@@ -110,7 +115,9 @@ impl Simulator {
                 self.walker.walk(address, &self.space, second, &mut self.caches, &mut self.counts);
             }
         }
-        self.caches.refer(address, Purpose::Data);
+        if self.has_data_lines {
+            self.caches.refer(address, Purpose::Data);
+        }
     }
 
     /// As many accesses to one line as `repeats` says, with nothing in between; none if it says none. All but the first
@@ -131,7 +138,7 @@ impl Simulator {
         self.counts.accesses += more;
         self.counts.writes += more * u64::from(is_write);
         self.counts.tlb_hits[0] += more;
-        self.counts.data.caches[0] += more;
+        self.counts.data.caches[0] += more * u64::from(self.has_data_lines);
     }
 
     /// Many accesses in their order: the same as one [`Simulator::access_repeated`] for each, and several times as fast, because their
@@ -139,8 +146,8 @@ impl Simulator {
     ///
     /// # Panics
     /// An address outside the arena is the caller's mistake.
-    pub fn run(&mut self, accesses: &[Access]) {
-        for access in accesses.iter().filter(|access| access.repeats > 0) {
+    pub fn run(&mut self, accesses: impl IntoIterator<Item = Access>) {
+        for access in accesses.into_iter().filter(|access| access.repeats > 0) {
             self.translate_repeated(access.address, access.is_write, access.repeats);
             if self.caches.must_serve() {
                 self.caches.serve(&mut self.counts);

@@ -17,8 +17,9 @@ use wideleaf_policies::walk::calibrated::{Calibration, walk_cost};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::walk::simulator::Options;
 use wideleaf_policies::walk::space::ARENA_MAX;
-use wideleaf_policies::walk::{AddressSpace, Machine, Paging, Simulator};
+use wideleaf_policies::walk::{AddressSpace, Machine, Paging, Simulator, streams};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+use wideleaf_trace::Access;
 
 use super::args::{MachinesArg, SimulateArgs};
 use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
@@ -227,17 +228,20 @@ impl Setting<'_> {
         let limit = self.args.accesses.unwrap_or(u64::MAX);
         let (mut block, mut points, mut done) = (Vec::new(), Vec::new(), 0);
         while done < limit && blocks.next(&mut block)? {
-            for access in &block {
-                let left = limit - done;
-                let repeats = u32::try_from(left).map_or(access.repeats, |left| access.repeats.min(left));
-                if repeats == 0 {
-                    break;
+            done += cut(&mut block, limit - done);
+            match managed.as_deref_mut() {
+                // Pages may change between any two of them.
+                Some(managed) => {
+                    for access in &block {
+                        managed.access(access.address, access.repeats, simulator);
+                        simulator.access_repeated(access.address, access.is_write, access.repeats);
+                    }
                 }
-                if let Some(managed) = managed.as_deref_mut() {
-                    managed.access(access.address, repeats, simulator);
-                }
-                simulator.access_repeated(access.address, access.is_write, repeats);
-                done += u64::from(repeats);
+                None => simulator.run(block.iter().map(|&Access { address, is_write, repeats }| streams::Access {
+                    address,
+                    is_write,
+                    repeats,
+                })),
             }
             points.push(HistoryPoint::of_misses(clock.moment(done), done, simulator.counts().data_misses()));
             thin_out(&mut points);
@@ -252,6 +256,18 @@ impl Setting<'_> {
         progress.set(1.0);
         Ok((points, done >= limit))
     }
+}
+
+/// Takes what is beyond so many accesses off a block's end. Returns how many are left.
+fn cut(block: &mut Vec<Access>, most: u64) -> u64 {
+    let mut sum = 0;
+    block.retain_mut(|access| {
+        let left = most - sum;
+        access.repeats = u32::try_from(left).map_or(access.repeats, |left| access.repeats.min(left));
+        sum += u64::from(access.repeats);
+        access.repeats > 0
+    });
+    sum
 }
 
 /// Every other point, each time there are too many: the last one stays.
