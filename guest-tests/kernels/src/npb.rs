@@ -23,7 +23,7 @@
 //! | [`rhs`] | fields and right-hand side of BT and SP |
 //! | [`steps`] | a run of BT or SP |
 //! | [`order`] | fused sweeps, or those of the reference one after the other |
-//! | [`reference`] | the sweeps of the reference |
+//! | [`mod@reference`] | the sweeps of the reference |
 //! | [`lines`] | neighbouring lines of points, solved side by side |
 //!
 //! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
