@@ -44,6 +44,7 @@ pub mod lu;
 pub mod mg;
 pub mod order;
 pub mod random;
+#[cfg(feature = "std")]
 pub mod reference;
 pub mod rhs;
 pub mod sp;

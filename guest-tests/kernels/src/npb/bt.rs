@@ -21,6 +21,7 @@ use super::classes::Class;
 use super::flow::{COMPONENTS, Point};
 use super::lines::{LineSolver, Lines, WIDTH, by_component, by_line};
 use super::order::Order;
+#[cfg(feature = "std")]
 use super::reference;
 use super::rhs::{Fields, QS, RHO_I, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
@@ -142,6 +143,7 @@ const OPERATIONS: [f64; 4] = [3478.8, -17655.7, 28023.7, 0.0];
 const fn method(order: Order) -> Method<SCALARS> {
     match order {
         Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT, step },
+        #[cfg(feature = "std")]
         Order::Reference => Method {
             order,
             operations: OPERATIONS,

@@ -22,6 +22,7 @@ use super::flow::{
     self, C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, ERROR_NAMES, Factors, Grid, OWN_AXIS, Point, RESIDUAL_NAMES,
 };
 use super::order::Order;
+#[cfg(feature = "std")]
 use super::reference;
 use crate::arena::{Layout, Place, Typed};
 use crate::parameters::{Parameter, Parameters};
@@ -268,10 +269,12 @@ struct Places {
 }
 
 impl Places {
+    #[cfg_attr(not(feature = "std"), expect(unused_variables, reason = "only the reference's order works by the vCPU"))]
     fn new(layout: &mut Layout, grid: &Grid, order: Order, vcpus: usize) -> Self {
         let (place, work): (fn(&mut Layout, u64) -> Place<f64>, _) = match order {
             Order::Fused => (Layout::place, 0),
             // The NPB's common blocks: no gaps.
+            #[cfg(feature = "std")]
             Order::Reference => (Layout::place_behind, reference::lu::work(grid, vcpus)),
         };
         Self {
@@ -307,6 +310,7 @@ pub(super) struct Fields<'p, 'm> {
     /// 1/ρ.
     pub(super) rho_i: &'m mut [f64],
     /// What the reference's order needs beside them.
+    #[cfg_attr(not(feature = "std"), expect(dead_code, reason = "there is no such order"))]
     pub(super) work: &'m mut [f64],
 }
 
@@ -329,6 +333,7 @@ impl Fields<'_, '_> {
     fn step(&mut self) {
         match self.order {
             Order::Fused => self.fused_step(),
+            #[cfg(feature = "std")]
             Order::Reference => reference::lu::step(self),
         }
     }

@@ -48,6 +48,7 @@ impl<const SCALARS: usize> FieldPlaces<SCALARS> {
                 Self { order, u, rhs, forcing, scalars: [(); SCALARS].map(|()| layout.place(places)) }
             }
             // The NPB's common block: this order, and no gaps.
+            #[cfg(feature = "std")]
             Order::Reference => {
                 let scalars = [(); SCALARS].map(|()| layout.place_behind(places));
                 let (rhs, forcing) = (layout.place_behind(numbers), layout.place_behind(numbers));
@@ -65,6 +66,7 @@ impl<const SCALARS: usize> FieldPlaces<SCALARS> {
                 let (rhs, forcing) = (points(typed, rhs), points(typed, forcing));
                 Fields { grid, u, rhs, forcing, scalars: scalars.map(|place| typed.take(place)) }
             }
+            #[cfg(feature = "std")]
             Order::Reference => {
                 let scalars = scalars.map(|place| typed.take(place));
                 Fields { grid, u, rhs: points(typed, rhs), forcing: points(typed, forcing), scalars }

@@ -20,6 +20,7 @@ use super::classes::Class;
 use super::flow::{C1C5, C2, C3C4, COMPONENTS, DIFFUSION, OWN_AXIS, Point, damping_weights};
 use super::lines::{Lanes, LineSolver, Lines, WIDTH, by_component, by_line};
 use super::order::Order;
+#[cfg(feature = "std")]
 use super::reference;
 use super::rhs::{Fields, QS, RHO_I, SPEED, Sources, VELOCITY};
 use super::steps::{self, Method, Problem};
@@ -143,6 +144,7 @@ const OPERATIONS: [f64; 4] = [881.174, -4683.91, 11484.5, -19272.4];
 const fn method(order: Order) -> Method<SCALARS> {
     match order {
         Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT * WIDTH, step },
+        #[cfg(feature = "std")]
         Order::Reference => {
             Method { order, operations: OPERATIONS, work: reference::sp::work, step: reference::sp::step }
         }
