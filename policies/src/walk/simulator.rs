@@ -141,7 +141,7 @@ impl Simulator {
         self.counts.data.caches[0] += more * u64::from(self.has_data_lines);
     }
 
-    /// Many accesses in their order: the same as one [`Simulator::access_repeated`] for each, and several times as fast, because their
+    /// Many accesses in their order: the same as one [`Simulator::access_repeated`] for each, and faster, because their
     /// lines are looked for together.
     ///
     /// # Panics
