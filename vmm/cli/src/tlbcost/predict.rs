@@ -82,6 +82,8 @@ pub struct Prediction {
     pub pace_ns: f64,
     /// The most that 2 MiB pages can save, as part of the time on base pages.
     pub share_bound: f64,
+    /// Whether that is a bound: a kernel that is faster than its fastest replay overlaps more than any of them shows.
+    pub is_bound: bool,
     /// What a PMU counted in the measured part of one more run on base pages, where there is one.
     pub counted: Option<Walks>,
     /// Time that 2 MiB pages saved, as part of the time on base pages.
@@ -141,6 +143,7 @@ pub fn predict(
         visits: sample.visits,
         replayed: sample.kept(),
         share_bound: (saved_at_most(&paces, pace_ns) / pace_ns).min(1.0),
+        is_bound: paces.iter().any(|pace| pace.base_ns <= pace_ns),
         paces,
         pace_ns,
         counted: counted.and_then(|run| run.walks),

@@ -177,19 +177,25 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
     let _ = writeln!(out, "{kernel} {cmdline}, natively{of_run}");
     write_paces(out, prediction);
     let percent = |part: f64| format!("{:.1} %", part * 1e2);
-    let Prediction { share_bound, saved, rounds, .. } = prediction;
+    let Prediction { share_bound, is_bound, saved, rounds, .. } = prediction;
     let mut rows = table(&["time that 2 MiB pages save", ""]);
-    rows.add_row([Cell::new("predicted, at most"), number(percent(*share_bound))]);
+    let kind = if *is_bound { "at most" } else { "an estimate" };
+    rows.add_row([Cell::new(format!("predicted, {kind}")), number(percent(*share_bound))]);
     let interval = format!("{} ({} - {})", percent(saved.median), percent(saved.low), percent(saved.high));
     let how = format!("measured: median of {rounds} rounds, interval of {:.1} %", saved.confidence * 1e2);
     rows.add_row([Cell::new(how), number(interval)]);
     let _ = writeln!(out, "{rows}");
+    let claim = if *is_bound {
+        "at most: no mix of the paces above that is as fast as the kernel saves more"
+    } else {
+        "an estimate, by the fastest of the paces above: the kernel is faster than any of them, so it is no bound"
+    };
     let _ = writeln!(
         out,
-        "  at most: no mix of the paces above that is as fast as the kernel saves more. Assumed: page sizes change the time of\n  \
+        "  {claim}. Assumed: page sizes change the time of\n  \
          its loads and stores alone, none is made faster than in a replay, and the {replayed} of {visits} visits that were replayed stand for all"
     );
-    if saved.low > *share_bound {
+    if *is_bound && saved.low > *share_bound {
         let _ = writeln!(
             out,
             "  more was saved than predicted at most: one of these does not hold here, or the machine was not quiet"
