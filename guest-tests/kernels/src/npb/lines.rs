@@ -14,7 +14,7 @@ use core::array;
 use super::flow::{COMPONENTS, Grid, Point};
 use crate::Platform;
 use crate::parts::deal;
-use crate::planes::deal_rows;
+use crate::planes::{OwnRows, deal_rows};
 
 /// Lines that are solved side by side: two numbers fill a vector register of the baseline instruction set. An even edge has an even
 /// number of interior lines, so none is left over.
@@ -130,20 +130,33 @@ pub fn solve_across_planes(
     rhs: &mut [Point],
     work: &mut [f64],
 ) {
+    in_rows(platform, grid, rhs, work, |y, own, work| {
+        for x in grid.interior().step_by(WIDTH) {
+            let lines = Lines::along(grid, 2, x).moved_by(y * grid.row());
+            solver.down(lines, work, |z| {
+                let mut points = [[0.0; COMPONENTS]; WIDTH];
+                points.copy_from_slice(&own.row(z, y)[x..x + WIDTH]);
+                points
+            });
+            solver.up(lines, work, |z, points| own.row_mut(z, y)[x..x + WIDTH].copy_from_slice(&points));
+        }
+    });
+}
+
+/// Calls `body` with each interior y and its rows of every plane. Every member has rows and a part of `work` of its own.
+pub fn in_rows(
+    platform: &dyn Platform,
+    grid: &Grid,
+    field: &mut [Point],
+    work: &mut [f64],
+    body: impl Fn(usize, &mut OwnRows<'_, Point>, &mut [f64]) + Sync,
+) {
     let members = platform.vcpus();
     let works = work.chunks_exact_mut(work.len() / members);
-    let parts = deal_rows(rhs, grid.row(), grid.row(), grid.dealt(members)).zip(works);
+    let parts = deal_rows(field, grid.row(), grid.row(), grid.dealt(members)).zip(works);
     deal(platform, parts, |_, (mut own, work)| {
         for y in own.rows() {
-            for x in grid.interior().step_by(WIDTH) {
-                let lines = Lines::along(grid, 2, x).moved_by(y * grid.row());
-                solver.down(lines, work, |z| {
-                    let mut points = [[0.0; COMPONENTS]; WIDTH];
-                    points.copy_from_slice(&own.row(z, y)[x..x + WIDTH]);
-                    points
-                });
-                solver.up(lines, work, |z, points| own.row_mut(z, y)[x..x + WIDTH].copy_from_slice(&points));
-            }
+            body(y, &mut own, work);
         }
     });
 }

@@ -19,11 +19,10 @@ pub mod sp;
 use core::ops::Range;
 
 use super::flow::{COMPONENTS, Grid, Point};
-use super::lines::in_planes;
+use super::lines::{in_planes, in_rows};
 use super::rhs::{Fields, Sources};
 use crate::Platform;
-use crate::parts::deal;
-use crate::planes::{OwnRows, deal_rows};
+use crate::planes::OwnRows;
 
 /// The scalars, and the right-hand side of a step of `dt` in the interior.
 pub fn right_hand_side<const SCALARS: usize>(
@@ -131,13 +130,8 @@ pub fn solve_across_planes(
     rhs: &mut [Point],
     work: &mut [f64],
 ) {
-    let members = platform.vcpus();
-    let works = work.chunks_exact_mut(work.len() / members);
-    let parts = deal_rows(rhs, grid.row(), grid.row(), grid.dealt(members)).zip(works);
-    deal(platform, parts, |_, (mut own, work)| {
-        for y in own.rows() {
-            solver.solve(&mut AcrossPlanes { grid, y, rhs: &mut own }, grid.interior(), work);
-        }
+    in_rows(platform, grid, rhs, work, |y, own, work| {
+        solver.solve(&mut AcrossPlanes { grid, y, rhs: own }, grid.interior(), work);
     });
 }
 
