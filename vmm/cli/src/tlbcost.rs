@@ -43,7 +43,8 @@ A miss is measured by chains of loads over growing footprints; a footprint is re
 row agree, ten times at most. Cycles are ticks of the TSC, whose frequency is printed; a core may run faster or slower than it.
 
 --predict records the loads and stores of one iteration of the kernel and replays them alone on 4 KiB and on 2 MiB pages: one after another, in
-2 to 16 chains, and all at once. No mix of these that is as fast as the kernel saves more than the bound it prints. Then it runs the kernel itself
+2 to 16 chains, and all at once. No mix of these that is as fast as the kernel saves more than what it predicts; a kernel that is faster than all
+of them may, and the result says so. Then it runs the kernel itself
 on both page sizes in turn, some iterations of it where all of them would take long. Takes twice the kernel's memory.
 
 Examples:
@@ -88,7 +89,7 @@ pub struct TlbCostArgs {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "predict", "vm"])]
     save: Option<Option<PathBuf>>,
 
-    /// Predict from its accesses what 2 MiB pages can gain for this built-in kernel, run natively; then measure it
+    /// Predict from its accesses what 2 MiB pages should gain for this built-in kernel, run natively; then measure it
     #[arg(long, value_name = "KERNEL", conflicts_with_all = ["guest", "guest_page", "host_page", "bytes", "vm"])]
     predict: Option<String>,
 
