@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code, reason = "a test may panic, and does not need all of it")]
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use wideleaf_control::client::{self, ClientError};
@@ -22,7 +23,8 @@ pub fn libvirt_with_hook() -> Option<Libvirt> {
     // Where root alone can write, wherever this was built: a hook is not installed for a program that others can replace.
     let (bin, inside) = (libvirt.run_folder().join("bin"), "/run/wideleaf/bin/wideleaf");
     std::fs::create_dir(&bin).unwrap();
-    std::fs::copy(program(), bin.join("wideleaf")).unwrap();
+    // By another process: one that this process has open for writing may be in a child of another test's (ETXTBSY).
+    assert!(Command::new("cp").arg(program()).arg(bin.join("wideleaf")).status().unwrap().success());
     let hook = |command: &str| {
         let output = libvirt.run(&[inside, "hook", command]);
         (output.status.code(), [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()))

@@ -164,14 +164,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     /// A program that answers with a text, and how it ends.
     fn answering(script: &str) -> (tempfile::TempDir, Virsh) {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("virsh");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("its owner's");
+        let [text, path] = ["text", "virsh"].map(|name| folder.path().join(name));
+        fs::write(&text, format!("#!/bin/sh\n{script}\n")).expect("written");
+        // By a process of its own: a file that this one writes can be open for writing in a child that another thread
+        // has just forked, and while it is, starting it is "Text file busy" (execve(2), ETXTBSY).
+        let copied = Command::new("install").args(["-m", "700"]).args([&text, &path]).status();
+        assert!(copied.expect("install(1) starts").success());
         (folder, Virsh::at(path))
     }
 

@@ -135,10 +135,20 @@ fn done() -> Reply {
 
 /// A script that asks the daemon at `socket`, as it would be installed.
 fn script(scratch: &Scratch, socket: &Path) -> PathBuf {
-    let script = scratch.path("wideleaf");
-    fs::write(&script, text_for(&scratch.program(), socket).unwrap()).unwrap();
-    fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
-    script
+    program_of(scratch, "wideleaf", &text_for(&scratch.program(), socket).unwrap())
+}
+
+fn program_of(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
+    let written = scratch.path("text");
+    fs::write(&written, text).unwrap();
+    copy_program(&written, &scratch.path(name))
+}
+
+/// Copies a program by a process of its own. A file this process writes can be open for writing in a child that another
+/// test's thread has just forked, and while it is, starting it is "Text file busy" (execve(2), ETXTBSY).
+fn copy_program(from: &Path, to: &Path) -> PathBuf {
+    assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
+    to.to_owned()
 }
 
 #[test]
@@ -147,7 +157,7 @@ fn a_hook_is_not_installed_for_a_program_that_others_can_replace() {
     let open = scratch.path("open");
     fs::create_dir(&open).unwrap();
     let program = open.join("wideleaf");
-    fs::hard_link(scratch.program(), &program).or_else(|_| fs::copy(scratch.program(), &program).map(drop)).unwrap();
+    copy_program(&scratch.program(), &program);
     fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
     for arguments in [&["hook", "install", "--root", &root][..], &["hook", "install", "--dry-run", "--root", &root]] {
         let output = Command::new(&program).args(arguments).output().unwrap();
@@ -294,11 +304,9 @@ fn a_program_that_is_gone_crashes_or_is_of_another_version_keeps_no_guest_from_s
     let script = script(&scratch, &scratch.path("none.sock"));
     let text = fs::read_to_string(&script).unwrap();
     let program = scratch.program();
-    let crashed = scratch.path("crashed");
-    fs::write(&crashed, "#!/bin/sh\nkill -SEGV $$\n").unwrap();
-    fs::set_permissions(&crashed, Permissions::from_mode(0o755)).unwrap();
+    let crashed = program_of(&scratch, "crashed", "#!/bin/sh\nkill -SEGV $$\n");
     for other in ["/nowhere/wideleaf", "/bin/false", crashed.to_str().unwrap()] {
-        fs::write(&script, text.replace(program.to_str().unwrap(), other)).unwrap();
+        let script = program_of(&scratch, "wideleaf", &text.replace(program.to_str().unwrap(), other));
         for operation in ["prepare", "reconnect"] {
             assert_eq!(call(&script, operation, LIVE).status.code(), Some(0), "{other} {operation}");
         }
