@@ -8,11 +8,12 @@ use crate::snapshot::{Backing, Snapshot, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment};
 
 /// Whether the window is served with base pages and may be promoted now: either the host backs it with base pages, or
-/// it is large and the second level is held at 4 KiB.
+/// it is large and the second level is held at 4 KiB. A window of which more is given back than is tolerated stays on base pages: what is
+/// held and large already takes nothing again.
 pub fn is_promotable(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
     let is_small = match vm.backing[row] {
         Backing::Unbacked => false,
-        Backing::Base4K => true,
+        Backing::Base4K => !vm.is_given_back(row),
         Backing::Huge2M | Backing::Giant1G => vm.is_held[row],
     };
     is_small && vm.ready_at[row] <= now

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! This crate owns the vocabulary (units, [`Snapshot`], [`Action`], [`Outcome`]) because the layer that decides
-//! defines the interface; `memory` implements it against the kernel. It has no `std`, no `unsafe`, no dependency, no
+//! defines the interface; `memory` implements it against the kernel. It has no `std`, no dependency, no `unsafe` (but for the vectors of the
+//! simulator's tags, in one file), no
 //! clock and no randomness: time arrives as a [`Moment`], so the same snapshot always gives the same plan, on a live
 //! guest and on a recording.
 //!
@@ -19,7 +20,7 @@
 //! and the policy's own past alone.
 
 #![no_std]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 extern crate alloc;
 
@@ -29,6 +30,7 @@ pub mod budget;
 pub mod candidates;
 pub mod expectations;
 pub mod geometry;
+pub mod given_back;
 pub mod managed;
 pub mod median;
 pub mod outcome;
@@ -49,6 +51,7 @@ pub mod window;
 pub use action::{Action, Plan, PlannedAction};
 pub use budget::{Budget, BudgetLimits, Cost};
 pub use geometry::GpaRange;
+pub use given_back::GivenBackRules;
 pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
 pub use parameters::{PolicyChoice, PolicyError};
 pub use policy::Policy;

@@ -73,6 +73,8 @@ pub enum Skip {
     GiantUnderWay,
     /// Pages are absent from the window that the guest gave back on purpose, and a large page would bring them back.
     Hole,
+    /// More of it is given back by the guest than is tolerated: a large page would take it again.
+    GivenBack,
     /// The whole VM is left alone for now, a migration perhaps.
     LeftAlone,
     /// The manager was told to stop.
@@ -99,6 +101,7 @@ impl OutcomeResult {
             OutcomeResult::Skipped(Skip::BackingOff) => "skipped_backing_off",
             OutcomeResult::Skipped(Skip::GiantUnderWay) => "skipped_giant_under_way",
             OutcomeResult::Skipped(Skip::Hole) => "skipped_hole",
+            OutcomeResult::Skipped(Skip::GivenBack) => "skipped_given_back",
             OutcomeResult::Skipped(Skip::LeftAlone) => "skipped_left_alone",
             OutcomeResult::Skipped(Skip::Stopping) => "skipped_stopping",
         }

@@ -2,7 +2,7 @@
 //! have done.
 //!
 //! ```text
-//!   magic  version  header block │ frame │ frame │ frame │ …                version 1
+//!   magic  version  header block │ frame │ frame │ frame │ …                version 3
 //!   8      2 bytes               └ kind, block       block = length, that many bytes
 //!
 //!   per tick:  snapshot   plan   outcome  outcome  …         and at the end:  snapshot   end
@@ -24,7 +24,8 @@
 //! Results are numbered in the order of `RESULTS`.
 //!
 //! A VM of a snapshot is its id, a mask of what differs from the previous snapshot, and only that, in the order of the
-//! bits: its windows (list of runs: gap to the run before, length), the eight columns of [`VmSnapshot`], KVM's totals.
+//! bits: its windows (list of runs: gap to the run before, length), the eight columns of [`VmSnapshot`] up to the guest's
+//! pages, KVM's totals, the column of what was given back, and how much of that is tolerated.
 //! With other windows than before, columns are compared to those of unbacked windows nobody looked at. A
 //! column is runs: `2·rows` for rows that are as before, `2·rows + 1` and a value for rows that have that value. So an
 //! idle guest costs a dozen bytes a tick.
@@ -58,8 +59,11 @@ pub use encode::Encoder;
 /// seen at once.
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
-/// Which form of the format this is. It changes with every change of the format: a reader knows one form only.
-pub const VERSION: u16 = 2;
+/// Which form of the format is written. It changes with every change of the format.
+pub const VERSION: u16 = 3;
+
+/// The oldest form that is read. Version 2 lacks what was given back, which is the same as that nothing was.
+const VERSION_OLDEST: u16 = 2;
 
 /// Windows of all VMs of one snapshot: 4 TiB of guest RAM. Bounds what a few bytes of a run can make a reader allocate
 /// (100 MB); a host with more is not recorded.
@@ -79,7 +83,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// Every result, in the order of their numbers in a recording. New ones go to the end.
-const RESULTS: [OutcomeResult; 18] = [
+const RESULTS: [OutcomeResult; 19] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -98,6 +102,7 @@ const RESULTS: [OutcomeResult; 18] = [
     OutcomeResult::Refused(Refusal::Gone),
     OutcomeResult::Skipped(Skip::Hole),
     OutcomeResult::Skipped(Skip::LeftAlone),
+    OutcomeResult::Skipped(Skip::GivenBack),
 ];
 
 /// What a recording is of.
@@ -216,7 +221,7 @@ impl fmt::Display for DecodeError {
         match *self {
             DecodeError::NoRecording => write!(f, "not a recording of wideleaf"),
             DecodeError::UnknownVersion(version) => {
-                write!(f, "a recording of version {version}; this program reads version {VERSION}")
+                write!(f, "a recording of version {version}; this program reads versions {VERSION_OLDEST} to {VERSION}")
             }
             DecodeError::CutOff { offset } => write!(f, "cut off behind byte {offset}"),
             DecodeError::OutOfRange { offset, what, value } => {

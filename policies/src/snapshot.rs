@@ -195,6 +195,8 @@ pub struct WindowRow {
     pub zero: Option<u16>,
     /// See [`VmSnapshot::guest_mapping`].
     pub guest_mapping: GuestMapping,
+    /// See [`VmSnapshot::given_back`].
+    pub given_back: u16,
 }
 
 impl WindowRow {
@@ -210,6 +212,7 @@ impl WindowRow {
             written: None,
             zero: None,
             guest_mapping: GuestMapping::Unknown,
+            given_back: 0,
         }
     }
 }
@@ -237,6 +240,10 @@ pub struct VmSnapshot {
     pub zero: Vec<Option<u16>>,
     /// Page size of the guest's own mapping.
     pub guest_mapping: Vec<GuestMapping>,
+    /// Base pages that the guest gave back and has not used again, present or not: a large page would take them again.
+    pub given_back: Vec<u16>,
+    /// How many of them a window may have and be promoted all the same ([`crate::given_back`]).
+    pub given_back_tolerated: u16,
     /// KVM's totals, where there is a second level that can be asked.
     pub mapping: Option<MappingStats>,
 }
@@ -255,6 +262,8 @@ impl VmSnapshot {
             written: Vec::with_capacity(windows),
             zero: Vec::with_capacity(windows),
             guest_mapping: Vec::with_capacity(windows),
+            given_back: Vec::with_capacity(windows),
+            given_back_tolerated: 0,
             mapping: None,
         }
     }
@@ -265,13 +274,24 @@ impl VmSnapshot {
     /// Where windows do not ascend, or the row contradicts itself: pages present without backing, or the reverse, or more
     /// pages than a window has.
     pub fn push(&mut self, row: WindowRow) {
-        let WindowRow { window, resident, backing, is_held, ready_at, access, written, zero, guest_mapping } = row;
+        let WindowRow {
+            window,
+            resident,
+            backing,
+            is_held,
+            ready_at,
+            access,
+            written,
+            zero,
+            guest_mapping,
+            given_back,
+        } = row;
         assert!(
             self.windows.last().is_none_or(|last| *last < window),
             "windows ascend: {window} after {:?}",
             self.windows.last()
         );
-        for pages in [Some(resident), written, zero].into_iter().flatten() {
+        for pages in [Some(resident), written, zero, Some(given_back)].into_iter().flatten() {
             assert!(pages <= BASE_PAGES_PER_WINDOW, "{pages} base pages in a window of {BASE_PAGES_PER_WINDOW}");
         }
         assert_eq!(
@@ -288,6 +308,7 @@ impl VmSnapshot {
         self.written.push(written);
         self.zero.push(zero);
         self.guest_mapping.push(guest_mapping);
+        self.given_back.push(given_back);
     }
 
     /// One row, all columns of it.
@@ -305,6 +326,7 @@ impl VmSnapshot {
             written: self.written[row],
             zero: self.zero[row],
             guest_mapping: self.guest_mapping[row],
+            given_back: self.given_back[row],
         }
     }
 
@@ -316,6 +338,11 @@ impl VmSnapshot {
     /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.windows.is_empty()
+    }
+
+    /// Whether so much of a window is given back that a large page must not take it again.
+    pub fn is_given_back(&self, row: usize) -> bool {
+        self.given_back[row] > self.given_back_tolerated
     }
 
     /// The row of a window.

@@ -34,8 +34,11 @@ fn frequency() -> impl Strategy<Value = Option<u64>> {
 
 fn row() -> impl Strategy<Value = WindowRow> {
     let pages = || prop::option::of(0_u16..=512);
-    (backing(), 0_u64..20, (any::<u16>(), any::<u8>(), frequency()), pages(), pages(), guest_mapping()).prop_map(
-        |((resident, backing, is_held), ready, (touched, samples, frequency), written, zero, guest_mapping)| {
+    let given_back = prop_oneof![3 => Just(0_u16), 1 => 0_u16..=512];
+    let of_pages = (pages(), pages(), given_back);
+    (backing(), 0_u64..20, (any::<u16>(), any::<u8>(), frequency()), of_pages, guest_mapping()).prop_map(
+        |((resident, backing, is_held), ready, (touched, samples, frequency), of_pages, guest_mapping)| {
+            let (written, zero, given_back) = of_pages;
             WindowRow {
                 is_held,
                 ready_at: Moment::after_start(Duration::from_secs(ready)),
@@ -43,6 +46,7 @@ fn row() -> impl Strategy<Value = WindowRow> {
                 written,
                 zero,
                 guest_mapping,
+                given_back,
                 ..WindowRow::new(WindowIndex::new(0), resident, backing)
             }
         },
@@ -64,8 +68,10 @@ fn whole_giant() -> impl Strategy<Value = Vec<(u64, WindowRow)>> {
 }
 
 fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
-    prop_oneof![4 => scattered(), 1 => whole_giant()].prop_map(move |rows| {
+    let tolerated = prop_oneof![Just(0_u16), 0_u16..=512];
+    (prop_oneof![4 => scattered(), 1 => whole_giant()], tolerated).prop_map(move |(rows, tolerated)| {
         let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
+        vm.given_back_tolerated = tolerated;
         let mut window = 0;
         for (gap, row) in rows {
             window += gap;
@@ -127,6 +133,17 @@ fn makes_sense(action: Action, vm: &VmSnapshot, row: usize) -> bool {
     }
 }
 
+/// Whether the action makes a window large of which more is given back than is tolerated. What is large and only held has it already.
+fn takes_given_back(action: Action, vm: &VmSnapshot, row: usize) -> bool {
+    let is_recovery = vm.is_held[row] && vm.backing[row].is_large();
+    let makes_large = match action {
+        Action::Promote { to: PageSize::Giant1G, .. } => true,
+        Action::Promote { .. } => !is_recovery,
+        Action::Demote { .. } | Action::Release { .. } => false,
+    };
+    makes_large && vm.given_back[row] > vm.given_back_tolerated
+}
+
 /// The contract of a plan, but for its cost.
 fn check(policy: &str, snapshot: &Snapshot, now: Moment, plan: &[PlannedAction]) -> Result<(), TestCaseError> {
     let mut named = BTreeSet::new();
@@ -136,6 +153,8 @@ fn check(policy: &str, snapshot: &Snapshot, now: Moment, plan: &[PlannedAction])
         prop_assert!(vm.backing[row] != Backing::Unbacked && vm.ready_at[row] <= now, "{policy}: {action:?}");
         prop_assert!(makes_sense(action, vm, row), "{policy}: {action:?}");
         for window in windows_of(action) {
+            let takes_again = vm.row(window).is_some_and(|row| takes_given_back(action, vm, row));
+            prop_assert!(!takes_again, "{policy}: {action:?} takes {window}, which was given back");
             prop_assert!(named.insert((vm.vm, window)), "{policy}: {window} twice");
         }
     }

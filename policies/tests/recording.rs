@@ -58,8 +58,11 @@ fn row() -> impl Strategy<Value = WindowRow> {
         GuestMapping::Mixed,
     ]);
     let pages = || prop::option::of(510_u16..=512);
-    (backing, any::<bool>(), moment(), any::<u16>(), (0_u8..=16, frequency()), pages(), pages(), guest).prop_map(
-        |((resident, backing), is_held, ready_at, touched, (samples, frequency), written, zero, guest_mapping)| {
+    let given_back = prop_oneof![Just(0_u16), 510_u16..=512];
+    let of_pages = (pages(), pages(), given_back);
+    (backing, any::<bool>(), moment(), any::<u16>(), (0_u8..=16, frequency()), of_pages, guest).prop_map(
+        |((resident, backing), is_held, ready_at, touched, (samples, frequency), of_pages, guest_mapping)| {
+            let (written, zero, given_back) = of_pages;
             WindowRow {
                 is_held,
                 ready_at,
@@ -67,6 +70,7 @@ fn row() -> impl Strategy<Value = WindowRow> {
                 written,
                 zero,
                 guest_mapping,
+                given_back,
                 ..WindowRow::new(WindowIndex::new(0), resident, backing)
             }
         },
@@ -80,14 +84,15 @@ fn mapping() -> impl Strategy<Value = Option<MappingStats>> {
 
 fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
     let rows = prop::collection::vec((prop_oneof![4 => Just(0_u64), 1 => 0..1000_u64], row()), 0..12);
-    (rows, mapping()).prop_map(move |(rows, mapping)| {
+    let tolerated = prop_oneof![Just(0_u16), any::<u16>()];
+    (rows, mapping(), tolerated).prop_map(move |(rows, mapping, given_back_tolerated)| {
         let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
         let mut next = 0;
         for (gap, row) in rows {
             vm.push(WindowRow { window: WindowIndex::new(next + gap), ..row });
             next += gap + 1;
         }
-        VmSnapshot { mapping, ..vm }
+        VmSnapshot { mapping, given_back_tolerated, ..vm }
     })
 }
 
@@ -136,6 +141,7 @@ fn result() -> impl Strategy<Value = OutcomeResult> {
         Refused(Refusal::Gone),
         Skipped(Skip::Hole),
         Skipped(Skip::LeftAlone),
+        Skipped(Skip::GivenBack),
     ]);
     prop_oneof![4 => known, 1 => any::<i32>().prop_map(|errno| Refused(Refusal::Other(errno)))]
 }
@@ -307,7 +313,7 @@ fn each_damage_has_its_own_line() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off behind byte 8");
     assert_eq!(line(&bytes[..20]), "cut off behind byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads version 2");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 3");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is no kind of frame"));

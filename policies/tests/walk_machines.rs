@@ -150,21 +150,37 @@ fn the_same_accesses_give_the_same_counts_one_by_one_and_all_at_once() {
 }
 
 #[test]
-fn without_data_lines_translation_is_the_same_and_tables_have_the_caches_for_themselves() {
+fn with_fewer_lines_translation_is_the_same() {
+    use wideleaf_policies::walk::counts::References;
+    use wideleaf_policies::walk::simulator::Lines;
     use wideleaf_policies::walk::streams::{Access, gups};
     for machine in machines() {
-        let counts = |has_data_lines| {
+        let counts = |lines| {
             let space = AddressSpace::nested(gib(1), PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
-            let options = Options { has_data_lines, ..Options::default() };
+            let options = Options { lines, ..Options::default() };
             let mut simulator = Simulator::with_options(machine, space, options);
             simulator.run(gups(1 << 24, 7).take(50_000).map(|access| Access { repeats: 2, ..access }));
             simulator.counts().clone()
         };
-        let (with, without) = (counts(true), counts(false));
+        let (with, without) = (counts(Lines::All), counts(Lines::OfTables));
         assert_eq!((with.accesses, with.tlb_hits, with.misses), (without.accesses, without.tlb_hits, without.misses));
         assert_eq!(with.references(), without.references(), "{}", machine.name);
         assert_eq!((with.data.total(), without.data.total()), (100_000, 0), "{}", machine.name);
         assert!(without.cycles_of_walks < with.cycles_of_walks, "{}", machine.name);
+
+        let alone = counts(Lines::None);
+        assert_eq!((with.accesses, with.tlb_hits, with.misses), (alone.accesses, alone.tlb_hits, alone.misses));
+        for (all, none) in [
+            (&with.guest, &alone.guest),
+            (&with.host_of_tables, &alone.host_of_tables),
+            (&with.host_of_data, &alone.host_of_data),
+        ] {
+            let skipped = |part: &References| (part.skipped_by_walk_cache, part.skipped_by_nested_tlb);
+            assert_eq!((all.read.total(), skipped(all)), (none.read.unplaced, skipped(none)), "{}", machine.name);
+            assert_eq!(none.read.total(), none.read.unplaced, "{}", machine.name);
+        }
+        assert_eq!((alone.data.total(), alone.cycles_of_walks), (0, 0));
+        assert_eq!(alone.cycles_of_tlb, with.cycles_of_tlb);
     }
 }
 

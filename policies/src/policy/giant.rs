@@ -67,6 +67,9 @@ impl Giant {
         if !is_whole || !is_backed || vm.ready_at[rows.clone()].iter().any(|ready_at| *ready_at > now) {
             return false;
         }
+        if rows.clone().any(|row| vm.is_given_back(row)) {
+            return false;
+        }
         let present: u32 = vm.resident[rows].iter().map(|resident| u32::from(*resident)).sum();
         BASE_PAGES_PER_GIANT - present <= self.missing_max_1g
     }

@@ -19,7 +19,9 @@ mod differs {
     pub const ZERO: u64 = 1 << 7;
     pub const GUEST_MAPPING: u64 = 1 << 8;
     pub const MAPPING: u64 = 1 << 9;
-    pub const ALL: u64 = (1 << 10) - 1;
+    pub const GIVEN_BACK: u64 = 1 << 10;
+    pub const GIVEN_BACK_TOLERATED: u64 = 1 << 11;
+    pub const ALL: u64 = (1 << 12) - 1;
 }
 
 const BACKINGS: [Backing; 4] = [Backing::Unbacked, Backing::Base4K, Backing::Huge2M, Backing::Giant1G];
@@ -36,8 +38,21 @@ const GUEST_MAPPINGS: [GuestMapping; 6] = [
 /// Appends what differs between `before` and `now`, two snapshots of one VM.
 pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnapshot>) {
     // Taken apart whole, so that a new column can not be forgotten here.
-    let VmSnapshot { vm, windows, resident, backing, is_held, ready_at, access, written, zero, guest_mapping, mapping } =
-        now;
+    let VmSnapshot {
+        vm,
+        windows,
+        resident,
+        backing,
+        is_held,
+        ready_at,
+        access,
+        written,
+        zero,
+        guest_mapping,
+        given_back,
+        given_back_tolerated,
+        mapping,
+    } = now;
     let unseen;
     let (before, are_windows_new) = match before {
         Some(before) if before.windows == *windows => (before, false),
@@ -76,6 +91,12 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         put_column(out, guest_mapping, &before.guest_mapping, |out, value| put_place(out, value, &GUEST_MAPPINGS));
     });
     column(differs::MAPPING, *mapping != before.mapping, &|out| put_mapping(out, *mapping));
+    column(differs::GIVEN_BACK, *given_back != before.given_back, &|out| {
+        put_column(out, given_back, &before.given_back, |out, pages| put_number(out, pages.into()));
+    });
+    column(differs::GIVEN_BACK_TOLERATED, *given_back_tolerated != before.given_back_tolerated, &|out| {
+        put_number(out, (*given_back_tolerated).into());
+    });
     put_number(out, vm.0.into());
     put_number(out, mask);
     out.append(&mut body);
@@ -97,9 +118,9 @@ pub(super) fn vm(
     if now.len() > rows_left {
         return Err(DecodeError::OutOfRange { offset, what: "number of windows", value: now.len() as u64 });
     }
+    let pages_max = u64::from(BASE_PAGES_PER_WINDOW);
     if mask & differs::RESIDENT != 0 {
-        let pages = u64::from(BASE_PAGES_PER_WINDOW);
-        column(reader, &mut now.resident, |reader| Ok(reader.number_to("number of present pages", pages)? as u16))?;
+        column(reader, &mut now.resident, |reader| Ok(reader.number_to("number of present pages", pages_max)? as u16))?;
     }
     if mask & differs::BACKING != 0 {
         column(reader, &mut now.backing, |reader| reader.one_of("backing", &BACKINGS))?;
@@ -124,6 +145,13 @@ pub(super) fn vm(
     }
     if mask & differs::MAPPING != 0 {
         now.mapping = mapping(reader)?;
+    }
+    if mask & differs::GIVEN_BACK != 0 {
+        let pages = |reader: &mut Reader<'_>| Ok(reader.number_to("number of pages given back", pages_max)? as u16);
+        column(reader, &mut now.given_back, pages)?;
+    }
+    if mask & differs::GIVEN_BACK_TOLERATED != 0 {
+        now.given_back_tolerated = reader.number_to("number of pages tolerated", u16::MAX.into())? as u16;
     }
     match (0..now.len()).find(|row| (now.resident[*row] == 0) != (now.backing[*row] == Backing::Unbacked)) {
         None => Ok(now),

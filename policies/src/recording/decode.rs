@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use super::columns::vm;
 use super::wire::Reader;
 use super::{
-    COPIED_MAX, DecodeError, Frame, Header, MAGIC, MEMORY_MAX, RESULTS, ROWS_MAX, RecordedOutcome, VERSION, VmHeader,
-    WINDOW_MAX, kind,
+    COPIED_MAX, DecodeError, Frame, Header, MAGIC, MEMORY_MAX, RESULTS, ROWS_MAX, RecordedOutcome, VERSION,
+    VERSION_OLDEST, VmHeader, WINDOW_MAX, kind,
 };
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
@@ -34,7 +34,7 @@ impl<'a> Decoder<'a> {
         let behind_magic = bytes.strip_prefix(&MAGIC).ok_or(DecodeError::NoRecording)?;
         let cut_off = DecodeError::CutOff { offset: MAGIC.len() };
         let version = u16::from_le_bytes(*behind_magic.first_chunk().ok_or(cut_off)?);
-        if version != VERSION {
+        if !(VERSION_OLDEST..=VERSION).contains(&version) {
             return Err(DecodeError::UnknownVersion(version));
         }
         let mut reader = Reader::new(bytes, MAGIC.len() + size_of_val(&version));

@@ -38,6 +38,9 @@ pub(crate) fn feasible(
             no(OutcomeResult::Skipped(Skip::NotResident))
         }
         Action::Promote { to: PageSize::Huge2M, .. } if row.backing.is_large() => no(already_done),
+        Action::Promote { to: PageSize::Huge2M, .. } if row.given_back > vm.given_back_tolerated => {
+            no(OutcomeResult::Skipped(Skip::GivenBack))
+        }
         Action::Promote { to: PageSize::Huge2M, .. } => (OutcomeResult::Done, costs.promote_2m),
         Action::Promote { to: PageSize::Giant1G, .. } if row.backing == Backing::Giant1G => no(already_done),
         Action::Promote { to: PageSize::Giant1G, window, .. } => match giant_refusal(vm, window, seen) {

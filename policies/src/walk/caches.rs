@@ -12,11 +12,12 @@
 
 use alloc::vec::Vec;
 
-pub(crate) use self::queue::Purpose;
-use self::queue::{Queue, Reference};
+use self::queue::Queue;
+pub(crate) use self::queue::{OF_AN_ACCESS, Purpose, Reference};
 use super::counts::Counts;
 use super::machine::{Fill, Machine};
-use super::sets::{Found, Sets, by_lanes};
+use super::sets::{Found, Sets, by_shape};
+use super::simulator::{Lines, Options};
 
 mod queue;
 
@@ -26,6 +27,8 @@ const LEVELS_MAX: usize = 3;
 pub(crate) struct Caches {
     levels: Vec<Level>,
     queue: Queue,
+    /// References are looked for, and not only counted.
+    are_followed: bool,
     /// Cycles by level, then of memory behind the last.
     cycles: [u64; LEVELS_MAX + 1],
 }
@@ -48,13 +51,13 @@ enum Walks {
 }
 
 impl Caches {
-    pub(crate) fn new(machine: &Machine, is_shared: bool, seed: u64) -> Caches {
+    pub(crate) fn new(machine: &Machine, lines: u64, options: Options, seed: u64) -> Caches {
         assert!(machine.caches.len() <= LEVELS_MAX, "{} has {} caches", machine.name, machine.caches.len());
-        let last = machine.caches.len() - 1;
+        let (last, is_shared) = (machine.caches.len() - 1, options.is_core_shared);
         let takes_victims = |n: usize| machine.caches.get(n).is_some_and(|cache| cache.fill.value == Fill::Victims);
         let levels = (machine.caches.iter().enumerate())
             .map(|(n, cache)| Level {
-                sets: Sets::new(&cache.array, is_shared && (n < last || last == 0), seed + n as u64),
+                sets: Sets::new(&cache.array, is_shared && (n < last || last == 0), lines, seed + n as u64),
                 takes_victims: takes_victims(n),
                 gives_victims: takes_victims(n + 1),
                 walks: match (n + 1).cmp(&(machine.walks_read_from.value as usize)) {
@@ -68,24 +71,28 @@ impl Caches {
         for (cycles, cache) in cycles.iter_mut().zip(machine.caches) {
             *cycles = u64::from(cache.cycles.value);
         }
-        Caches { levels, queue: Queue::new(), cycles }
+        Caches { levels, queue: Queue::new(), cycles, are_followed: options.lines != Lines::None }
+    }
+
+    /// The references that a walk makes, as [`Caches::refer`]: `write` writes them and says how many.
+    #[inline(always)]
+    pub(crate) fn refer_walk(&mut self, write: impl FnOnce(&mut [Reference; OF_AN_ACCESS]) -> usize) {
+        self.queue.push_walk(write);
     }
 
     /// A reference to the line of `address`, which [`Caches::serve`] looks for.
     #[inline]
     pub(crate) fn refer(&mut self, address: u64, purpose: Purpose) {
-        self.queue.push(Reference::new(address >> 6, purpose));
-    }
-
-    /// Whether there is no more room for the references that one access may make.
-    #[inline]
-    pub(crate) fn must_serve(&self) -> bool {
-        self.queue.is_nearly_full()
+        self.queue.push(Reference::to(address, purpose));
     }
 
     /// Looks for the lines of all references that wait, in their order, and counts where they are.
     pub(crate) fn serve(&mut self, counts: &mut Counts) {
         let mut sought = self.queue.begin();
+        if !self.are_followed {
+            counts.add_found(sought, 0, |served| &mut served.unplaced);
+            return self.queue.clear();
+        }
         for (n, level) in self.levels.iter_mut().enumerate() {
             let missed = level.sift(&mut self.queue, n == 0);
             let found = core::array::from_fn(|purpose| sought[purpose] - missed[purpose]);
@@ -103,8 +110,8 @@ impl Level {
         if self.takes_victims && !is_first || self.walks == Walks::PassBy {
             return self.sift_one_by_one(queue, is_first);
         }
-        by_lanes!(self.sets, sets => match self.gives_victims {
-            false => queue.keep_missing(&mut sets),
+        by_shape!(self.sets, sets => match self.gives_victims {
+            false => queue.keep_missing(&mut sets, is_first),
             true => queue.keep_missing_with_victims(&mut sets),
         }, _ => self.sift_one_by_one(queue, is_first))
     }

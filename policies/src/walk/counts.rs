@@ -10,12 +10,14 @@ pub struct Served {
     pub caches: [u64; 3],
     /// By memory.
     pub memory: u64,
+    /// By nobody knows which: no lines are followed ([`Lines::None`](super::simulator::Lines::None)).
+    pub unplaced: u64,
 }
 
 impl Served {
     /// References in all.
     pub fn total(&self) -> u64 {
-        self.caches.iter().sum::<u64>() + self.memory
+        self.caches.iter().sum::<u64>() + self.memory + self.unplaced
     }
 
     /// References that missed cache `level` (1 to 3), of those that looked into it. A level that walks skip never served

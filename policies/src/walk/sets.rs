@@ -11,13 +11,15 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use self::lru::LANES_MAX;
 pub(crate) use self::lru::LruSets;
-use self::tree::Tree;
+use self::lru::WAYS_MAX;
+use self::tree::{Tree, TreeSets};
+pub(crate) use self::vector::Lane;
 use super::machine::{Array, Replacement};
 
 mod lru;
 mod tree;
+mod vector;
 
 /// No key has this tag: page numbers are below 2^30 and lines below 2^36, of which sixteen sets or more take four bits.
 const NO_TAG: u32 = u32::MAX;
@@ -46,12 +48,17 @@ pub(crate) struct Place {
 /// Replacement, and the tags, set after set.
 #[derive(Clone, Debug)]
 enum Rule {
-    /// So many a set, whatever its ways.
-    Lru {
+    /// LRU: so many lanes a set, whatever its ways.
+    Wide {
         tags: Vec<u32>,
         lanes: usize,
     },
-    /// Of more ways than that is done for.
+    /// Likewise, where all tags have 16 bits.
+    Narrow {
+        tags: Vec<u16>,
+        lanes: usize,
+    },
+    /// LRU of more ways than that is done for.
     LruOfMany {
         tags: Vec<u32>,
     },
@@ -59,7 +66,8 @@ enum Rule {
         tags: Vec<u32>,
         trees: Vec<u64>,
         tree: Tree,
-        newest: Vec<u32>,
+        /// Something was taken out.
+        has_holes: bool,
     },
     Random {
         tags: Vec<u32>,
@@ -67,31 +75,46 @@ enum Rule {
     },
 }
 
-/// What to do with sets under LRU by their lanes, so that their number is known when this is compiled.
-macro_rules! by_lanes {
-    ($sets:expr, $lru:ident => $known:expr, _ => $other:expr) => {
-        match $sets.lanes() {
-            4 => by_lanes!(@ 4, $sets, $lru, $known),
-            8 => by_lanes!(@ 8, $sets, $lru, $known),
-            12 => by_lanes!(@ 12, $sets, $lru, $known),
-            16 => by_lanes!(@ 16, $sets, $lru, $known),
-            20 => by_lanes!(@ 20, $sets, $lru, $known),
+/// How sets under LRU are kept: in so many lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Of 32 bits.
+    Wide(usize),
+    /// Of 16 bits.
+    Narrow(usize),
+    /// None: of many ways, or under another rule.
+    Other,
+}
+
+/// What to do with sets under LRU by their shape, so that it is known when this is compiled.
+macro_rules! by_shape {
+    ($sets:expr, $lru:ident => $known:expr, _ => $other:expr) => {{
+        use $crate::walk::sets::Shape;
+        match $sets.shape() {
+            Shape::Wide(4) => by_shape!(@ wide, 4, $sets, $lru, $known),
+            Shape::Wide(8) => by_shape!(@ wide, 8, $sets, $lru, $known),
+            Shape::Wide(12) => by_shape!(@ wide, 12, $sets, $lru, $known),
+            Shape::Wide(16) => by_shape!(@ wide, 16, $sets, $lru, $known),
+            Shape::Wide(20) => by_shape!(@ wide, 20, $sets, $lru, $known),
+            Shape::Narrow(8) => by_shape!(@ narrow, 8, $sets, $lru, $known),
+            Shape::Narrow(16) => by_shape!(@ narrow, 16, $sets, $lru, $known),
+            Shape::Narrow(24) => by_shape!(@ narrow, 24, $sets, $lru, $known),
             _ => $other,
         }
-    };
-    (@ $lanes:literal, $sets:expr, $lru:ident, $known:expr) => {{
-        let mut $lru = $sets.lru::<$lanes>();
+    }};
+    (@ $width:ident, $lanes:literal, $sets:expr, $lru:ident, $known:expr) => {{
+        let mut $lru = $sets.$width::<$lanes>();
         $known
     }};
 }
-pub(crate) use by_lanes;
+pub(crate) use by_shape;
 
 impl Sets {
-    /// Room for what `array` says, half of it where two threads share it. `seed` is for random replacement.
+    /// Room for what `array` says, half of it where two threads share it, for keys below `keys`. `seed` is for random replacement.
     ///
     /// # Panics
     /// Entries that are no multiple of the ways are a mistake in the machine's file.
-    pub(crate) fn new(array: &Array, is_halved: bool, seed: u64) -> Sets {
+    pub(crate) fn new(array: &Array, is_halved: bool, keys: u64, seed: u64) -> Sets {
         let (mut entries, mut ways) = (array.entries.value as usize, array.ways.value as usize);
         assert!(ways > 0 && entries.is_multiple_of(ways), "{entries} entries do not make sets of {ways}");
         if is_halved && entries > 1 {
@@ -104,48 +127,59 @@ impl Sets {
         let sets = entries / ways;
         let set_bits = sets.trailing_zeros();
         let tags = || vec![NO_TAG; entries];
-        let lanes = ways.next_multiple_of(4);
         let rule = match array.replacement.value {
-            Replacement::Lru if lanes <= LANES_MAX => Rule::Lru { tags: vec![NO_TAG; sets * lanes], lanes },
+            Replacement::Lru if ways <= WAYS_MAX => Rule::lru(sets, ways, (keys - 1) >> set_bits),
             Replacement::Lru => Rule::LruOfMany { tags: tags() },
             Replacement::TreePlru => {
                 let tree = Tree::new(ways);
-                Rule::TreePlru { tags: tags(), trees: vec![0; sets], tree, newest: vec![NO_TAG; sets] }
+                Rule::TreePlru { tags: tags(), trees: vec![0; sets], tree, has_holes: false }
             }
             Replacement::Random => Rule::Random { tags: tags(), state: seed | 1 },
         };
         Sets { ways, place: Place { set_bits, slices: (sets >> set_bits) as u32 }, rule }
     }
 
-    /// Lanes of a set under LRU; none of any other.
+    /// How the sets are kept.
     #[inline(always)]
-    pub(crate) fn lanes(&self) -> usize {
-        if let Rule::Lru { lanes, .. } = self.rule { lanes } else { 0 }
-    }
-
-    /// The sets, which have so many lanes.
-    #[inline(always)]
-    pub(crate) fn lru<const LANES: usize>(&mut self) -> LruSets<'_, LANES> {
-        let sets = if let Rule::Lru { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
-        LruSets { sets, place: self.place, last: self.ways as u32 - 1 }
-    }
-
-    /// Whether a set was last asked for this key: an access would hit and change nothing. It may say no to what was.
-    #[inline]
-    pub(crate) fn is_newest(&self, key: u64) -> bool {
-        let (set, tag) = self.place.of(key);
-        match &self.rule {
-            Rule::Lru { tags, lanes } => tags[set * lanes] == tag,
-            Rule::LruOfMany { tags } => tags[set * self.ways] == tag,
-            Rule::TreePlru { newest, .. } => newest[set] == tag,
-            Rule::Random { .. } => false,
+    pub(crate) fn shape(&self) -> Shape {
+        match self.rule {
+            Rule::Wide { lanes, .. } => Shape::Wide(lanes),
+            Rule::Narrow { lanes, .. } => Shape::Narrow(lanes),
+            _ => Shape::Other,
         }
+    }
+
+    /// The sets, which have so many lanes of 32 bits.
+    #[inline(always)]
+    pub(crate) fn wide<const LANES: usize>(&mut self) -> LruSets<'_, u32, LANES> {
+        let sets = if let Rule::Wide { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
+        LruSets { sets, place: self.place, last: self.ways - 1 }
+    }
+
+    /// The sets, which have so many lanes of 16 bits.
+    #[inline(always)]
+    pub(crate) fn narrow<const LANES: usize>(&mut self) -> LruSets<'_, u16, LANES> {
+        let sets = if let Rule::Narrow { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
+        LruSets { sets, place: self.place, last: self.ways - 1 }
+    }
+
+    /// The same sets, if they are of few ways; else themselves.
+    pub(crate) fn into_few_ways(self) -> Result<FewWays, Sets> {
+        match self.rule {
+            Rule::Wide { tags, lanes: FewWays::LANES } => Ok(FewWays { tags, place: self.place, last: self.ways - 1 }),
+            rule => Err(Sets { rule, ..self }),
+        }
+    }
+
+    /// The bits of a key that choose its set, but for its slice.
+    pub(crate) fn mask(&self) -> u32 {
+        (1 << self.place.set_bits) - 1
     }
 
     /// Looks a key up and puts it in where it was missing.
     #[inline]
     pub(crate) fn access(&mut self, key: u64) -> Found {
-        by_lanes!(self, lru => match lru.access(key) {
+        by_shape!(self, lru => match lru.access(key) {
             (true, evicted) => Found::Miss { evicted },
             (false, _) => Found::Hit,
         }, _ => self.access_others(key))
@@ -156,18 +190,15 @@ impl Sets {
         let (set, tag) = self.place.of(key);
         let range = set * self.ways..(set + 1) * self.ways;
         let evicted = match &mut self.rule {
-            Rule::Lru { .. } => unreachable!("sets of lanes"),
+            Rule::Wide { .. } | Rule::Narrow { .. } => unreachable!("sets of lanes"),
             Rule::LruOfMany { tags } => match lru::access_many(&mut tags[range], tag) {
                 Some(evicted) => evicted,
                 None => return Found::Hit,
             },
-            Rule::TreePlru { tags, trees, tree, newest } => {
-                newest[set] = tag;
-                match tree.access(&mut tags[range], &mut trees[set], tag) {
-                    Some(evicted) => evicted,
-                    None => return Found::Hit,
-                }
-            }
+            Rule::TreePlru { tags, trees, tree, .. } => match tree.access(&mut tags[range], &mut trees[set], tag) {
+                Some(evicted) => evicted,
+                None => return Found::Hit,
+            },
             Rule::Random { tags, state } => {
                 let tags = &mut tags[range];
                 if find(tags, tag).is_some() {
@@ -180,27 +211,40 @@ impl Sets {
                 core::mem::replace(&mut tags[way], tag)
             }
         };
-        Found::Miss { evicted: self.place.key(evicted, set) }
+        Found::Miss { evicted: (evicted != NO_TAG).then(|| self.place.key(evicted, set)) }
+    }
+
+    /// Looks the keys of a list up, in its order, and leaves those in its front that were missing; how many.
+    pub(crate) fn keep_missing<T: Copy>(&mut self, list: &mut [T], key: impl Fn(&T) -> u64) -> usize {
+        by_shape!(self, lru => keep(list, |item| lru.access(key(item)).0), _ => {
+            if let Rule::TreePlru { tags, trees, tree, has_holes: false } = &mut self.rule {
+                let place = self.place;
+                match self.ways {
+                    4 => return TreeSets::<4>::new(tags, trees, tree, place).keep_missing(list, key),
+                    8 => return TreeSets::<8>::new(tags, trees, tree, place).keep_missing(list, key),
+                    12 => return TreeSets::<12>::new(tags, trees, tree, place).keep_missing(list, key),
+                    _ => {}
+                }
+            }
+            keep(list, |item| self.access_others(key(item)) != Found::Hit)
+        })
     }
 
     /// Takes a key out; whether it was there.
     pub(crate) fn take(&mut self, key: u64) -> bool {
-        by_lanes!(self, lru => lru.take(key), _ => self.take_others(key))
+        by_shape!(self, lru => lru.take(key), _ => self.take_others(key))
     }
 
     fn take_others(&mut self, key: u64) -> bool {
         let (set, tag) = self.place.of(key);
         let range = set * self.ways..(set + 1) * self.ways;
         match &mut self.rule {
-            Rule::Lru { .. } => unreachable!("sets of lanes"),
+            Rule::Wide { .. } | Rule::Narrow { .. } => unreachable!("sets of lanes"),
             Rule::LruOfMany { tags } => lru::take_many(&mut tags[range], tag),
             Rule::Random { tags, .. } => empty(&mut tags[range], tag),
-            Rule::TreePlru { tags, newest, .. } => {
-                let was_there = empty(&mut tags[range], tag);
-                if was_there {
-                    newest[set] = NO_TAG;
-                }
-                was_there
+            Rule::TreePlru { tags, has_holes, .. } => {
+                *has_holes = true;
+                empty(&mut tags[range], tag)
             }
         }
     }
@@ -208,13 +252,62 @@ impl Sets {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         match &mut self.rule {
-            Rule::Lru { tags, .. } | Rule::LruOfMany { tags } | Rule::Random { tags, .. } => tags.fill(NO_TAG),
-            Rule::TreePlru { tags, trees, newest, .. } => {
+            Rule::Narrow { tags, .. } => tags.fill(u16::EMPTY),
+            Rule::Wide { tags, .. } | Rule::LruOfMany { tags } | Rule::Random { tags, .. } => tags.fill(NO_TAG),
+            Rule::TreePlru { tags, trees, .. } => {
                 tags.fill(NO_TAG);
                 trees.fill(0);
-                newest.fill(NO_TAG);
             }
         }
+    }
+}
+
+/// Sets of up to four ways under LRU, for whoever has one key after another.
+pub(crate) struct FewWays {
+    tags: Vec<u32>,
+    place: Place,
+    last: usize,
+}
+
+impl FewWays {
+    const LANES: usize = 4;
+
+    /// Looks a key up and puts it in where it was missing; whether it was.
+    #[inline(always)]
+    pub(crate) fn access(&mut self, key: u64) -> bool {
+        let (sets, _) = self.tags.as_chunks_mut::<{ FewWays::LANES }>();
+        LruSets { sets, place: self.place, last: self.last }.access(key).0
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.tags.fill(NO_TAG);
+    }
+}
+
+/// Leaves those of a list in its front that are to be kept; how many. Each is written in any case and counted or not: what is kept
+/// cannot be predicted.
+#[inline(always)]
+pub(crate) fn keep<T: Copy>(list: &mut [T], mut is_kept: impl FnMut(&mut T) -> bool) -> usize {
+    let mut kept = 0;
+    for n in 0..list.len() {
+        let mut item = list[n];
+        let is_kept = is_kept(&mut item);
+        list[kept] = item;
+        kept += usize::from(is_kept);
+    }
+    kept
+}
+
+impl Rule {
+    /// Empty sets under LRU, for tags up to `tag_max`.
+    fn lru(sets: usize, ways: usize, tag_max: u64) -> Rule {
+        if tag_max < u64::from(u16::EMPTY) && ways > u32::OF_A_VECTOR {
+            let lanes = ways.next_multiple_of(u16::OF_A_VECTOR);
+            return Rule::Narrow { tags: vec![u16::EMPTY; sets * lanes], lanes };
+        }
+        let lanes = ways.next_multiple_of(u32::OF_A_VECTOR);
+        Rule::Wide { tags: vec![u32::EMPTY; sets * lanes], lanes }
     }
 }
 
@@ -233,9 +326,9 @@ impl Place {
     }
 
     #[inline(always)]
-    fn key(self, tag: u32, set: usize) -> Option<u64> {
+    fn key(self, tag: u32, set: usize) -> u64 {
         let low = set as u64 & ((1 << self.set_bits) - 1);
-        (tag != NO_TAG).then_some((u64::from(tag) << self.set_bits) | low)
+        (u64::from(tag) << self.set_bits) | low
     }
 }
 

@@ -9,14 +9,18 @@
 //! Nothing is allocated after [`Simulator::new`], and the same accesses give the same counts. Time does not exist: what
 //! comes out is where things were found, and cycles are sums of latencies.
 
+use self::block::{Block, Sums};
 use super::caches::{Caches, Purpose};
 use super::counts::Counts;
 use super::machine::Machine;
+use super::sets::keep;
 use super::space::AddressSpace;
 use super::streams::Access;
-use super::tlb::{Level, Translated, translate};
+use super::tlb::{Level, Translated, find, translate};
 use super::walker::Walker;
 use crate::units::{PageSize, WindowIndex};
+
+pub(crate) mod block;
 
 /// What may be chosen besides machine and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +29,25 @@ pub struct Options {
     pub is_core_shared: bool,
     /// What random replacement starts from.
     pub seed: u64,
-    /// Loads and stores go through the caches, as the entries do that walks read. Without them only translation is followed: faster, nothing is
-    /// counted of where data are, and the tables have the caches for themselves.
-    pub has_data_lines: bool,
+    /// What goes through the caches.
+    pub lines: Lines,
+}
+
+/// Which lines go through the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// Those that loads and stores find, and those of the entries that walks read.
+    All,
+    /// Those of entries. Nothing is counted of where data are, and the tables have the caches for themselves.
+    OfTables,
+    /// None: translation alone is followed. TLBs and walk caches do as ever, and what they miss is counted, and entries that walks read. Where these are
+    /// is not: all of them are counted as [`Served::unplaced`](super::counts::Served::unplaced), and walks have no cycles.
+    None,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { is_core_shared: false, seed: 1, has_data_lines: true }
+        Options { is_core_shared: false, seed: 1, lines: Lines::All }
     }
 }
 
@@ -44,7 +59,8 @@ pub struct Simulator {
     fetch_second: Option<Level>,
     /// Fetches use `data_second`.
     second_is_shared: bool,
-    has_data_lines: bool,
+    lines: Lines,
+    block: Block,
     walker: Walker,
     caches: Caches,
     space: AddressSpace,
@@ -79,9 +95,10 @@ impl Simulator {
             fetch_first: level(machine.instruction_tlb, 0).expect("a machine has a TLB for instructions"),
             fetch_second: level(machine.instruction_tlb, 1),
             second_is_shared: machine.second_level_is_shared.value,
-            has_data_lines: options.has_data_lines,
+            lines: options.lines,
+            block: Block::new(),
             walker: Walker::new(machine, is_halved, options.seed + 256),
-            caches: Caches::new(machine, is_halved, options.seed + 512),
+            caches: Caches::new(machine, space.end() >> 6, options, options.seed + 512),
             space,
             counts: Counts::default(),
         }
@@ -93,52 +110,14 @@ impl Simulator {
     /// An address outside the arena is the caller's mistake.
     #[inline]
     pub fn access(&mut self, address: u64, is_write: bool) {
-        self.translate(address, is_write);
-        self.caches.serve(&mut self.counts);
-    }
-
-    /// Finds the page of an access, and leaves references to its line and to the entries that a walk reads with the caches.
-    #[inline]
-    fn translate(&mut self, address: u64, is_write: bool) {
-        self.counts.accesses += 1;
-        self.counts.writes += u64::from(is_write);
-        let size = self.space.pages(address).entry();
-        match translate(&mut self.data_first, self.data_second.as_mut(), address, size, is_write) {
-            Translated::FirstLevel => self.counts.tlb_hits[0] += 1,
-            Translated::SecondLevel => {
-                self.counts.tlb_hits[1] += 1;
-                self.counts.cycles_of_tlb += self.data_second.as_ref().map_or(0, |level| level.cycles);
-            }
-            Translated::Missed(size) => {
-                self.counts.misses[size as usize] += 1;
-                let second = self.data_second.as_mut();
-                self.walker.walk(address, &self.space, second, &mut self.caches, &mut self.counts);
-            }
-        }
-        if self.has_data_lines {
-            self.caches.refer(address, Purpose::Data);
-        }
+        self.access_repeated(address, is_write, 1);
     }
 
     /// As many accesses to one line as `repeats` says, with nothing in between; none if it says none. All but the first
     /// hit the first level of everything.
     #[inline]
     pub fn access_repeated(&mut self, address: u64, is_write: bool, repeats: u32) {
-        if repeats == 0 {
-            return;
-        }
-        self.translate_repeated(address, is_write, repeats);
-        self.caches.serve(&mut self.counts);
-    }
-
-    #[inline]
-    fn translate_repeated(&mut self, address: u64, is_write: bool, repeats: u32) {
-        self.translate(address, is_write);
-        let more = u64::from(repeats - 1);
-        self.counts.accesses += more;
-        self.counts.writes += more * u64::from(is_write);
-        self.counts.tlb_hits[0] += more;
-        self.counts.data.caches[0] += more * u64::from(self.has_data_lines);
+        self.run([Access { address, is_write, repeats }]);
     }
 
     /// Many accesses in their order: the same as one [`Simulator::access_repeated`] for each, and faster, because their
@@ -147,13 +126,83 @@ impl Simulator {
     /// # Panics
     /// An address outside the arena is the caller's mistake.
     pub fn run(&mut self, accesses: impl IntoIterator<Item = Access>) {
-        for access in accesses.into_iter().filter(|access| access.repeats > 0) {
-            self.translate_repeated(access.address, access.is_write, access.repeats);
-            if self.caches.must_serve() {
-                self.caches.serve(&mut self.counts);
+        let mut accesses = accesses.into_iter();
+        loop {
+            let (space, first) = (&self.space, &mut self.data_first);
+            let seek = |address, is_store| first.seek(address, space.pages(address).entry_index(), is_store);
+            let (seeking, sums) = self.block.fill(&mut accesses, seek);
+            if sums.accesses == 0 {
+                return;
             }
+            self.follow(seeking, sums);
+        }
+    }
+
+    /// Follows the accesses of a block, of which so many look for their page.
+    fn follow(&mut self, seeking: usize, sums: Sums) {
+        let walking = self.translate(seeking);
+        let hits = sums.accesses + sums.repeats - seeking as u64;
+        self.counts.accesses += sums.accesses + sums.repeats;
+        self.counts.writes += sums.writes;
+        self.counts.tlb_hits[0] += hits;
+        self.counts.data.caches[0] += sums.repeats * u64::from(self.lines == Lines::All);
+        let mut next = 0;
+        for seeker in &self.block.seekers[..walking] {
+            let n = seeker.access as usize;
+            if self.lines == Lines::All {
+                self.block.addresses()[next..n].iter().for_each(|&address| self.caches.refer(address, Purpose::Data));
+            }
+            next = n;
+            self.counts.misses[seeker.size() as usize] += 1;
+            let address = self.block.addresses()[n];
+            self.walker.walk(address, seeker.has_pde, &self.space, &mut self.caches, &mut self.counts);
+        }
+        if self.lines == Lines::All {
+            self.block.addresses()[next..].iter().for_each(|&address| self.caches.refer(address, Purpose::Data));
         }
         self.caches.serve(&mut self.counts);
+    }
+
+    /// Looks for the pages of a block in the TLB; how many were in neither level.
+    fn translate(&mut self, seeking: usize) -> usize {
+        let (block, counts) = (&mut self.block, &mut self.counts);
+        let Block { addresses, seekers, .. } = block;
+        let seekers = &mut seekers[..seeking];
+        let Some(second) = &mut self.data_second else {
+            let missed = self.data_first.sift_first(seekers);
+            counts.tlb_hits[0] += (seeking - missed) as u64;
+            return missed;
+        };
+        let (mut missed_first, missed);
+        if second.takes_victims() {
+            missed_first = 0;
+            missed = keep(seekers, |seeker| {
+                let address = addresses[seeker.access as usize];
+                let found = find(&mut self.data_first, Some(second), address, *seeker);
+                missed_first += usize::from(found != Translated::FirstLevel);
+                let is_missing = matches!(found, Translated::Missed(_));
+                seeker.has_pde = is_missing && self.walker.finds_pde(address, &self.space, Some(second));
+                is_missing
+            });
+        } else {
+            missed_first = self.data_first.sift_first(seekers);
+            let seekers = &mut seekers[..missed_first];
+            missed = if self.walker.second_level_holds_pdes {
+                keep(seekers, |seeker| {
+                    let address = addresses[seeker.access as usize];
+                    let is_missing = !second.second(address, *seeker);
+                    seeker.has_pde = is_missing && self.walker.finds_pde(address, &self.space, Some(second));
+                    is_missing
+                })
+            } else {
+                second.sift_second(seekers, addresses)
+            };
+        }
+        counts.tlb_hits[0] += (seeking - missed_first) as u64;
+        let hits = (missed_first - missed) as u64;
+        counts.tlb_hits[1] += hits;
+        counts.cycles_of_tlb += hits * second.cycles;
+        missed
     }
 
     /// An instruction fetched from an address of the arena. Its line goes through no cache: only its translation is
@@ -173,7 +222,8 @@ impl Simulator {
             }
             Translated::Missed(size) => {
                 self.counts.fetch_misses[size as usize] += 1;
-                self.walker.walk(address, &self.space, second.as_mut(), &mut self.caches, &mut self.counts);
+                let has_pde = self.walker.finds_pde(address, &self.space, second.as_mut());
+                self.walker.walk(address, has_pde, &self.space, &mut self.caches, &mut self.counts);
             }
         }
         self.caches.serve(&mut self.counts);

@@ -66,9 +66,25 @@ impl Pages {
         PageSize::ALL[(self.0 >> 2 & 3) as usize]
     }
 
+    /// The level of the guest's tables whose entries map the pages.
+    pub(crate) const fn guest_leaf(self) -> u32 {
+        (self.0 & 3) as u32 + 1
+    }
+
+    /// The same of the host's.
+    pub(crate) const fn host_leaf(self) -> u32 {
+        (self.0 >> 2 & 3) as u32 + 1
+    }
+
     /// The size a TLB entry covers: the smaller of the two (facts: a TLB caches guest-virtual to host-physical).
     pub(crate) const fn entry(self) -> PageSize {
-        PageSize::ALL[(self.0 >> 4) as usize]
+        PageSize::ALL[self.entry_index()]
+    }
+
+    /// The same, as a number of two bits.
+    #[inline(always)]
+    pub(crate) const fn entry_index(self) -> usize {
+        (self.0 >> 4 & 3) as usize
     }
 }
 
@@ -93,14 +109,14 @@ pub struct AddressSpace {
 /// Where the entries of each level start.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tables {
-    starts: [u64; LEVELS_MAX + 1],
+    starts: [u64; 8],
     end: u64,
 }
 
 impl Tables {
     /// Tables at `at` that map `[0, mapped)`: level 1 first, each level on a page of its own.
     fn new(at: u64, mapped: u64, levels: u8) -> Tables {
-        let mut tables = Tables { starts: [0; LEVELS_MAX + 1], end: at };
+        let mut tables = Tables { starts: [0; 8], end: at };
         for level in 1..=levels as usize {
             tables.starts[level] = tables.end;
             let entries = mapped.div_ceil(1 << shift_of_level(level as u32));
@@ -110,7 +126,7 @@ impl Tables {
     }
 
     fn entry(&self, level: u32, address: u64) -> u64 {
-        self.starts[level as usize] + (address >> shift_of_level(level)) * ENTRY_BYTES
+        self.starts[level as usize % 8] + (address >> shift_of_level(level)) * ENTRY_BYTES
     }
 }
 
@@ -245,6 +261,11 @@ impl AddressSpace {
 
     fn at(&self, window: WindowIndex) -> Pages {
         self.pages[window.get() as usize]
+    }
+
+    /// Everything, tables too, is below this address.
+    pub(crate) fn end(&self) -> u64 {
+        self.host_tables.end
     }
 
     /// The sizes at an address of guest-physical memory.

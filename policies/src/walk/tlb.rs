@@ -10,7 +10,7 @@
 use alloc::vec::Vec;
 
 use super::machine::{Fill, TlbArray, TlbLevel};
-use super::sets::{Found, Sets};
+use super::sets::{Found, Sets, keep};
 use super::space::page_shift;
 use crate::units::PageSize;
 
@@ -24,6 +24,12 @@ const PAGE_BITS: u32 = 30;
 /// What stands for the size in the key of a PDE.
 const PDE: u64 = 3;
 
+/// Keys are below this.
+const KEYS: u64 = (PDE + 1) << PAGE_BITS;
+
+/// No page has this key.
+const NO_KEY: u32 = u32::MAX;
+
 /// No array.
 const NONE: u8 = u8::MAX;
 
@@ -36,8 +42,28 @@ pub(crate) enum Translated {
     Missed(PageSize),
 }
 
+/// An access that looks for its page.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seeker {
+    /// Of the page, in the level that it comes to next.
+    key: u32,
+    /// Which access of its block.
+    pub(crate) access: u8,
+    /// What the first level keeps the page as.
+    size: u8,
+    is_store: bool,
+    /// The second level had the PDE: see [`super::walker::Walker::finds_pde`].
+    pub(crate) has_pde: bool,
+}
+
+impl Seeker {
+    pub(crate) fn size(self) -> PageSize {
+        PageSize::ALL[self.size as usize]
+    }
+}
+
 /// Looks a page of `size` up in both levels and puts it in where it was missing.
-#[inline]
+#[inline(always)]
 pub(crate) fn translate(
     first: &mut Level,
     second: Option<&mut Level>,
@@ -45,8 +71,16 @@ pub(crate) fn translate(
     size: PageSize,
     is_store: bool,
 ) -> Translated {
-    let size = first.kept_as(size);
-    match first.access(address, size, is_store) {
+    match first.seek(address, size as usize, is_store) {
+        (_, true) => Translated::FirstLevel,
+        (seeker, false) => find(first, second, address, seeker),
+    }
+}
+
+/// As [`translate`], for what [`Level::seek`] left.
+pub(crate) fn find(first: &mut Level, second: Option<&mut Level>, address: u64, seeker: Seeker) -> Translated {
+    let (size, is_store) = (seeker.size(), seeker.is_store);
+    match first.first(seeker) {
         Found::Hit => Translated::FirstLevel,
         Found::Miss { evicted } => {
             if second.is_some_and(|second| second.after_first(address, size, is_store, evicted)) {
@@ -61,23 +95,61 @@ pub(crate) fn translate(
 /// One level.
 pub(crate) struct Level {
     arrays: Vec<Sets>,
-    /// By kind of access (load, store), size, and the bit that chooses: the array, or `NONE`.
-    routes: [[[u8; 2]; 3]; 2],
+    /// By kind of access (load, store), size, and the bit that chooses.
+    routes: [[[Route; 2]; 3]; 2],
+    /// The key that sets were last asked for, array after array: a first level that is asked for it again has it, and nothing changes.
+    newest: Vec<u32>,
+    /// By kind of access and size; the fourth is none, and makes an index of two bits good.
+    entries: [[Entry; 4]; 2],
     kept_as: [PageSize; 3],
     takes_victims: bool,
     /// Cycles of a hit.
     pub(crate) cycles: u64,
 }
 
+/// Where pages of a size are kept.
+#[derive(Clone, Copy)]
+struct Route {
+    /// The array, or `NONE`.
+    array: u8,
+    /// Where its keys are within `newest`, and the bits of a key that choose among them: those of its set, or of several.
+    newest: u32,
+    mask: u32,
+}
+
+/// What there is to know of pages of a size to look for one in a first level.
+#[derive(Clone, Copy)]
+struct Entry {
+    /// What they are kept as.
+    size: u8,
+    /// Of an address, to the page.
+    shift: u8,
+    /// Of the key, above the page.
+    size_bits: u32,
+    /// By the bit that chooses, as in [`Route`].
+    starts: [u32; 2],
+    masks: [u32; 2],
+}
+
+impl Entry {
+    fn new(size: PageSize, routes: [Route; 2]) -> Entry {
+        Entry {
+            size: size as u8,
+            shift: page_shift(size) as u8,
+            size_bits: key(0, size) as u32,
+            starts: routes.map(|route| route.newest),
+            masks: routes.map(|route| route.mask),
+        }
+    }
+}
+
 impl Level {
     pub(crate) fn new(level: &TlbLevel, is_first: bool, is_halved: bool, seed: u64) -> Level {
-        let mut arrays = Vec::new();
-        let loads = routes(level.arrays, &mut arrays, is_halved, seed);
-        let stores = match level.store_arrays {
-            [] => loads,
-            own => routes(own, &mut arrays, is_halved, seed),
-        };
-        let is_held = |size: PageSize| loads[size as usize][0] != NONE && stores[size as usize][0] != NONE;
+        let (mut arrays, mut newest) = (Vec::new(), Vec::new());
+        let mut routes = |list| routes(list, &mut arrays, &mut newest, is_halved, seed);
+        let loads = routes(level.arrays);
+        let stores = if level.store_arrays.is_empty() { loads } else { routes(level.store_arrays) };
+        let is_held = |size: PageSize| [loads, stores].iter().all(|routes| routes[size as usize][0].array != NONE);
         assert!(!is_first || is_held(PageSize::Base4K), "a first level without an array for 4 KiB pages");
         let mut kept_as = PageSize::ALL;
         for size in [PageSize::Huge2M, PageSize::Giant1G] {
@@ -87,7 +159,14 @@ impl Level {
         }
         Level {
             arrays,
+            entries: [loads, stores].map(|routes: [[Route; 2]; 3]| {
+                core::array::from_fn(|size| {
+                    let size = kept_as[size.min(2)];
+                    Entry::new(size, routes[size as usize])
+                })
+            }),
             routes: [loads, stores],
+            newest,
             kept_as,
             takes_victims: level.fill.value == Fill::Victims,
             cycles: u64::from(level.cycles.value),
@@ -97,6 +176,7 @@ impl Level {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.arrays.iter_mut().for_each(Sets::clear);
+        self.newest.fill(NO_KEY);
     }
 
     /// What a page of `size` is kept as.
@@ -111,14 +191,63 @@ impl Level {
         self.array(key, PageSize::Base4K, false).is_some_and(|array| array.access(key) == Found::Hit)
     }
 
-    #[inline]
+    /// As the first level, which nothing is taken out of.
+    fn first(&mut self, seeker: Seeker) -> Found {
+        let key = seeker.key.into();
+        self.array(key, seeker.size(), seeker.is_store).expect("a first level holds all sizes").access(key)
+    }
+
+    /// As the first level: what an access to a page of a size, as a number, looks for, and whether this is what its set was asked for last.
+    #[inline(always)]
+    pub(crate) fn seek(&mut self, address: u64, size: usize, is_store: bool) -> (Seeker, bool) {
+        let entry = &self.entries[is_store as usize][size & 3];
+        let key = (address >> entry.shift) as u32 | entry.size_bits;
+        let choice = (key >> CHOOSING_BIT & 1) as usize;
+        let newest = &mut self.newest[(entry.starts[choice] + (key & entry.masks[choice])) as usize];
+        let is_newest = core::mem::replace(newest, key) == key;
+        (Seeker { key, access: 0, size: entry.size, is_store, has_pde: false }, is_newest)
+    }
+
+    /// Leaves those in the front whose page the first level misses; how many.
+    pub(crate) fn sift_first(&mut self, seekers: &mut [Seeker]) -> usize {
+        let mut used = 0_u64;
+        for seeker in seekers.iter() {
+            used |= 1 << self.route(seeker.key.into(), seeker.size(), seeker.is_store).array;
+        }
+        if used.is_power_of_two() {
+            return self.arrays[used.trailing_zeros() as usize].keep_missing(seekers, |seeker| seeker.key.into());
+        }
+        keep(seekers, |seeker| self.first(*seeker) != Found::Hit)
+    }
+
+    /// Likewise the second level.
+    pub(crate) fn sift_second(&mut self, seekers: &mut [Seeker], addresses: &[u64]) -> usize {
+        let mut used = 0_u64;
+        for seeker in seekers.iter_mut() {
+            let size = self.kept_as(seeker.size());
+            let key = key(addresses[seeker.access as usize], size);
+            used |= 1_u64.wrapping_shl(self.route(key, size, seeker.is_store).array.into());
+            seeker.key = key as u32;
+        }
+        if used.is_power_of_two() && used < 1 << self.arrays.len() {
+            return self.arrays[used.trailing_zeros() as usize].keep_missing(seekers, |seeker| seeker.key.into());
+        }
+        keep(seekers, |seeker| !self.second(addresses[seeker.access as usize], *seeker))
+    }
+
+    /// As the second level, which no victims fill: whether it has the page.
+    pub(crate) fn second(&mut self, address: u64, seeker: Seeker) -> bool {
+        self.access(address, self.kept_as(seeker.size()), seeker.is_store) == Found::Hit
+    }
+
+    /// Whether it is filled by what the first level evicts.
+    pub(crate) fn takes_victims(&self) -> bool {
+        self.takes_victims
+    }
+
     fn access(&mut self, address: u64, size: PageSize, is_store: bool) -> Found {
         let key = key(address, size);
-        match self.array(key, size, is_store) {
-            Some(array) if array.is_newest(key) => Found::Hit,
-            Some(array) => array.access(key),
-            None => Found::Miss { evicted: None },
-        }
+        self.array(key, size, is_store).map_or(Found::Miss { evicted: None }, |array| array.access(key))
     }
 
     /// As the second level, after the first missed and evicted what it did; whether it hit.
@@ -137,10 +266,15 @@ impl Level {
         is_hit
     }
 
+    #[inline(always)]
+    fn route(&self, key: u64, size: PageSize, is_store: bool) -> Route {
+        self.routes[is_store as usize][size as usize][(key >> CHOOSING_BIT & 1) as usize]
+    }
+
     #[inline]
     fn array(&mut self, key: u64, size: PageSize, is_store: bool) -> Option<&mut Sets> {
-        let choice = (key >> CHOOSING_BIT & 1) as usize;
-        self.arrays.get_mut(self.routes[is_store as usize][size as usize][choice] as usize)
+        let route = self.route(key, size, is_store);
+        self.arrays.get_mut(route.array as usize)
     }
 }
 
@@ -150,15 +284,23 @@ pub(crate) fn key(address: u64, size: PageSize) -> u64 {
     address >> page_shift(size) | (size as u64) << PAGE_BITS
 }
 
-fn routes(list: &[TlbArray], arrays: &mut Vec<Sets>, is_halved: bool, seed: u64) -> [[u8; 2]; 3] {
-    let mut routes = [[NONE; 2]; 3];
+fn routes(
+    list: &[TlbArray],
+    arrays: &mut Vec<Sets>,
+    newest: &mut Vec<u32>,
+    is_halved: bool,
+    seed: u64,
+) -> [[Route; 2]; 3] {
+    let mut routes = [[Route { array: NONE, newest: 0, mask: 0 }; 2]; 3];
     for TlbArray { pages, array } in list {
-        let index = arrays.len() as u8;
+        let sets = Sets::new(array, is_halved, KEYS, seed + arrays.len() as u64);
+        let to = Route { array: arrays.len() as u8, newest: newest.len() as u32, mask: sets.mask() };
         for size in *pages {
             let route = &mut routes[*size as usize];
-            *route = if route[0] == NONE { [index; 2] } else { [route[0], index] };
+            *route = if route[0].array == NONE { [to; 2] } else { [route[0], to] };
         }
-        arrays.push(Sets::new(array, is_halved, seed + u64::from(index)));
+        newest.resize(newest.len() + to.mask as usize + 1, NO_KEY);
+        arrays.push(sets);
     }
     routes
 }

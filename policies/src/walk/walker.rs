@@ -13,13 +13,12 @@
 
 use alloc::vec::Vec;
 
-use super::caches::{Caches, Purpose};
+use super::caches::{Caches, OF_AN_ACCESS, Purpose, Reference};
 use super::counts::{Counts, References};
 use super::machine::{Machine, WalkCache};
-use super::sets::{Found, Sets};
-use super::space::{AddressSpace, LEVELS_MAX, shift_of_level};
+use super::sets::{FewWays, Found, Sets};
+use super::space::{AddressSpace, shift_of_level};
 use super::tlb::{Level, key};
-use crate::units::PageSize;
 
 /// What a walk looks into before it reads tables.
 pub(crate) struct Walker {
@@ -28,7 +27,7 @@ pub(crate) struct Walker {
     nested_tlb: Option<Sets>,
     /// The guest's walk caches hold host-physical addresses.
     guest_is_combined: bool,
-    second_level_holds_pdes: bool,
+    pub(crate) second_level_holds_pdes: bool,
 }
 
 impl Walker {
@@ -36,7 +35,7 @@ impl Walker {
         Walker {
             guest: WalkCaches::new(machine.walk_caches, is_halved, seed),
             host: WalkCaches::new(machine.host_walk_caches, is_halved, seed + 16),
-            nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, seed + 32)),
+            nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, KEYS, seed + 32)),
             guest_is_combined: machine.walk_caches_are_combined.value,
             second_level_holds_pdes: machine.second_level_holds_pdes.value,
         }
@@ -51,108 +50,139 @@ impl Walker {
         }
     }
 
-    /// Walks to the page at an address. `second` is the TLB's second level.
+    /// Whether the second level of a TLB holds the PDE of an address, which it does afterwards if it may.
+    #[inline]
+    pub(crate) fn finds_pde(&self, address: u64, space: &AddressSpace, second: Option<&mut Level>) -> bool {
+        self.second_level_holds_pdes
+            && space.pages(address).guest_leaf() < PDE_LEVEL
+            && second.is_some_and(|level| level.access_pde(address))
+    }
+
+    /// Walks to the page at an address. `has_pde` is what [`Walker::finds_pde`] said.
+    #[inline]
     pub(crate) fn walk(
         &mut self,
         address: u64,
+        has_pde: bool,
         space: &AddressSpace,
-        second: Option<&mut Level>,
         caches: &mut Caches,
         counts: &mut Counts,
     ) {
-        let leaf = leaf_level(space.pages(address).guest());
-        let top = u32::from(space.paging().guest_levels);
-        let pdes = second.filter(|_| self.second_level_holds_pdes);
-        let from = if leaf < PDE_LEVEL && pdes.is_some_and(|level| level.access_pde(address)) {
-            PDE_LEVEL - 1
-        } else {
-            self.guest.first_to_read(address, leaf, top)
-        };
-        counts.guest.skipped_by_walk_cache += u64::from(top - from);
-        for level in (leaf..=from).rev() {
-            let entry = space.guest_entry(level, address);
-            if space.is_nested() && self.guest_is_combined && level == from && from < top {
-                counts.host_of_tables.skipped_by_walk_cache += host_levels(entry, space);
-            } else if space.is_nested() {
-                self.find(entry, space, caches, Purpose::HostOfTables, &mut counts.host_of_tables);
-            }
-            caches.refer(entry, Purpose::Guest);
-        }
-        if space.is_nested() {
-            self.find(address, space, caches, Purpose::HostOfData, &mut counts.host_of_data);
-        }
+        caches.refer_walk(|references| self.write_walk(address, has_pde, space, references, counts));
     }
 
-    /// Finds the host's page of a guest-physical address.
+    #[inline(always)]
+    fn write_walk(
+        &mut self,
+        address: u64,
+        has_pde: bool,
+        space: &AddressSpace,
+        references: &mut [Reference; OF_AN_ACCESS],
+        counts: &mut Counts,
+    ) -> usize {
+        let leaf = space.pages(address).guest_leaf();
+        let top = u32::from(space.paging().guest_levels);
+        let from = if has_pde { PDE_LEVEL - 1 } else { self.guest.first_to_read(address, leaf, top) };
+        counts.guest.skipped_by_walk_cache += u64::from(top - from);
+        let mut len = 0;
+        for level in (leaf..=from).rev() {
+            let entry = space.guest_entry(level, address);
+            if !space.is_nested() {
+            } else if self.guest_is_combined && level == from && from < top {
+                let levels = space.paging().host_levels as u32 - space.pages(entry).host_leaf() + 1;
+                counts.host_of_tables.skipped_by_walk_cache += u64::from(levels);
+            } else {
+                len = self.find(entry, space, references, len, Purpose::HostOfTables, &mut counts.host_of_tables);
+            }
+            references[len] = Reference::to(entry, Purpose::Guest);
+            len += 1;
+        }
+        if space.is_nested() {
+            len = self.find(address, space, references, len, Purpose::HostOfData, &mut counts.host_of_data);
+        }
+        len
+    }
+
+    /// Finds the host's page of a guest-physical address. Returns how many references there are then.
+    #[inline(always)]
     fn find(
         &mut self,
         gpa: u64,
         space: &AddressSpace,
-        caches: &mut Caches,
+        references: &mut [Reference; OF_AN_ACCESS],
+        mut len: usize,
         purpose: Purpose,
-        references: &mut References,
-    ) {
-        let size = space.pages(gpa).host();
-        let (leaf, top) = (leaf_level(size), u32::from(space.paging().host_levels));
+        counts: &mut References,
+    ) -> usize {
+        let pages = space.pages(gpa);
+        let (leaf, top) = (pages.host_leaf(), u32::from(space.paging().host_levels));
         if let Some(nested_tlb) = &mut self.nested_tlb
-            && nested_tlb.access(key(gpa, size)) == Found::Hit
+            && nested_tlb.access(key(gpa, pages.host())) == Found::Hit
         {
-            references.skipped_by_nested_tlb += host_levels(gpa, space);
-            return;
+            counts.skipped_by_nested_tlb += u64::from(top - leaf + 1);
+            return len;
         }
         let from = self.host.first_to_read(gpa, leaf, top);
-        references.skipped_by_walk_cache += u64::from(top - from);
+        counts.skipped_by_walk_cache += u64::from(top - from);
         for level in (leaf..=from).rev() {
-            caches.refer(space.host_entry(level, gpa), purpose);
+            references[len] = Reference::to(space.host_entry(level, gpa), purpose);
+            len += 1;
         }
+        len
     }
-}
-
-/// How many entries of the host's tables lead to a guest-physical address.
-fn host_levels(gpa: u64, space: &AddressSpace) -> u64 {
-    u64::from(u32::from(space.paging().host_levels) - leaf_level(space.pages(gpa).host()) + 1)
 }
 
 /// The level whose entries point to tables of PTEs.
 const PDE_LEVEL: u32 = 2;
 
-/// The level whose entry maps a page of `size`.
-const fn leaf_level(size: PageSize) -> u32 {
-    size as u32 + 1
-}
-
 /// The walk caches of one dimension.
 struct WalkCaches {
-    arrays: Vec<Sets>,
+    arrays: Vec<Array>,
     /// By level of table: the array that holds its entries.
-    by_level: [Option<u8>; LEVELS_MAX + 1],
+    by_level: [u8; 8],
 }
+
+/// No array.
+const NONE: u8 = u8::MAX;
+
+/// A walk cache: most are of few ways, and looked into by every walk.
+enum Array {
+    Few(FewWays),
+    Many(Sets),
+}
+
+/// Keys of walk caches, and of the nested TLB, are below this.
+const KEYS: u64 = 1 << 32;
 
 /// Above all bits of an address that choose an entry: where a key has its level.
 const LEVEL_SHIFT: u32 = 28;
 
 impl WalkCaches {
     fn new(caches: &[WalkCache], is_halved: bool, seed: u64) -> WalkCaches {
-        let mut by_level = [None; LEVELS_MAX + 1];
+        let mut by_level = [NONE; 8];
         let mut arrays = Vec::new();
         for cache in caches {
             for level in cache.levels {
-                by_level[*level as usize] = Some(arrays.len() as u8);
+                by_level[*level as usize] = arrays.len() as u8;
             }
-            arrays.push(Sets::new(&cache.array, is_halved, seed + arrays.len() as u64));
+            let sets = Sets::new(&cache.array, is_halved, KEYS, seed + arrays.len() as u64);
+            arrays.push(sets.into_few_ways().map_or_else(Array::Many, Array::Few));
         }
         WalkCaches { arrays, by_level }
     }
 
     /// The first level that must be read: the one below the lowest cached. What was looked for in vain is held afterwards,
     /// because the walk reads it.
+    #[inline(always)]
     fn first_to_read(&mut self, address: u64, leaf: u32, top: u32) -> u32 {
         for level in leaf + 1..=top {
-            let Some(array) = self.by_level[level as usize] else {
-                continue;
-            };
             let key = address >> shift_of_level(level) | u64::from(level) << LEVEL_SHIFT;
-            if self.arrays[array as usize].access(key) == Found::Hit {
+            let is_missing = match self.arrays.get_mut(self.by_level[level as usize % 8] as usize) {
+                None => true,
+                Some(Array::Few(sets)) => sets.access(key),
+                Some(Array::Many(sets)) => sets.access(key) != Found::Hit,
+            };
+            if !is_missing {
                 return level - 1;
             }
         }
@@ -160,6 +190,11 @@ impl WalkCaches {
     }
 
     fn clear(&mut self) {
-        self.arrays.iter_mut().for_each(Sets::clear);
+        for array in &mut self.arrays {
+            match array {
+                Array::Few(sets) => sets.clear(),
+                Array::Many(sets) => sets.clear(),
+            }
+        }
     }
 }

@@ -8,13 +8,14 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::walk::sets::LruSets;
-
-/// Room for references. As many as lie in this computer's first cache beside the tags of two levels; a few hundred do as well.
-const ROOM: usize = 512;
+use crate::walk::sets::{Lane, LruSets};
+use crate::walk::simulator::block;
 
 /// References that one access makes at most: a walk through five levels in both dimensions makes 35, and the data are one.
-const OF_AN_ACCESS: usize = 36;
+pub(crate) const OF_AN_ACCESS: usize = 36;
+
+/// Room for those of a block.
+const ROOM: usize = block::ROOM * OF_AN_ACCESS;
 
 /// How many sets a level brings near at a time: no more than the loads that this computer can have on their way.
 const AHEAD: usize = 32;
@@ -45,8 +46,9 @@ pub(crate) struct Reference(u64);
 const NONE: u64 = u64::MAX >> 2;
 
 impl Reference {
-    pub(crate) fn new(line: u64, purpose: Purpose) -> Reference {
-        Reference(line << 2 | purpose as u64)
+    #[inline(always)]
+    pub(crate) fn to(address: u64, purpose: Purpose) -> Reference {
+        Reference(address >> 6 << 2 | purpose as u64)
     }
 
     pub(crate) fn line(self) -> u64 {
@@ -86,75 +88,81 @@ impl Tally {
 
 pub(crate) struct Queue {
     waiting: Vec<Reference>,
+    /// So many of them.
+    len: usize,
     /// What each of them pushed out of the level above; `NONE` where it did not, or nobody asks.
     victims: Vec<u64>,
 }
 
 impl Queue {
     pub(crate) fn new() -> Queue {
-        Queue { waiting: Vec::with_capacity(ROOM), victims: vec![NONE; ROOM] }
+        Queue { waiting: vec![Reference(0); ROOM], len: 0, victims: vec![NONE; ROOM] }
     }
 
     #[inline]
     pub(crate) fn push(&mut self, reference: Reference) {
-        self.waiting.push(reference);
+        self.waiting[self.len] = reference;
+        self.len += 1;
     }
 
-    #[inline]
-    pub(crate) fn is_nearly_full(&self) -> bool {
-        self.waiting.len() > ROOM - OF_AN_ACCESS
+    /// Adds as many references of one access as `write` writes.
+    #[inline(always)]
+    pub(crate) fn push_walk(&mut self, write: impl FnOnce(&mut [Reference; OF_AN_ACCESS]) -> usize) {
+        self.len += write(self.waiting[self.len..].first_chunk_mut().expect("room for an access"));
     }
 
     /// How many are sought, by purpose.
     pub(crate) fn begin(&self) -> [u64; Purpose::ALL] {
         let mut tally = Tally::default();
-        self.waiting.iter().for_each(|&reference| tally.add(reference, true));
+        self.waiting[..self.len].iter().for_each(|&reference| tally.add(reference, true));
         tally.by_purpose()
     }
 
     pub(crate) fn clear(&mut self) {
-        self.waiting.clear();
+        self.len = 0;
     }
 
     /// Keeps the references whose line is missing; how many, by purpose.
     #[inline(always)]
-    pub(crate) fn keep_missing<const LANES: usize>(&mut self, sets: &mut LruSets<'_, LANES>) -> [u64; Purpose::ALL] {
-        let (mut kept, mut tally) = (0, Tally::default());
-        for n in 0..self.waiting.len() {
-            let reference = self.waiting[n];
-            if n % AHEAD == 0 {
-                sets.touch(self.waiting[n..].iter().take(AHEAD).map(|reference| reference.line()));
+    pub(crate) fn keep_missing<T: Lane, const LANES: usize>(
+        &mut self,
+        sets: &mut LruSets<'_, T, LANES>,
+        is_first: bool,
+    ) -> [u64; Purpose::ALL] {
+        let (waiting, mut kept) = (&mut self.waiting[..self.len], 0);
+        let mut places = [(0, T::EMPTY); AHEAD];
+        for start in (0..waiting.len()).step_by(AHEAD) {
+            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
+            for (n, &place) in places[..sought].iter().enumerate() {
+                let is_missing = sets.access_at(place, is_first);
+                // Written in any case and counted or not: what is missing cannot be predicted.
+                waiting[kept] = waiting[start + n];
+                kept += usize::from(is_missing);
             }
-            let (is_kept, _) = sets.access(reference.line());
-            // Written in any case and counted or not: what is missing cannot be predicted.
-            self.waiting[kept] = reference;
-            kept += usize::from(is_kept);
-            tally.add(reference, is_kept);
         }
-        self.waiting.truncate(kept);
-        tally.by_purpose()
+        self.len = kept;
+        self.begin()
     }
 
     /// As [`Queue::keep_missing`], with what each of them pushed out.
     #[inline(always)]
-    pub(crate) fn keep_missing_with_victims<const LANES: usize>(
+    pub(crate) fn keep_missing_with_victims<T: Lane, const LANES: usize>(
         &mut self,
-        sets: &mut LruSets<'_, LANES>,
+        sets: &mut LruSets<'_, T, LANES>,
     ) -> [u64; Purpose::ALL] {
-        let (mut kept, mut tally) = (0, Tally::default());
-        for n in 0..self.waiting.len() {
-            let reference = self.waiting[n];
-            if n % AHEAD == 0 {
-                sets.touch(self.waiting[n..].iter().take(AHEAD).map(|reference| reference.line()));
+        let (waiting, victims, mut kept) = (&mut self.waiting[..self.len], &mut self.victims[..self.len], 0);
+        let mut places = [(0, T::EMPTY); AHEAD];
+        for start in (0..waiting.len()).step_by(AHEAD) {
+            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
+            for (n, &place) in places[..sought].iter().enumerate() {
+                victims[kept] = sets.oldest(place).unwrap_or(NONE);
+                let is_missing = sets.access_at(place, false);
+                waiting[kept] = waiting[start + n];
+                kept += usize::from(is_missing);
             }
-            let (is_kept, victim) = sets.access(reference.line());
-            self.waiting[kept] = reference;
-            self.victims[kept] = victim.unwrap_or(NONE);
-            kept += usize::from(is_kept);
-            tally.add(reference, is_kept);
         }
-        self.waiting.truncate(kept);
-        tally.by_purpose()
+        self.len = kept;
+        self.begin()
     }
 
     /// Keeps the references whose line is missing or that have a victim, as `access` says of a reference and the victim that it has.
@@ -164,7 +172,7 @@ impl Queue {
         mut access: impl FnMut(Reference, Option<u64>) -> (bool, Option<u64>),
     ) -> [u64; Purpose::ALL] {
         let (mut kept, mut tally) = (0, Tally::default());
-        for n in 0..self.waiting.len() {
+        for n in 0..self.len {
             let (reference, victim) = (self.waiting[n], self.victims[n]);
             let (is_missing, victim) = access(reference, (victim != NONE).then_some(victim));
             self.waiting[kept] = if is_missing { reference } else { reference.as_found() };
@@ -172,7 +180,7 @@ impl Queue {
             kept += usize::from(is_missing || victim.is_some());
             tally.add(reference, is_missing);
         }
-        self.waiting.truncate(kept);
+        self.len = kept;
         tally.by_purpose()
     }
 }

@@ -4,121 +4,104 @@
 //!   before  a b c d e · · ·     access c:  c a b d e · · ·     access x:  x a b c d · · · ──▶ e
 //! ```
 //!
-//! Sets of up to twenty ways have a multiple of four lanes, some of which no way has and which stay empty. What is done to such a set
-//! is the same whatever is found and wherever, for nothing of it can be predicted; and it is the same for each lane, written so
-//! that the compiler makes vectors of them. (Intrinsics would say it more plainly, and are unsafe.)
+//! Sets of up to twenty ways have a whole number of vectors for lanes, some of which no way has and which stay empty. What is done to
+//! such a set is the same whatever is found and wherever, for nothing of it can be predicted; and it is the same for each lane, written
+//! so that the compiler makes vectors of them. (Intrinsics would say it more plainly, and are unsafe.)
 
+use super::vector::{Lane, bring_near};
 use super::{NO_TAG, Place};
 
-/// Tags of so many lanes are more than this computer has at hand anyway: 64 KiB.
-const FAR: usize = 16 * 1024;
+/// Sets of so many bytes are more than this computer has at hand anyway: 64 KiB.
+const FAR: usize = 64 * 1024;
 
-/// Lanes of the largest set that is kept so.
-pub(crate) const LANES_MAX: usize = 20;
+/// Ways of the largest set that is kept so.
+pub(super) const WAYS_MAX: usize = 20;
 
 /// Sets of up to `LANES` ways, all of them.
-pub(crate) struct LruSets<'a, const LANES: usize> {
-    pub(super) sets: &'a mut [[u32; LANES]],
+pub(crate) struct LruSets<'a, T, const LANES: usize> {
+    pub(super) sets: &'a mut [[T; LANES]],
     pub(super) place: Place,
     /// The last way.
-    pub(super) last: u32,
+    pub(super) last: usize,
 }
 
-impl<const LANES: usize> LruSets<'_, LANES> {
+impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
     /// Looks a key up and brings it to the front; whether it was missing, and what fell out then.
     #[inline(always)]
     pub(crate) fn access(&mut self, key: u64) -> (bool, Option<u64>) {
         let (set, tag) = self.place.of(key);
-        let tags = &mut self.sets[set];
+        let (tags, tag) = (&mut self.sets[set], T::new(tag));
         // This can be predicted: a line that is gone through word by word.
         if tags[0] == tag {
             return (false, None);
         }
-        let oldest = tags[self.last as usize % LANES];
+        let oldest = tags[self.last % LANES];
         let is_missing = access(tags, tag, self.last);
-        (is_missing, if is_missing { self.place.key(oldest, set) } else { None })
+        let is_evicted = is_missing && oldest != T::EMPTY;
+        (is_missing, if is_evicted { Some(self.place.key(oldest.tag(), set)) } else { None })
     }
 
     /// Takes a key out; whether it was there.
     #[inline(always)]
     pub(crate) fn take(&mut self, key: u64) -> bool {
         let (set, tag) = self.place.of(key);
-        take(&mut self.sets[set], tag)
+        take(&mut self.sets[set], T::new(tag))
     }
 
-    /// Reads the sets of some keys for nothing, so that this computer has them at hand when they are asked for. Far more of these
-    /// loads are on their way at once than of those that something is done with.
+    /// Brings a tag to the front of its set; whether it was missing. `is_near` says that many are there already, and that which of them
+    /// can be predicted: those of a line that is gone through word by word.
     #[inline(always)]
-    pub(crate) fn touch(&self, keys: impl Iterator<Item = u64>) {
-        if self.sets.len() * LANES < FAR {
-            return;
+    pub(crate) fn access_at(&mut self, (set, tag): (u32, T), is_near: bool) -> bool {
+        let tags = &mut self.sets[set as usize];
+        if is_near && tags[0] == tag {
+            return false;
         }
-        let mut read = 0;
-        for key in keys {
-            let tags = &self.sets[self.place.of(key).0];
-            read ^= tags[0] ^ tags[LANES - 1];
+        access(tags, tag, self.last)
+    }
+
+    /// The key that falls out of a set if something comes in.
+    #[inline(always)]
+    pub(crate) fn oldest(&self, (set, _): (u32, T)) -> Option<u64> {
+        let oldest = self.sets[set as usize][self.last % LANES];
+        if oldest == T::EMPTY { None } else { Some(self.place.key(oldest.tag(), set as usize)) }
+    }
+
+    /// The sets of some keys, and the tags that they have in there; how many. This computer brings the sets near until they are
+    /// asked for: far more of them are on their way at once than if each were waited for.
+    #[inline(always)]
+    pub(crate) fn places(&self, keys: impl Iterator<Item = u64>, places: &mut [(u32, T)]) -> usize {
+        let (is_far, mut len) = (size_of_val(self.sets) >= FAR, 0);
+        for (key, place) in keys.zip(places) {
+            let (set, tag) = self.place.of(key);
+            *place = (set as u32, T::new(tag));
+            if is_far {
+                bring_near(&self.sets[set][0]);
+                bring_near(&self.sets[set][LANES - 1]);
+            }
+            len += 1;
         }
-        core::hint::black_box(read);
+        len
     }
-}
-
-/// Ones, then zeroes: from `ONES - n` on, a mask of the first `n` lanes.
-static ONES_AND_ZEROES: [u32; 2 * (ONES + 1)] = {
-    let mut words = [0; 2 * (ONES + 1)];
-    let mut n = 0;
-    while n < ONES {
-        words[n] = u32::MAX;
-        n += 1;
-    }
-    words
-};
-
-/// One less than a power of two, so that no bound need be checked.
-const ONES: usize = 31;
-
-const _: () = assert!(LANES_MAX <= ONES, "a mask has as many ones, or zeroes, as the largest set has lanes");
-
-/// A mask of the first lanes.
-#[inline(always)]
-fn first<const LANES: usize>(lanes: u32) -> &'static [u32; LANES] {
-    ONES_AND_ZEROES[(ONES - lanes as usize) & ONES..].first_chunk().expect("as many words as lanes")
 }
 
 /// Brings a tag to the front; whether it was missing.
 #[inline(always)]
-fn access<const LANES: usize>(tags: &mut [u32; LANES], tag: u32, last: u32) -> bool {
-    let found = matches(tags, tag);
+fn access<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T, last: usize) -> bool {
+    let found = T::found(tags, tag);
     // All before it move back by one; where it is missing, all do.
-    let moves = first::<LANES>((found | 1 << last << 1).trailing_zeros());
-    let mut moved = [tag; LANES];
-    moved[1..].copy_from_slice(&tags[..LANES - 1]);
-    for lane in 0..LANES {
-        tags[lane] = (moved[lane] & moves[lane]) | (tags[lane] & !moves[lane]);
-    }
+    T::push(tags, tag, (found | 1 << last).trailing_zeros());
     found == 0
 }
 
 /// Takes a tag out, and moves those behind it one to the front; whether it was there.
 #[inline(always)]
-fn take<const LANES: usize>(tags: &mut [u32; LANES], tag: u32) -> bool {
-    let found = matches(tags, tag);
-    let stays = first::<LANES>((found >> 1 | 1 << LANES).trailing_zeros());
-    let mut moved = [NO_TAG; LANES];
-    moved[..LANES - 1].copy_from_slice(&tags[1..]);
-    for lane in 0..LANES {
-        tags[lane] = (tags[lane] & stays[lane]) | (moved[lane] & !stays[lane]);
+fn take<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T) -> bool {
+    let found = T::found(tags, tag);
+    if found != 0 {
+        tags.copy_within(found.trailing_zeros() as usize + 1.., found.trailing_zeros() as usize);
+        tags[LANES - 1] = T::EMPTY;
     }
     found != 0
-}
-
-/// A bit for each lane that holds a tag, counted from 1: bit 0 would be made in another way than the rest, and no vector.
-#[inline(always)]
-fn matches<const LANES: usize>(tags: &[u32; LANES], tag: u32) -> u32 {
-    let mut found = 0;
-    for (lane, held) in tags.iter().enumerate() {
-        found |= if *held == tag { 2 << lane } else { 0 };
-    }
-    found
 }
 
 /// As [`access`], for sets of any size: what is used again soon is near the front. What fell out at the end, or `None`.

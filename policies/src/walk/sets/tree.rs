@@ -8,7 +8,8 @@
 
 use alloc::vec::Vec;
 
-use super::{NO_TAG, find};
+use super::vector::Lane;
+use super::{NO_TAG, Place, find, keep};
 
 /// Where a word has the group that was used last; the bits of the trees are below it.
 const GROUP_SHIFT: u32 = 56;
@@ -25,6 +26,54 @@ impl Use {
     #[inline]
     pub(super) fn of(self, tree: u64) -> u64 {
         (tree & !self.cleared) | self.set
+    }
+}
+
+/// Sets of so many ways that never were full and then had room again.
+pub(super) struct TreeSets<'a, const WAYS: usize> {
+    tags: &'a mut [[u32; WAYS]],
+    trees: &'a mut [u64],
+    uses: &'a [Use; WAYS],
+    place: Place,
+}
+
+impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
+    const SIZE: usize = 1 << WAYS.trailing_zeros();
+
+    pub(super) fn new(tags: &'a mut [u32], trees: &'a mut [u64], tree: &'a Tree, place: Place) -> TreeSets<'a, WAYS> {
+        let uses = tree.uses.first_chunk().expect("as many uses as ways");
+        TreeSets { tags: tags.as_chunks_mut().0, trees, uses, place }
+    }
+
+    /// As [`Tree::access`]; whether it was missing. Where it was found cannot be predicted, whether there was room can.
+    #[inline(always)]
+    pub(super) fn access(&mut self, key: u64) -> bool {
+        let (set, tag) = self.place.of(key);
+        let (tags, bits) = (&mut self.tags[set], &mut self.trees[set]);
+        let found = u32::found(tags, tag);
+        let chosen = if tags[WAYS - 1] == NO_TAG { u32::found(tags, NO_TAG) } else { 1 << Self::oldest(*bits) };
+        let way = (if found == 0 { chosen } else { found }).trailing_zeros() as usize % WAYS;
+        *bits = self.uses[way].of(*bits);
+        tags[way] = tag;
+        found == 0
+    }
+
+    /// As [`super::Sets::keep_missing`].
+    pub(super) fn keep_missing<T: Copy>(mut self, list: &mut [T], key: impl Fn(&T) -> u64) -> usize {
+        keep(list, |item| self.access(key(item)))
+    }
+
+    /// As [`Tree::oldest`].
+    #[inline(always)]
+    fn oldest(bits: u64) -> usize {
+        let next = (bits >> GROUP_SHIFT) as usize + 1;
+        let group = if next >= WAYS / Self::SIZE { 0 } else { next };
+        let bits = bits >> (group * Self::SIZE);
+        let mut node = 1;
+        for _ in 0..Self::SIZE.trailing_zeros() {
+            node = 2 * node + (bits >> node & 1) as usize;
+        }
+        group * Self::SIZE + node - Self::SIZE
     }
 }
 
