@@ -5,6 +5,7 @@
 pub mod collapse;
 mod dirty;
 pub mod giant;
+pub mod give_back;
 pub mod hold;
 pub mod prefault;
 pub mod release;

@@ -41,6 +41,7 @@ use crate::host::{Host, HostError};
 use crate::mover::linux::{LinuxMover, MoverError};
 use crate::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place};
 use crate::region::GuestRam;
+use crate::sandboxed::{ThreadWork, thread_starts};
 
 /// How often a move of one window that is answered `EAGAIN` (a page is locked, or on its way elsewhere) is tried again...
 const STALLS_MAX: u32 = 32;
@@ -553,6 +554,7 @@ impl WindowMover {
         let thread = std::thread::Builder::new()
             .name("window-mover".into())
             .spawn(move || {
+                thread_starts(ThreadWork::Faults);
                 if let Err(error) = answer_until(&stopped, &closes.0, mover.as_ref()) {
                     tracing::error!("windows are no longer moved: {error}");
                 }

@@ -23,6 +23,7 @@ use wideleaf_policies::{Backing, Bytes, GpaRange, Hva, OutcomeResult, PageSize, 
 use crate::actuators::collapse::collapse_window;
 use crate::host::{Advice, Host};
 use crate::region::{GuestRam, RamRange};
+use crate::sandboxed::{ThreadWork, thread_starts};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::userfaultfd::{Message, Mode, Userfaultfd};
 
@@ -112,7 +113,10 @@ impl<R: ServiceReport> Serving<R> {
     ) -> io::Result<Serving<R>> {
         let (stopped, stop) = io::pipe()?;
         let of_thread = counted.clone();
-        let work = move || run(host.as_ref(), service, &of_thread, &stopped);
+        let work = move || {
+            thread_starts(ThreadWork::Faults);
+            run(host.as_ref(), service, &of_thread, &stopped);
+        };
         let thread = std::thread::Builder::new().name(name.into()).spawn(work)?;
         Ok(Serving { counted, stop: Some(stop), thread: Some(thread) })
     }

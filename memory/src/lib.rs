@@ -17,6 +17,7 @@
 //! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
 //! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
+//! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
 //! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
@@ -39,6 +40,7 @@ mod fake_calls;
 mod faults;
 pub mod first_touch;
 pub mod gate;
+pub mod given_back;
 pub mod host;
 pub mod manager;
 pub mod mishaps;
@@ -48,6 +50,7 @@ pub mod pool;
 pub mod recorder;
 pub mod region;
 pub mod reserved_frames;
+pub mod sandboxed;
 pub mod second_level;
 pub mod sensors;
 pub mod side_mapping;

@@ -21,10 +21,11 @@ use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
+use wideleaf_policies::watermark::Watermark;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction,
-    Policy, Refusal, Skip, Snapshot, VmId,
+    Action, Budget, BudgetLimits, GivenBackRules, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan,
+    PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, WindowIndex,
 };
 
 use crate::explain::CannotBeHuge;
@@ -39,6 +40,7 @@ use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
 mod giants;
+mod given_back;
 mod live;
 mod managed_vm;
 mod pacing;
@@ -77,6 +79,8 @@ pub struct ManagerConfig {
     pub sampling: PerTenThousand,
     /// Time of a core that the samples of one VM may use beyond that when much is new. Earned back at the same rate.
     pub sampling_burst: Duration,
+    /// What becomes of memory that guests give back, and how much of it a window may have and be promoted.
+    pub given_back: GivenBackRules,
 }
 
 impl Default for ManagerConfig {
@@ -91,6 +95,7 @@ impl Default for ManagerConfig {
             copy_threads: 1,
             sampling: sampling::SAMPLING_BUDGET,
             sampling_burst: sampling::SAMPLING_BURST,
+            given_back: GivenBackRules::default(),
         }
     }
 }
@@ -220,6 +225,10 @@ pub struct ManagerLoop {
     barred: Vec<Vec<Option<CannotBeHuge>>>,
     /// Sensors that failed when they were asked last, by VM: it is told once.
     failing: BTreeSet<(usize, &'static str)>,
+    /// Whether the host is short of memory, for what guests gave back.
+    shortage: Watermark,
+    /// By VM in the order given: from which window on it is looked again at what was given back.
+    given_back_from: Vec<WindowIndex>,
     /// Whether the policy ever promotes.
     promotes: bool,
     steering: Arc<Steering>,
@@ -238,6 +247,9 @@ impl ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         let second_level_of = sensing::firsts_of_second_levels(&vms);
         let own_logs = vms.iter_mut().map(own_logs).collect();
+        for ram in vms.iter().filter_map(|vm| vm.ram.as_ref()) {
+            ram.given_back().book().set_rules(config.given_back);
+        }
         let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
         if policy.largest_page() == PageSize::Giant1G {
             report.unanswered.extend(giants.why_no_page());
@@ -269,6 +281,8 @@ impl ManagerLoop {
             gates: vec![GateState::Open; vms.len()],
             barred: vms.iter().map(ManagedVm::barred_windows).collect(),
             failing: BTreeSet::new(),
+            shortage: shortage(config.given_back),
+            given_back_from: vec![WindowIndex::new(0); vms.len()],
             promotes: policy.promotes(),
             steering: Arc::default(),
             publisher: Publisher::new(policy.name(), config.limits),
@@ -296,7 +310,15 @@ impl ManagerLoop {
         let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(FirstTouchError::NotMapped(vm.id))?));
         let vms = self.vms.iter().map(mapped).collect::<Result<_, FirstTouchError>>()?;
         let policy = self.policy.clone();
-        let decide = move |vm, window| lock(&policy).first_touch(vm, window);
+        let rams: Vec<_> = self.vms.iter().filter_map(|vm| Some((vm.id, vm.ram.clone()?))).collect();
+        let is_given_back = move |vm, window| {
+            let ram = rams.iter().find(|(id, _)| *id == vm).map(|(_, ram)| ram);
+            ram.is_some_and(|ram| ram.given_back().book().is_given_back(window))
+        };
+        let decide = move |vm, window| match is_given_back(vm, window) {
+            true => PageSize::Base4K,
+            false => lock(&policy).first_touch(vm, window),
+        };
         FirstTouch::start(self.host.clone(), vms, decide).map(Some)
     }
 
@@ -335,6 +357,7 @@ impl ManagerLoop {
         }
         let done = self.act(plan.actions(), &snapshot) + u64::from(is_giant_over);
         self.plan = plan;
+        self.look_again_at_given_back();
         if let Some(recorder) = &mut self.recorder {
             recorder.end_of_tick();
         }
@@ -536,6 +559,10 @@ impl ManagerLoop {
         }
         lock(&self.policy).learn(&outcome);
     }
+}
+
+fn shortage(rules: GivenBackRules) -> Watermark {
+    Watermark::of_percent(rules.short_from_percent.into(), rules.short_below_percent.into())
 }
 
 /// Puts before a VM's second level one that knows which dirty logs the manager switched on.

@@ -27,6 +27,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
 use crate::claims::Claims;
+use crate::given_back::GivenBack;
 use crate::host::HostError;
 pub use crate::sys::mapping::ExclusiveWords;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
@@ -64,6 +65,7 @@ pub struct GuestRam {
     reservation: AddressReservation,
     /// Behind the mapping, since it has the pages of giants: they are free when nothing maps them.
     claims: Arc<Claims>,
+    given_back: GivenBack,
     /// The memfd, with the ranges one behind the other. The VMM's children and an attached debugger find the RAM through it.
     file: Option<File>,
 }
@@ -134,7 +136,8 @@ impl GuestRam {
             file_offset += gpa.bytes();
             ranges.push(RamRange { gpa, hva });
         }
-        let ram = GuestRam { ranges, backing, reservation, claims: Arc::default(), file };
+        let ram =
+            GuestRam { ranges, backing, reservation, claims: Arc::default(), given_back: GivenBack::default(), file };
         for range in &ram.ranges {
             backing
                 .advise_at_start(range.hva, range.gpa.bytes())
@@ -156,6 +159,11 @@ impl GuestRam {
     /// Who is at work on which part of it, and what is on a giant page.
     pub fn claims(&self) -> &Arc<Claims> {
         &self.claims
+    }
+
+    /// What its guest gave back of it.
+    pub fn given_back(&self) -> &GivenBack {
+        &self.given_back
     }
 
     /// All of it.
@@ -222,7 +230,7 @@ impl GuestRam {
     }
 
     /// Gives back base pages of anonymous RAM: they read zero afterwards. Whoever calls this knows that they hold
-    /// zeroes and that nobody can write them meanwhile.
+    /// zeroes and that nobody can write them meanwhile, or that the guest gave them back.
     pub(crate) fn discard_pages(&self, pages: GpaRange) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
         self.reservation.piece(pages.start() - Gpa::new(0), pages.bytes()).discard()

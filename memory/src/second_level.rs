@@ -130,6 +130,12 @@ pub enum SecondLevelError {
         /// How long was waited.
         waited_ms: u64,
     },
+    /// A device did not finish a request in time.
+    #[error("a device of the VM did not finish a request within {waited_ms} ms: its disk or its peer is slow")]
+    DeviceBusy {
+        /// How long was waited.
+        waited_ms: u64,
+    },
     /// The call does not fit the state of the VM.
     #[error("{0}")]
     WrongState(&'static str),

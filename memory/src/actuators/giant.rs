@@ -8,8 +8,9 @@
 //!                                                 └── rounds ──┘
 //! ```
 //!
-//! What must hold: from the start of the log to the end of the pause only vCPUs write to the giant, and nobody keeps a
-//! pointer into it that the kernel has pinned (a device with DMA). The VMM's own serial and exit ports never touch RAM.
+//! What must hold: from the start of the log to the end of the pause only vCPUs write to the giant, and devices whose writes are in
+//! [`SecondLevel::take_dirty_log`] and which [`SecondLevel::pause`] stops. Nobody keeps a pointer into it that the kernel has pinned: what is
+//! read from a disk directly (`O_DIRECT`, `io_uring`) must be over when the pause begins.
 //! [`crate::claims`] keeps our own sensors and actuators away meanwhile. Reads by others are harmless: both copies are equal when they are exchanged. So RAM that other processes may map (a
 //! memfd) is refused: they would go on with the old pages.
 //!

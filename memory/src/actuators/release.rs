@@ -10,7 +10,8 @@
 //!
 //! Between the second look and the discard no store can come: the pages are write-protected through userfaultfd, also
 //! for a vCPU, whose mapping KVM drops with the protection. A write that KVM or the kernel makes through a page it has
-//! pinned would not be seen; nothing in wideleaf pins guest memory.
+//! pinned would not be seen; nothing in wideleaf pins guest memory. A device of this process that reads a file into a protected page waits
+//! in its system call as a vCPU does.
 
 use std::io;
 use std::time::Duration;

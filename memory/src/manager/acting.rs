@@ -160,6 +160,11 @@ pub(super) fn perform_claimed(
     let is_recovery = is_held && matches!(action, Action::Promote { .. });
     let claims = vm.ram.as_ref().filter(|_| !is_recovery).map(|ram| ram.claims());
     match claims.map(|claims| claims.window(action.window())).transpose() {
+        // Who looks for zero pages relies on those it saw: nobody else discards any meanwhile.
+        Ok(_claim) if matches!(action, Action::Release { .. }) => {
+            let _alone = vm.ram.as_ref().map(|ram| ram.given_back().discarding());
+            perform(host, vm, hand, action, is_held)
+        }
         Ok(_claim) => perform(host, vm, hand, action, is_held),
         Err(claimed) => Performed::not_tried(claimed.result(), host.now()),
     }
@@ -184,6 +189,10 @@ fn perform(
         }
         // What nobody touched of reserved frames may be given back: nothing else may map it, as a collapse would.
         (Action::Promote { .. }, _) if vm.backing.is_reservable() => no_mechanism(),
+        // No policy plans it; but the guest may have given more back since.
+        (Action::Promote { window, .. }, _) if vm.is_given_back(window) => {
+            Performed::skipped(Skip::GivenBack, host.now())
+        }
         (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
             promote(host, vm, range, hand, window)
         }

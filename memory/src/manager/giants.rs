@@ -17,8 +17,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Bytes, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot, VmSnapshot,
-    WindowIndex,
+    AccessHistory, Action, Backing, Bytes, GpaRange, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot,
+    VmSnapshot, WindowIndex,
 };
 
 use super::{ManagedVm, ManagerLoop, Mechanism, NEVER, Performed};
@@ -248,6 +248,7 @@ impl ManagerLoop {
 
     /// Begins it. Whether it has begun.
     pub(super) fn begin_giant(&mut self, request: Request) -> bool {
+        let is_given_back = request.way == Way::Promote && self.is_giant_given_back(&request);
         let state = &mut self.states[request.vm][request.row];
         let begun = match state.begin(self.host.now()) {
             _ if self.should_stop.load(Ordering::Relaxed) => Err(OutcomeResult::Skipped(Skip::Stopping)),
@@ -256,6 +257,7 @@ impl ManagerLoop {
                 Err(OutcomeResult::Skipped(Skip::LeftAlone))
             }
             Err(_) => Err(OutcomeResult::Skipped(Skip::BackingOff)),
+            Ok(_) if is_given_back => Err(OutcomeResult::Skipped(Skip::GivenBack)),
             Ok(acting) => self.giants.start(&self.host, request).map(|()| *state = acting),
         };
         if let Err(result) = begun {
@@ -263,6 +265,13 @@ impl ManagerLoop {
             self.record(&request.planned, &Performed { mechanism, ..Performed::not_tried(result, self.host.now()) });
         }
         begun.is_ok()
+    }
+
+    /// Whether a giant page there would take again what the guest gave back.
+    fn is_giant_given_back(&self, request: &Request) -> bool {
+        let giant = GpaRange::new(request.first.start(), GIANT);
+        let ram = self.vms[request.vm].ram.as_ref();
+        ram.zip(giant).is_some_and(|(ram, giant)| ram.given_back().book().is_any_given_back(giant))
     }
 
     fn record_giant(&mut self, request: Request, swap: GiantSwap) {

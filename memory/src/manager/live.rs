@@ -280,6 +280,7 @@ impl Explainer<'_> {
     /// `None` for a window that is served with a large page.
     fn why_not(&self, row: usize) -> Option<WhyNot> {
         let VmSnapshot { backing, is_held, ready_at, resident, .. } = self.rows;
+        let is_given_back = self.rows.is_given_back(row);
         let is_never = ready_at[row] == NEVER;
         if backing[row].is_large() && !is_held[row] {
             return None;
@@ -294,7 +295,7 @@ impl Explainer<'_> {
             Some(why) => why,
             None if is_held[row] && is_never => WhyNot::HeldByOthers,
             None if is_held[row] => WhyNot::Held,
-            None if self.keeps_holes && has_hole(resident[row]) => WhyNot::Holes,
+            None if is_given_back || (self.keeps_holes && has_hole(resident[row])) => WhyNot::Holes,
             None if is_never => WhyNot::UnderWay,
             None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
         })

@@ -51,6 +51,7 @@ impl ManagerLoop {
         self.giants.mark(index, &mut rows);
         leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
         self.hold_back(index, &mut rows);
+        self.sense_given_back(index, &mut rows);
         rows
     }
 

@@ -22,6 +22,7 @@ use super::{ManagerConfig, ManagerLoop};
 use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::host::Host;
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
+use crate::sandboxed::{ThreadWork, thread_starts};
 
 /// The loop in its thread.
 pub struct Manager {
@@ -111,6 +112,7 @@ impl Manager {
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
+                thread_starts(ThreadWork::Loop);
                 let mut pacing = Pacing::new(&work.config, work.host.now());
                 let pulse = work.config.pulse;
                 let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {

@@ -32,6 +32,7 @@ use wideleaf_policies::{Hva, PageSize, WindowIndex};
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
+use crate::sandboxed::{ThreadWork, thread_starts};
 use crate::sensors::access::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};
 
 mod linux;
@@ -337,6 +338,7 @@ impl Service {
         let thread = std::thread::Builder::new().name("minor-faults".into()).spawn(move || {
             // Of this thread, so that it is dropped, and the descriptor closed, however the thread ends.
             let (closes, door) = (closes, door);
+            thread_starts(ThreadWork::Faults);
             if let Err(error) = answer_until(&stopped, &closes.0, &door) {
                 closes.0.fail(&error);
             }

@@ -10,6 +10,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use wideleaf_policies::{Bytes, Hva};
@@ -232,14 +233,9 @@ impl Userfaultfd {
 
     fn open_with(features: u64) -> Result<Userfaultfd, UserfaultfdError> {
         const FLAGS: libc::c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: the call takes flags and nothing else, and returns a new descriptor.
-        let result = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
-        let (fd, opened_by) = match RawFd::try_from(result) {
-            Ok(fd) if fd >= 0 => (fd, "userfaultfd(2)"),
-            _ => {
-                is_for_the_device(io::Error::last_os_error())?;
-                (open_device(FLAGS)?, DEVICE)
-            }
+        let (fd, opened_by) = match KEPT_DEVICE.get() {
+            Some(device) => (new_of(device, FLAGS)?, DEVICE),
+            None => open_new(FLAGS)?,
         };
         // SAFETY: the descriptor is new and nobody else owns it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -362,9 +358,35 @@ impl AsFd for Userfaultfd {
 const API: &str = "UFFDIO_API";
 const DEVICE: &str = "/dev/userfaultfd";
 
-fn open_device(flags: libc::c_int) -> Result<RawFd, UserfaultfdError> {
-    let device = OpenOptions::new().read(true).write(true).open(DEVICE);
-    let device = device.map_err(|device| UserfaultfdError::NotPermitted { device })?;
+/// The device, where [`keep_device`] has opened it.
+static KEPT_DEVICE: OnceLock<File> = OnceLock::new();
+
+/// Opens the device for as long as the process lives: [`Userfaultfd`]s come from it from now on.
+pub(crate) fn keep_device() -> io::Result<()> {
+    if KEPT_DEVICE.get().is_none() {
+        // Where another thread was faster, its descriptor is as good.
+        let _ = KEPT_DEVICE.set(open_device()?);
+    }
+    Ok(())
+}
+
+fn open_device() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(DEVICE)
+}
+
+/// By the system call, or where that is not permitted by the device; and which of them it was.
+fn open_new(flags: libc::c_int) -> Result<(RawFd, &'static str), UserfaultfdError> {
+    // SAFETY: the call takes flags and nothing else, and returns a new descriptor.
+    let result = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    if let Some(fd) = RawFd::try_from(result).ok().filter(|fd| *fd >= 0) {
+        return Ok((fd, "userfaultfd(2)"));
+    }
+    is_for_the_device(io::Error::last_os_error())?;
+    let device = open_device().map_err(|device| UserfaultfdError::NotPermitted { device })?;
+    Ok((new_of(&device, flags)?, DEVICE))
+}
+
+fn new_of(device: &File, flags: libc::c_int) -> Result<RawFd, UserfaultfdError> {
     // SAFETY: the argument is flags, no pointer; the answer is a new descriptor.
     unsafe { userfaultfd_new(device.as_raw_fd(), flags) }
         .map_err(|errno| UserfaultfdError::Call { call: "USERFAULTFD_IOC_NEW", source: errno.into() })

@@ -1,0 +1,199 @@
+//! Give back: what a guest gave to its balloon, or reported as free, goes to the host, window by window as the rules say
+//! ([`wideleaf_policies::given_back`]).
+//!
+//! ```text
+//!   inflate, report ─▶ claim the window ─▶ look ─▶ decide ─┬─ release ─▶ discard, or punch holes ─▶ book: released
+//!   manager, later ──▶   └ somebody's: due later           ├─ split ───▶ split, then the same
+//!                                                          └─ keep ────▶ inflated: later, perhaps   reported: forgotten
+//! ```
+//!
+//! The book is locked from the look until the pages are gone, so a guest that deflates waits for that, and finds a page that stays. Reported
+//! pages are decided on before their buffer is returned, and never later: from then on the guest may use them.
+//!
+//! Pages of the pool and frames that are set aside stay: what is released there is somebody else's at once, and a guest that touches it
+//! again would be killed by `SIGBUS`.
+
+use std::sync::Arc;
+
+use wideleaf_policies::given_back::{GivenBackWindow, Verdict};
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, WindowIndex};
+
+use super::split::split_window;
+use crate::backing::BackingKind;
+use crate::given_back::{Book, PageSet};
+use crate::host::{Advice, Host, HostError};
+use crate::region::{GuestRam, RamHasOwner, RamRange};
+use crate::sensors::host_backing::window_backing;
+
+/// Releases what one VM gives back.
+#[derive(Clone)]
+pub struct GiveBack {
+    host: Arc<dyn Host>,
+    ram: Arc<GuestRam>,
+}
+
+impl GiveBack {
+    /// For RAM that a guest has.
+    ///
+    /// # Errors
+    /// [`RamHasOwner`]: an owner's words do not become zero under it.
+    pub fn new(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<GiveBack, RamHasOwner> {
+        ram.share()?;
+        Ok(GiveBack { host, ram })
+    }
+
+    /// The RAM.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+
+    /// The guest gives these pages to the balloon, and says so before it uses one of them again. Pages outside RAM are counted.
+    pub fn inflate(&self, pages: impl IntoIterator<Item = Gpa>) {
+        let mut touched = Vec::new();
+        for page in pages {
+            if self.window_of(page).is_none() {
+                self.ram.given_back().book().counters().outside_ram += 1;
+                continue;
+            }
+            if self.ram.given_back().book().inflate(page) {
+                touched.push(WindowIndex::containing(page));
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        touched.into_iter().for_each(|window| self.look_at(window, PageSet::default()));
+    }
+
+    /// The guest takes these pages from the balloon. When this returns none of them is released any more.
+    pub fn deflate(&self, pages: impl IntoIterator<Item = Gpa>) {
+        for page in pages {
+            let is_ram = self.window_of(page).is_some();
+            let mut book = self.ram.given_back().book();
+            if is_ram {
+                book.deflate(page);
+            } else {
+                book.counters().outside_ram += 1;
+            }
+        }
+    }
+
+    /// The guest does not use this memory now, and may do so as soon as this has returned.
+    pub fn report(&self, range: GpaRange) {
+        let first = WindowIndex::containing(range.start());
+        let mut in_ram = 0;
+        // By ranges of RAM: however long a report is, there are no more windows than those.
+        for ram in self.ram.ranges() {
+            let windows = ram.gpa.windows().skip_while(|window| *window < first);
+            for window in windows.take_while(|window| window.start() < range.end()) {
+                let offered = PageSet::of_range(window, range);
+                in_ram += u64::from(offered.count());
+                if !offered.is_empty() {
+                    self.ram.given_back().book().counters().reported += u64::from(offered.count());
+                    self.look_at(window, offered);
+                }
+            }
+        }
+        let outside = (range.bytes().get() / PageSize::Base4K.bytes().get()).saturating_sub(in_ram);
+        self.ram.given_back().book().counters().outside_ram += outside;
+    }
+
+    /// Looks again at up to `most` windows from `from` on: those that were somebody else's, and, while the host is short, those of which
+    /// something was kept. Where to go on; `None`: at the begin.
+    pub fn look_again(&self, from: WindowIndex, most: usize) -> Option<WindowIndex> {
+        let given_back = self.ram.given_back();
+        let windows = given_back.book().to_look_at(from, given_back.is_short(), most);
+        windows.iter().for_each(|window| self.look_at(*window, PageSet::default()));
+        let last = windows.last().filter(|_| windows.len() == most)?;
+        Some(WindowIndex::new(last.get() + 1))
+    }
+
+    /// Decides over one window, and does it. `offered` is reported, and free until this returns.
+    fn look_at(&self, window: WindowIndex, offered: PageSet) {
+        let given_back = self.ram.given_back();
+        let Some(range) = self.window_of(window.start()) else { return };
+        let claim = self.ram.claims().window(window);
+        let _alone = given_back.discarding();
+        let mut book = given_back.book();
+        if claim.is_err() {
+            book.counters().busy += 1;
+            return self.keep(&mut book, window, offered, true);
+        }
+        match self.decide(&mut book, range, window, offered) {
+            Ok(Some(pages)) => book.mark_released(window, pages),
+            Ok(None) => self.keep(&mut book, window, offered, false),
+            Err(error) => {
+                tracing::debug!(%window, %error, "memory that a guest gave back stays where it is");
+                book.counters().failed += 1;
+                self.keep(&mut book, window, offered, false);
+            }
+        }
+    }
+
+    fn keep(&self, book: &mut Book, window: WindowIndex, offered: PageSet, is_due: bool) {
+        let kept = book.kept(window).with(offered).count();
+        book.counters().kept += u64::from(kept);
+        book.set_due(window, is_due);
+    }
+
+    /// The pages that were released, or `None` where they are kept.
+    fn decide(
+        &self,
+        book: &mut Book,
+        range: RamRange,
+        window: WindowIndex,
+        offered: PageSet,
+    ) -> Result<Option<PageSet>, HostError> {
+        let backing = self.ram.backing();
+        let seen = window_backing(&*self.host, range, backing.fixed_page(), window)?;
+        let seen = self.ram.claims().known(seen);
+        // On a large page everything is present, whatever was released before.
+        let free = match seen.backing.is_large() {
+            true => book.inflated(window).with(offered),
+            false => book.kept(window).with(offered),
+        };
+        if free.is_empty() {
+            return Ok(None);
+        }
+        let is_of_pool = backing.fixed_page().is_some() || backing.is_reservable();
+        let asked = GivenBackWindow { backing: seen.backing, is_of_pool, pages: free.count() };
+        match book.rules().decide(asked, self.ram.given_back().is_short()) {
+            Verdict::Keep => return Ok(None),
+            Verdict::Split => {
+                let split = split_window(&*self.host, backing.kind(), range, window);
+                if split.result != OutcomeResult::Done {
+                    return Ok(None);
+                }
+                book.counters().split_windows += 1;
+            }
+            Verdict::Release => {}
+        }
+        self.release(range, window, free, seen.backing)?;
+        Ok(Some(free))
+    }
+
+    fn release(&self, range: RamRange, window: WindowIndex, pages: PageSet, backing: Backing) -> Result<(), HostError> {
+        let is_whole = pages.count() == BASE_PAGES_PER_WINDOW;
+        let start = range.hva + (window.start() - range.gpa.start());
+        if !is_whole && backing != Backing::Unbacked && self.ram.backing().kind() == BackingKind::Anon {
+            // khugepaged fills holes of what is marked for it, 511 in a window unless it is told otherwise.
+            self.host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage)?;
+        }
+        for run in pages.runs(window) {
+            let (what, done) = match self.ram.backing().kind() {
+                BackingKind::Anon => ("madvise(MADV_DONTNEED)", self.ram.discard_pages(run)),
+                BackingKind::Memfd | BackingKind::Hugetlb => ("fallocate(FALLOC_FL_PUNCH_HOLE)", self.ram.punch(run)),
+            };
+            done.map_err(|source| HostError { what, source })?;
+        }
+        Ok(())
+    }
+
+    /// The range of RAM that an address lies in, where its window does so too from end to end.
+    fn window_of(&self, page: Gpa) -> Option<RamRange> {
+        let range = self.ram.ranges().iter().find(|range| range.gpa.contains(page))?;
+        let start = WindowIndex::containing(page).start();
+        let is_whole = range.gpa.start() <= start && start + PageSize::Huge2M.bytes() <= range.gpa.end();
+        is_whole.then_some(*range)
+    }
+}

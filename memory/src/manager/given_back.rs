@@ -1,0 +1,85 @@
+//! What guests gave back, seen and seen to at each tick. Devices release what may go at once; what they had to leave is looked at here.
+//!
+//! ```text
+//!   sense   book ─▶ rows: pages given back        a window with more pages present than the book says: looked at page by page
+//!   act     due, or kept while memory is short ─▶ [`GiveBack::look_again`], some windows a tick
+//! ```
+
+use wideleaf_policies::{PageSize, VmSnapshot, WindowIndex};
+
+use super::{ManagedVm, ManagerLoop};
+use crate::actuators::give_back::GiveBack;
+use crate::gate::GateState;
+use crate::given_back::PageSet;
+use crate::host::{Host, HostError};
+use crate::region::GuestRam;
+use crate::sensors::host_memory::host_memory;
+
+/// Windows looked at page by page in a tick: 10 us each. For the others the book is believed, and a window is not promoted.
+const SETTLED_PER_TICK: usize = 256;
+
+/// Windows that are looked at again in a tick, and perhaps split: 0.3 ms each at most.
+const LOOKED_AT_PER_TICK: usize = 64;
+
+impl ManagerLoop {
+    /// Fills the column.
+    pub(super) fn sense_given_back(&self, index: usize, rows: &mut VmSnapshot) {
+        rows.given_back_tolerated = self.config.given_back.tolerated;
+        let vm = &self.vms[index];
+        let Some(ram) = vm.ram.as_ref().filter(|_| self.host.is_own()) else { return };
+        let windows: Vec<_> = ram.given_back().book().windows().collect();
+        let mut settled = 0;
+        for window in windows {
+            let Some(row) = rows.row(window) else { continue };
+            // Locked from the look on: nothing is released in between.
+            let mut book = ram.given_back().book();
+            if settled < SETTLED_PER_TICK && book.contradicts(window, rows.resident[row]) {
+                settled += 1;
+                // What cannot be seen stays in the book.
+                if let Ok(present) = present_pages(&*self.host, ram, window) {
+                    book.settle(window, present);
+                }
+            }
+            rows.given_back[row] = book.count(window);
+        }
+    }
+
+    /// Gives back what may go by now.
+    pub(super) fn look_again_at_given_back(&mut self) {
+        let has_any = |vm: &ManagedVm| vm.ram.as_ref().is_some_and(|ram| !ram.given_back().book().is_empty());
+        if !self.host.is_own() || !self.vms.iter().any(has_any) {
+            return;
+        }
+        let is_short = self.shortage.update(host_memory(&*self.host).ok());
+        for index in 0..self.vms.len() {
+            let Some(ram) = self.vms[index].ram.clone().filter(|_| has_any(&self.vms[index])) else { continue };
+            ram.given_back().set_short(is_short);
+            if self.is_left_alone[index] || self.gates[index] != GateState::Open {
+                continue;
+            }
+            if let Ok(give_back) = GiveBack::new(self.host.clone(), ram) {
+                let from = self.given_back_from[index];
+                let next = give_back.look_again(from, LOOKED_AT_PER_TICK);
+                self.given_back_from[index] = next.unwrap_or(WindowIndex::new(0));
+            }
+        }
+    }
+}
+
+impl ManagedVm {
+    /// Whether a large page there would take again what the guest gave back.
+    pub(super) fn is_given_back(&self, window: WindowIndex) -> bool {
+        self.ram.as_ref().is_some_and(|ram| ram.given_back().book().is_given_back(window))
+    }
+}
+
+fn present_pages(host: &dyn Host, ram: &GuestRam, window: WindowIndex) -> Result<PageSet, HostError> {
+    let Some(start) = ram.hva(window.start()) else { return Ok(PageSet::default()) };
+    let mut runs = Vec::new();
+    host.scan(start, PageSize::Huge2M.bytes(), &mut runs)?;
+    let of_run = |run: &crate::host::PageRun| {
+        let range = wideleaf_policies::GpaRange::new(window.start() + (run.start - start), run.bytes);
+        range.map_or_else(PageSet::default, |range| PageSet::of_range(window, range))
+    };
+    Ok(runs.iter().map(of_run).fold(PageSet::default(), PageSet::with))
+}

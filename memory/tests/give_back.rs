@@ -1,0 +1,255 @@
+//! What a guest gives back on the kernel this runs on: resident memory follows, huge pages stay whole for a piece, everything else
+//! keeps its contents, and nothing that was given back is taken again. What the host lacks is skipped with a reason.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::actuators::give_back::GiveBack;
+use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::host::Host;
+use wideleaf_memory::manager::{ManagedVm, ManagerLoop};
+use wideleaf_memory::sensors::host_backing::window_backing;
+use wideleaf_memory::sensors::smaps::resident_memory;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, ManagerConfig};
+use wideleaf_policies::units::{gib, kib, mib};
+use wideleaf_policies::{
+    Backing, Bytes, GivenBackRules, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy,
+};
+
+const WINDOWS: u64 = 8;
+const PAGES: u64 = WINDOWS * 512;
+const WORDS_PER_PAGE: usize = 512;
+
+struct Guest {
+    host: Arc<LinuxHost>,
+    ram: Arc<GuestRam>,
+    give_back: GiveBack,
+}
+
+/// RAM whose every page holds its own number and one.
+fn guest(kind: BackingKind) -> Guest {
+    let host = Arc::new(LinuxHost::open().unwrap());
+    let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
+    let ram = GuestRam::map(&[range], BackingConfig::new(kind, PageSize::Base4K).unwrap()).unwrap();
+    prefault(&*host, ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
+    let guest = Guest { give_back: GiveBack::new(host.clone(), ram.clone()).unwrap(), host, ram };
+    (0..PAGES).for_each(|page| guest.write(page, page + 1));
+    guest
+}
+
+fn gpa(page: u64) -> Gpa {
+    Gpa::new(0) + kib(4) * page
+}
+
+impl Guest {
+    fn write(&self, page: u64, word: u64) {
+        self.ram.words(self.ram.ranges()[0])[page as usize * WORDS_PER_PAGE].store(word, Ordering::Relaxed);
+    }
+
+    fn read(&self, page: u64) -> u64 {
+        self.ram.words(self.ram.ranges()[0])[page as usize * WORDS_PER_PAGE].load(Ordering::Relaxed)
+    }
+
+    fn backing(&self, window: u64) -> (u16, Backing) {
+        let row = window_backing(&*self.host, self.ram.ranges()[0], None, WindowIndex::new(window)).unwrap();
+        (row.resident, row.backing)
+    }
+
+    fn resident(&self) -> Bytes {
+        let smaps = self.host.read_text("/proc/self/smaps").unwrap();
+        resident_memory(&smaps, &[(self.ram.base(), self.ram.bytes())]).unwrap().guest_ram
+    }
+
+    /// Makes windows huge; `false` where this host has no huge page for them, which is said.
+    fn make_huge(&self, windows: std::ops::Range<u64>) -> bool {
+        const TRIES_MAX: usize = 50;
+        for window in windows {
+            let collapse = || collapse_window(&*self.host, self.ram.ranges()[0], WindowIndex::new(window)).result;
+            let tried =
+                (0..TRIES_MAX).map(|_| collapse()).find(|result| *result != OutcomeResult::Refused(Refusal::Busy));
+            if tried != Some(OutcomeResult::Done) {
+                eprintln!("skipped: no huge page is to be had here: {tried:?}");
+                return false;
+            }
+        }
+        true
+    }
+
+    fn assert_untouched(&self, pages: impl IntoIterator<Item = u64>) {
+        pages.into_iter().for_each(|page| assert_eq!(self.read(page), page + 1, "page {page}"));
+    }
+}
+
+#[test]
+fn base_pages_that_are_inflated_leave_memory_and_the_others_keep_what_they_hold() {
+    for kind in [BackingKind::Anon, BackingKind::Memfd] {
+        let guest = guest(kind);
+        // Under `shmem_enabled=always` a memfd starts huge.
+        if guest.backing(0).1 != Backing::Base4K {
+            eprintln!("skipped: {kind:?} does not start on base pages here");
+            continue;
+        }
+        let before = guest.resident();
+        guest.give_back.inflate((0..PAGES).step_by(2).map(gpa));
+        assert_eq!(before - guest.resident(), kib(4) * (PAGES / 2), "{kind:?}");
+        guest.assert_untouched((1..PAGES).step_by(2));
+        guest.give_back.deflate((0..PAGES).step_by(2).map(gpa));
+        (0..PAGES).step_by(2).for_each(|page| assert_eq!(guest.read(page), 0));
+        guest.write(6, 7);
+        assert_eq!(guest.read(6), 7);
+        let counters = guest.ram.given_back().counters();
+        assert_eq!((counters.inflated, counters.released, counters.deflated), (PAGES / 2, PAGES / 2, PAGES / 2));
+        assert_eq!((counters.inflated_now, counters.kept_now, counters.kept), (0, 0, 0));
+    }
+}
+
+#[test]
+fn a_huge_page_stays_whole_until_all_of_its_window_is_given_back() {
+    let guest = guest(BackingKind::Anon);
+    if !guest.make_huge(0..WINDOWS) {
+        return;
+    }
+    // One page of each window: nothing is broken for it.
+    guest.give_back.inflate((0..WINDOWS).map(|window| gpa(window * 512 + 7)));
+    for window in 0..WINDOWS {
+        assert_eq!(guest.backing(window), (512, Backing::Huge2M), "window {window}");
+    }
+    assert_eq!(guest.ram.given_back().counters().kept_now, WINDOWS);
+    // The rest of window 3 follows, in two parts.
+    guest.give_back.inflate((3 * 512..3 * 512 + 256).map(gpa));
+    assert_eq!(guest.backing(3), (512, Backing::Huge2M));
+    guest.give_back.inflate((3 * 512 + 256..4 * 512).map(gpa));
+    assert_eq!(guest.backing(3), (0, Backing::Unbacked));
+    assert_eq!(guest.ram.given_back().counters().inflated_twice, 1);
+    // A page that was kept and is taken back has what it had.
+    guest.give_back.deflate([gpa(7)]);
+    guest.assert_untouched((0..3 * 512).chain(4 * 512..PAGES));
+}
+
+#[test]
+fn a_host_that_is_short_splits_what_it_kept_and_gets_those_pages() {
+    let guest = guest(BackingKind::Anon);
+    if !guest.make_huge(0..2) {
+        return;
+    }
+    guest.give_back.inflate((0..100).chain(512..512 + 63).map(gpa));
+    assert_eq!((guest.backing(0).1, guest.backing(1).1), (Backing::Huge2M, Backing::Huge2M));
+    guest.ram.given_back().set_short(true);
+    assert_eq!(guest.give_back.look_again(WindowIndex::new(0), 64), None);
+    assert_eq!(guest.backing(0), (412, Backing::Base4K));
+    assert_eq!(guest.backing(1), (512, Backing::Huge2M), "63 pages are fewer than a split is worth");
+    assert_eq!(guest.ram.given_back().counters().split_windows, 1);
+    guest.assert_untouched((100..512).chain(512 + 63..PAGES));
+}
+
+#[test]
+fn reported_memory_goes_where_a_whole_window_does_and_a_page_in_use_is_in_no_book() {
+    let guest = guest(BackingKind::Anon);
+    if !guest.make_huge(0..4) {
+        return;
+    }
+    // [1M------------------7M): half of window 0, windows 1 and 2, half of window 3.
+    guest.give_back.report(GpaRange::new(Gpa::new(0) + mib(1), mib(6)).unwrap());
+    let backing = [0, 1, 2, 3].map(|window| guest.backing(window));
+    let (whole, gone) = ((512, Backing::Huge2M), (0, Backing::Unbacked));
+    assert_eq!(backing, [whole, gone, gone, whole]);
+    let book = |window| guest.ram.given_back().book().count(WindowIndex::new(window));
+    assert_eq!([0, 1, 2, 3].map(book), [0, 512, 512, 0], "what was kept was free then, and nothing is known of it now");
+    guest.assert_untouched((0..512).chain(3 * 512..PAGES));
+}
+
+#[test]
+fn the_manager_takes_nothing_again_until_the_guest_uses_it() {
+    let guest = guest(BackingKind::Anon);
+    guest.give_back.inflate((0..10).map(gpa));
+    guest.give_back.report(GpaRange::new(gpa(512), kib(40)).unwrap());
+    let vm = ManagedVm::new(VmId(0), guest.ram.clone(), None);
+    let greedy = policy::by_name("greedy").unwrap().with_defaults();
+    let mut work = ManagerLoop::new(guest.host.clone(), vec![vm], greedy, ManagerConfig::default());
+    for _ in 0..20 {
+        work.tick();
+    }
+    let huge = |work: &ManagerLoop| {
+        let rows = &work.live().snapshot.vms[0];
+        (rows.given_back[..3].to_vec(), (0..WINDOWS).map(|window| guest.backing(window)).collect::<Vec<_>>())
+    };
+    let (given_back, backing) = huge(&work);
+    assert_eq!(given_back, [10, 10, 0]);
+    assert_eq!([backing[0], backing[1]], [(502, Backing::Base4K); 2]);
+    if backing[2].1 != Backing::Huge2M {
+        return eprintln!("skipped: no huge page is to be had here: {:?}", work.report().outcomes);
+    }
+    // It takes one window from the balloon, and uses what it reported of the other.
+    guest.give_back.deflate((0..10).map(gpa));
+    (512..522).for_each(|page| guest.write(page, page + 1));
+    for _ in 0..40 {
+        work.tick();
+    }
+    let (given_back, backing) = huge(&work);
+    assert_eq!(given_back, [0, 0, 0]);
+    assert_eq!([backing[0], backing[1]], [(512, Backing::Huge2M); 2], "{:?}", work.report().outcomes);
+    guest.assert_untouched(10..PAGES);
+}
+
+#[test]
+fn a_window_that_is_tolerated_is_promoted() {
+    let guest = guest(BackingKind::Anon);
+    guest.give_back.inflate((0..10).chain(512..523).map(gpa));
+    let vm = ManagedVm::new(VmId(0), guest.ram.clone(), None);
+    let greedy = policy::by_name("greedy").unwrap().with_defaults();
+    let given_back = GivenBackRules { tolerated: 10, ..GivenBackRules::default() };
+    let config = ManagerConfig { given_back, ..ManagerConfig::default() };
+    let mut work = ManagerLoop::new(guest.host.clone(), vec![vm], greedy, config);
+    for _ in 0..20 {
+        work.tick();
+    }
+    if guest.backing(2).1 != Backing::Huge2M {
+        return eprintln!("skipped: no huge page is to be had here: {:?}", work.report().outcomes);
+    }
+    assert_eq!((guest.backing(0).1, guest.backing(1).1), (Backing::Huge2M, Backing::Base4K));
+}
+
+#[test]
+fn what_is_no_ram_is_counted_and_nothing_else_happens() {
+    let guest = guest(BackingKind::Anon);
+    let beyond = [gpa(PAGES), Gpa::new(u64::MAX - 4095), Gpa::new(0) + gib(64)];
+    guest.give_back.inflate(beyond);
+    guest.give_back.deflate(beyond);
+    guest.give_back.deflate([gpa(3)]);
+    guest.give_back.report(GpaRange::new(gpa(PAGES), gib(1 << 20)).unwrap());
+    let counters = guest.ram.given_back().counters();
+    assert_eq!((counters.outside_ram, counters.deflated_in_vain, counters.released), (6 + (1 << 38), 1, 0));
+    assert!(guest.ram.given_back().book().is_empty());
+    guest.assert_untouched(0..PAGES);
+}
+
+#[test]
+fn a_window_of_somebody_elses_is_released_when_they_are_done() {
+    let guest = guest(BackingKind::Anon);
+    let claim = guest.ram.claims().giant(Gpa::new(0)).unwrap();
+    guest.give_back.inflate((0..512).map(gpa));
+    guest.give_back.report(GpaRange::new(gpa(512), mib(2)).unwrap());
+    assert_eq!((guest.backing(0).0, guest.backing(1).0), (512, 512));
+    drop(claim);
+    guest.give_back.look_again(WindowIndex::new(0), 64);
+    assert_eq!((guest.backing(0).0, guest.backing(1).0), (0, 512), "reported memory is not released later");
+    guest.assert_untouched(512..PAGES);
+}
+
+#[test]
+fn an_empty_balloon_is_released_no_more() {
+    let guest = guest(BackingKind::Anon);
+    if !guest.make_huge(0..1) {
+        return;
+    }
+    guest.give_back.inflate((0..511).map(gpa));
+    guest.ram.given_back().book().forget_inflated();
+    guest.ram.given_back().set_short(true);
+    guest.give_back.look_again(WindowIndex::new(0), 64);
+    guest.give_back.inflate([gpa(511)]);
+    assert_eq!(guest.backing(0), (512, Backing::Huge2M));
+    guest.assert_untouched(0..511);
+}
