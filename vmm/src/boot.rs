@@ -32,10 +32,16 @@ use wideleaf_protocol::port;
 use crate::config::{ImageSource, VmConfig};
 use crate::devices::bus::Bus;
 use crate::devices::exit_port::{ExitPort, FaultPort};
-use crate::devices::legacy::{CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, PowerManagement};
-use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort, SerialSink};
+use crate::devices::legacy::{
+    CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, PowerManagement, ResetRegister,
+};
+use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort};
+use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
+use crate::devices::virtio::{DEVICES_MAX, DeviceThreads, Interrupt, Place, Transport, VirtioDevice};
+use crate::dma::DeviceMemory;
 use crate::kvm::guest_memory::GuestMemoryError;
 use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm};
+use crate::machine::Hardware;
 use crate::x86::cpuid::Timing;
 use crate::x86::{acpi, cpuid, fault_report, layout, registers};
 use image::{Image, ImageError};
@@ -144,9 +150,21 @@ pub enum BootError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// An interrupt's event could not be made.
-    #[error("cannot create the serial port's interrupt: {0}")]
+    /// The process could not be restricted.
+    #[error("no sandbox: {0}; --no-sandbox runs without one")]
+    Sandbox(#[from] crate::sandbox::SandboxError),
+    /// What starts the threads of devices could not be started itself.
+    #[error("cannot start a thread for the devices: {0}")]
+    DeviceThreads(io::Error),
+    /// An interrupt's or a queue's event could not be made.
+    #[error("cannot create an event for a device: {0}")]
     Event(io::Error),
+    /// There are not so many interrupts.
+    #[error("{devices} devices: a VM has {DEVICES_MAX} at most")]
+    TooManyDevices {
+        /// What was asked.
+        devices: usize,
+    },
     /// The CPUID leaves do not fit KVM's table.
     #[error("cannot describe the CPU: {0:?}")]
     Cpuid(vmm_sys_util::fam::Error),
@@ -193,9 +211,11 @@ impl Stopwatch {
 pub(crate) struct Prepared {
     pub(crate) vm: Arc<Vm>,
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) memory: DeviceMemory,
     pub(crate) bus: Arc<Bus>,
+    pub(crate) device_threads: Arc<DeviceThreads>,
     pub(crate) serial: SerialPort,
+    pub(crate) drivers: Vec<DriverSeen>,
     pub(crate) paging: Paging,
     pub(crate) entry_name: &'static str,
     pub(crate) tsc_hz: Option<u64>,
@@ -233,11 +253,14 @@ impl BootImage {
 pub(crate) fn prepare(
     config: &VmConfig,
     BootImage { bytes, image }: &BootImage,
-    ram: Arc<GuestRam>,
-    sink: SerialSink,
+    Hardware { ram, output, devices, .. }: Hardware,
     watch: &mut Stopwatch,
 ) -> Result<Prepared, BootError> {
     let is_direct = matches!(image, Image::Direct { .. });
+
+    if devices.len() > DEVICES_MAX {
+        return Err(BootError::TooManyDevices { devices: devices.len() });
+    }
 
     // 2. KVM and the CPU.
     let system = KvmSystem::open()?;
@@ -260,7 +283,7 @@ pub(crate) fn prepare(
     watch.lap("interrupts");
 
     // 5. Guest memory, except what needs a vCPU's answer.
-    let mut loaded = load::load(config, bytes, image, &memory)?;
+    let mut loaded = load::load(config, bytes, image, &memory, devices.len())?;
     watch.lap("load");
 
     // 6. vCPUs.
@@ -272,7 +295,7 @@ pub(crate) fn prepare(
     // A host whose counter is not stable gives no frequency; the guest then has to live without.
     let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0);
     let tsc_hz = tsc_khz.map(|khz| u64::from(khz) * 1000);
-    load::write_boot_data(config, &memory, &mut loaded, tsc_hz)?;
+    load::write_boot_data(config, &memory, &mut loaded, tsc_hz, devices.len())?;
     let timing = if is_direct {
         Timing { tsc_khz, has_deadline_timer: false }
     } else {
@@ -287,10 +310,16 @@ pub(crate) fn prepare(
     watch.lap("registers");
 
     // 7. Devices.
-    let serial = SerialPort::new(interrupt, sink);
-    let bus = Arc::new(create_bus(&serial, is_direct));
+    let serial = SerialPort::new(interrupt, output);
+    let mut bus = create_bus(&serial, is_direct);
+    let memory = DeviceMemory::new(memory);
+    let device_threads = Arc::new(DeviceThreads::default());
+    let workers = Workers::new(Arc::clone(&device_threads));
+    let drivers = place_devices(&vm, &mut bus, &memory, devices, &workers, !is_direct)?;
+    let bus = Arc::new(bus);
     watch.lap("devices");
-    Ok(Prepared { vm, vcpus, memory, bus, serial, paging, entry_name: image.name(), tsc_hz })
+    let entry_name = image.name();
+    Ok(Prepared { vm, vcpus, memory, bus, device_threads, serial, drivers, paging, entry_name, tsc_hz })
 }
 
 fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
@@ -377,17 +406,48 @@ fn set_firmware_msrs(vcpu: &Vcpu) -> Result<(), KvmError> {
     Ok(())
 }
 
+/// Gives each device its registers, its interrupt, and an event for each of its queues. What tells whether a driver came, in their order.
+fn place_devices(
+    vm: &Vm,
+    bus: &mut Bus,
+    memory: &DeviceMemory,
+    devices: Vec<Box<dyn VirtioDevice>>,
+    workers: &Workers,
+    has_interrupts: bool,
+) -> Result<Vec<DriverSeen>, BootError> {
+    let mut drivers = Vec::new();
+    let event = || EventFd::new(EFD_NONBLOCK).map_err(BootError::Event);
+    for (number, device) in devices.into_iter().enumerate() {
+        let place = Place::of(number);
+        let line = has_interrupts.then(event).transpose()?;
+        if let Some(line) = &line {
+            vm.register_irqfd(line, place.gsi)?;
+        }
+        let mut kicks = Vec::new();
+        for queue in 0..device.queue_sizes().len() as u32 {
+            let kick = event()?;
+            vm.register_ioeventfd(&kick, place.start + NOTIFY_OFFSET, queue)?;
+            kicks.push(kick);
+        }
+        let transport = Transport::new(device, memory.clone(), workers.clone(), Interrupt::new(line), kicks);
+        drivers.push(transport.driver_seen());
+        bus.insert_memory(place.registers(), Box::new(transport));
+    }
+    Ok(drivers)
+}
+
 fn create_bus(serial: &SerialPort, is_direct: bool) -> Bus {
     const SERIAL_PORTS: u16 = 8;
     let mut bus = Bus::new();
     bus.insert(port::SERIAL..=port::SERIAL + (SERIAL_PORTS - 1), Box::new(serial.clone()));
     bus.insert(port::EXIT..=port::EXIT, Box::new(ExitPort));
-    bus.insert(acpi::POWER_PORTS..=acpi::POWER_PORTS_LAST, Box::new(PowerManagement));
+    bus.insert(acpi::POWER_PORTS..=acpi::POWER_PORTS_LAST, Box::<PowerManagement>::default());
     if is_direct {
         bus.insert(fault_report::PORT..=fault_report::PORT, Box::new(FaultPort));
     } else {
         bus.insert(KEYBOARD_PORTS, Box::new(KeyboardController));
         bus.insert(CLOCK_PORTS, Box::new(ClockMemory));
+        bus.insert(acpi::RESET_PORT..=acpi::RESET_PORT, Box::new(ResetRegister));
     }
     bus
 }

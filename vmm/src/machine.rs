@@ -11,9 +11,13 @@ use wideleaf_memory::{GuestRam, SecondLevel};
 use crate::boot::{self, BootError, BootImage, SetupTimes, Stopwatch};
 use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
-use crate::devices::{Bus, BusCounters, SerialSink};
+use crate::devices::virtio::VirtioDevice;
+use crate::devices::virtio::transport::DriverSeen;
+use crate::devices::{Bus, BusCounters, SerialOutput, SerialSink};
+use crate::dma::DeviceMemory;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
 use crate::run_loop::{GuestExit, RunControl, VcpuState, VcpuThread};
+use crate::sandbox::{Entered, Sandbox};
 
 /// How often a stop flag is looked at: a flag, set by a signal handler, wakes nobody.
 const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(10);
@@ -27,24 +31,37 @@ pub struct WaitLimits<'a> {
     pub stop: Option<&'a AtomicBool>,
 }
 
+/// What a VM is made of, beside its configuration.
+pub struct Hardware {
+    /// Fresh, laid out by [`VmConfig::ram_layout`], and already advised and prefaulted as its owner wants it.
+    pub ram: Arc<GuestRam>,
+    /// Gets what the guest writes to its serial port.
+    pub output: SerialOutput,
+    /// In the order of their places: the first is `vda`, `eth0`, or whatever the guest calls the first of its kind.
+    pub devices: Vec<Box<dyn VirtioDevice>>,
+    /// What the process is restricted to while the guest runs, for good.
+    pub sandbox: Option<Arc<Sandbox>>,
+}
+
 /// A VM whose vCPUs have threads. Dropping it stops and joins them, and closes everything.
 pub struct Machine {
     vm: Arc<Vm>,
-    memory: Arc<GuestMemory>,
+    memory: DeviceMemory,
     control: Arc<RunControl>,
     second_level: Arc<KvmSecondLevel>,
     bus: Arc<Bus>,
     serial: SerialPort,
+    drivers: Vec<DriverSeen>,
     threads: Vec<JoinHandle<()>>,
     started: Instant,
     setup: SetupTimes,
     entry_name: &'static str,
     tsc_hz: Option<u64>,
+    entered: Option<Entered>,
 }
 
 impl Machine {
-    /// Builds the VM and starts its vCPUs. `ram` is fresh, laid out by [`VmConfig::ram_layout`], and already advised and
-    /// prefaulted as its owner wants it. `sink` gets the guest's lines.
+    /// Builds a VM without devices and starts its vCPUs; `ram` as in [`Hardware`], `sink` gets its lines.
     ///
     /// # Errors
     /// [`BootError`]; nothing runs then.
@@ -53,35 +70,33 @@ impl Machine {
         let mut watch = Stopwatch::start();
         let image = BootImage::read(config)?;
         watch.lap("image");
-        Machine::build(config, &image, ram, sink, started, watch)
+        let hardware = Hardware { ram, output: sink.into(), devices: Vec::new(), sandbox: None };
+        Machine::build(config, &image, hardware, started, watch)
     }
 
-    /// The same with an image that was read before.
+    /// Builds a VM from an image that was read before, and starts its vCPUs. Where a sandbox is given, the process is inside from before
+    /// the first vCPU runs, and every vCPU's thread has its own filter.
     ///
     /// # Errors
-    /// [`BootError`]; nothing runs then.
-    pub fn start_image(
-        config: &VmConfig,
-        image: &BootImage,
-        ram: Arc<GuestRam>,
-        sink: SerialSink,
-    ) -> Result<Machine, BootError> {
-        Machine::build(config, image, ram, sink, Instant::now(), Stopwatch::start())
+    /// [`BootError`]; nothing runs then. Where the sandbox could not be entered, the process may be in it in part.
+    pub fn start_image(config: &VmConfig, image: &BootImage, hardware: Hardware) -> Result<Machine, BootError> {
+        Machine::build(config, image, hardware, Instant::now(), Stopwatch::start())
     }
 
     fn build(
         config: &VmConfig,
         image: &BootImage,
-        ram: Arc<GuestRam>,
-        sink: SerialSink,
+        hardware: Hardware,
         started: Instant,
         mut watch: Stopwatch,
     ) -> Result<Machine, BootError> {
-        let prepared = boot::prepare(config, image, ram, sink, &mut watch)?;
-        let boot::Prepared { vm, vcpus, memory, bus, serial, paging, entry_name, tsc_hz } = prepared;
+        let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
+        let prepared = boot::prepare(config, image, hardware, &mut watch)?;
+        let boot::Prepared { vm, vcpus, memory, bus, device_threads, serial, drivers, paging, entry_name, tsc_hz } =
+            prepared;
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
         let control = RunControl::new(kickers);
-        let second_level = Arc::new(KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control)));
+        let second_level = Arc::new(KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control), memory.clone()));
         let mut machine = Machine {
             vm,
             memory,
@@ -89,24 +104,33 @@ impl Machine {
             second_level,
             bus,
             serial,
+            drivers,
             threads: Vec::with_capacity(vcpus.len()),
             started,
             setup: SetupTimes::default(),
             entry_name,
             tsc_hz,
+            entered: None,
         };
         watch.lap("control");
+        // No thread is started before this line: it would stay outside.
+        machine.entered = sandbox.as_ref().map(|sandbox| sandbox.enter_process()).transpose()?;
+        if let Some(sandbox) = sandbox.clone().filter(|_| has_devices) {
+            device_threads.begin_in(sandbox).map_err(BootError::DeviceThreads)?;
+        }
+        watch.lap("sandbox");
         for vcpu in vcpus {
             let index = vcpu.index();
             let thread = VcpuThread::new(
                 vcpu,
                 Arc::clone(&machine.control),
                 Arc::clone(&machine.bus),
-                Arc::clone(&machine.memory),
+                Arc::clone(machine.memory.memory()),
             );
+            let sandbox = sandbox.clone();
             let handle = std::thread::Builder::new()
                 .name(format!("vcpu{index}"))
-                .spawn(move || thread.run())
+                .spawn(move || thread.run(sandbox.as_deref()))
                 .map_err(|source| BootError::Thread { vcpu: index, source })?;
             machine.threads.push(handle);
         }
@@ -132,7 +156,7 @@ impl Machine {
 
     /// The guest's RAM, as readers and writers of guest addresses want it.
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
+        self.memory.memory()
     }
 
     /// Waits until the guest has ended, and all its vCPUs with it. Where a limit comes first, the VM is stopped.
@@ -172,6 +196,21 @@ impl Machine {
         self.serial.type_in(bytes)
     }
 
+    /// The guest's serial port, for who types into it beside the one who waits.
+    pub fn serial(&self) -> SerialPort {
+        self.serial.clone()
+    }
+
+    /// Pauses, resumes and ends it, for who does so beside the one who waits.
+    pub fn control(&self) -> Arc<RunControl> {
+        Arc::clone(&self.control)
+    }
+
+    /// The bus, for its counters.
+    pub fn bus(&self) -> Arc<Bus> {
+        Arc::clone(&self.bus)
+    }
+
     /// When [`Machine::start`] began.
     pub fn started(&self) -> Instant {
         self.started
@@ -185,6 +224,16 @@ impl Machine {
     /// How long each step of the start took.
     pub fn setup_times(&self) -> &SetupTimes {
         &self.setup
+    }
+
+    /// What the sandbox left and took, where it runs in one.
+    pub fn sandbox(&self) -> Option<&Entered> {
+        self.entered.as_ref()
+    }
+
+    /// Whether a driver came for each device, in the order of [`Hardware::devices`]; they tell it also when the machine is gone.
+    pub fn drivers(&self) -> &[DriverSeen] {
+        &self.drivers
     }
 
     /// Accesses to ports and addresses where nothing is.

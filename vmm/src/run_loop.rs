@@ -22,10 +22,12 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuExit;
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::second_level::SecondLevelError;
+use wideleaf_policies::Gpa;
 
 use crate::devices::{Bus, BusEvent};
 use crate::kvm::vcpu::InternalError;
 use crate::kvm::{GuestMemory, Kicker, KvmError, Vcpu};
+use crate::sandbox::{Sandbox, ThreadKind};
 use crate::x86::fault_report::{FaultFrame, exception_name};
 
 /// How long [`RunControl::pause`] waits. A vCPU leaves the guest within microseconds of the signal; what takes longer is
@@ -194,6 +196,13 @@ pub enum GuestExit {
         /// Which vCPU.
         vcpu: u32,
     },
+    /// The thread of a vCPU could not be restricted, and so did not run it.
+    NoSandbox {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Why not.
+        why: String,
+    },
     /// Somebody stopped it.
     Stopped,
     /// It did not end in time.
@@ -246,6 +255,7 @@ impl fmt::Display for GuestExit {
             GuestExit::Halted { vcpu } => write!(f, "vcpu {vcpu}: halted where no interrupt can wake it"),
             GuestExit::Unexpected { vcpu, exit } => write!(f, "vcpu {vcpu}: unexpected exit {exit}"),
             GuestExit::ThreadLost { vcpu } => write!(f, "vcpu {vcpu}: its thread panicked"),
+            GuestExit::NoSandbox { vcpu, why } => write!(f, "vcpu {vcpu}: its thread is not in the sandbox: {why}"),
             GuestExit::Stopped => f.write_str("stopped"),
             GuestExit::TimedOut => f.write_str("the guest did not end in time"),
         }
@@ -350,6 +360,16 @@ impl RunControl {
         self.lock().vcpus.iter().map(|vcpu| vcpu.state).collect()
     }
 
+    /// Why it ends, once it does.
+    pub fn exit(&self) -> Option<GuestExit> {
+        self.lock().exit.clone()
+    }
+
+    /// Whether all vCPUs are to finish.
+    pub fn is_stopping(&self) -> bool {
+        self.lock().is_stopping
+    }
+
     /// Ends the VM, for this reason unless there is one already.
     pub fn stop(&self, reason: GuestExit) {
         let mut inner = self.lock();
@@ -449,11 +469,14 @@ impl VcpuThread {
         VcpuThread { vcpu, control, bus, memory }
     }
 
-    /// Runs the vCPU until it finishes.
-    pub(crate) fn run(mut self) {
+    /// Runs the vCPU until it finishes, in the sandbox where there is one.
+    pub(crate) fn run(mut self, sandbox: Option<&Sandbox>) {
         let kicker = &self.control.kickers[self.index()];
         kicker.bind_to_this_thread();
         let guard = FinishGuard { control: Arc::clone(&self.control), vcpu: self.vcpu.index() };
+        if let Some(Err(error)) = sandbox.map(|sandbox| sandbox.enter_thread(ThreadKind::Vcpu)) {
+            self.control.stop(GuestExit::NoSandbox { vcpu: self.vcpu.index(), why: error.to_string() });
+        }
         let mut state = self.look();
         loop {
             state = match state {
@@ -533,12 +556,12 @@ impl VcpuThread {
                 self.bus.read_port(port, data);
                 return Next::Enter;
             }
-            Ok(VcpuExit::MmioRead(_, data)) => {
-                self.bus.read_memory(data);
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                self.bus.read_memory(Gpa::new(address), data);
                 return Next::Enter;
             }
-            Ok(VcpuExit::MmioWrite(..)) => {
-                self.bus.write_memory();
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                self.bus.write_memory(Gpa::new(address), data);
                 return Next::Enter;
             }
             Ok(VcpuExit::Intr) => return Next::Look,

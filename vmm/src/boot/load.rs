@@ -12,14 +12,17 @@ use std::path::Path;
 
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, KernelLoader};
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
+use wideleaf_protocol::direct::DEVICE_STRIDE;
 use wideleaf_protocol::{DirectBoot, RamRange};
 
 use super::image::{Image, ImageError, Segment, check_placement};
 use super::{BootError, file_error};
 use crate::config::VmConfig;
+use crate::devices::virtio;
 use crate::kvm::GuestMemory;
+use crate::kvm::guest_memory::GuestView;
 use crate::x86::page_tables::{self, IdentityTables};
 use crate::x86::{acpi, fault_report, gdt, layout, mp_table, start_info, zero_page};
 
@@ -50,14 +53,22 @@ pub(crate) enum Loaded {
 }
 
 /// Loads the image, the initrd and everything that does not depend on a vCPU.
-pub(crate) fn load(config: &VmConfig, bytes: &[u8], image: &Image, memory: &GuestMemory) -> Result<Loaded, BootError> {
+pub(crate) fn load(
+    config: &VmConfig,
+    bytes: &[u8],
+    image: &Image,
+    memory: &GuestMemory,
+    devices: usize,
+) -> Result<Loaded, BootError> {
     let view = memory.view();
     match image {
-        Image::Direct { entry, segments } => load_direct(config, bytes, *entry, segments, view),
-        Image::Pvh { entry, segments } => load_pvh(config, bytes, *entry, segments, view),
-        Image::BzImage { header, setup_bytes } => load_bzimage(config, bytes, header, *setup_bytes, view),
+        Image::Direct { entry, segments } => load_direct(config, bytes, *entry, segments, view, devices),
+        Image::Pvh { entry, segments } => load_pvh(config, bytes, *entry, segments, view, devices),
+        Image::BzImage { header, setup_bytes } => load_bzimage(config, bytes, header, *setup_bytes, view, devices),
     }
 }
+
+const _: () = assert!(virtio::REGISTERS.get() == DEVICE_STRIDE, "the image finds devices where the bus has them");
 
 /// Writes the direct entry's boot data, which say how fast the guest's clock is.
 pub(crate) fn write_boot_data(
@@ -65,6 +76,7 @@ pub(crate) fn write_boot_data(
     memory: &GuestMemory,
     loaded: &mut Loaded,
     tsc_hz: Option<u64>,
+    devices: usize,
 ) -> Result<(), BootError> {
     let Loaded::Direct { free_start, .. } = loaded else { return Ok(()) };
     let mut boot = DirectBoot {
@@ -74,6 +86,8 @@ pub(crate) fn write_boot_data(
         cmdline_gpa: layout::CMDLINE.get(),
         cmdline_len: config.cmdline().len() as u64,
         free_start: free_start.get(),
+        devices_gpa: virtio::FIRST.get(),
+        device_count: devices as u64,
         ..DirectBoot::default()
     };
     for range in config.ram_layout() {
@@ -89,15 +103,17 @@ fn load_direct(
     bytes: &[u8],
     entry: u64,
     segments: &[Segment],
-    view: &GuestMemoryMmap<()>,
+    view: &GuestView,
+    devices: usize,
 ) -> Result<Loaded, BootError> {
     let ram = config.ram_layout();
     let image_end = place(config, segments, &ram)?;
     let page = config.guest_page();
-    let (root, free_start) = place_tables(image_end, &ram, page)?;
+    let mapped = layout::direct_mappings(&ram, page, devices > 0);
+    let (root, free_start) = place_tables(image_end, &ram, &mapped, page)?;
 
     write_segments(view, bytes, segments)?;
-    let tables = page_tables::write(view, root, &ram, page).map_err(write_error("the page tables"))?;
+    let tables = page_tables::write(view, root, &mapped, page).map_err(write_error("the page tables"))?;
     write_words(view, "the GDT", layout::GDT, &gdt::DIRECT_TABLE)?;
     fault_report::write(view, config.vcpus()).map_err(write_error("the fault gates"))?;
     write_cmdline(view, config.cmdline())?;
@@ -106,22 +122,27 @@ fn load_direct(
 
 /// Page tables follow the image, and what is free follows them, at the next window: so that no window is shared between
 /// what the VMM wrote and what the image uses.
-fn place_tables(image_end: Gpa, ram: &[GpaRange], page: PageSize) -> Result<(Gpa, Gpa), BootError> {
+fn place_tables(
+    image_end: Gpa,
+    ram: &[GpaRange],
+    mapped: &[GpaRange],
+    page: PageSize,
+) -> Result<(Gpa, Gpa), BootError> {
     let ram_end = ram
         .iter()
         .find(|range| range.start() <= image_end && image_end <= range.end())
         .map_or(Gpa::default(), |range| range.end());
-    match tables_behind(image_end, ram, page) {
+    match tables_behind(image_end, mapped, page) {
         Some((root, free_start)) if free_start <= ram_end => Ok((root, free_start)),
         Some((_, end)) => Err(BootError::NoRoomForTables { page, end, ram_end }),
         None => Err(BootError::NoRoomForTables { page, end: Gpa::new(u64::MAX), ram_end }),
     }
 }
 
-/// Where the page tables behind an image begin, and where what is free behind them begins.
-pub(super) fn tables_behind(image_end: Gpa, ram: &[GpaRange], page: PageSize) -> Option<(Gpa, Gpa)> {
+/// Where the page tables behind an image, which map so much, begin, and where what is free behind them begins.
+pub(super) fn tables_behind(image_end: Gpa, mapped: &[GpaRange], page: PageSize) -> Option<(Gpa, Gpa)> {
     let root = image_end.checked_align_up(PageSize::Base4K)?;
-    let end = root.checked_add(page_tables::bytes_needed(ram, page))?;
+    let end = root.checked_add(page_tables::bytes_needed(mapped, page))?;
     Some((root, end.checked_align_up(PageSize::Huge2M)?))
 }
 
@@ -130,7 +151,8 @@ fn load_pvh(
     bytes: &[u8],
     entry: u32,
     segments: &[Segment],
-    view: &GuestMemoryMmap<()>,
+    view: &GuestView,
+    devices: usize,
 ) -> Result<Loaded, BootError> {
     let image_end = place(config, segments, &config.ram_layout())?;
     write_segments(view, bytes, segments)?;
@@ -138,7 +160,7 @@ fn load_pvh(
     let initrd = load_initrd(config, view, image_end, layout::HOLE_START)?;
     write_words(view, "the GDT", layout::GDT, &gdt::PVH_TABLE)?;
     write_cmdline(view, config.cmdline())?;
-    write_machine_tables(config, view)?;
+    write_machine_tables(config, view, devices)?;
     start_info::write(view, &layout::usable_ram(config.memory()), initrd)
         .map_err(|error| write_error("the start info")(error.to_string()))?;
     Ok(Loaded::Pvh { entry })
@@ -149,7 +171,8 @@ fn load_bzimage(
     bytes: &[u8],
     header: &setup_header,
     setup_bytes: usize,
-    view: &GuestMemoryMmap<()>,
+    view: &GuestView,
+    devices: usize,
 ) -> Result<Loaded, BootError> {
     /// From the start of the loaded part (Linux boot protocol, "64-bit boot protocol").
     const ENTRY64_OFFSET: u64 = 0x200;
@@ -175,7 +198,7 @@ fn load_bzimage(
     zero_page::write(view, &params).map_err(|error| write_error("the zero page")(error.to_string()))?;
     write_words(view, "the GDT", layout::GDT, &gdt::LINUX_TABLE)?;
     write_cmdline(view, config.cmdline())?;
-    write_machine_tables(config, view)?;
+    write_machine_tables(config, view, devices)?;
     // The first 4 GiB, whether RAM or not: the entry wants the kernel, the zero page and the command line mapped, and
     // makes tables of its own at once.
     let first_4g: Vec<GpaRange> = GpaRange::new(Gpa::new(0), layout::HOLE_END - Gpa::new(0)).into_iter().collect();
@@ -185,12 +208,7 @@ fn load_bzimage(
 }
 
 /// Copies the initrd as high as it may be: kernels unpack themselves low.
-fn load_initrd(
-    config: &VmConfig,
-    view: &GuestMemoryMmap<()>,
-    image_end: Gpa,
-    limit: Gpa,
-) -> Result<Option<GpaRange>, BootError> {
+fn load_initrd(config: &VmConfig, view: &GuestView, image_end: Gpa, limit: Gpa) -> Result<Option<GpaRange>, BootError> {
     let Some(path) = config.initrd() else { return Ok(None) };
     let open = |path: &Path| -> std::io::Result<(File, u64)> {
         let file = File::open(path)?;
@@ -221,32 +239,32 @@ fn place(config: &VmConfig, segments: &[Segment], ram: &[GpaRange]) -> Result<Gp
     check_placement(segments, ram).map_err(|source| BootError::Image { image: config.image().clone(), source })
 }
 
-fn write_segments(view: &GuestMemoryMmap<()>, bytes: &[u8], segments: &[Segment]) -> Result<(), BootError> {
+fn write_segments(view: &GuestView, bytes: &[u8], segments: &[Segment]) -> Result<(), BootError> {
     for segment in segments {
         write(view, "the image", segment.memory.start(), &bytes[segment.file.clone()])?;
     }
     Ok(())
 }
 
-fn write_cmdline(view: &GuestMemoryMmap<()>, cmdline: &str) -> Result<(), BootError> {
+fn write_cmdline(view: &GuestView, cmdline: &str) -> Result<(), BootError> {
     let mut bytes = cmdline.as_bytes().to_vec();
     bytes.push(0);
     write(view, "the command line", layout::CMDLINE, &bytes)
 }
 
-/// What tells a kernel about CPUs and interrupts: twice, because kernels look in one place or the other.
-fn write_machine_tables(config: &VmConfig, view: &GuestMemoryMmap<()>) -> Result<(), BootError> {
+/// What tells a kernel about CPUs and interrupts: twice, because kernels look in one place or the other. Of devices only ACPI tells.
+fn write_machine_tables(config: &VmConfig, view: &GuestView, devices: usize) -> Result<(), BootError> {
     let vcpus = config.vcpus() as u8;
-    write(view, "the ACPI tables", layout::ACPI, &acpi::bytes(vcpus))?;
+    write(view, "the ACPI tables", layout::ACPI, &acpi::bytes(vcpus, devices))?;
     write(view, "the MP table", layout::MP_TABLE, &mp_table::bytes(vcpus))
 }
 
-fn write_words(view: &GuestMemoryMmap<()>, what: &'static str, at: Gpa, words: &[u64]) -> Result<(), BootError> {
+fn write_words(view: &GuestView, what: &'static str, at: Gpa, words: &[u64]) -> Result<(), BootError> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     write(view, what, at, &bytes)
 }
 
-fn write(view: &GuestMemoryMmap<()>, what: &'static str, at: Gpa, bytes: &[u8]) -> Result<(), BootError> {
+fn write(view: &GuestView, what: &'static str, at: Gpa, bytes: &[u8]) -> Result<(), BootError> {
     view.write_slice(bytes, GuestAddress(at.get())).map_err(write_error(what))
 }
 
@@ -263,14 +281,15 @@ mod tests {
     #[test]
     fn tables_follow_the_image_and_free_memory_begins_at_a_window() {
         // Image ends inside a page; 2m tables of 1 GiB take three pages.
-        let (root, free_start) = place_tables(Gpa::new(0x20_1234), &ram_ranges(gib(1)), PageSize::Huge2M).unwrap();
+        let (root, free_start) =
+            place_tables(Gpa::new(0x20_1234), &ram_ranges(gib(1)), &ram_ranges(gib(1)), PageSize::Huge2M).unwrap();
         assert_eq!((root.get(), free_start.get()), (0x20_2000, 0x40_0000));
     }
 
     #[test]
     fn tables_that_do_not_fit_say_so_with_numbers() {
         let ram = ram_ranges(mib(4));
-        let error = place_tables(Gpa::new(0x3f_f001), &ram, PageSize::Huge2M).unwrap_err();
+        let error = place_tables(Gpa::new(0x3f_f001), &ram, &ram, PageSize::Huge2M).unwrap_err();
         assert_eq!(
             error.to_string(),
             "image and 2m page tables need memory up to 0x600000, guest RAM below the hole ends at 0x400000: use more \

@@ -1,11 +1,18 @@
 //! Port and memory-mapped I/O: finds the device, counts what nobody answers.
 //!
+//! ```text
+//!   out 0x3f8 ──▶ ports   [ serial │ exit │ … ]                    each device behind a lock of its own
+//!   mov [gpa] ──▶ memory  [ register file │ register file │ … ]
+//! ```
+//!
 //! An access as wide as the CPU makes it arrives as its bytes; a string instruction (`rep outsb`) arrives as all of its
 //! items at once, at one port. Each device has a lock of its own, so vCPUs wait for each other only at the same device.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wideleaf_policies::{Gpa, GpaRange};
 
 /// What an access means for the whole VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +39,31 @@ pub trait PortDevice: Send {
     fn flush(&mut self) {}
 }
 
+/// A device behind guest-physical addresses where no RAM is.
+pub trait MemoryDevice: Send {
+    /// Fills `data` with what the guest reads `offset` bytes behind the device's first address.
+    fn read(&mut self, offset: u64, data: &mut [u8]);
+    /// Takes what the guest writes there.
+    fn write(&mut self, offset: u64, data: &[u8]);
+    /// The guest has ended: nothing of the device goes on.
+    fn stop(&mut self) {}
+}
+
 struct Range {
     ports: RangeInclusive<u16>,
     device: Mutex<Box<dyn PortDevice>>,
+}
+
+struct MemoryRange {
+    addresses: GpaRange,
+    device: Mutex<Box<dyn MemoryDevice>>,
 }
 
 /// All devices of a VM.
 #[derive(Default)]
 pub struct Bus {
     ranges: Vec<Range>,
+    memory_ranges: Vec<MemoryRange>,
     counters: Counters,
 }
 
@@ -84,7 +107,7 @@ impl Bus {
     /// The guest reads a port.
     pub fn read_port(&self, port: u16, data: &mut [u8]) {
         match self.find(port) {
-            Some((range, offset)) => range.device.lock().unwrap_or_else(PoisonError::into_inner).read(offset, data),
+            Some((range, offset)) => lock(&range.device).read(offset, data),
             None => {
                 self.counters.port_reads_unanswered.fetch_add(1, Ordering::Relaxed);
                 data.fill(NOBODY);
@@ -95,7 +118,7 @@ impl Bus {
     /// The guest writes a port.
     pub fn write_port(&self, port: u16, data: &[u8]) -> BusEvent {
         match self.find(port) {
-            Some((range, offset)) => range.device.lock().unwrap_or_else(PoisonError::into_inner).write(offset, data),
+            Some((range, offset)) => lock(&range.device).write(offset, data),
             None => {
                 self.counters.port_writes_unanswered.fetch_add(1, Ordering::Relaxed);
                 BusEvent::None
@@ -103,21 +126,43 @@ impl Bus {
         }
     }
 
-    /// The guest reads an address that is not RAM. There are no devices in memory.
-    pub fn read_memory(&self, data: &mut [u8]) {
-        self.counters.mmio_reads_unanswered.fetch_add(1, Ordering::Relaxed);
-        data.fill(NOBODY);
+    /// Adds a device in memory.
+    pub fn insert_memory(&mut self, addresses: GpaRange, device: Box<dyn MemoryDevice>) {
+        let overlaps = |range: &MemoryRange| {
+            range.addresses.start() < addresses.end() && addresses.start() < range.addresses.end()
+        };
+        assert!(!self.memory_ranges.iter().any(overlaps), "{addresses:?} has a device already");
+        self.memory_ranges.push(MemoryRange { addresses, device: Mutex::new(device) });
+    }
+
+    /// The guest reads an address that is not RAM.
+    pub fn read_memory(&self, address: Gpa, data: &mut [u8]) {
+        match self.find_memory(address, data.len()) {
+            Some((range, offset)) => lock(&range.device).read(offset, data),
+            None => {
+                self.counters.mmio_reads_unanswered.fetch_add(1, Ordering::Relaxed);
+                data.fill(NOBODY);
+            }
+        }
     }
 
     /// The guest writes an address that is not RAM.
-    pub fn write_memory(&self) {
-        self.counters.mmio_writes_unanswered.fetch_add(1, Ordering::Relaxed);
+    pub fn write_memory(&self, address: Gpa, data: &[u8]) {
+        match self.find_memory(address, data.len()) {
+            Some((range, offset)) => lock(&range.device).write(offset, data),
+            None => {
+                self.counters.mmio_writes_unanswered.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Tells every device that the guest has ended.
     pub fn flush(&self) {
         for range in &self.ranges {
-            range.device.lock().unwrap_or_else(PoisonError::into_inner).flush();
+            lock(&range.device).flush();
+        }
+        for range in &self.memory_ranges {
+            lock(&range.device).stop();
         }
     }
 
@@ -138,12 +183,26 @@ impl Bus {
         let range = self.ranges.iter().find(|range| range.ports.contains(&port))?;
         Some((range, port - range.ports.start()))
     }
+
+    /// The device that has all the bytes of an access: one that reaches beyond it is nobody's.
+    fn find_memory(&self, address: Gpa, bytes: usize) -> Option<(&MemoryRange, u64)> {
+        let range = self.memory_ranges.iter().find(|range| range.addresses.contains(address))?;
+        let offset = (address - range.addresses.start()).get();
+        let is_inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= range.addresses.bytes().get());
+        is_inside.then_some((range, offset))
+    }
+}
+
+/// What a panic of one vCPU in a device left is as good as a hostile guest's doing: the device has to cope with either.
+fn lock<T: ?Sized>(device: &Mutex<Box<T>>) -> MutexGuard<'_, Box<T>> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Bus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bus")
             .field("ports", &self.ranges.iter().map(|range| &range.ports).collect::<Vec<_>>())
+            .field("memory", &self.memory_ranges.iter().map(|range| range.addresses).collect::<Vec<_>>())
             .field("counters", &self.counters())
             .finish()
     }
@@ -183,9 +242,9 @@ mod tests {
         assert_eq!(data, [0xff; 4]);
         assert_eq!(bus.write_port(0xcf8, &[1]), BusEvent::None);
         data = [0; 4];
-        bus.read_memory(&mut data);
+        bus.read_memory(Gpa::new(0xd000_0000), &mut data);
         assert_eq!(data, [0xff; 4]);
-        bus.write_memory();
+        bus.write_memory(Gpa::new(0xd000_0000), &data);
         assert_eq!(
             bus.counters(),
             BusCounters {
@@ -194,6 +253,29 @@ mod tests {
                 mmio_reads_unanswered: 1,
                 mmio_writes_unanswered: 1,
             }
+        );
+    }
+
+    impl MemoryDevice for Echo {
+        fn read(&mut self, offset: u64, data: &mut [u8]) {
+            data.fill(offset as u8);
+        }
+        fn write(&mut self, _: u64, _: &[u8]) {}
+    }
+
+    #[test]
+    fn a_device_in_memory_has_whole_accesses_only() {
+        let mut bus = Bus::new();
+        let range = GpaRange::new(Gpa::new(0x1000), wideleaf_policies::Bytes::new(0x100)).unwrap();
+        bus.insert_memory(range, Box::new(Echo));
+        let mut data = [0; 4];
+        bus.read_memory(Gpa::new(0x10fc), &mut data);
+        assert_eq!(data, [0xfc; 4]);
+        bus.read_memory(Gpa::new(0x10fd), &mut data);
+        bus.write_memory(Gpa::new(0xfff), &data);
+        assert_eq!(
+            (data, bus.counters().mmio_reads_unanswered, bus.counters().mmio_writes_unanswered),
+            ([0xff; 4], 1, 1)
         );
     }
 

@@ -1,4 +1,4 @@
-//! The ports a guest can reach.
+//! What a guest can reach beside its RAM.
 //!
 //! | ports | device | who uses it |
 //! |---|---|---|
@@ -9,12 +9,13 @@
 //! | 0x70–0x71 | [`legacy`]: the clock's memory, all zeroes | Linux, which otherwise waits for it |
 //! | 0x600–0x60b | [`legacy`]: ACPI's power management; power-off is where QEMU's machines have it | our guests, Linux |
 //!
-//! Everything else reads as ones and is counted: [`bus`].
+//! Devices in memory are [`virtio`]'s, from 0xd000_0000 on. Everything else reads as ones and is counted: [`bus`].
 
 pub mod bus;
 pub mod exit_port;
 pub mod legacy;
 pub mod serial;
+pub mod virtio;
 
 pub use bus::{Bus, BusCounters, BusEvent};
-pub use serial::SerialSink;
+pub use serial::{SerialOutput, SerialSink};

@@ -16,6 +16,20 @@ use super::bus::{BusEvent, PortDevice};
 /// Gets each line the guest prints, without its line end. A last line that was not ended comes when the guest ends.
 pub type SerialSink = Box<dyn FnMut(&[u8]) + Send>;
 
+/// Where what the guest prints goes.
+pub struct SerialOutput {
+    /// Its lines.
+    pub lines: SerialSink,
+    /// Its bytes as they come, before they are lines.
+    pub bytes: Option<SerialSink>,
+}
+
+impl From<SerialSink> for SerialOutput {
+    fn from(lines: SerialSink) -> SerialOutput {
+        SerialOutput { lines, bytes: None }
+    }
+}
+
 /// The interrupt of the first serial port of a PC.
 pub const SERIAL_GSI: u32 = 4;
 
@@ -44,7 +58,7 @@ impl Trigger for SerialInterrupt {
 
 /// Collects bytes into lines.
 struct LineWriter {
-    sink: SerialSink,
+    output: SerialOutput,
     line: Vec<u8>,
     first_byte: Arc<OnceLock<Instant>>,
 }
@@ -54,6 +68,9 @@ impl LineWriter {
         if self.first_byte.get().is_none() {
             // Only this thread, which holds the device's lock, ever sets it.
             let _ = self.first_byte.set(Instant::now());
+        }
+        if let Some(bytes) = &mut self.output.bytes {
+            bytes(&[byte]);
         }
         if byte == b'\n' {
             if self.line.last() == Some(&b'\r') {
@@ -69,7 +86,7 @@ impl LineWriter {
     }
 
     fn give_out(&mut self) {
-        (self.sink)(&self.line);
+        (self.output.lines)(&self.line);
         self.line.clear();
     }
 
@@ -102,10 +119,10 @@ pub struct SerialPort {
 }
 
 impl SerialPort {
-    /// A port that gives lines to `sink`.
-    pub fn new(interrupt: SerialInterrupt, sink: SerialSink) -> SerialPort {
+    /// A port that gives what the guest prints to `output`.
+    pub fn new(interrupt: SerialInterrupt, output: SerialOutput) -> SerialPort {
         let first_byte = Arc::new(OnceLock::new());
-        let writer = LineWriter { sink, line: Vec::with_capacity(256), first_byte: Arc::clone(&first_byte) };
+        let writer = LineWriter { output, line: Vec::with_capacity(256), first_byte: Arc::clone(&first_byte) };
         SerialPort { uart: Arc::new(Mutex::new(Serial::new(interrupt, writer))), first_byte }
     }
 
@@ -160,9 +177,8 @@ mod tests {
     fn port() -> (SerialPort, Arc<Mutex<Vec<Vec<u8>>>>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&lines);
-        let port =
-            SerialPort::new(SerialInterrupt::None, Box::new(move |line| sink.lock().unwrap().push(line.to_vec())));
-        (port, lines)
+        let sink: SerialSink = Box::new(move |line| sink.lock().unwrap().push(line.to_vec()));
+        (SerialPort::new(SerialInterrupt::None, sink.into()), lines)
     }
 
     #[test]
@@ -185,6 +201,22 @@ mod tests {
         let (mut port, lines) = port();
         port.write(0, b"at once\n");
         assert_eq!(*lines.lock().unwrap(), [b"at once".to_vec()]);
+    }
+
+    #[test]
+    fn bytes_come_as_they_are_written_and_with_all_their_ends() {
+        let (seen, (_, lines)) = (Arc::new(Mutex::new(Vec::new())), port());
+        let (bytes_to, lines_to) = (Arc::clone(&seen), Arc::clone(&lines));
+        let output = SerialOutput {
+            lines: Box::new(move |line| lines_to.lock().unwrap().push(line.to_vec())),
+            bytes: Some(Box::new(move |bytes| bytes_to.lock().unwrap().extend_from_slice(bytes))),
+        };
+        let mut port = SerialPort::new(SerialInterrupt::None, output);
+        port.write(0, b"login: ");
+        assert_eq!((seen.lock().unwrap().as_slice(), lines.lock().unwrap().len()), (&b"login: "[..], 0));
+        port.write(0, b"\r\n\xff");
+        assert_eq!(*seen.lock().unwrap(), b"login: \r\n\xff");
+        assert_eq!(*lines.lock().unwrap(), [b"login: ".to_vec()]);
     }
 
     #[test]

@@ -7,13 +7,19 @@
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegionError;
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 use wideleaf_memory::GuestRam;
+use wideleaf_policies::{GpaRange, PageSize};
+
+use crate::dma::DeviceLog;
+
+/// Guest RAM by guest addresses. What is written through it is logged.
+pub type GuestView = GuestMemoryMmap<DeviceLog>;
 
 /// A view of guest RAM, and the RAM it is a view of.
 #[derive(Debug)]
 pub struct GuestMemory {
-    view: GuestMemoryMmap<()>,
+    view: GuestView,
     ram: Arc<GuestRam>,
 }
 
@@ -65,8 +71,16 @@ impl GuestMemory {
     }
 
     /// The view.
-    pub fn view(&self) -> &GuestMemoryMmap<()> {
+    pub fn view(&self) -> &GuestView {
         &self.view
+    }
+
+    /// Fetches and clears which base pages of a memslot devices wrote, in the form of KVM's dirty log.
+    pub fn take_device_log(&self, slot: GpaRange) -> Vec<u64> {
+        let page = |bytes: u64| (bytes / PageSize::Base4K.bytes().get()) as usize;
+        let Some(region) = self.view.find_region(GuestAddress(slot.start().get())) else { return Vec::new() };
+        let first = page(slot.start().get() - region.start_addr().0);
+        (**region).bitmap().take(first..first + page(slot.bytes().get()))
     }
 
     /// The RAM itself.

@@ -9,7 +9,8 @@ use wideleaf_policies::MappingStats;
 
 use super::stats::StatsError;
 use super::{KvmError, KvmStats, Vm};
-use crate::run_loop::RunControl;
+use crate::dma::DeviceMemory;
+use crate::run_loop::{PAUSE_WAIT_MAX, RunControl};
 
 /// KVM's side of one VM. It may outlive the [`crate::Machine`]: a finished VM still has its statistics.
 #[derive(Debug)]
@@ -19,12 +20,14 @@ pub struct KvmSecondLevel {
     /// Opened when first asked for: nothing on the way to the guest's first byte needs it.
     stats: OnceLock<Result<KvmStats, StatsError>>,
     control: Arc<RunControl>,
+    /// What devices do to the same RAM.
+    devices: DeviceMemory,
 }
 
 impl KvmSecondLevel {
-    /// The door to `vm`, whose vCPUs `control` runs.
-    pub fn new(paging: Paging, vm: Arc<Vm>, control: Arc<RunControl>) -> KvmSecondLevel {
-        KvmSecondLevel { paging, vm, stats: OnceLock::new(), control }
+    /// The door to `vm`, whose vCPUs `control` runs, and whose devices reach its RAM through `devices`.
+    pub fn new(paging: Paging, vm: Arc<Vm>, control: Arc<RunControl>, devices: DeviceMemory) -> KvmSecondLevel {
+        KvmSecondLevel { paging, vm, stats: OnceLock::new(), control, devices }
     }
 
     /// The VM's statistics, with those beyond the count of mappings.
@@ -54,7 +57,12 @@ impl SecondLevel for KvmSecondLevel {
     }
 
     fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
-        self.vm.set_dirty_log(slot, is_on).map_err(from_kvm)?.ok_or(SecondLevelError::NoSuchSlot(slot))
+        self.vm.set_dirty_log(slot, is_on).map_err(from_kvm)?.ok_or(SecondLevelError::NoSuchSlot(slot))?;
+        if is_on {
+            // A log begins empty; that of devices is never off.
+            self.devices.memory().take_device_log(self.slot(slot)?.range);
+        }
+        Ok(())
     }
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
@@ -62,15 +70,26 @@ impl SecondLevel for KvmSecondLevel {
         if !slot.is_dirty_logged {
             return Err(SecondLevelError::WrongState("dirty logging of this memslot is off: switch it on first"));
         }
-        self.vm.take_dirty_log(slot).map_err(from_kvm)
+        let mut log = self.vm.take_dirty_log(slot).map_err(from_kvm)?;
+        let of_devices = self.devices.memory().take_device_log(slot.range);
+        log.iter_mut().zip(of_devices).for_each(|(word, of_devices)| *word |= of_devices);
+        Ok(log)
     }
 
+    /// vCPUs first: one that waits for a device holds the gate open until it has its answer.
     fn pause(&self) -> Result<(), SecondLevelError> {
-        self.control.pause()
+        self.control.pause()?;
+        if self.devices.gate().close(PAUSE_WAIT_MAX) {
+            return Ok(());
+        }
+        self.control.resume()?;
+        Err(SecondLevelError::DeviceBusy { waited_ms: PAUSE_WAIT_MAX.as_millis() as u64 })
     }
 
     fn resume(&self) -> Result<(), SecondLevelError> {
-        self.control.resume()
+        self.control.resume()?;
+        self.devices.gate().open();
+        Ok(())
     }
 
     fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_pit_config, kvm_userspace_memory_region};
-use kvm_ioctls::VmFd;
+use kvm_ioctls::{IoEventAddress, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::second_level::{Slot, SlotId};
@@ -82,6 +82,15 @@ impl Vm {
     /// [`KvmError::Ioctl`].
     pub fn register_irqfd(&self, event: &EventFd, gsi: u32) -> Result<(), KvmError> {
         self.fd.register_irqfd(event, gsi).map_err(KvmError::ioctl("KVM_IRQFD"))
+    }
+
+    /// Lets a guest's write of `value` to `address` write `event`, without a way through this process.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn register_ioeventfd(&self, event: &EventFd, address: Gpa, value: u32) -> Result<(), KvmError> {
+        let address = IoEventAddress::Mmio(address.get());
+        self.fd.register_ioevent(event, &address, value).map_err(KvmError::ioctl("KVM_IOEVENTFD"))
     }
 
     /// Creates a vCPU.

@@ -1,33 +1,40 @@
 //! ACPI tables: how a Linux guest learns of its CPUs, the IOAPIC, and how to switch itself off (ACPI 6.5, chapter 5).
 //!
 //! ```text
-//!   RSDP ─▶ XSDT ─▶ FADT ─▶ DSDT: one name, the sleep state "off"
+//!   RSDP ─▶ XSDT ─▶ FADT ─▶ DSDT: the sleep state "off", a device for each of ours
 //!                └▶ MADT: a local APIC per vCPU, the IOAPIC
 //! ```
 //!
 //! Kernels without ACPI find the same in the MP table ([`super::mp_table`]); distributions' kernels no longer look there.
 
+use acpi_tables::Aml;
+use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, ONE, Package, Path, ResourceTemplate, Scope, ZERO};
+
 use super::layout::{ACPI, IOAPIC, LOCAL_APIC};
+use crate::devices::virtio::{Place, REGISTERS};
 
 /// The room the tables have.
 pub const BYTES_MAX: usize = 0x1000;
 
-/// First of the power management ports: event block (4 bytes), control block (2), timer (4). The control block is where
+/// First of the power management ports: event block (4 bytes: status, enable), control block (2). The control block is where
 /// QEMU's machines have it, so that guests which do not read these tables find it too.
 pub const POWER_PORTS: u16 = 0x600;
 /// From there to the control block.
 pub const POWER_CONTROL_OFFSET: u16 = 4;
-const POWER_TIMER_OFFSET: u16 = 8;
 /// Last of these ports.
-pub const POWER_PORTS_LAST: u16 = POWER_PORTS + POWER_TIMER_OFFSET + 3;
+pub const POWER_PORTS_LAST: u16 = POWER_PORTS + POWER_CONTROL_OFFSET + 1;
 /// Interrupt of power management events, which never come.
 const SCI: u16 = 9;
+/// The reset register, and what is written to it: where PCs have it, so that Linux finds it by its own list too (`reboot=p`).
+pub const RESET_PORT: u16 = 0xcf9;
+/// A hard reset of the CPU (Intel ICH datasheets, "RST_CNT, Reset Control Register").
+pub const RESET_VALUE: u8 = 1 << 1 | 1 << 2;
 
 const RSDP_BYTES: u64 = 36;
 const HEADER_BYTES: usize = 36;
 
-/// The tables for this many vCPUs: to be written at [`ACPI`], RSDP first.
-pub fn bytes(vcpus: u8) -> Vec<u8> {
+/// The tables for so many vCPUs and virtio devices: to be written at [`ACPI`], RSDP first.
+pub fn bytes(vcpus: u8, devices: usize) -> Vec<u8> {
     let mut tables = Vec::with_capacity(BYTES_MAX);
     tables.resize(RSDP_BYTES.next_multiple_of(16) as usize, 0);
     let mut add = |table: Vec<u8>| -> u64 {
@@ -36,9 +43,7 @@ pub fn bytes(vcpus: u8) -> Vec<u8> {
         tables.resize(tables.len().next_multiple_of(16), 0);
         at
     };
-    // Name (_S5, Package () {0, 0, 0, 0}): "off" is sleep type 0 in both control registers.
-    let off = [0x08, b'_', b'S', b'5', b'_', 0x12, 0x06, 0x04, 0, 0, 0, 0];
-    let dsdt = add(table(b"DSDT", 2, &off));
+    let dsdt = add(table(b"DSDT", 2, &dsdt_body(devices)));
     let fadt = add(table(b"FACP", 6, &fadt_body(dsdt)));
     let madt = add(table(b"APIC", 5, &madt_body(vcpus)));
     let xsdt = add(table(b"XSDT", 1, &[fadt.to_le_bytes(), madt.to_le_bytes()].concat()));
@@ -74,11 +79,37 @@ fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table
 }
 
-/// The fixed description. Not "hardware reduced": that would take PIC and timer, which KVM emulates, from the guest.
+/// What the guest's ACPI interpreter runs. Each device is named by the ID under which Linux knows virtio's registers
+/// (drivers/virtio/virtio_mmio.c); there is no other way to tell a kernel of them but its command line.
+fn dsdt_body(devices: usize) -> Vec<u8> {
+    let mut body = Vec::new();
+    // "Off" is sleep type 0 in both control registers.
+    let off = Package::new(vec![&ZERO, &ZERO, &ZERO, &ZERO]);
+    Name::new(Path::new("_S5_"), &off).to_aml_bytes(&mut body);
+    for number in 0..devices {
+        let Place { start, gsi } = Place::of(number);
+        let memory = Memory32Fixed::new(true, start.get() as u32, REGISTERS.get() as u32);
+        // Consumed by the device, edge-triggered, active high, its own.
+        let interrupt = Interrupt::new(true, true, false, false, gsi);
+        let resources = ResourceTemplate::new(vec![&memory, &interrupt]);
+        let name = Name::new(Path::new("_HID"), &"LNRO0005");
+        let uid = Name::new(Path::new("_UID"), &(number as u8));
+        // Its DMA is as coherent as a CPU's stores: without this Linux on some machines gives it no DMA at all.
+        let coherent = Name::new(Path::new("_CCA"), &ONE);
+        let resources = Name::new(Path::new("_CRS"), &resources);
+        let path = Path::new(&format!("VR{number:02}"));
+        let device = Device::new(path, vec![&name, &uid, &coherent, &resources]);
+        Scope::new(Path::new("_SB_"), vec![&device]).to_aml_bytes(&mut body);
+    }
+    body
+}
+
+/// The fixed description. Not "hardware reduced": that would take PIC and timer, which KVM emulates, from the guest. It has no power
+/// management timer, which is optional (ACPI 6.5, 4.8.2.1): guests of KVM have its clock.
 fn fadt_body(dsdt: u64) -> Vec<u8> {
     const BYTES: usize = 276;
-    /// `wbinvd` works; C2 is not for many CPUs; no power or sleep button; the timer has 32 bits.
-    const FLAGS: u32 = 1 | 1 << 4 | 1 << 5 | 1 << 8;
+    /// `wbinvd` works; no power or sleep button; there is a reset register.
+    const FLAGS: u32 = 1 | 1 << 4 | 1 << 5 | 1 << 10;
     /// There are ISA devices; no VGA, no CMOS clock to set.
     const BOOT_FLAGS: u16 = 1 | 1 << 2 | 1 << 5;
     let mut table = vec![0; BYTES];
@@ -88,14 +119,16 @@ fn fadt_body(dsdt: u64) -> Vec<u8> {
     put(46, &SCI.to_le_bytes());
     put(56, &ports.to_le_bytes());
     put(64, &(ports + u32::from(POWER_CONTROL_OFFSET)).to_le_bytes());
-    put(76, &(ports + u32::from(POWER_TIMER_OFFSET)).to_le_bytes());
-    // Lengths of the event block, the control block, and the timer.
+    // Lengths of the event block and the control block.
     put(88, &[4, 2]);
-    put(91, &[4]);
     // C2 and C3 are slower than is allowed: there are none.
     put(96, &[0x65, 0, 0xe9, 3]);
     put(109, &BOOT_FLAGS.to_le_bytes());
     put(112, &FLAGS.to_le_bytes());
+    // A port of one byte (ACPI 6.5, 5.2.3.2), and what is written there.
+    put(116, &[1, 8, 0, 1]);
+    put(120, &u64::from(RESET_PORT).to_le_bytes());
+    put(128, &[RESET_VALUE]);
     put(140, &dsdt.to_le_bytes());
     table.split_off(HEADER_BYTES)
 }
@@ -139,7 +172,7 @@ mod tests {
 
     #[test]
     fn every_table_is_found_and_sums_to_zero() {
-        let bytes = bytes(3);
+        let bytes = bytes(3, 0);
         assert_eq!(&bytes[..8], b"RSD PTR ");
         assert_eq!((checksum(&bytes[..20]), checksum(&bytes[..36])), (0, 0));
         let xsdt = follow(&bytes, 24);
@@ -156,13 +189,27 @@ mod tests {
         }
         assert_eq!(fadt.len(), 276);
         assert_eq!(u32_at(&fadt, 64), 0x604);
+        // No timer; a reset register behind I/O ports, and its value.
+        assert_eq!((u32_at(&fadt, 76), fadt[91]), (0, 0));
+        assert_eq!(fadt[116..129], [1, 8, 0, 1, 0xf9, 0x0c, 0, 0, 0, 0, 0, 0, 6]);
         // Header, APIC address and flags, three processors, the IOAPIC.
         assert_eq!(madt.len(), 36 + 8 + 3 * 8 + 12);
         assert_eq!(madt[44 + 8..44 + 12], [0, 8, 1, 1]);
     }
 
     #[test]
-    fn the_most_vcpus_fit() {
-        assert!(bytes(wideleaf_protocol::VCPUS_MAX as u8).len() <= BYTES_MAX);
+    fn a_device_is_described_where_it_is() {
+        assert_eq!(dsdt_body(0), [0x08, b'_', b'S', b'5', b'_', 0x12, 0x06, 0x04, 0, 0, 0, 0]);
+        let body = dsdt_body(2);
+        let has = |part: &[u8]| body.windows(part.len()).any(|window| window == part);
+        assert!(has(b"VR00") && has(b"VR01") && has(b"LNRO0005"));
+        // 32-bit fixed memory, writable (ACPI 6.5, 6.4.3.4), and an extended interrupt (6.4.3.6): consumer, edge.
+        assert!(has(&[0x86, 9, 0, 1, 0x00, 0x10, 0x00, 0xd0, 0x00, 0x10, 0, 0]));
+        assert!(has(&[0x89, 6, 0, 0b0011, 1, 17, 0, 0, 0]));
+    }
+
+    #[test]
+    fn the_most_vcpus_and_devices_fit() {
+        assert!(bytes(wideleaf_protocol::VCPUS_MAX as u8, crate::devices::virtio::DEVICES_MAX).len() <= BYTES_MAX);
     }
 }

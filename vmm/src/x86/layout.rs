@@ -15,6 +15,7 @@
 //!   0x000e_0000  ACPI tables                 PVH, Linux; where firmware has them
 //!   0x0010_0000  images begin here at the earliest; the direct entry's page tables follow the image
 //!   0xc000_0000  hole: no RAM up to 4 GiB     interrupt controllers, KVM's own pages
+//!   0xd000_0000  registers of virtio devices, a page each
 //!   0x1_0000_0000  the rest of RAM
 //! ```
 
@@ -24,6 +25,7 @@ use wideleaf_protocol::VCPUS_MAX;
 use wideleaf_protocol::direct::DIRECT_BOOT_BYTES;
 
 use super::acpi::POWER_PORTS_LAST;
+use crate::devices::virtio;
 
 /// Descriptor table. One page, because the first page stays empty.
 pub const GDT: Gpa = Gpa::new(0x1000);
@@ -111,6 +113,8 @@ const _: () = {
     assert!(end(ACPI, 0x1000) <= IMAGE_START_MIN.get(), "ACPI tables before the image");
     assert!(HOLE_START.is_aligned_to(PageSize::Giant1G) && HOLE_END.is_aligned_to(PageSize::Giant1G), "giants fit");
     assert!(KVM_IDENTITY_MAP.get() + 0x1000 == KVM_TSS.get(), "KVM's own pages do not overlap");
+    let devices = virtio::DEVICES_MAX as u64 * virtio::REGISTERS.get();
+    assert!(HOLE_START.get() <= virtio::FIRST.get() && end(virtio::FIRST, devices) <= IOAPIC.get(), "devices too");
     assert!(HOLE_START.get() < IOAPIC.get() && KVM_TSS.get() < HOLE_END.get(), "devices are in the hole");
 };
 
@@ -123,6 +127,16 @@ pub fn ram_ranges(memory: Bytes) -> Vec<GpaRange> {
         .filter(|(_, bytes)| *bytes != Bytes::ZERO)
         .filter_map(|(start, bytes)| GpaRange::new(start, bytes))
         .collect()
+}
+
+/// What a directly started guest finds mapped, each address to itself: its RAM, and where there are devices their registers, as far
+/// around them as the pages of its tables reach. Ascending.
+pub fn direct_mappings(ram: &[GpaRange], page: PageSize, has_devices: bool) -> Vec<GpaRange> {
+    let start = virtio::FIRST.align_down(page);
+    let end = (virtio::FIRST + Bytes::new(virtio::DEVICES_MAX as u64 * virtio::REGISTERS.get())).checked_align_up(page);
+    let registers = end.and_then(|end| GpaRange::new(start, end - start)).filter(|_| has_devices);
+    let (below, above) = ram.split_at(ram.partition_point(|range| range.end() <= start));
+    below.iter().copied().chain(registers).chain(above.iter().copied()).collect()
 }
 
 /// What a guest may take for RAM: the ranges of RAM without the PC's legacy ranges and our MP table. For the entries

@@ -3,8 +3,9 @@
 
 use super::layout::{IOAPIC, LOCAL_APIC, MP_TABLE};
 
-/// Interrupt lines of the PC: the IOAPIC's first pins, one to one.
-const ISA_LINES: u8 = 16;
+/// Interrupt lines, one to one with the IOAPIC's pins: the PC's, then our devices'. Those are edge-triggered and active high too, which is
+/// what a line of the ISA bus is.
+const LINES: u8 = 24;
 /// Version 1.4 of the specification.
 const SPECIFICATION: u8 = 4;
 /// Version of the local APICs and the IOAPIC KVM emulates.
@@ -67,7 +68,7 @@ fn entries(vcpus: u8) -> Vec<Vec<u8>> {
     }
     entries.push([&[BUS, 0][..], b"ISA   "].concat());
     entries.push([&[IO_APIC, ioapic, IOAPIC_VERSION, ENABLED][..], &(IOAPIC.get() as u32).to_le_bytes()].concat());
-    for line in 0..ISA_LINES {
+    for line in 0..LINES {
         entries.push(vec![IO_INTERRUPT, 0, 0, 0, 0, line, ioapic, line]);
     }
     entries.push(vec![LOCAL_INTERRUPT, EXTERNAL, 0, 0, 0, 0, 0, 0]);
@@ -107,6 +108,14 @@ mod tests {
         let second = &bytes[80..100];
         assert_eq!(first[..4], [0, 0, 0x14, 3]);
         assert_eq!(second[..4], [0, 1, 0x14, 1]);
+    }
+
+    #[test]
+    fn the_lines_of_all_devices_are_there() {
+        use crate::devices::virtio::{DEVICES_MAX, Place};
+        assert_eq!(Place::of(DEVICES_MAX).gsi, u32::from(LINES));
+        let bytes = bytes(1);
+        assert!(bytes.windows(8).any(|entry| entry == [3, 0, 0, 0, 0, 23, 1, 23]));
     }
 
     #[test]

@@ -1,0 +1,180 @@
+//! The balloon from outside: how much it is to hold, how much it holds, what the guest says of its memory, and what was counted.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vmm_sys_util::eventfd::EventFd;
+use wideleaf_memory::GuestRam;
+use wideleaf_memory::given_back::GivenBackCounters;
+use wideleaf_policies::{Bytes, PageSize};
+
+use super::statistics::GuestStatistics;
+use crate::devices::virtio::Interrupt;
+
+/// Steers a balloon and reads it, from any thread, before and after its driver is there.
+#[derive(Clone, Debug)]
+pub struct BalloonHandle(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    ram_bytes: Bytes,
+    target: AtomicU32,
+    actual: AtomicU32,
+    state: Mutex<State>,
+    pub(super) counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// While there is a driver.
+    interrupt: Option<Arc<Interrupt>>,
+    ask: Option<EventFd>,
+    /// Since the first driver.
+    ram: Option<Arc<GuestRam>>,
+    guest: GuestStatistics,
+}
+
+/// Beside those of the RAM's book.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub requests: AtomicU64,
+    pub chains_malformed: AtomicU64,
+    pub reports_cut: AtomicU64,
+    pub statistics: AtomicU64,
+}
+
+/// More than the guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a balloon of {asked} is more than the guest's RAM, {ram}")]
+pub struct TooMuch {
+    /// What the balloon was to hold.
+    pub asked: Bytes,
+    /// What there is.
+    pub ram: Bytes,
+}
+
+/// A balloon at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct BalloonReport {
+    /// What it is to hold.
+    pub target_bytes: u64,
+    /// What it holds, as its driver says.
+    pub actual_bytes: u64,
+    /// Buffers of page numbers and reports that were served.
+    pub requests: u64,
+    /// Buffers that are no RAM.
+    pub chains_malformed: u64,
+    /// Reports of more memory than is looked at for one buffer.
+    pub reports_cut: u64,
+    /// Statistics that came from the guest.
+    pub statistics: u64,
+    /// What became of the pages; nothing before the first driver.
+    pub pages: GivenBackCounters,
+    /// The latest statistics.
+    pub guest: GuestStatistics,
+}
+
+impl BalloonHandle {
+    pub(super) fn new(ram_bytes: Bytes) -> BalloonHandle {
+        BalloonHandle(Arc::new(Shared {
+            ram_bytes,
+            target: AtomicU32::new(0),
+            actual: AtomicU32::new(0),
+            state: Mutex::default(),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// How much the balloon is to hold, in whole base pages. The driver is told, and does what it can.
+    ///
+    /// # Errors
+    /// [`TooMuch`].
+    pub fn set_target(&self, target: Bytes) -> Result<(), TooMuch> {
+        let too_much = TooMuch { asked: target, ram: self.0.ram_bytes };
+        let pages = u32::try_from(target.pages(PageSize::Base4K)).map_err(|_| too_much)?;
+        if target > self.0.ram_bytes {
+            return Err(too_much);
+        }
+        self.0.target.store(pages, Ordering::Release);
+        if let Some(interrupt) = &self.state().interrupt {
+            interrupt.configuration_changed();
+        }
+        Ok(())
+    }
+
+    /// How much it is to hold.
+    pub fn target(&self) -> Bytes {
+        bytes(self.target_pages())
+    }
+
+    /// How much it holds, as the driver says; the book of pages says what was really given ([`BalloonReport::pages`]).
+    pub fn actual(&self) -> Bytes {
+        bytes(self.0.actual.load(Ordering::Acquire))
+    }
+
+    /// Asks the guest for new statistics, which come later. Also asked whenever the driver says how much the balloon holds.
+    pub fn ask_statistics(&self) {
+        if let Some(ask) = &self.state().ask {
+            // Full only where it was asked already.
+            let _ = ask.write(1);
+        }
+    }
+
+    /// How things are.
+    pub fn report(&self) -> BalloonReport {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { requests, chains_malformed, reports_cut, statistics } = &self.0.counters;
+        let (ram, guest) = {
+            let state = self.state();
+            (state.ram.clone(), state.guest.clone())
+        };
+        BalloonReport {
+            target_bytes: self.target().get(),
+            actual_bytes: self.actual().get(),
+            requests: load(requests),
+            chains_malformed: load(chains_malformed),
+            reports_cut: load(reports_cut),
+            statistics: load(statistics),
+            pages: ram.map(|ram| ram.given_back().counters()).unwrap_or_default(),
+            guest,
+        }
+    }
+
+    pub(super) fn target_pages(&self) -> u32 {
+        self.0.target.load(Ordering::Acquire)
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    pub(super) fn actual_is(&self, pages: u32) {
+        self.0.actual.store(pages, Ordering::Release);
+        self.ask_statistics();
+    }
+
+    pub(super) fn guest_says(&self, guest: GuestStatistics) {
+        self.0.counters.statistics.fetch_add(1, Ordering::Relaxed);
+        self.state().guest = guest;
+    }
+
+    pub(super) fn is_active(&self, ram: Arc<GuestRam>, interrupt: Arc<Interrupt>, ask: EventFd) {
+        let mut state = self.state();
+        (state.ram, state.interrupt, state.ask) = (Some(ram), Some(interrupt), Some(ask));
+    }
+
+    pub(super) fn is_over(&self) {
+        let mut state = self.state();
+        (state.interrupt, state.ask) = (None, None);
+        self.0.actual.store(0, Ordering::Release);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each field is set in one assignment: a panic elsewhere leaves them true.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn bytes(pages: u32) -> Bytes {
+    PageSize::Base4K.bytes() * u64::from(pages)
+}

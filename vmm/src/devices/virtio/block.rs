@@ -1,0 +1,128 @@
+//! A disk (Virtual I/O Device 1.2, section 5.2): a file or a block device of the host, as it is.
+//!
+//! ```text
+//!   chain ──▶ [`request`]: header, buffers, status byte ──▶ [`worker`], a thread per disk, request by request until the queue is empty
+//!                                                              │ a megabyte at most inside the gate at a time
+//!                                                              ▼
+//!                  guest RAM ◀── preadv, pwritev ──▶ [`image`]: the file, locked against others
+//! ```
+//!
+//! What the host has of the file in its page cache is the guest's write-back cache: FLUSH makes it last. To a driver that does not take FLUSH
+//! every write lasts when it is done (5.2.6.2).
+
+pub mod counters;
+pub mod image;
+pub mod request;
+mod worker;
+
+use std::sync::Arc;
+
+pub use counters::{DiskCounters, DiskStatistics};
+pub use image::{DiskError, DiskImage, DiskOptions};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_WRITE_ZEROES, virtio_blk_config,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use worker::Worker;
+
+use super::{ActivateError, Activation, ActiveQueue, DeviceKind, VirtioDevice};
+
+/// Unit of all positions and lengths, whatever the block size (5.2.6).
+pub const SECTOR_BYTES: u64 = 512;
+
+/// Requests of a driver that are under way at once; as many descriptors in one chain.
+const QUEUE_SIZES: [u16; 1] = [256];
+/// Buffers of a request beside header and status: a chain that fills the queue.
+const SEGMENTS_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
+/// Most sectors that one segment of a DISCARD or WRITE_ZEROES names: 1 GiB, so that a reset does not wait long for one call.
+const ZEROED_SECTORS_MAX: u32 = 1 << 21;
+/// Segments of such a request.
+const ZEROED_SEGMENTS_MAX: u32 = 32;
+
+/// The device.
+#[derive(Debug)]
+pub struct Block {
+    image: Arc<DiskImage>,
+    counters: Arc<DiskCounters>,
+    config: Vec<u8>,
+    worker: Option<Worker>,
+}
+
+impl Block {
+    /// The device that has `image` on its disk.
+    pub fn new(image: DiskImage) -> Block {
+        let config = config_bytes(&image);
+        Block { image: Arc::new(image), counters: Arc::default(), config, worker: None }
+    }
+
+    /// Its counters, also for when it is handed over.
+    pub fn counters(&self) -> Arc<DiskCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Block {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Block
+    }
+
+    fn features(&self) -> u64 {
+        let always = [
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_RING_F_INDIRECT_DESC,
+        ];
+        let read_only = self.image.is_read_only().then_some(VIRTIO_BLK_F_RO);
+        let zeroing = [VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES];
+        let zeroing = zeroing.into_iter().filter(|_| self.image.can_zero());
+        always.into_iter().chain(read_only).chain(zeroing).fold(0, |features, bit| features | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.config.get(offset..)).unwrap_or(&[]);
+        data.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        if !activation.queues.first().is_some_and(ActiveQueue::is_ready) {
+            return Err(ActivateError::NoQueue(0));
+        }
+        let (image, counters) = (Arc::clone(&self.image), Arc::clone(&self.counters));
+        self.worker = Some(Worker::start(image, counters, activation)?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.worker = None;
+    }
+}
+
+/// The configuration of section 5.2.4. What belongs to features that are not offered is zero.
+fn config_bytes(image: &DiskImage) -> Vec<u8> {
+    use std::mem::offset_of;
+    let mut bytes = vec![0; size_of::<virtio_blk_config>()];
+    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    put(offset_of!(virtio_blk_config, capacity), &image.sectors().to_le_bytes());
+    put(offset_of!(virtio_blk_config, seg_max), &SEGMENTS_MAX.to_le_bytes());
+    put(offset_of!(virtio_blk_config, blk_size), &(SECTOR_BYTES as u32).to_le_bytes());
+    if image.can_zero() {
+        let alignment = image.hole_sectors();
+        put(offset_of!(virtio_blk_config, max_discard_sectors), &ZEROED_SECTORS_MAX.to_le_bytes());
+        put(offset_of!(virtio_blk_config, max_discard_seg), &ZEROED_SEGMENTS_MAX.to_le_bytes());
+        put(offset_of!(virtio_blk_config, discard_sector_alignment), &alignment.to_le_bytes());
+        put(offset_of!(virtio_blk_config, max_write_zeroes_sectors), &ZEROED_SECTORS_MAX.to_le_bytes());
+        put(offset_of!(virtio_blk_config, max_write_zeroes_seg), &ZEROED_SEGMENTS_MAX.to_le_bytes());
+        put(offset_of!(virtio_blk_config, write_zeroes_may_unmap), &[1]);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! The file behind a disk: opened, measured and locked before there is a VM, read and written while there is one.
+//!
+//! ```text
+//!   writable   exclusive lock ─┐
+//!   read-only  shared lock ────┴─ of the open file (F_OFD_SETLK, fcntl(2)): QEMU's locks of the same file exclude ours, and ours QEMU's
+//! ```
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
+
+use super::SECTOR_BYTES;
+use crate::kvm::guest_io::{self, GuestSlice};
+
+/// Bytes of a disk's name (5.2.6, GET_ID).
+pub const ID_BYTES: usize = 20;
+
+/// Zeroes written at once where the file system knows no better way.
+const ZEROES: usize = 1 << 20;
+
+/// What is said of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// The file.
+    pub path: PathBuf,
+    /// The guest cannot write it.
+    pub is_read_only: bool,
+    /// What the guest reads as its name, at most [`ID_BYTES`]; the file's name else.
+    pub id: Option<String>,
+}
+
+/// An open disk.
+#[derive(Debug)]
+pub struct DiskImage {
+    file: File,
+    bytes: u64,
+    is_read_only: bool,
+    is_regular: bool,
+    hole_bytes: u64,
+    id: [u8; ID_BYTES],
+}
+
+/// Why a disk cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// There is no such file.
+    #[error("disk {} does not exist: `truncate -s 1G FILE` makes an empty one", .0.display())]
+    Missing(PathBuf),
+    /// It is a folder, a FIFO, a terminal.
+    #[error("disk {} is {kind}: a disk is a file or a block device", path.display())]
+    NotADisk {
+        /// Which.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// Not for us.
+    #[error("disk {} may not be {} by this user{}", path.display(), if *.is_read_only { "read" } else { "written" },
+        if *.is_read_only { "" } else { ": add `,readonly`, or change its permissions" })]
+    Denied {
+        /// Which.
+        path: PathBuf,
+        /// Whether it was to be read only.
+        is_read_only: bool,
+    },
+    /// No whole sectors, or none at all.
+    #[error("disk {} has {bytes} bytes: a disk is some whole sectors of {SECTOR_BYTES} bytes", path.display())]
+    NotSectors {
+        /// Which.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Another VM has it.
+    #[error("disk {} is in use{}: a disk that is written has one VM, one that all open with `,readonly` has many", path.display(),
+        holder.map_or(String::new(), |pid| format!(" by process {pid}")))]
+    InUse {
+        /// Which.
+        path: PathBuf,
+        /// Whose, where that can be seen.
+        holder: Option<u32>,
+    },
+    /// The name is too long.
+    #[error("id {id:?} has {} bytes: a disk's name has {ID_BYTES} at most, of printable ASCII", id.len())]
+    Id {
+        /// What was asked.
+        id: String,
+    },
+    /// The kernel refused.
+    #[error("cannot use disk {}: {source}", path.display())]
+    Host {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl DiskImage {
+    /// Opens and locks a disk.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn open(options: &DiskOptions) -> Result<DiskImage, DiskError> {
+        let DiskOptions { path, is_read_only, .. } = options;
+        let id = id_of(options)?;
+        let host = |source| DiskError::Host { path: path.clone(), source };
+        // Before it is opened: opening a FIFO waits, and opening a device may do anything.
+        check_kind(path, *is_read_only)?;
+        let open = OpenOptions::new()
+            .read(true)
+            .write(!is_read_only)
+            .custom_flags(OFlag::O_CLOEXEC.bits() | OFlag::O_NONBLOCK.bits())
+            .open(path);
+        let mut file = open.map_err(|source| from_open(path, *is_read_only, source))?;
+        let metadata = file.metadata().map_err(host)?;
+        let is_regular = metadata.is_file();
+        // A block device has no size but its end.
+        let bytes = if is_regular { metadata.len() } else { file.seek(SeekFrom::End(0)).map_err(host)? };
+        if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+            return Err(DiskError::NotSectors { path: path.clone(), bytes });
+        }
+        lock(&file, path, *is_read_only)?;
+        Ok(DiskImage {
+            file,
+            bytes,
+            is_read_only: *is_read_only,
+            is_regular,
+            hole_bytes: metadata.blksize().max(SECTOR_BYTES),
+            id,
+        })
+    }
+
+    /// Its size when it was opened: the guest is told nothing else.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The same in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.bytes / SECTOR_BYTES
+    }
+
+    /// Whether the guest cannot write it.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// Whether pieces of it can be given back, and made zero without being written: files only. Of a block device it takes ioctls, which are
+    /// not offered.
+    pub fn can_zero(&self) -> bool {
+        self.is_regular && !self.is_read_only
+    }
+
+    /// What a hole in the file is made of.
+    pub fn hole_sectors(&self) -> u32 {
+        u32::try_from(self.hole_bytes / SECTOR_BYTES).unwrap_or(1)
+    }
+
+    /// Its name, filled up with zeroes.
+    pub fn id(&self) -> &[u8; ID_BYTES] {
+        &self.id
+    }
+
+    /// As [`guest_io::read_at`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn read_at(&self, slices: &[GuestSlice<'_>], offset: u64) -> io::Result<usize> {
+        guest_io::read_at(&self.file, slices, offset)
+    }
+
+    /// As [`guest_io::write_at`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_at(&self, slices: &[GuestSlice<'_>], offset: u64) -> io::Result<usize> {
+        guest_io::write_at(&self.file, slices, offset)
+    }
+
+    /// What was written lasts when this returns.
+    ///
+    /// # Errors
+    /// The kernel's (`fdatasync(2)`).
+    pub fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives back what is behind a piece of the file, which reads as zeroes then. A file system without holes leaves it as it is: a DISCARD is
+    /// a hint.
+    ///
+    /// # Errors
+    /// The kernel's (`fallocate(2)`).
+    pub fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        match self.allocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Makes a piece of the file zeroes: a hole where that may be, else allocated zeroes, else written ones, until `is_stopped`.
+    ///
+    /// # Errors
+    /// The kernel's (`fallocate(2)`, `pwrite(2)`).
+    pub fn write_zeroes(
+        &self,
+        offset: u64,
+        bytes: u64,
+        may_unmap: bool,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
+        let hole = may_unmap.then_some(FallocateFlags::FALLOC_FL_PUNCH_HOLE);
+        for way in hole.into_iter().chain([FallocateFlags::FALLOC_FL_ZERO_RANGE]) {
+            match self.allocate(way, offset, bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+                result => return result,
+            }
+        }
+        let zeroes = vec![0; ZEROES];
+        let end = offset + bytes;
+        let mut at = offset;
+        while at < end && !is_stopped() {
+            let piece = (end - at).min(ZEROES as u64);
+            self.file.write_all_at(&zeroes[..piece as usize], at)?;
+            at += piece;
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, way: FallocateFlags, offset: u64, bytes: u64) -> io::Result<()> {
+        let number = |value| i64::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+        let way = way | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&self.file, way, number(offset)?, number(bytes)?).map_err(io::Error::from)
+    }
+}
+
+fn id_of(options: &DiskOptions) -> Result<[u8; ID_BYTES], DiskError> {
+    let name = options.path.file_name().unwrap_or_default().to_string_lossy();
+    let text = match &options.id {
+        Some(id) if id.len() > ID_BYTES || id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            return Err(DiskError::Id { id: id.clone() });
+        }
+        Some(id) => id.as_str(),
+        None => &name[..name.floor_char_boundary(ID_BYTES)],
+    };
+    let mut id = [0; ID_BYTES];
+    id[..text.len()].copy_from_slice(text.as_bytes());
+    Ok(id)
+}
+
+fn check_kind(path: &Path, is_read_only: bool) -> Result<(), DiskError> {
+    let metadata = std::fs::metadata(path).map_err(|source| from_open(path, is_read_only, source))?;
+    let kind = metadata.file_type();
+    let what = if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    } else if kind.is_dir() {
+        "a folder"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a character device"
+    };
+    Err(DiskError::NotADisk { path: path.to_owned(), kind: what })
+}
+
+fn from_open(path: &Path, is_read_only: bool, source: io::Error) -> DiskError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => DiskError::Missing(path),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => DiskError::Denied { path, is_read_only },
+        _ => DiskError::Host { path, source },
+    }
+}
+
+/// Locks belong to the open file: they end with the last descriptor of it, however that comes about.
+fn lock(file: &File, path: &Path, is_read_only: bool) -> Result<(), DiskError> {
+    let kind = if is_read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let whole = libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+        Ok(_) => Ok(()),
+        Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
+            Err(DiskError::InUse { path: path.to_owned(), holder: holder_of(file, Path::new("/proc")) })
+        }
+        Err(error) => Err(DiskError::Host { path: path.to_owned(), source: error.into() }),
+    }
+}
+
+/// The process that has a lock on the file. The kernel tells no owner of such locks (it is the open file), but `fdinfo` has them (`proc(5)`).
+/// What belongs to others cannot be looked at, and then nobody is named.
+fn holder_of(file: &File, proc: &Path) -> Option<u32> {
+    let ours = file.metadata().ok()?;
+    let (own_pid, own_fd) = (std::process::id(), file.as_raw_fd().to_string());
+    let processes = std::fs::read_dir(proc).ok()?.flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|pid| {
+        let descriptors = std::fs::read_dir(proc.join(format!("{pid}/fd")));
+        descriptors.into_iter().flatten().flatten().any(|descriptor| {
+            let is_same = std::fs::metadata(descriptor.path())
+                .is_ok_and(|other| (other.dev(), other.ino()) == (ours.dev(), ours.ino()));
+            let name = descriptor.file_name();
+            let is_ourselves = *pid == own_pid && name.to_str() == Some(own_fd.as_str());
+            let info = || std::fs::read_to_string(proc.join(format!("{pid}/fdinfo")).join(&name));
+            is_same && !is_ourselves && info().is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:")))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(path: &Path) -> DiskOptions {
+        DiskOptions { path: path.to_owned(), ..DiskOptions::default() }
+    }
+
+    fn file(bytes: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_no_disk_is_refused_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let message = |path: &Path| DiskImage::open(&options(path)).unwrap_err().to_string();
+        assert!(message(&folder.path().join("none")).contains("does not exist"));
+        assert!(message(folder.path()).contains("is a folder"));
+        assert!(message(Path::new("/dev/null")).contains("is a character device"));
+        assert!(message(file(0).path()).contains("has 0 bytes"));
+        assert!(message(file(1000).path()).contains("has 1000 bytes"));
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(message(&fifo).contains("is a pipe"));
+    }
+
+    #[test]
+    fn a_disk_that_is_written_has_one_owner_and_says_which() {
+        let file = file(4096);
+        let writable = options(file.path());
+        let read_only = DiskOptions { is_read_only: true, ..writable.clone() };
+        let first = DiskImage::open(&writable).unwrap();
+        for second in [&writable, &read_only] {
+            let error = DiskImage::open(second).unwrap_err();
+            assert!(
+                matches!(error, DiskError::InUse { holder: Some(pid), .. } if pid == std::process::id()),
+                "{error}"
+            );
+        }
+        drop(first);
+        let readers = [DiskImage::open(&read_only).unwrap(), DiskImage::open(&read_only).unwrap()];
+        assert!(matches!(DiskImage::open(&writable), Err(DiskError::InUse { .. })));
+        drop(readers);
+        DiskImage::open(&writable).unwrap();
+    }
+
+    #[test]
+    fn a_name_is_20_bytes_at_most_and_the_files_own_by_default() {
+        let file = file(512);
+        let named = |id: &str| DiskImage::open(&DiskOptions { id: Some(id.into()), ..options(file.path()) });
+        assert_eq!(named("root").unwrap().id(), b"root\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        for bad in ["", "a name", "123456789012345678901", "ä"] {
+            assert!(matches!(named(bad), Err(DiskError::Id { .. })), "{bad:?}");
+        }
+        let own = file.path().file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(DiskImage::open(&options(file.path())).unwrap().id().starts_with(&own.as_bytes()[..own.len().min(20)]));
+    }
+}

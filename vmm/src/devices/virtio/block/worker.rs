@@ -1,0 +1,343 @@
+//! The thread of one disk: takes request after request while there are any, then waits for its driver.
+//!
+//! ```text
+//!   kick ─▶ take ─▶ piece by piece: gate in, preadv or pwritev, gate out ─▶ status byte ─▶ used ring ─▶ take … ─▶ empty: wait
+//! ```
+//!
+//! While it works the driver need not notify it. Between two pieces the VM may be paused, and the device reset.
+
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_WRITE_ZEROES};
+use virtio_queue::QueueT as _;
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::request::{Buffers, FAILED, Limits, OK, Operation, Range, Refusal, Request};
+use super::{DiskCounters, DiskImage};
+use crate::devices::virtio::{ActivateError, Activation, ActiveQueue, BrokenQueue, Interrupt};
+use crate::dma::{Access, DeviceMemory};
+use crate::kvm::guest_io::{GuestSlice, SLICES_MAX};
+
+/// Most bytes moved inside the gate at once: a pause of the VM waits for no more than one such piece, which takes a slow disk (10 MB/s) a tenth
+/// of a second; [`crate::run_loop::PAUSE_WAIT_MAX`] is two.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A thread that serves a disk until this is dropped.
+#[derive(Debug)]
+pub struct Worker {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// That it is to end: looked at between two pieces, and waited for between two requests.
+#[derive(Debug)]
+struct Stop {
+    is_said: AtomicBool,
+    event: EventFd,
+}
+
+impl Worker {
+    /// Serves the first queue of an activation.
+    ///
+    /// # Errors
+    /// [`ActivateError::Host`] where there is no event or thread to be had.
+    pub fn start(
+        image: Arc<DiskImage>,
+        counters: Arc<DiskCounters>,
+        activation: Activation,
+    ) -> Result<Worker, ActivateError> {
+        let host = |what| move |source| ActivateError::Host { what, source };
+        let event = EventFd::new(EFD_NONBLOCK).map_err(host("cannot create a disk's event"))?;
+        let stop = Arc::new(Stop { is_said: AtomicBool::new(false), event });
+        let has = |feature| activation.has(feature);
+        let limits = Limits {
+            bytes: image.bytes(),
+            is_read_only: image.is_read_only(),
+            has_discard: has(VIRTIO_BLK_F_DISCARD),
+            has_write_zeroes: has(VIRTIO_BLK_F_WRITE_ZEROES),
+        };
+        let is_written_through = !has(VIRTIO_BLK_F_FLUSH);
+        let Activation { memory, queues, interrupt, threads, .. } = activation;
+        let queue = queues.into_iter().next().ok_or(ActivateError::NoQueue(0))?;
+        let served = Arc::clone(&stop);
+        let events = wait_for(&[&queue.kick, &stop.event]).map_err(host("cannot wait for a disk's driver"))?;
+        let disk = Disk { image, counters, memory, interrupt, limits, is_written_through, stop: served };
+        let thread = threads.spawn("disk", move || disk.work(&events, queue))?;
+        Ok(Worker { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.is_said.store(true, Ordering::Release);
+        let _ = self.stop.event.write(1);
+        if let Some(thread) = self.thread.take() {
+            // One that panicked serves nothing any more, which is what is asked here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// All that the thread has beside the queue.
+struct Disk {
+    image: Arc<DiskImage>,
+    counters: Arc<DiskCounters>,
+    memory: DeviceMemory,
+    interrupt: Arc<Interrupt>,
+    limits: Limits,
+    /// The driver flushes nothing: each write lasts when it is done.
+    is_written_through: bool,
+    stop: Arc<Stop>,
+}
+
+/// Why a request was not done, beside what was wrong with it.
+enum Failure {
+    NoRam,
+    Short,
+    Host(io::Error),
+    /// The device is reset: nobody waits for an answer.
+    Stopped,
+}
+
+impl Disk {
+    fn work(self, events: &Epoll, mut queue: ActiveQueue) {
+        while self.wait(events, &queue.kick) {
+            self.counters.wake_ups.add(1);
+            if let Err(error) = self.serve(&mut queue) {
+                tracing::warn!(%error, "a disk needs a reset");
+                return self.interrupt.needs_reset();
+            }
+        }
+    }
+
+    /// Waits for the driver; whether to go on.
+    fn wait(&self, events: &Epoll, kick: &EventFd) -> bool {
+        let mut happened = [EpollEvent::default(); 2];
+        loop {
+            match events.wait(-1, &mut happened) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    tracing::error!(%error, "a disk cannot wait for its driver");
+                    self.interrupt.needs_reset();
+                    return false;
+                }
+                Ok(_) => {
+                    let _ = kick.read();
+                    return !self.is_stopped();
+                }
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.is_said.load(Ordering::Acquire)
+    }
+
+    /// Serves what is in the queue until it is empty.
+    fn serve(&self, queue: &mut ActiveQueue) -> Result<(), BrokenQueue> {
+        loop {
+            queue.queue.disable_notification(&*self.memory.access())?;
+            while let Some((head, request)) = queue.take(&self.memory, |chain| Request::read(chain, self.limits))? {
+                let Some(written) = self.answer(request) else { return Ok(()) };
+                queue.complete(&self.memory, &self.interrupt, head, written)?;
+                if self.is_stopped() {
+                    return Ok(());
+                }
+            }
+            // What came after the last look, and before notifications were wanted again, notified nobody.
+            if !queue.queue.enable_notification(&*self.memory.access())? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Does a request and writes its status; how many of the chain's writable bytes were written from the first one on (2.7.8.2), or nothing
+    /// where the device was reset meanwhile.
+    fn answer(&self, Request { operation, status }: Request) -> Option<u32> {
+        let done = match operation {
+            Ok(operation) => self.carry_out(&operation),
+            Err(refusal) => Err(self.refuse(refusal)),
+        };
+        if self.is_stopped() {
+            return None;
+        }
+        let (code, data_bytes) = match done {
+            Ok(data_bytes) => (OK, Some(data_bytes)),
+            Err(code) => (code, None),
+        };
+        let status = status.map(|at| self.memory.access().write_obj(code, GuestAddress(at)).is_ok());
+        // The status is behind the data: it counts only where all of them were written.
+        Some(if status == Some(true) { data_bytes.map_or(0, |bytes| bytes.saturating_add(1)) } else { 0 })
+    }
+
+    /// Does what was asked; how many bytes of data it wrote into RAM, or the status that says why not.
+    fn carry_out(&self, operation: &Operation) -> Result<u32, u8> {
+        let counters = &self.counters;
+        let done = match operation {
+            Operation::Read(offset, buffers) => self.read(*offset, buffers),
+            Operation::Write(offset, buffers) => self.write(*offset, buffers),
+            Operation::Flush => self.image.flush().map_err(Failure::Host).map(|()| {
+                counters.flushes.add(1);
+                0
+            }),
+            Operation::Id(buffers) => self.id(buffers),
+            Operation::Discard(ranges) => {
+                let discard = |range: &Range| self.image.discard(range.offset, range.bytes);
+                self.zero(ranges, discard).map(|bytes| {
+                    counters.discards.add(1);
+                    counters.discarded_bytes.add(bytes);
+                    0
+                })
+            }
+            Operation::WriteZeroes(ranges) => {
+                let is_stopped = || self.is_stopped();
+                let zero =
+                    |range: &Range| self.image.write_zeroes(range.offset, range.bytes, range.may_unmap, &is_stopped);
+                self.zero(ranges, zero).map(|bytes| {
+                    counters.zeroings.add(1);
+                    counters.zeroed_bytes.add(bytes);
+                    0
+                })
+            }
+        };
+        done.map_err(|failure| self.fail(&failure))
+    }
+
+    fn read(&self, offset: u64, buffers: &Buffers) -> Result<u32, Failure> {
+        self.transfer(offset, buffers, |slices, at| self.image.read_at(slices, at))?;
+        self.counters.reads.add(1);
+        self.counters.read_bytes.add(buffers.bytes());
+        Ok(buffers.bytes() as u32)
+    }
+
+    fn write(&self, offset: u64, buffers: &Buffers) -> Result<u32, Failure> {
+        self.transfer(offset, buffers, |slices, at| self.image.write_at(slices, at))?;
+        if self.is_written_through {
+            self.image.flush().map_err(Failure::Host)?;
+        }
+        self.counters.writes.add(1);
+        self.counters.written_bytes.add(buffers.bytes());
+        Ok(0)
+    }
+
+    /// Moves all of the buffers' bytes, piece by piece, each inside the gate for itself. The buffers are found anew for each: between two
+    /// pieces nothing of guest RAM is held.
+    fn transfer(
+        &self,
+        offset: u64,
+        buffers: &Buffers,
+        move_piece: impl Fn(&[GuestSlice<'_>], u64) -> io::Result<usize>,
+    ) -> Result<(), Failure> {
+        let (all, mut done) = (buffers.bytes(), 0);
+        while done < all {
+            if self.is_stopped() {
+                return Err(Failure::Stopped);
+            }
+            let access = self.memory.access();
+            let slices = piece(&access, buffers, done)?;
+            match move_piece(&slices, offset + done) {
+                Ok(0) => return Err(Failure::Short),
+                Ok(moved) => done += moved as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Failure::Host(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn id(&self, buffers: &Buffers) -> Result<u32, Failure> {
+        let access = self.memory.access();
+        let mut left = self.image.id().as_slice();
+        let mut written = 0;
+        for buffer in buffers.from(0) {
+            let (now, later) = left.split_at(left.len().min(buffer.bytes as usize));
+            access.write_slice(now, GuestAddress(buffer.address)).map_err(|_| Failure::NoRam)?;
+            written += now.len() as u32;
+            left = later;
+        }
+        self.counters.ids.add(1);
+        Ok(written)
+    }
+
+    /// Does something to pieces of the disk; how many bytes they have.
+    fn zero(&self, ranges: &[Range], one: impl Fn(&Range) -> io::Result<()>) -> Result<u64, Failure> {
+        let mut bytes = 0;
+        for range in ranges.iter().filter(|range| range.bytes > 0) {
+            if self.is_stopped() {
+                return Err(Failure::Stopped);
+            }
+            one(range).map_err(Failure::Host)?;
+            bytes += range.bytes;
+        }
+        if self.is_written_through {
+            self.image.flush().map_err(Failure::Host)?;
+        }
+        Ok(bytes)
+    }
+
+    fn refuse(&self, refusal: Refusal) -> u8 {
+        let counters = &self.counters;
+        let counter = match refusal {
+            Refusal::Malformed => &counters.refused_malformed,
+            Refusal::BeyondEnd => &counters.refused_beyond_end,
+            Refusal::ReadOnly => &counters.refused_read_only,
+            Refusal::Unsupported => &counters.refused_unsupported,
+        };
+        counter.add(1);
+        refusal.status()
+    }
+
+    /// Counts a failure; the first of the host's kinds is logged, for the guest would not say it.
+    fn fail(&self, failure: &Failure) -> u8 {
+        match failure {
+            Failure::NoRam => drop(self.counters.failed_no_ram.add(1)),
+            Failure::Short => {
+                if self.counters.failed_short.add(1) == 0 {
+                    let bytes = self.image.bytes();
+                    tracing::warn!(
+                        bytes,
+                        "a disk was cut shorter than it was when its guest started: reads beyond its end fail"
+                    );
+                }
+            }
+            Failure::Host(error) => {
+                if self.counters.failed_host.add(1) == 0 {
+                    tracing::warn!(%error, "the host fails a request to a disk; its guest is told, further ones are only counted");
+                }
+            }
+            Failure::Stopped => {}
+        }
+        FAILED
+    }
+}
+
+fn wait_for(events: &[&EventFd]) -> io::Result<Epoll> {
+    let epoll = Epoll::new()?;
+    for event in events {
+        epoll.ctl(ControlOperation::Add, event.as_raw_fd(), EpollEvent::new(EventSet::IN, 0))?;
+    }
+    Ok(epoll)
+}
+
+/// What of the buffers is moved next: from byte `done` on, at most [`PIECE_BYTES`] in [`SLICES_MAX`] slices.
+fn piece<'a>(access: &'a Access<'_>, buffers: &Buffers, done: u64) -> Result<Vec<GuestSlice<'a>>, Failure> {
+    let mut slices = Vec::new();
+    let mut room = PIECE_BYTES;
+    for buffer in buffers.from(done) {
+        let bytes = room.min(u64::from(buffer.bytes));
+        for slice in access.get_slices(GuestAddress(buffer.address), bytes as usize) {
+            slices.push(slice.map_err(|_| Failure::NoRam)?);
+        }
+        room -= bytes;
+        if room == 0 || slices.len() >= SLICES_MAX {
+            break;
+        }
+    }
+    Ok(slices)
+}

@@ -1,0 +1,204 @@
+//! A network card (Virtual I/O Device 1.2, section 5.1) whose cable ends in a tap of the host.
+//!
+//! ```text
+//!   guest ─ queue 1 ─▶ [`transmit`] ─ writev ─▶ tap ─▶ the host's network
+//!         ◀─ queue 0 ─ [`receive`] ◀── readv ──┘          both on the devices' thread: [`worker`]
+//! ```
+//!
+//! Frames go between guest RAM and the tap without a copy of ours, each with the header in which guest and kernel tell each other of
+//! checksums that are still missing and of TCP segments that are still one: what makes a virtual card fast is what it does not do.
+
+pub mod counters;
+pub mod mac;
+mod receive;
+pub mod tap;
+mod transmit;
+mod worker;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use counters::NetCounters;
+pub use mac::{Mac, MacError};
+pub use tap::{Offload, Tap, TapError};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
+    VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use self::counters::Counting;
+use self::receive::Receiver;
+use self::transmit::Transmitter;
+use self::worker::{Shared, Worker};
+use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
+
+/// Bytes of the header before each frame: `struct virtio_net_hdr`, which has its last field in every device of version 1 (section 5.1.6).
+pub(crate) const HEADER_BYTES: usize = 12;
+
+/// The longest frame there is, header and all: 65550 bytes of which 14 are Ethernet's, so that an IP packet is at its longest (section
+/// 5.1.6.3.1 has the same sum), and four for a VLAN.
+const FRAME_BYTES_MAX: usize = HEADER_BYTES + 65_550 + VLAN_BYTES;
+const ETHERNET_BYTES: usize = 14;
+const VLAN_BYTES: usize = 4;
+
+/// Entries of each queue: as many as QEMU gives a card. Twice that were no faster for a tap, whose own queue has 500 to 1000 frames.
+const QUEUE_SIZES: [u16; 2] = [256; 2];
+
+/// Where a card can be told an MTU from: the least that IPv4 allows a link (RFC 791; section 5.1.4.1).
+const MTU_MIN: u32 = 68;
+
+/// The other end of a card's cable: a file descriptor of which a read is a frame, with its header, and a write is one. Neither waits.
+pub trait Link: AsFd + Send + Sync {
+    /// Says what the guest takes of it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn set_offload(&self, offload: Offload) -> io::Result<()>;
+}
+
+/// What a card is.
+#[derive(Clone, Copy, Debug)]
+pub struct NetConfig {
+    /// Its address.
+    pub mac: Mac,
+    /// The largest packet of its link.
+    pub mtu: u32,
+}
+
+/// A network card.
+pub struct Net {
+    link: Arc<dyn Link>,
+    config: NetConfig,
+    counting: Arc<Counting>,
+    is_up: Arc<AtomicBool>,
+    running: Option<Subscription>,
+}
+
+/// What is left of a card for who gave it to a VM.
+#[derive(Clone, Debug)]
+pub struct NetHandle {
+    counting: Arc<Counting>,
+}
+
+impl NetHandle {
+    /// The card's numbers now.
+    pub fn counters(&self) -> NetCounters {
+        self.counting.get()
+    }
+}
+
+impl Net {
+    /// A card on `link`, which does not wait.
+    pub fn new(link: Arc<dyn Link>, config: NetConfig) -> Net {
+        let is_up = Arc::new(AtomicBool::new(true));
+        Net { link, config, counting: Arc::default(), is_up, running: None }
+    }
+
+    /// Its numbers, also when it is a VM's.
+    pub fn handle(&self) -> NetHandle {
+        NetHandle { counting: Arc::clone(&self.counting) }
+    }
+
+    /// `struct virtio_net_config` as far as its features make it valid (section 5.1.4): the address, the status, the number of pairs of
+    /// queues, which is one where nothing is said of more, and the MTU.
+    fn config_space(&self) -> [u8; 12] {
+        let status = if self.is_up.load(Ordering::Acquire) { VIRTIO_NET_S_LINK_UP as u16 } else { 0 };
+        let mtu = u16::try_from(self.config.mtu).unwrap_or(u16::MAX);
+        let mut bytes = [0; 12];
+        bytes[..6].copy_from_slice(&self.config.mac.bytes());
+        bytes[6..8].copy_from_slice(&status.to_le_bytes());
+        bytes[8..10].copy_from_slice(&1_u16.to_le_bytes());
+        bytes[10..].copy_from_slice(&mtu.to_le_bytes());
+        bytes
+    }
+
+    /// The longest frame that the link may hand over.
+    fn frame_bytes_max(&self, offload: Offload) -> usize {
+        if offload.tcp4 || offload.tcp6 {
+            return FRAME_BYTES_MAX;
+        }
+        let frame = HEADER_BYTES + ETHERNET_BYTES + VLAN_BYTES + self.config.mtu as usize;
+        frame.min(FRAME_BYTES_MAX)
+    }
+
+    /// What serves the queues of an activated card.
+    fn worker(&self, mut activation: Activation) -> Result<Worker, ActivateError> {
+        if let Some(number) = activation.queues.iter().position(|queue| !queue.is_ready()) {
+            return Err(ActivateError::NoQueue(number));
+        }
+        let offload = Offload {
+            checksum: activation.has(VIRTIO_NET_F_GUEST_CSUM),
+            tcp4: activation.has(VIRTIO_NET_F_GUEST_TSO4),
+            tcp6: activation.has(VIRTIO_NET_F_GUEST_TSO6),
+        };
+        let is_mergeable = activation.has(VIRTIO_NET_F_MRG_RXBUF);
+        let set = self.link.set_offload(offload);
+        set.map_err(|source| ActivateError::Host { what: "cannot say what the guest takes of its link", source })?;
+        let transmit = activation.queues.pop().ok_or(ActivateError::NoQueue(1))?;
+        let receive = activation.queues.pop().ok_or(ActivateError::NoQueue(0))?;
+        let shared = Shared {
+            memory: activation.memory,
+            interrupt: activation.interrupt,
+            link: Arc::clone(&self.link),
+            counting: Arc::clone(&self.counting),
+            is_up: Arc::clone(&self.is_up),
+        };
+        let receiver = Receiver::new(receive, is_mergeable, self.frame_bytes_max(offload));
+        Ok(Worker::new(shared, receiver, Transmitter::new(transmit)))
+    }
+}
+
+impl VirtioDevice for Net {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Net
+    }
+
+    fn features(&self) -> u64 {
+        let bits = [
+            VIRTIO_NET_F_MAC,
+            VIRTIO_NET_F_STATUS,
+            VIRTIO_NET_F_MRG_RXBUF,
+            VIRTIO_NET_F_CSUM,
+            VIRTIO_NET_F_HOST_TSO4,
+            VIRTIO_NET_F_HOST_TSO6,
+            VIRTIO_NET_F_GUEST_CSUM,
+            VIRTIO_NET_F_GUEST_TSO4,
+            VIRTIO_NET_F_GUEST_TSO6,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_RING_F_EVENT_IDX,
+        ];
+        let mtu = if self.config.mtu >= MTU_MIN { 1 << VIRTIO_NET_F_MTU } else { 0 };
+        bits.iter().fold(mtu, |features, bit| features | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let space = self.config_space();
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(space.len());
+        data.iter_mut().zip(&space[from..]).for_each(|(to, byte)| *to = *byte);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let io_thread = Arc::clone(&activation.io_thread);
+        let worker = self.worker(activation)?;
+        self.running = Some(io_thread.add(Box::new(worker))?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        if self.running.take().is_some() {
+            // A tap that stays is left as it was found: the next to open it may take nothing but plain frames.
+            let _ = self.link.set_offload(Offload::default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! A card at work on the devices' thread: who is waited for, the link or the guest.
+//!
+//! | the receiver waits for | the link is watched for frames | | the transmitter waits for | the link is watched for room |
+//! |---|---|---|---|---|
+//! | the link | yes | | the driver | no |
+//! | buffers | no: frames wait in the link | | the link | yes: frames wait in the queue |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Link;
+use super::counters::{Counting, add};
+use super::receive::Receiver;
+use super::transmit::Transmitter;
+use crate::devices::virtio::{BrokenQueue, Interrupt};
+use crate::dma::DeviceMemory;
+
+/// What both queues work with.
+pub(super) struct Shared {
+    pub(super) memory: DeviceMemory,
+    pub(super) interrupt: Arc<Interrupt>,
+    pub(super) link: Arc<dyn Link>,
+    pub(super) counting: Arc<Counting>,
+    pub(super) is_up: Arc<AtomicBool>,
+}
+
+/// What a queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The link: a frame, or room for one.
+    Link,
+    /// The driver.
+    Buffers,
+    /// Its next turn: there is more.
+    Again,
+    /// Nothing: the link has ended.
+    Gone,
+}
+
+/// See the module.
+pub(super) struct Worker {
+    shared: Shared,
+    receiver: Receiver,
+    transmitter: Transmitter,
+    /// What the link is watched for; `None` where it has ended, or a queue is broken.
+    watched: Option<EventSet>,
+}
+
+/// Where an event comes from.
+const RECEIVE: u32 = 0;
+const TRANSMIT: u32 = 1;
+const LINK: u32 = 2;
+
+impl Worker {
+    pub(super) fn new(shared: Shared, receiver: Receiver, transmitter: Transmitter) -> Worker {
+        // Its first turn comes with the first frame, or with the driver's first buffers.
+        Worker { shared, receiver, transmitter, watched: Some(EventSet::IN) }
+    }
+
+    fn receive(&mut self, ops: &mut EventOps<'_>) {
+        match self.receiver.serve(&self.shared) {
+            Ok(Next::Link) => self.watch(EventSet::IN, true, ops),
+            // What is left may be in the link, or held already: the link's own event would do for the first alone.
+            Ok(Next::Again) => take_another_turn(&self.receiver.queue.kick),
+            Ok(Next::Buffers) => self.watch(EventSet::IN, false, ops),
+            Ok(Next::Gone) => self.link_ended(ops),
+            Err(error) => self.give_up(&error, ops),
+        }
+    }
+
+    fn transmit(&mut self, ops: &mut EventOps<'_>) {
+        match self.transmitter.serve(&self.shared) {
+            Ok(Next::Link) => self.watch(EventSet::OUT, true, ops),
+            Ok(Next::Buffers) => self.watch(EventSet::OUT, false, ops),
+            Ok(Next::Again) => take_another_turn(&self.transmitter.queue.kick),
+            Ok(Next::Gone) => self.link_ended(ops),
+            Err(error) => self.give_up(&error, ops),
+        }
+    }
+
+    fn watch(&mut self, what: EventSet, is_wanted: bool, ops: &mut EventOps<'_>) {
+        let Some(before) = self.watched else { return };
+        let now = if is_wanted { before | what } else { before - what };
+        if now != before && ops.modify(self.link_events(now)).is_ok() {
+            self.watched = Some(now);
+        }
+    }
+
+    fn link_events(&self, events: EventSet) -> Events {
+        use std::os::fd::AsRawFd as _;
+        Events::with_data_raw(self.shared.link.as_fd().as_raw_fd(), LINK, events)
+    }
+
+    fn link_ended(&mut self, ops: &mut EventOps<'_>) {
+        tracing::warn!("a network card's link has ended: somebody deleted the tap");
+        self.unwatch(ops);
+        self.shared.is_up.store(false, Ordering::Release);
+        self.shared.interrupt.configuration_changed();
+    }
+
+    fn unwatch(&mut self, ops: &mut EventOps<'_>) {
+        if self.watched.take().is_some() {
+            let _ = ops.remove(self.link_events(EventSet::empty()));
+        }
+    }
+
+    /// The guest broke a queue: nothing is served until it resets the card.
+    fn give_up(&mut self, error: &BrokenQueue, ops: &mut EventOps<'_>) {
+        tracing::warn!(%error, "a network card stops");
+        add(&self.shared.counting.broken_queues, 1);
+        self.unwatch(ops);
+        for kick in [&self.receiver.queue.kick, &self.transmitter.queue.kick] {
+            let _ = ops.remove(Events::new(kick, EventSet::empty()));
+        }
+        self.shared.interrupt.needs_reset();
+    }
+}
+
+/// After all others that wait for the thread now.
+fn take_another_turn(kick: &EventFd) {
+    // The counter would have to be full, and then the turn comes anyway.
+    let _ = kick.write(1);
+}
+
+impl MutEventSubscriber for Worker {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let events = [
+            Events::with_data(&self.receiver.queue.kick, RECEIVE, EventSet::IN),
+            Events::with_data(&self.transmitter.queue.kick, TRANSMIT, EventSet::IN),
+            self.link_events(EventSet::IN),
+        ];
+        for events in events {
+            if let Err(error) = ops.add(events) {
+                tracing::error!(%error, "a network card cannot be waited for");
+                return self.shared.interrupt.needs_reset();
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            RECEIVE => {
+                let _ = self.receiver.queue.kick.read();
+                if self.watched.is_some() {
+                    self.receive(ops);
+                }
+            }
+            TRANSMIT => {
+                let _ = self.transmitter.queue.kick.read();
+                self.transmit(ops);
+            }
+            _ if events.event_set().intersects(EventSet::ERROR | EventSet::HANG_UP) => self.link_ended(ops),
+            _ => {
+                // It may have become unwanted since the event was fetched.
+                if events.event_set().contains(EventSet::IN) && self.watched.is_some_and(|on| on.contains(EventSet::IN))
+                {
+                    self.receive(ops);
+                }
+                if events.event_set().contains(EventSet::OUT) && self.watched.is_some() {
+                    self.transmit(ops);
+                }
+            }
+        }
+    }
+}

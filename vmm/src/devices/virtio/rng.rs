@@ -1,0 +1,232 @@
+//! A source of random bytes (Virtual I/O Device 1.2, section 5.4): the host's own, as many as the driver has room for.
+//!
+//! ```text
+//!   chain of writable buffers ── 4 KiB at a time ◀── getrandom(2)         at most 64 KiB of one chain, the rest stays as it was
+//! ```
+//!
+//! The kernel's source does not run dry (`random(7)`), so nothing is rationed but what one request holds up the devices' thread.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::epoll::EventSet;
+
+use super::queue::Chain;
+use super::{ActivateError, Activation, ActiveQueue, DeviceKind, Interrupt, Subscription, VirtioDevice};
+use crate::dma::DeviceMemory;
+
+/// Linux asks for 64 bytes or so at a time; a few requests are enough.
+const QUEUE_SIZES: [u16; 1] = [64];
+/// Most bytes for one chain: a request that asks for gigabytes must not keep other devices, or a pause of the VM, waiting.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// Chains served before other devices have their turn.
+const CHAINS_AT_ONCE: usize = 16;
+/// Random bytes made at once.
+const PIECE_BYTES: usize = 4096;
+
+/// The device.
+#[derive(Debug, Default)]
+pub struct Entropy {
+    counters: Arc<EntropyCounters>,
+    serving: Option<Subscription>,
+}
+
+/// What it did, counted while it works.
+#[derive(Debug, Default)]
+pub struct EntropyCounters {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    chains_malformed: AtomicU64,
+    host_failures: AtomicU64,
+}
+
+/// What an entropy device did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct EntropyStatistics {
+    /// Requests.
+    pub requests: u64,
+    /// Random bytes given.
+    pub bytes: u64,
+    /// Chains with buffers outside RAM.
+    pub chains_malformed: u64,
+    /// Requests for which the host had no random bytes.
+    pub host_failures: u64,
+}
+
+impl EntropyCounters {
+    /// What it did until now.
+    pub fn statistics(&self) -> EntropyStatistics {
+        let Self { requests, bytes, chains_malformed, host_failures } = self;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        EntropyStatistics {
+            requests: load(requests),
+            bytes: load(bytes),
+            chains_malformed: load(chains_malformed),
+            host_failures: load(host_failures),
+        }
+    }
+}
+
+impl Entropy {
+    /// Its counters, also for when it is handed over.
+    pub fn counters(&self) -> Arc<EntropyCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl VirtioDevice for Entropy {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Entropy
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_EVENT_IDX
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    /// It has none (5.4.4).
+    fn read_config(&self, _offset: u64, _data: &mut [u8]) {}
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let Activation { memory, queues, interrupt, io_thread, .. } = activation;
+        let queue = queues.into_iter().next().filter(ActiveQueue::is_ready).ok_or(ActivateError::NoQueue(0))?;
+        let counters = Arc::clone(&self.counters);
+        self.serving = Some(io_thread.add(Box::new(Serving { queue, memory, interrupt, counters }))?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.serving = None;
+    }
+}
+
+/// The queue, on the devices' thread.
+struct Serving {
+    queue: ActiveQueue,
+    memory: DeviceMemory,
+    interrupt: Arc<Interrupt>,
+    counters: Arc<EntropyCounters>,
+}
+
+impl MutEventSubscriber for Serving {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = ops.add(Events::new(&self.queue.kick, EventSet::IN)) {
+            tracing::error!(%error, "the entropy device cannot wait for its driver");
+            self.interrupt.needs_reset();
+        }
+    }
+
+    fn process(&mut self, _: Events, ops: &mut EventOps<'_>) {
+        let _ = self.queue.kick.read();
+        let Self { queue, memory, interrupt, counters } = self;
+        match queue.serve_some(memory, interrupt, CHAINS_AT_ONCE, |chain| counters.fill(chain)) {
+            Ok(true) => {}
+            // Again, when the others had their turn.
+            Ok(false) => drop(queue.kick.write(1)),
+            Err(error) => {
+                tracing::warn!(%error, "the entropy device needs a reset");
+                interrupt.needs_reset();
+                let _ = ops.remove(Events::new(&queue.kick, EventSet::IN));
+            }
+        }
+    }
+}
+
+impl EntropyCounters {
+    /// Fills the buffers of a chain as far as may be; how many bytes they got.
+    fn fill(&self, chain: Chain<'_>) -> u32 {
+        let count = |counter: &AtomicU64, by: usize| counter.fetch_add(by as u64, Ordering::Relaxed);
+        count(&self.requests, 1);
+        let memory = chain.memory();
+        let Ok(mut writer) = chain.clone().writer(memory) else {
+            count(&self.chains_malformed, 1);
+            return 0;
+        };
+        let wanted = writer.available_bytes().min(REQUEST_BYTES_MAX);
+        let mut random = [0; PIECE_BYTES];
+        while writer.bytes_written() < wanted {
+            let piece = &mut random[..PIECE_BYTES.min(wanted - writer.bytes_written())];
+            if getrandom::fill(piece).is_err() || writer.write_all(piece).is_err() {
+                count(&self.host_failures, 1);
+                break;
+            }
+        }
+        let written = writer.bytes_written();
+        count(&self.bytes, written);
+        written as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_driver::{Driver, Piece, RAM_BYTES};
+    use super::*;
+
+    const ROOM: u64 = 0x10_0000;
+
+    fn started() -> (Driver, Arc<EntropyCounters>) {
+        let device = Entropy::default();
+        let counters = device.counters();
+        let mut driver = Driver::new(Box::new(device));
+        driver.start(1 << VIRTIO_RING_F_EVENT_IDX);
+        (driver, counters)
+    }
+
+    #[test]
+    fn buffers_are_filled_with_bytes_that_differ() {
+        let (mut driver, counters) = started();
+        let used = driver.request(0, &[Piece::write(ROOM, 64), Piece::write(ROOM + 0x100, 5000)]);
+        assert_eq!(used.written, 5064);
+        let (first, second) = (driver.bytes(ROOM, 32), driver.bytes(ROOM + 32, 32));
+        assert_ne!(first, second);
+        assert_ne!(driver.bytes(ROOM + 0x100 + 4968, 32), [0; 32], "up to the last byte");
+        assert_eq!(driver.bytes(ROOM + 0x100 + 5000, 32), [0; 32], "and no further");
+        let statistics = counters.statistics();
+        assert_eq!((statistics.requests, statistics.bytes), (1, 5064));
+    }
+
+    #[test]
+    fn one_request_gets_64_kib_at_most() {
+        let (mut driver, _) = started();
+        let used = driver.request(0, &[Piece::write(ROOM, 0x2_0000)]);
+        assert_eq!(used.written as usize, REQUEST_BYTES_MAX);
+        assert_eq!(driver.bytes(ROOM + 0x1_0000, 64), [0; 64]);
+    }
+
+    #[test]
+    fn buffers_that_are_no_ram_or_not_to_be_written_get_nothing() {
+        let (mut driver, counters) = started();
+        assert_eq!(driver.request(0, &[Piece::write(RAM_BYTES - 8, 64)]).written, 0);
+        assert_eq!(driver.request(0, &[Piece::read(ROOM, 64)]).written, 0);
+        assert_eq!(driver.request(0, &[Piece::write(ROOM, 0)]).written, 0);
+        assert_eq!((counters.statistics().chains_malformed, counters.statistics().bytes), (1, 0));
+        assert_eq!(driver.request(0, &[Piece::write(ROOM, 16)]).written, 16, "and goes on");
+    }
+
+    #[test]
+    fn after_a_reset_it_serves_again() {
+        let (mut driver, counters) = started();
+        for _ in 0..3 {
+            assert_eq!(driver.request(0, &[Piece::write(ROOM, 16)]).written, 16);
+            driver.reset();
+            driver.start(0);
+        }
+        assert_eq!(counters.statistics().requests, 3);
+    }
+
+    #[test]
+    fn a_broken_ring_needs_a_reset() {
+        let (mut driver, _) = started();
+        driver.claim_available(0, 65);
+        driver.wait_for_needs_reset();
+        driver.reset();
+        driver.start(0);
+        assert_eq!(driver.request(0, &[Piece::write(ROOM, 16)]).written, 16);
+    }
+}

@@ -1,0 +1,321 @@
+//! The registers of a device (Virtual I/O Device 1.2, section 4.2.2) and the life that they steer (section 3.1).
+//!
+//! ```text
+//!             ACKNOWLEDGE, DRIVER            FEATURES_OK                    DRIVER_OK
+//!   reset ───────────────────────▶ features ─────────────▶ queues set up ─────────────▶ activated
+//!     ▲                                                                                     │
+//!     └──────────────── status 0, at any time ──────────────────────────────────────────────┘
+//! ```
+//!
+//! What comes out of turn is dropped: features after FEATURES_OK, queues before it or after DRIVER_OK. Registers are 32 bits wide and read
+//! and written as such; any other access to them reads zeroes and writes nothing. Configuration may be read in any piece.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_mmio::{
+    VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_CONFIG_GENERATION, VIRTIO_MMIO_DEVICE_FEATURES, VIRTIO_MMIO_DEVICE_FEATURES_SEL,
+    VIRTIO_MMIO_DEVICE_ID, VIRTIO_MMIO_DRIVER_FEATURES, VIRTIO_MMIO_DRIVER_FEATURES_SEL, VIRTIO_MMIO_INTERRUPT_ACK,
+    VIRTIO_MMIO_INTERRUPT_STATUS, VIRTIO_MMIO_MAGIC_VALUE, VIRTIO_MMIO_QUEUE_AVAIL_HIGH, VIRTIO_MMIO_QUEUE_AVAIL_LOW,
+    VIRTIO_MMIO_QUEUE_DESC_HIGH, VIRTIO_MMIO_QUEUE_DESC_LOW, VIRTIO_MMIO_QUEUE_NOTIFY, VIRTIO_MMIO_QUEUE_NUM,
+    VIRTIO_MMIO_QUEUE_NUM_MAX, VIRTIO_MMIO_QUEUE_READY, VIRTIO_MMIO_QUEUE_SEL, VIRTIO_MMIO_QUEUE_USED_HIGH,
+    VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH, VIRTIO_MMIO_SHM_BASE_LOW, VIRTIO_MMIO_SHM_LEN_HIGH,
+    VIRTIO_MMIO_SHM_LEN_LOW, VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID, VIRTIO_MMIO_VERSION,
+};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_queue::{Queue, QueueT};
+use vmm_sys_util::eventfd::EventFd;
+use wideleaf_policies::Bytes;
+
+use super::{Activation, ActiveQueue, DeviceThreads, Interrupt, IoThread, VirtioDevice};
+use crate::devices::bus::MemoryDevice;
+use crate::dma::DeviceMemory;
+
+/// "virt", little-endian.
+const MAGIC: u32 = 0x7472_6976;
+const VERSION: u32 = 2;
+/// "WDLF".
+const VENDOR: u32 = u32::from_le_bytes(*b"WDLF");
+const REGISTER_BYTES: usize = 4;
+const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
+
+/// Where a driver writes the number of a queue that it put something into.
+pub const NOTIFY_OFFSET: Bytes = Bytes::new(VIRTIO_MMIO_QUEUE_NOTIFY as u64);
+
+/// Whether a driver ever got so far as to let a device work (DRIVER_OK, 3.1.1): for who has handed the device over.
+#[derive(Clone, Debug, Default)]
+pub struct DriverSeen(Arc<AtomicBool>);
+
+impl DriverSeen {
+    /// Whether one did.
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Who serves the queues of a VM's devices.
+#[derive(Clone, Debug, Default)]
+pub struct Workers {
+    /// One thread for all that have none of their own.
+    pub io_thread: Arc<IoThread>,
+    /// What starts threads.
+    pub threads: Arc<DeviceThreads>,
+}
+
+impl Workers {
+    /// Whose threads are all started by `threads`.
+    pub fn new(threads: Arc<DeviceThreads>) -> Workers {
+        Workers { io_thread: Arc::new(IoThread::new(Arc::clone(&threads))), threads }
+    }
+}
+
+/// A device behind its registers.
+pub struct Transport {
+    /// Shared with where it is activated and reset.
+    device: Arc<Mutex<Box<dyn VirtioDevice>>>,
+    memory: DeviceMemory,
+    workers: Workers,
+    interrupt: Arc<Interrupt>,
+    kicks: Vec<Arc<EventFd>>,
+    queues: Vec<Queue>,
+    status: u32,
+    features: u64,
+    /// Which half of the features the driver reads, and which it writes.
+    feature_halves: (u32, u32),
+    selected: u32,
+    driver_seen: DriverSeen,
+}
+
+impl Transport {
+    /// The registers of `device`, with an event for each of its queues that the driver's notifications write.
+    ///
+    /// # Panics
+    /// As many kicks as queues, and sizes that are powers of two, are the caller's matter.
+    pub fn new(
+        device: Box<dyn VirtioDevice>,
+        memory: DeviceMemory,
+        workers: Workers,
+        interrupt: Interrupt,
+        kicks: Vec<EventFd>,
+    ) -> Transport {
+        assert_eq!(kicks.len(), device.queue_sizes().len(), "an event for each queue");
+        let queues = fresh_queues(&*device);
+        Transport {
+            device: Arc::new(Mutex::new(device)),
+            memory,
+            workers,
+            interrupt: Arc::new(interrupt),
+            kicks: kicks.into_iter().map(Arc::new).collect(),
+            queues,
+            status: 0,
+            features: 0,
+            feature_halves: (0, 0),
+            selected: 0,
+            driver_seen: DriverSeen::default(),
+        }
+    }
+
+    /// Whether a driver has come, now or later.
+    pub fn driver_seen(&self) -> DriverSeen {
+        self.driver_seen.clone()
+    }
+
+    fn device(&self) -> MutexGuard<'_, Box<dyn VirtioDevice>> {
+        locked(&self.device)
+    }
+
+    fn offered(&self) -> u64 {
+        self.device().features() | 1 << VIRTIO_F_VERSION_1
+    }
+
+    fn is(&self, status: u32) -> bool {
+        self.status & status != 0
+    }
+
+    fn read_register(&self, register: u32) -> u32 {
+        let queue = self.queues.get(self.selected as usize);
+        match register {
+            VIRTIO_MMIO_MAGIC_VALUE => MAGIC,
+            VIRTIO_MMIO_VERSION => VERSION,
+            VIRTIO_MMIO_DEVICE_ID => self.device().kind() as u32,
+            VIRTIO_MMIO_VENDOR_ID => VENDOR,
+            VIRTIO_MMIO_DEVICE_FEATURES => half(self.offered(), self.feature_halves.0),
+            VIRTIO_MMIO_QUEUE_NUM_MAX => queue.map_or(0, |queue| u32::from(queue.max_size())),
+            VIRTIO_MMIO_QUEUE_READY => queue.map_or(0, |queue| u32::from(queue.ready())),
+            VIRTIO_MMIO_INTERRUPT_STATUS => self.interrupt.status(),
+            VIRTIO_MMIO_STATUS => self.status | self.interrupt.device_status(),
+            // No shared memory: "a length of all ones" (4.2.2).
+            VIRTIO_MMIO_SHM_LEN_LOW
+            | VIRTIO_MMIO_SHM_LEN_HIGH
+            | VIRTIO_MMIO_SHM_BASE_LOW
+            | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
+            // The configuration changes one field at a time, and each is read whole.
+            VIRTIO_MMIO_CONFIG_GENERATION => 0,
+            _ => 0,
+        }
+    }
+
+    fn write_register(&mut self, register: u32, value: u32) {
+        match register {
+            VIRTIO_MMIO_DEVICE_FEATURES_SEL => self.feature_halves.0 = value,
+            VIRTIO_MMIO_DRIVER_FEATURES_SEL => self.feature_halves.1 = value,
+            VIRTIO_MMIO_DRIVER_FEATURES if !self.is(VIRTIO_CONFIG_S_FEATURES_OK) => match self.feature_halves.1 {
+                0 => self.features = self.features >> 32 << 32 | u64::from(value),
+                1 => self.features = self.features & u64::from(u32::MAX) | u64::from(value) << 32,
+                _ => {}
+            },
+            VIRTIO_MMIO_QUEUE_SEL => self.selected = value,
+            // KVM takes notifications and writes the events itself; without it the queue is served all the same.
+            VIRTIO_MMIO_QUEUE_NOTIFY => {
+                if let Some(kick) = self.kicks.get(value as usize) {
+                    let _ = kick.write(1);
+                }
+            }
+            VIRTIO_MMIO_INTERRUPT_ACK => self.interrupt.acknowledge(value),
+            VIRTIO_MMIO_STATUS => self.set_status(value),
+            _ => self.write_queue(register, value),
+        }
+    }
+
+    fn write_queue(&mut self, register: u32, value: u32) {
+        if !self.is(VIRTIO_CONFIG_S_FEATURES_OK) || self.is(VIRTIO_CONFIG_S_DRIVER_OK) {
+            return;
+        }
+        let Some(queue) = self.queues.get_mut(self.selected as usize) else { return };
+        match register {
+            // What is no size for it is dropped by the queue.
+            VIRTIO_MMIO_QUEUE_NUM => queue.set_size(u16::try_from(value).unwrap_or(0)),
+            VIRTIO_MMIO_QUEUE_READY => queue.set_ready(value == 1),
+            VIRTIO_MMIO_QUEUE_DESC_LOW => queue.set_desc_table_address(Some(value), None),
+            VIRTIO_MMIO_QUEUE_DESC_HIGH => queue.set_desc_table_address(None, Some(value)),
+            VIRTIO_MMIO_QUEUE_AVAIL_LOW => queue.set_avail_ring_address(Some(value), None),
+            VIRTIO_MMIO_QUEUE_AVAIL_HIGH => queue.set_avail_ring_address(None, Some(value)),
+            VIRTIO_MMIO_QUEUE_USED_LOW => queue.set_used_ring_address(Some(value), None),
+            VIRTIO_MMIO_QUEUE_USED_HIGH => queue.set_used_ring_address(None, Some(value)),
+            _ => {}
+        }
+    }
+
+    /// A driver sets bit after bit and clears none but all of them.
+    fn set_status(&mut self, value: u32) {
+        if value == 0 {
+            return self.reset();
+        }
+        let added = value & !self.status & !VIRTIO_CONFIG_S_NEEDS_RESET;
+        self.status |= added & !(VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK);
+        if added & VIRTIO_CONFIG_S_FEATURES_OK != 0 && self.are_features_fit() {
+            self.status |= VIRTIO_CONFIG_S_FEATURES_OK;
+        }
+        if added & VIRTIO_CONFIG_S_DRIVER_OK != 0 && self.is(VIRTIO_CONFIG_S_FEATURES_OK) {
+            self.status |= VIRTIO_CONFIG_S_DRIVER_OK;
+            self.activate();
+        }
+    }
+
+    /// Nothing that was not offered, and no driver of before version 1.0, whose rings are laid out in another way.
+    fn are_features_fit(&self) -> bool {
+        self.features & !self.offered() == 0 && self.features >> VIRTIO_F_VERSION_1 & 1 == 1
+    }
+
+    fn activate(&mut self) {
+        let kind = self.device().kind();
+        let Some(queues) = self.take_queues() else {
+            tracing::warn!(?kind, "the guest set up a queue of a device outside its RAM");
+            return self.interrupt.needs_reset();
+        };
+        let activation = Activation {
+            memory: self.memory.clone(),
+            features: self.features,
+            queues,
+            interrupt: Arc::clone(&self.interrupt),
+            io_thread: Arc::clone(&self.workers.io_thread),
+            threads: Arc::clone(&self.workers.threads),
+        };
+        self.driver_seen.0.store(true, Ordering::Relaxed);
+        let device = Arc::clone(&self.device);
+        if let Err(error) = self.workers.threads.call(move || locked(&device).activate(activation)) {
+            tracing::warn!(?kind, %error, "a device cannot start its work");
+            self.interrupt.needs_reset();
+        }
+    }
+
+    /// `None` where one is not within RAM.
+    fn take_queues(&mut self) -> Option<Vec<ActiveQueue>> {
+        let mut queues = std::mem::take(&mut self.queues);
+        for queue in &mut queues {
+            queue.set_event_idx(self.features >> VIRTIO_RING_F_EVENT_IDX & 1 == 1);
+            if queue.ready() && !queue.is_valid(self.memory.memory().view()) {
+                return None;
+            }
+        }
+        let kicks = self.kicks.iter().map(Arc::clone);
+        Some(queues.into_iter().zip(kicks).map(|(queue, kick)| ActiveQueue { queue, kick }).collect())
+    }
+
+    fn reset_device(&self) {
+        let device = Arc::clone(&self.device);
+        self.workers.threads.call(move || locked(&device).reset());
+    }
+
+    fn reset(&mut self) {
+        self.reset_device();
+        let queues = fresh_queues(&**self.device());
+        self.queues = queues;
+        self.interrupt.reset();
+        (self.status, self.features, self.feature_halves, self.selected) = (0, 0, (0, 0), 0);
+    }
+}
+
+fn locked(device: &Mutex<Box<dyn VirtioDevice>>) -> MutexGuard<'_, Box<dyn VirtioDevice>> {
+    // What a panic in a device left is as good as what a hostile guest makes of it: it has to cope with either.
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn fresh_queues(device: &dyn VirtioDevice) -> Vec<Queue> {
+    let fresh = |size: &u16| Queue::new(*size).expect("a queue has a power of two of entries, 32768 at most");
+    device.queue_sizes().iter().map(fresh).collect()
+}
+
+/// Which half of 64 bits, as its selector says; there are no others.
+fn half(features: u64, selector: u32) -> u32 {
+    match selector {
+        0 => features as u32,
+        1 => (features >> 32) as u32,
+        _ => 0,
+    }
+}
+
+impl MemoryDevice for Transport {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if offset >= CONFIG {
+            return self.device().read_config(offset - CONFIG, data);
+        }
+        if let Ok(word) = <&mut [u8; REGISTER_BYTES]>::try_from(data)
+            && offset.is_multiple_of(REGISTER_BYTES as u64)
+        {
+            *word = self.read_register(offset as u32).to_le_bytes();
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        if offset >= CONFIG {
+            return self.device().write_config(offset - CONFIG, data);
+        }
+        if let Ok(word) = <[u8; REGISTER_BYTES]>::try_from(data)
+            && offset.is_multiple_of(REGISTER_BYTES as u64)
+        {
+            self.write_register(offset as u32, u32::from_le_bytes(word));
+        }
+    }
+
+    fn stop(&mut self) {
+        self.reset_device();
+    }
+}
+
+#[cfg(test)]
+mod tests;

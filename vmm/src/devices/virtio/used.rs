@@ -1,0 +1,74 @@
+//! Chains given back together, and whether the driver wants to hear of it.
+//!
+//! `virtio-queue` shows the driver one chain at a time. What one frame needs several buffers for must appear at once, or a driver that looks
+//! in between finds the beginning of a frame alone.
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes as _, GuestAddress};
+
+use super::BrokenQueue;
+use crate::kvm::guest_memory::GuestView;
+
+/// Where a ring's entries begin, behind flags and index (Virtual I/O Device 1.2, sections 2.7.6 and 2.7.8), and how long they are.
+const RING_HEADER_BYTES: u64 = 4;
+const AVAIL_ENTRY_BYTES: u64 = 2;
+const USED_ENTRY_BYTES: u64 = 8;
+
+/// A chain, by its head, and how many bytes were written into it.
+pub type Used = (u16, u32);
+
+/// Puts all of them into the used ring, and only then shows them.
+///
+/// # Errors
+/// [`BrokenQueue`] where a head is none.
+pub fn publish(queue: &mut Queue, view: &GuestView, chains: &[Used]) -> Result<(), BrokenQueue> {
+    let Some(((last_head, last_bytes), others)) = chains.split_last() else { return Ok(()) };
+    // Entries behind the index are the device's own until it moves the index, which `add_used` does with the last.
+    for (head, bytes) in others {
+        if *head >= queue.size() {
+            return Err(virtio_queue::Error::InvalidDescriptorIndex.into());
+        }
+        let entry = u64::from(queue.next_used() % queue.size()) * USED_ENTRY_BYTES;
+        let address = GuestAddress(queue.used_ring() + RING_HEADER_BYTES + entry);
+        let used = (u64::from(*bytes) << 32 | u64::from(*head)).to_le_bytes();
+        view.write_slice(&used, address).map_err(virtio_queue::Error::GuestMemory)?;
+        queue.set_next_used(queue.next_used().wrapping_add(1));
+    }
+    Ok(queue.add_used(view, *last_head, *last_bytes)?)
+}
+
+/// What the driver was told of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Told {
+    used: Wrapping<u16>,
+}
+
+impl Told {
+    /// Whether the driver wants to be interrupted for what was used since it was last asked (section 2.7.7).
+    ///
+    /// # Errors
+    /// [`BrokenQueue`] where the ring is not within RAM, which was looked at before.
+    pub fn is_due(&mut self, queue: &Queue, view: &GuestView) -> Result<bool, BrokenQueue> {
+        let (before, now) = (self.used, Wrapping(queue.next_used()));
+        self.used = now;
+        if before == now {
+            return Ok(false);
+        }
+        // What was used is seen before the driver's wish is read; it does the two in the other order.
+        fence(Ordering::SeqCst);
+        let load = |address: u64| -> Result<u16, BrokenQueue> {
+            let word = view.load::<u16>(GuestAddress(address), Ordering::Relaxed);
+            Ok(u16::from_le(word.map_err(virtio_queue::Error::GuestMemory)?))
+        };
+        if !queue.event_idx_enabled() {
+            return Ok(u32::from(load(queue.avail_ring())?) & VRING_AVAIL_F_NO_INTERRUPT == 0);
+        }
+        let used_event = queue.avail_ring() + RING_HEADER_BYTES + u64::from(queue.size()) * AVAIL_ENTRY_BYTES;
+        // `vring_need_event` (include/uapi/linux/virtio_ring.h): whether the index went past the one that is waited for.
+        Ok(now - Wrapping(load(used_event)?) - Wrapping(1) < now - before)
+    }
+}

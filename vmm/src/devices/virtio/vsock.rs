@@ -1,0 +1,125 @@
+//! Sockets between the guest and programs of the host (Virtual I/O Device 1.2, section 5.10): `AF_VSOCK` in the guest, Unix sockets here.
+//!
+//! ```text
+//!   guest: connect to port P of the host    ──▶ connected to the Unix socket PATH_P
+//!   host:  connect to PATH, say "CONNECT P" ──▶ connected to port P of the guest, told "OK" and a port of its own
+//!
+//!   queue 1 ──▶ [`worker`] ──▶ [`connections`] ──▶ [`connection`] ──▶ a program of the host
+//!   queue 0 ◀──                                                  ◀──
+//! ```
+//!
+//! It needs no kernel module of the host's and no root, and any program that speaks over a Unix socket can be the other end.
+
+mod connection;
+mod connections;
+pub mod counters;
+mod greeting;
+pub mod host;
+pub mod packet;
+mod worker;
+
+use std::sync::Arc;
+
+pub use counters::VsockCounters;
+pub use host::{HostSocket, HostSocketError};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use self::connections::Connections;
+use self::counters::Counting;
+use self::worker::Worker;
+use super::used::Told;
+use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
+
+/// Entries of each queue, as many as the kernel's own device has (drivers/vhost/vsock.c). The third, of events, tells a guest that it was
+/// moved to another host, which never happens here.
+const QUEUE_SIZES: [u16; 3] = [128; 3];
+
+/// The feature that says that there are streams (section 5.10.3).
+const VIRTIO_VSOCK_F_STREAM: u32 = 0;
+
+/// The first address of a guest: 0 to 2 mean hypervisor, oneself and host (vsock(7)).
+pub const GUEST_CID_MIN: u32 = 3;
+/// The last: all ones mean any.
+pub const GUEST_CID_MAX: u32 = u32::MAX - 1;
+
+/// The guest's end of the sockets.
+pub struct Vsock {
+    cid: u32,
+    host: Arc<HostSocket>,
+    counting: Arc<Counting>,
+    running: Option<Subscription>,
+}
+
+/// What is left of the device for who gave it to a VM.
+#[derive(Clone, Debug)]
+pub struct VsockHandle {
+    counting: Arc<Counting>,
+}
+
+impl VsockHandle {
+    /// The device's numbers now.
+    pub fn counters(&self) -> VsockCounters {
+        self.counting.get()
+    }
+}
+
+impl Vsock {
+    /// For the guest with this address, one of [`GUEST_CID_MIN`] to [`GUEST_CID_MAX`], and programs that connect to `host`.
+    pub fn new(cid: u32, host: HostSocket) -> Vsock {
+        Vsock { cid, host: Arc::new(host), counting: Arc::default(), running: None }
+    }
+
+    /// Its numbers, also when it is a VM's.
+    pub fn handle(&self) -> VsockHandle {
+        VsockHandle { counting: Arc::clone(&self.counting) }
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Vsock
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_VSOCK_F_STREAM | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    /// The guest's address, eight bytes (section 5.10.4).
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let space = u64::from(self.cid).to_le_bytes();
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(space.len());
+        data.iter_mut().zip(&space[from..]).for_each(|(to, byte)| *to = *byte);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let mut queues = activation.queues.into_iter();
+        let mut next = |number| queues.next().filter(|queue| queue.is_ready()).ok_or(ActivateError::NoQueue(number));
+        let (to_guest, from_guest) = (next(0)?, next(1)?);
+        let connections = Connections::new(u64::from(self.cid), Arc::clone(&self.host), Arc::clone(&self.counting));
+        let worker = Worker {
+            memory: activation.memory,
+            interrupt: activation.interrupt,
+            host: Arc::clone(&self.host),
+            counting: Arc::clone(&self.counting),
+            connections,
+            to_guest,
+            from_guest,
+            told: [Told::default(); 2],
+            is_broken: false,
+            is_deaf: false,
+        };
+        self.running = Some(activation.io_thread.add(Box::new(worker))?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.running = None;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! The device at work on the devices' thread: packets of the guest to their connections, and theirs to the guest.
+
+use std::sync::Arc;
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vmm_sys_util::epoll::EventSet;
+
+use super::connections::Connections;
+use super::counters::{Counting, add};
+use super::host::HostSocket;
+use super::packet::{HEADER_BYTES, Header};
+use crate::devices::virtio::pieces::{Piece, collect, from, read_at, up_to, write_at};
+use crate::devices::virtio::used::{Told, publish};
+use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
+use crate::dma::DeviceMemory;
+use crate::kvm::guest_memory::GuestView;
+
+/// Packets of either direction before others on the thread have their turn.
+const PACKETS_AT_ONCE: usize = 64;
+
+/// Data of one packet: as many as Linux sends at most (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`, include/linux/virtio_vsock.h).
+const DATA_BYTES_MAX: usize = 64 << 10;
+
+/// Where an event comes from; others are the sockets' tokens.
+const TO_GUEST: u32 = 0;
+const FROM_GUEST: u32 = 1;
+const HOST: u32 = 2;
+
+/// See the module.
+pub(super) struct Worker {
+    pub(super) memory: DeviceMemory,
+    pub(super) interrupt: Arc<Interrupt>,
+    pub(super) host: Arc<HostSocket>,
+    pub(super) counting: Arc<Counting>,
+    pub(super) connections: Connections,
+    pub(super) to_guest: ActiveQueue,
+    pub(super) from_guest: ActiveQueue,
+    pub(super) told: [Told; 2],
+    /// The guest broke a queue: nothing more is done.
+    pub(super) is_broken: bool,
+    /// File descriptors ran out: nobody new is heard before one of the others has gone.
+    pub(super) is_deaf: bool,
+}
+
+impl Worker {
+    /// All there is to do now, within bounds.
+    fn serve(&mut self, ops: &mut EventOps<'_>) -> Result<(), BrokenQueue> {
+        let has_more = self.take_packets(ops)?;
+        let was_cut = self.give_packets(ops)?;
+        // Packets of the guest that had to wait for room among the resets, and what is left of a long turn.
+        if was_cut || has_more && self.connections.takes_packets() {
+            let _ = self.from_guest.kick.write(1);
+        }
+        Ok(())
+    }
+
+    /// Takes packets of the guest. Whether there may be more.
+    fn take_packets(&mut self, ops: &mut EventOps<'_>) -> Result<bool, BrokenQueue> {
+        let access = self.memory.access();
+        let (view, queue): (&GuestView, _) = (&access, &mut self.from_guest.queue);
+        let mut has_more = true;
+        queue.disable_notification(view)?;
+        for _ in 0..PACKETS_AT_ONCE {
+            if !self.connections.takes_packets() {
+                break;
+            }
+            let Some(chain) = queue.iter(view)?.next() else {
+                if queue.enable_notification(view)? {
+                    continue;
+                }
+                has_more = false;
+                break;
+            };
+            let head = chain.head_index();
+            let mut pieces = Vec::new();
+            let bytes = collect(chain.readable(), view, &mut pieces)?;
+            match packet(&pieces, bytes) {
+                Some((header, data)) => self.connections.on_packet(&header, &data, ops),
+                None => add(&self.counting.malformed, 1),
+            }
+            publish(queue, view, &[(head, 0)])?;
+        }
+        if self.told[1].is_due(queue, view)? {
+            self.interrupt.used();
+        }
+        Ok(has_more)
+    }
+
+    /// Gives the guest packets, as many as it has buffers for. Whether there would be more to give.
+    fn give_packets(&mut self, ops: &mut EventOps<'_>) -> Result<bool, BrokenQueue> {
+        let access = self.memory.access();
+        let (view, queue): (&GuestView, _) = (&access, &mut self.to_guest.queue);
+        let mut was_cut = true;
+        queue.disable_notification(view)?;
+        for _ in 0..PACKETS_AT_ONCE {
+            if !self.connections.has_packet() {
+                was_cut = false;
+                break;
+            }
+            let Some(chain) = queue.iter(view)?.next() else {
+                if queue.enable_notification(view)? {
+                    continue;
+                }
+                was_cut = false;
+                break;
+            };
+            let head = chain.head_index();
+            let mut pieces = Vec::new();
+            let bytes = collect(chain.writable(), view, &mut pieces)?;
+            // Room for a header and some data: with less, a connection would stand still for ever.
+            if bytes <= HEADER_BYTES {
+                return Err(virtio_queue::Error::InvalidChain.into());
+            }
+            let room: Vec<_> = up_to(from(&pieces, HEADER_BYTES), DATA_BYTES_MAX).collect();
+            let Some(header) = self.connections.next_packet(&room, ops) else {
+                queue.go_to_previous_position();
+                continue;
+            };
+            write_at(&pieces, 0, &header.to_bytes());
+            publish(queue, view, &[(head, HEADER_BYTES as u32 + header.bytes)])?;
+        }
+        if self.told[0].is_due(queue, view)? {
+            self.interrupt.used();
+        }
+        Ok(was_cut)
+    }
+
+    fn hear(&mut self, is_wanted: bool, ops: &mut EventOps<'_>) {
+        let events = if is_wanted { EventSet::IN } else { EventSet::empty() };
+        if ops.modify(Events::with_data(&*self.host, HOST, events)).is_ok() {
+            self.is_deaf = !is_wanted;
+        }
+    }
+
+    fn give_up(&mut self, error: &BrokenQueue, ops: &mut EventOps<'_>) {
+        tracing::warn!(%error, "the sockets between guest and host stop");
+        add(&self.counting.broken_queues, 1);
+        self.is_broken = true;
+        self.connections.clear(ops);
+        let _ = ops.remove(Events::with_data(&*self.host, HOST, EventSet::empty()));
+        for kick in [&self.to_guest.kick, &self.from_guest.kick] {
+            let _ = ops.remove(Events::new(kick, EventSet::empty()));
+        }
+        self.interrupt.needs_reset();
+    }
+}
+
+/// The packet in a chain; `None` where it is shorter than it says, or longer than any.
+fn packet<'a>(pieces: &[Piece<'a>], bytes: usize) -> Option<(Header, Vec<Piece<'a>>)> {
+    let mut header = [0; HEADER_BYTES];
+    if read_at(pieces, 0, &mut header) < HEADER_BYTES {
+        return None;
+    }
+    let header = Header::read(&header);
+    let data = header.bytes as usize;
+    let is_whole = data <= DATA_BYTES_MAX && data <= bytes - HEADER_BYTES;
+    is_whole.then(|| (header, up_to(from(pieces, HEADER_BYTES), data).collect()))
+}
+
+impl MutEventSubscriber for Worker {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let events = [
+            Events::with_data(&self.to_guest.kick, TO_GUEST, EventSet::IN),
+            Events::with_data(&self.from_guest.kick, FROM_GUEST, EventSet::IN),
+            Events::with_data(&*self.host, HOST, EventSet::IN),
+        ];
+        for events in events {
+            if let Err(error) = ops.add(events) {
+                tracing::error!(%error, "the sockets between guest and host cannot be waited for");
+                return self.interrupt.needs_reset();
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if self.is_broken {
+            return;
+        }
+        match events.data() {
+            TO_GUEST => drop(self.to_guest.kick.read()),
+            FROM_GUEST => drop(self.from_guest.kick.read()),
+            HOST => {
+                if !self.connections.on_program(ops) {
+                    self.hear(false, ops);
+                }
+            }
+            token => self.connections.on_socket(token, events.event_set(), ops),
+        }
+        if let Err(error) = self.serve(ops) {
+            return self.give_up(&error, ops);
+        }
+        if self.is_deaf && events.data() != HOST {
+            self.hear(true, ops);
+        }
+    }
+}

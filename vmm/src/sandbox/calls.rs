@@ -1,0 +1,381 @@
+//! The system calls of each kind of thread, and what their arguments may be: the whole of what a guest that takes a thread over can
+//! ask of the kernel.
+//!
+//! ```text
+//!                 EVERY     what Rust's runtime and the C library do in any thread, at its begin and its end
+//!                   │
+//!      ┌────────────┼────────┬──────────┬───────────┬──────────┬─────────┐
+//!    vcpu        manager   faults     status       io        main        │ each on top of the process's own
+//!    KVM_RUN     madvise   uffd       the daemon's  disks,   the report  │ filter, which is all of these together
+//!    READING     memslots  files of   one socket    sockets  READING     │ and what starts them: in force from before
+//!    uffd        READING   RAM                               uffd        │ the first vCPU runs
+//! ```
+//!
+//! A call's numbers are x86-64's; another ABI of the same kernel (`int 0x80`, x32) ends the process too. Lists were made by
+//! reading the code and by running all policies on all backings until nothing was missing; what is only needed before the guest runs is in none.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kvm_bindings::{kvm_dirty_log, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region};
+use libc::c_long;
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
+use seccompiler::{BackendError, SeccompCondition as Condition, SeccompRule};
+
+use super::SandboxConfig;
+
+/// What a thread is for, and so what it may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ThreadKind {
+    /// All together, and what starts them.
+    Process,
+    /// Waits for the guest's end and writes the report.
+    Main,
+    /// Runs a vCPU, and handles its exits and the lines of its console.
+    Vcpu,
+    /// The manager's loop; copies windows, moves giants.
+    Manager,
+    /// Answers the guest's faults.
+    Faults,
+    /// Serves a device: files and sockets that are open already.
+    Io,
+    /// Tells the daemon of the guest.
+    Status,
+    /// Answers on the VM's own control socket.
+    Control,
+    /// Reads what is typed for the guest, writes what it prints.
+    Console,
+}
+
+impl ThreadKind {
+    /// All kinds.
+    pub const ALL: [ThreadKind; 9] = [
+        ThreadKind::Process,
+        ThreadKind::Main,
+        ThreadKind::Vcpu,
+        ThreadKind::Manager,
+        ThreadKind::Faults,
+        ThreadKind::Io,
+        ThreadKind::Status,
+        ThreadKind::Control,
+        ThreadKind::Console,
+    ];
+
+    /// What people call such a thread.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ThreadKind::Process => "the process",
+            ThreadKind::Main => "the main thread",
+            ThreadKind::Vcpu => "a vCPU's thread",
+            ThreadKind::Manager => "the manager",
+            ThreadKind::Faults => "the thread that answers faults",
+            ThreadKind::Io => "a device's thread",
+            ThreadKind::Status => "the thread that tells the daemon",
+            ThreadKind::Control => "a thread of the control socket",
+            ThreadKind::Console => "a thread of the console",
+        }
+    }
+
+    fn tables(self) -> &'static [Table] {
+        match self {
+            ThreadKind::Process => {
+                &[EVERY, READING, REPORT, KVM_RUN, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, STARTING, TERMINAL]
+            }
+            ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
+            ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, ASIDE, TERMINAL],
+            ThreadKind::Manager => &[EVERY, READING, MANAGER, ASIDE, RAM_FILE],
+            ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE],
+            ThreadKind::Io => &[EVERY, DEVICES],
+            ThreadKind::Status => &[EVERY, READING, ASIDE, DAEMON],
+            ThreadKind::Control => &[EVERY, READING, ASIDE, ANSWERING],
+            ThreadKind::Console => &[EVERY, TERMINAL, CONSOLE],
+        }
+    }
+}
+
+impl fmt::Display for ThreadKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// With which arguments a call may be made.
+#[derive(Clone, Copy, Debug)]
+enum With {
+    /// Any.
+    Any,
+    /// A number in an argument, counted from 0, of 32 bits.
+    Is(u8, u64),
+    /// Those bits of an argument (the second number) have these values (the third); of 32 bits.
+    Bits(u8, u64, u64),
+    /// The first argument is this process.
+    ThisProcess,
+}
+
+type Table = &'static [(c_long, With)];
+
+/// `mmap(2)`, `mprotect(2)`: memory that can be executed is what the program was loaded with.
+const NOT_EXECUTABLE: With = With::Bits(2, libc::PROT_EXEC as u64, 0);
+
+/// `openat(2)`: what is there, to read it.
+const TO_READ: With =
+    With::Bits(2, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64, 0);
+
+/// What Rust and the C library do in any thread, and what can do nobody any harm: its own memory, its own descriptors, time.
+const EVERY: Table = &[
+    (libc::SYS_read, With::Any),
+    (libc::SYS_write, With::Any),
+    (libc::SYS_readv, With::Any),
+    (libc::SYS_writev, With::Any),
+    (libc::SYS_close, With::Any),
+    (libc::SYS_poll, With::Any),
+    (libc::SYS_ppoll, With::Any),
+    (libc::SYS_futex, With::Any),
+    (libc::SYS_clock_gettime, With::Any),
+    (libc::SYS_clock_nanosleep, With::Any),
+    (libc::SYS_nanosleep, With::Any),
+    (libc::SYS_restart_syscall, With::Any),
+    (libc::SYS_sched_yield, With::Any),
+    (libc::SYS_sched_getaffinity, With::Any),
+    (libc::SYS_getrandom, With::Any),
+    // A panic's backtrace asks where it is.
+    (libc::SYS_getcwd, With::Any),
+    (libc::SYS_getpid, With::Any),
+    (libc::SYS_gettid, With::Any),
+    (libc::SYS_tgkill, With::ThisProcess),
+    (libc::SYS_rt_sigreturn, With::Any),
+    (libc::SYS_rt_sigprocmask, With::Any),
+    (libc::SYS_sigaltstack, With::Any),
+    (libc::SYS_set_robust_list, With::Any),
+    (libc::SYS_rseq, With::Any),
+    (libc::SYS_brk, With::Any),
+    (libc::SYS_mmap, NOT_EXECUTABLE),
+    (libc::SYS_mprotect, NOT_EXECUTABLE),
+    (libc::SYS_mremap, With::Any),
+    (libc::SYS_munmap, With::Any),
+    (libc::SYS_madvise, With::Any),
+    (libc::SYS_prctl, With::Is(0, libc::PR_SET_NAME as u64)),
+    (libc::SYS_prctl, With::Is(0, libc::PR_GET_NAME as u64)),
+    (libc::SYS_prctl, With::Is(0, libc::PR_SET_VMA as u64)),
+    (libc::SYS_fcntl, With::Is(1, libc::F_GETFD as u64)),
+    (libc::SYS_fcntl, With::Is(1, libc::F_SETFD as u64)),
+    (libc::SYS_fcntl, With::Is(1, libc::F_GETFL as u64)),
+    (libc::SYS_exit, With::Any),
+    (libc::SYS_exit_group, With::Any),
+];
+
+/// The kernel's files, and whatever else is opened to be read: which ones is Landlock's to say.
+const READING: Table = &[
+    (libc::SYS_openat, TO_READ),
+    (libc::SYS_statx, With::Any),
+    (libc::SYS_newfstatat, With::Any),
+    (libc::SYS_fstat, With::Any),
+    (libc::SYS_lseek, With::Any),
+    (libc::SYS_pread64, With::Any),
+    (libc::SYS_getdents64, With::Any),
+    (libc::SYS_readlink, With::Any),
+    (libc::SYS_readlinkat, With::Any),
+];
+
+/// A result file beside the place, renamed over it; the claim to this guest, given up; what is held for this process, waited for.
+const REPORT: Table = &[
+    (libc::SYS_openat, With::Any),
+    (libc::SYS_unlink, With::Any),
+    (libc::SYS_unlinkat, With::Any),
+    (libc::SYS_renameat, With::Any),
+    (libc::SYS_renameat2, With::Any),
+    (libc::SYS_flock, With::Any),
+    (libc::SYS_wait4, With::Any),
+    (libc::SYS_waitid, With::Any),
+];
+
+/// linux/kvm.h.
+const KVM: u8 = 0xae;
+
+/// A vCPU's own. The rest of KVM's interface is used before the guest runs.
+const KVM_RUN: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0x80))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x81, size_of::<kvm_regs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x83, size_of::<kvm_sregs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x85, size_of::<kvm_translation>()))),
+];
+
+/// `struct pm_scan_arg` of linux/fs.h.
+const PAGEMAP_SCAN_BYTES: usize = 96;
+
+/// linux/userfaultfd.h: requests of this type on a userfaultfd, which are about memory of this process, and
+/// `USERFAULTFD_IOC_NEW` on its device. Bits 8 to 15 of a request are its type.
+const USERFAULTFD: With = With::Bits(1, 0xff00, 0xaa00);
+
+/// Looks at what backs RAM and how KVM maps it; takes windows aside, answers faults, brings windows back: of this process's memory all of it.
+const ASIDE: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(b'f', 16, PAGEMAP_SCAN_BYTES))),
+    (libc::SYS_ioctl, USERFAULTFD),
+    // Whoever asks first opens the file of KVM's statistics, which says how large its mappings are.
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0xce))),
+];
+
+/// What the manager changes: dirty logs, giants, its own threads.
+const MANAGER: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x46, size_of::<kvm_userspace_memory_region>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x42, size_of::<kvm_dirty_log>()))),
+    (libc::SYS_clone, OWN_THREAD),
+    // Answered with ENOSYS by a filter of its own: its flags are in memory, where no filter sees them.
+    (libc::SYS_clone3, With::Any),
+    (libc::SYS_memfd_create, With::Any),
+    (libc::SYS_ftruncate, With::Any),
+    (libc::SYS_pipe2, With::Any),
+];
+
+/// `clone(2)`: a thread of this process, in no namespace of its own.
+const OWN_THREAD: With = {
+    let of_threads = libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND;
+    let namespaces = libc::CLONE_NEWNS
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWCGROUP;
+    With::Bits(0, (of_threads | namespaces | libc::CLONE_PTRACE) as u64, of_threads as u64)
+};
+
+/// Frames of the file behind guest RAM, taken and given back.
+const RAM_FILE: Table = &[(libc::SYS_fallocate, With::Any)];
+
+/// Disks, sockets and events that are open already. No request of `ioctl(2)`: a disk is a file, and a tap device is set up before.
+const DEVICES: Table = &[
+    (libc::SYS_pread64, With::Any),
+    (libc::SYS_pwrite64, With::Any),
+    (libc::SYS_preadv, With::Any),
+    (libc::SYS_pwritev, With::Any),
+    (libc::SYS_preadv2, With::Any),
+    (libc::SYS_pwritev2, With::Any),
+    (libc::SYS_lseek, With::Any),
+    (libc::SYS_fstat, With::Any),
+    (libc::SYS_statx, With::Any),
+    (libc::SYS_fsync, With::Any),
+    (libc::SYS_fdatasync, With::Any),
+    (libc::SYS_fallocate, With::Any),
+    (libc::SYS_ftruncate, With::Any),
+    (libc::SYS_epoll_create1, With::Any),
+    (libc::SYS_epoll_ctl, With::Any),
+    (libc::SYS_epoll_wait, With::Any),
+    (libc::SYS_epoll_pwait, With::Any),
+    (libc::SYS_eventfd2, With::Any),
+    (libc::SYS_timerfd_settime, With::Any),
+    (libc::SYS_recvfrom, With::Any),
+    (libc::SYS_sendto, With::Any),
+    (libc::SYS_recvmsg, With::Any),
+    (libc::SYS_sendmsg, With::Any),
+    (libc::SYS_accept4, With::Any),
+    (libc::SYS_shutdown, With::Any),
+    (libc::SYS_fcntl, With::Is(1, libc::F_SETFL as u64)),
+];
+
+/// To programs of this host that wait for a guest's connections.
+const CONNECTING: Table = &[
+    (libc::SYS_socket, With::Is(0, libc::AF_UNIX as u64)),
+    (libc::SYS_connect, With::Any),
+    (libc::SYS_getsockopt, With::Any),
+    (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
+];
+
+/// What a device does when its driver comes or goes, on the thread that starts all others: what a tap may be given.
+const ACTIVATING: Table = &[(libc::SYS_ioctl, With::Is(1, libc::TUNSETOFFLOAD))];
+
+/// One connection to the daemon after another.
+const DAEMON: Table = &[
+    (libc::SYS_socket, With::Is(0, libc::AF_UNIX as u64)),
+    (libc::SYS_connect, With::Any),
+    (libc::SYS_setsockopt, With::Any),
+    (libc::SYS_getsockopt, With::Any),
+    (libc::SYS_sendto, With::Any),
+    (libc::SYS_recvfrom, With::Any),
+    (libc::SYS_shutdown, With::Any),
+    (libc::SYS_fcntl, With::Is(1, libc::F_DUPFD_CLOEXEC as u64)),
+    (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
+];
+
+/// Connections to the VM's own socket, which is open already.
+const ANSWERING: Table = &[
+    (libc::SYS_accept4, With::Any),
+    (libc::SYS_getsockopt, With::Any),
+    (libc::SYS_sendto, With::Any),
+    (libc::SYS_recvfrom, With::Any),
+    (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
+];
+
+/// A byte over a pair of sockets wakes a thread: one that is to end, one that hears signals.
+const WAKING: Table = &[(libc::SYS_sendto, With::Any)];
+
+/// The same for what reads the terminal, whose settings are set again at the end.
+const CONSOLE: Table =
+    &[(libc::SYS_sendto, With::Any), (libc::SYS_recvfrom, With::Any), (libc::SYS_ioctl, With::Is(1, libc::TCSETS))];
+
+/// A progress bar, and whether there is anybody to see one.
+const TERMINAL: Table =
+    &[(libc::SYS_ioctl, With::Is(1, libc::TCGETS)), (libc::SYS_ioctl, With::Is(1, libc::TIOCGWINSZ))];
+
+/// Between the process's filter and those of its threads.
+const STARTING: Table = &[
+    (libc::SYS_seccomp, With::Any),
+    (libc::SYS_prctl, With::Is(0, libc::PR_SET_NO_NEW_PRIVS as u64)),
+    (libc::SYS_userfaultfd, With::Any),
+    (libc::SYS_rt_sigaction, With::Is(0, SIGNAL_OF_THE_LIBRARY)),
+];
+
+/// With which the C library tells all threads of a change of user (nptl(7), "the second real-time signal"): it sets the handler
+/// when it starts its first thread.
+const SIGNAL_OF_THE_LIBRARY: u64 = 33;
+
+/// The rules of a kind: by call, one of its rules has to hold; without rules it always may be made.
+pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
+    let mut tables = kind.tables().to_vec();
+    if matches!(kind, ThreadKind::Process | ThreadKind::Main) && config.has_console {
+        tables.push(CONSOLE);
+    }
+    if config.has_console {
+        // Whichever thread a signal reaches tells the one that hears them.
+        tables.push(WAKING);
+    }
+    if matches!(kind, ThreadKind::Process | ThreadKind::Io) && config.devices.connects {
+        tables.push(CONNECTING);
+    }
+    if kind == ThreadKind::Io && config.devices.gives_back {
+        tables.extend([READING, ASIDE]);
+    }
+    if kind == ThreadKind::Process && config.daemon.is_some() {
+        tables.push(DAEMON);
+    }
+    match kind {
+        ThreadKind::Process if config.has_control_socket => tables.push(ANSWERING),
+        ThreadKind::Main if config.has_control_socket => tables.push(WAKING),
+        _ => {}
+    }
+    if config.keeps_ptrace && matches!(kind, ThreadKind::Manager) {
+        tables.push(&[(libc::SYS_userfaultfd, With::Any)]);
+    }
+    let calls = || tables.iter().flat_map(|table| table.iter());
+    let mut rules = BTreeMap::<i64, Vec<SeccompRule>>::new();
+    for (call, with) in calls() {
+        let of_call = rules.entry(*call).or_default();
+        let may_always = calls().any(|(other, with)| other == call && matches!(with, With::Any));
+        if !may_always {
+            of_call.push(SeccompRule::new(vec![with.condition()?])?);
+        }
+    }
+    Ok(rules)
+}
+
+impl With {
+    fn condition(self) -> Result<Condition, BackendError> {
+        match self {
+            With::Any => Condition::new(0, Qword, MaskedEq(0), 0),
+            With::Is(argument, number) => Condition::new(argument, Dword, Eq, number & u64::from(u32::MAX)),
+            With::Bits(argument, mask, value) => Condition::new(argument, Dword, MaskedEq(mask), value),
+            With::ThisProcess => Condition::new(0, Dword, Eq, u64::from(std::process::id())),
+        }
+    }
+}

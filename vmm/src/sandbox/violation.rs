@@ -1,0 +1,193 @@
+//! What a forbidden system call leads to: one line on standard error, and the process's death by `SIGSYS`.
+//!
+//! ```text
+//!   call not in the list ─▶ SIGSYS in that thread ─▶ handler: the line ─▶ forbidden again, and SIGSYS is blocked now ─▶ the kernel
+//!                                                                                                     ends the process
+//! ```
+//!
+//! The handler runs wherever the thread was, so it does only what is safe there (signal-safety(7)): arithmetic on its own stack and one
+//! `write(2)`. Whoever has taken the thread over and blocks the signal dies by it all the same, without the line (signal(7): a
+//! blocked signal that the kernel forces is not held back).
+#![expect(
+    unsafe_code,
+    reason = "a signal handler is given a pointer, writes without the library, and asks the kernel by number"
+)]
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+
+use vmm_sys_util::signal::register_signal_handler;
+
+use super::{SandboxError, ThreadKind, call};
+
+thread_local! {
+    /// Constant at first and without a destructor: reading it in a handler allocates nothing and locks nothing.
+    static KIND: Cell<ThreadKind> = const { Cell::new(ThreadKind::Process) };
+}
+
+/// Calls that an exploit makes first, or that a list may have been short of; of others the line has the number alone.
+const NAMES: &[(libc::c_long, &str)] = &[
+    (libc::SYS_accept4, "accept4"),
+    (libc::SYS_bind, "bind"),
+    (libc::SYS_bpf, "bpf"),
+    (libc::SYS_capset, "capset"),
+    (libc::SYS_chmod, "chmod"),
+    (libc::SYS_chroot, "chroot"),
+    (libc::SYS_clone, "clone"),
+    (libc::SYS_connect, "connect"),
+    (libc::SYS_dup, "dup"),
+    (libc::SYS_dup2, "dup2"),
+    (libc::SYS_dup3, "dup3"),
+    (libc::SYS_execve, "execve"),
+    (libc::SYS_execveat, "execveat"),
+    (libc::SYS_fallocate, "fallocate"),
+    (libc::SYS_fcntl, "fcntl"),
+    (libc::SYS_flock, "flock"),
+    (libc::SYS_fork, "fork"),
+    (libc::SYS_ftruncate, "ftruncate"),
+    (libc::SYS_getdents64, "getdents64"),
+    (libc::SYS_init_module, "init_module"),
+    (libc::SYS_io_uring_setup, "io_uring_setup"),
+    (libc::SYS_ioctl, "ioctl"),
+    (libc::SYS_kill, "kill"),
+    (libc::SYS_listen, "listen"),
+    (libc::SYS_memfd_create, "memfd_create"),
+    (libc::SYS_mkdir, "mkdir"),
+    (libc::SYS_mmap, "mmap"),
+    (libc::SYS_mount, "mount"),
+    (libc::SYS_mprotect, "mprotect"),
+    (libc::SYS_open, "open"),
+    (libc::SYS_openat, "openat"),
+    (libc::SYS_openat2, "openat2"),
+    (libc::SYS_perf_event_open, "perf_event_open"),
+    (libc::SYS_personality, "personality"),
+    (libc::SYS_pidfd_open, "pidfd_open"),
+    (libc::SYS_pipe2, "pipe2"),
+    (libc::SYS_pkey_mprotect, "pkey_mprotect"),
+    (libc::SYS_prctl, "prctl"),
+    (libc::SYS_process_vm_readv, "process_vm_readv"),
+    (libc::SYS_process_vm_writev, "process_vm_writev"),
+    (libc::SYS_ptrace, "ptrace"),
+    (libc::SYS_rename, "rename"),
+    (libc::SYS_rt_sigaction, "rt_sigaction"),
+    (libc::SYS_seccomp, "seccomp"),
+    (libc::SYS_setns, "setns"),
+    (libc::SYS_setuid, "setuid"),
+    (libc::SYS_socket, "socket"),
+    (libc::SYS_socketpair, "socketpair"),
+    (libc::SYS_tgkill, "tgkill"),
+    (libc::SYS_unlink, "unlink"),
+    (libc::SYS_unshare, "unshare"),
+    (libc::SYS_userfaultfd, "userfaultfd"),
+    (libc::SYS_vfork, "vfork"),
+];
+
+/// Installs the handler.
+pub(super) fn say_what_was_called() -> Result<(), SandboxError> {
+    // All other signals wait while it runs: nothing comes between the line and the end.
+    register_signal_handler(libc::SIGSYS, on_forbidden_call)
+        .map_err(|errno| call("handle SIGSYS")(std::io::Error::from_raw_os_error(errno.errno())))
+}
+
+/// What the line calls the calling thread.
+pub(super) fn name_this_thread(kind: ThreadKind) {
+    KIND.set(kind);
+}
+
+/// `_sigsys` of `siginfo_t` (asm-generic/siginfo.h): behind three numbers and their padding are the address of the
+/// instruction, the call, and the architecture.
+#[repr(C)]
+struct SigsysInfo {
+    _signo_errno_code: [c_int; 4],
+    _address: u64,
+    number: c_int,
+    _arch: u32,
+}
+
+extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel gives a handler that is set with SA_SIGINFO a valid siginfo_t, which for SIGSYS has this shape and is
+    // larger; nobody else has it.
+    let number = unsafe { (*info.cast::<SigsysInfo>()).number };
+    let mut line = Line::default();
+    line.add("wideleaf: the sandbox ends the guest: ");
+    line.add(KIND.try_with(Cell::get).unwrap_or(ThreadKind::Process).name());
+    line.add(" made the system call ");
+    let name = NAMES.iter().find(|(of, _)| *of == libc::c_long::from(number));
+    line.add(name.map_or("", |(_, name)| name));
+    line.add(if name.is_some() { " (" } else { "" });
+    line.add_number(number.unsigned_abs());
+    line.add(if name.is_some() { ")" } else { "" });
+    line.add(" as it never may; report it where the guest is to be trusted, and --no-sandbox runs it without\n");
+    // SAFETY: the bytes are on this stack and as many as said. What is written, and whether, makes no difference to what follows.
+    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
+    // SIGSYS is blocked while its handler runs, so that this forbidden call is the end.
+    // SAFETY: a call without arguments that no list has; it is never made.
+    unsafe { libc::syscall(libc::SYS_vhangup) };
+    // Where there is no filter in force, somebody else sent the signal: it ends the process like any other.
+    // SAFETY: ends the process, running nothing of it.
+    unsafe { libc::_exit(128 + libc::SIGSYS) };
+}
+
+/// A line of bounded length, on the stack. What does not fit is cut off.
+struct Line {
+    bytes: [u8; 256],
+    length: usize,
+}
+
+impl Default for Line {
+    fn default() -> Line {
+        Line { bytes: [0; 256], length: 0 }
+    }
+}
+
+impl Line {
+    fn add(&mut self, text: &str) {
+        for (place, byte) in self.bytes[self.length..].iter_mut().zip(text.bytes()) {
+            *place = byte;
+            self.length += 1;
+        }
+    }
+
+    fn add_number(&mut self, number: u32) {
+        let mut digits = [0; 10];
+        let mut left = number;
+        let mut first = digits.len();
+        while first == digits.len() || left > 0 {
+            first -= 1;
+            digits[first] = b'0' + (left % 10) as u8;
+            left /= 10;
+        }
+        self.add(std::str::from_utf8(&digits[first..]).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(number: u32) -> String {
+        let mut line = Line::default();
+        line.add("call ");
+        line.add_number(number);
+        String::from_utf8(line.bytes[..line.length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_number_has_all_its_digits() {
+        assert_eq!([line(0), line(59), line(u32::MAX)], ["call 0", "call 59", "call 4294967295"]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut_off() {
+        let mut line = Line::default();
+        (0..100).for_each(|_| line.add("words "));
+        assert_eq!(line.length, line.bytes.len());
+    }
+
+    #[test]
+    fn what_the_kernel_says_is_where_it_is_looked_for() {
+        // asm-generic/siginfo.h on 64 bits: the union begins at 16, and _syscall is behind an address.
+        assert_eq!(std::mem::offset_of!(SigsysInfo, number), 24);
+        assert!(size_of::<SigsysInfo>() <= size_of::<libc::siginfo_t>());
+    }
+}

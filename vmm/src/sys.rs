@@ -1,0 +1,10 @@
+//! The kernel's calls that devices need and no crate has as safe ones. With [`crate::kvm`] the only place of the crate that is `unsafe`.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`vectored`] | reads a file into pieces of guest RAM, and writes such pieces to one, at once |
+//! | [`tap`] | asks of `/dev/net/tun` |
+#![expect(unsafe_code, reason = "readv, writev and ioctl take raw pointers")]
+
+pub mod tap;
+pub mod vectored;

@@ -1,0 +1,290 @@
+//! What is forbidden in the sandbox is refused: each thing is tried, in a process of its own, from each kind of thread.
+//!
+//! ```text
+//!   test ─▶ this same program again, told what to try and as which thread ─▶ the sandbox, then the attempt
+//!     ▲                                                                        │
+//!     └── killed by SIGSYS and one line that names the call, or refused with EACCES, or a line that it succeeded
+//! ```
+//!
+//! The file is a program without the usual frame of tests: that one runs tests in threads, and a sandbox is entered by a process that
+//! has one. Names can be given as to any test; without a name all run.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![allow(unsafe_code, reason = "what is tried is what no safe function does")]
+
+use std::fs;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::ptr::{null, null_mut};
+
+use wideleaf_vmm::sandbox::{Sandbox, SandboxConfig, SandboxError, ThreadKind};
+
+/// What a child tries, and as whom: `NAME KIND`. Set for the child alone.
+const ATTEMPT: &str = "WIDELEAF_SANDBOX_ATTEMPT";
+/// What it says where nothing stopped it.
+const SUCCEEDED: &str = "succeeded";
+/// What it says where the kernel said no, and the process lives on.
+const REFUSED: &str = "refused";
+
+/// Threads of a run; all but the process itself, which is what starts them.
+fn threads() -> impl Iterator<Item = ThreadKind> {
+    ThreadKind::ALL.into_iter().filter(|kind| *kind != ThreadKind::Process)
+}
+
+/// How an attempt is to end.
+#[derive(Clone, Copy, PartialEq)]
+enum Ends {
+    /// The process dies, and the line names this call.
+    Killed(&'static str),
+    /// The call answers with an error.
+    Refused,
+    /// It is a part of that thread's work.
+    Works,
+}
+
+use Ends::{Killed, Refused, Works};
+
+/// What is tried: a name, the attempt (true: it worked), and how it ends for a kind of thread.
+type Attempt = (&'static str, fn() -> bool, fn(ThreadKind) -> Ends);
+
+fn is_ok(answer: libc::c_long) -> bool {
+    answer >= 0
+}
+
+fn raw(call: libc::c_long, arguments: [libc::c_long; 6]) -> bool {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: every call below is given numbers, null pointers, or literals that live for ever.
+    is_ok(unsafe { libc::syscall(call, a, b, c, d, e, f) })
+}
+
+fn map(protection: libc::c_int) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let address = unsafe { libc::mmap(null_mut(), 4096, protection, flags, -1, 0) };
+    address != libc::MAP_FAILED
+}
+
+fn make_executable() -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: as above.
+    let address = unsafe { libc::mmap(null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    // SAFETY: the page is ours, and nothing is in it.
+    unsafe { libc::mprotect(address, 4096, libc::PROT_READ | libc::PROT_EXEC) == 0 }
+}
+
+fn opens(path: &str) -> bool {
+    fs::File::open(path).is_ok()
+}
+
+const FORBIDDEN: &[Attempt] = &[
+    (
+        "run_another_program",
+        || raw(libc::SYS_execve, [c"/bin/true".as_ptr() as _, 0, 0, 0, 0, 0]),
+        |_| Killed("execve"),
+    ),
+    ("become_another_process", || raw(libc::SYS_fork, [0; 6]), |_| Killed("fork")),
+    ("start_a_process_by_clone", || raw(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0, 0, 0]), |_| Killed("clone")),
+    (
+        "start_a_process_by_clone3",
+        || raw(libc::SYS_clone3, [null::<u8>() as _, 0, 0, 0, 0, 0]),
+        |kind| if kind == ThreadKind::Manager { Refused } else { Killed("435") },
+    ),
+    ("trace_a_process", || raw(libc::SYS_ptrace, [libc::PTRACE_ATTACH.into(), 1, 0, 0, 0, 0]), |_| Killed("ptrace")),
+    ("read_another_process", || raw(libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0]), |_| Killed("process_vm_readv")),
+    ("signal_another_process", || raw(libc::SYS_kill, [1, 0, 0, 0, 0, 0]), |_| Killed("kill")),
+    ("signal_a_thread_of_another_process", || raw(libc::SYS_tgkill, [1, 1, 0, 0, 0, 0]), |_| Killed("tgkill")),
+    (
+        "make_a_socket_of_the_internet",
+        || raw(libc::SYS_socket, [libc::AF_INET.into(), libc::SOCK_STREAM.into(), 0, 0, 0, 0]),
+        |_| Killed("socket"),
+    ),
+    (
+        "make_a_socket_of_this_host",
+        || UnixStream::connect("/nobody-listens").is_err_and(|error| error.kind() == ErrorKind::NotFound),
+        |kind| if kind == ThreadKind::Status { Works } else { Killed("socket") },
+    ),
+    ("map_code", || map(libc::PROT_READ | libc::PROT_EXEC), |_| Killed("mmap")),
+    ("make_data_executable", make_executable, |_| Killed("mprotect")),
+    ("make_a_namespace", || raw(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0, 0, 0]), |_| Killed("unshare")),
+    ("mount", || raw(libc::SYS_mount, [0; 6]), |_| Killed("mount")),
+    ("change_the_user", || raw(libc::SYS_setuid, [0; 6]), |_| Killed("setuid")),
+    (
+        "handle_a_signal_anew",
+        || raw(libc::SYS_rt_sigaction, [libc::SIGSYS.into(), 0, 0, 8, 0, 0]),
+        |_| Killed("rt_sigaction"),
+    ),
+    ("submit_calls_through_a_ring", || raw(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0]), |_| Killed("io_uring_setup")),
+    ("load_a_program_into_the_kernel", || raw(libc::SYS_bpf, [0; 6]), |_| Killed("bpf")),
+    ("watch_the_kernel", || raw(libc::SYS_perf_event_open, [0, 0, -1, -1, 0, 0]), |_| Killed("perf_event_open")),
+    (
+        "type_into_a_terminal",
+        || raw(libc::SYS_ioctl, [0, libc::TIOCSTI as _, c"x".as_ptr() as _, 0, 0, 0]),
+        |_| Killed("ioctl"),
+    ),
+    (
+        "make_a_virtual_machine",
+        // KVM_CREATE_VM.
+        || raw(libc::SYS_ioctl, [0, 0xae01, 0, 0, 0, 0]),
+        |_| Killed("ioctl"),
+    ),
+    (
+        "run_a_vcpu",
+        // KVM_RUN, on standard input, which is no vCPU: only whether it may be asked is of interest.
+        || raw(libc::SYS_ioctl, [0, 0xae80, 0, 0, 0, 0]),
+        |kind| if kind == ThreadKind::Vcpu { Refused } else { Killed("ioctl") },
+    ),
+    (
+        "open_a_file_of_the_host",
+        || opens("/etc/passwd"),
+        |kind| if matches!(kind, ThreadKind::Io | ThreadKind::Console) { Killed("openat") } else { Refused },
+    ),
+    (
+        "open_the_memory_of_another_process",
+        || opens("/proc/1/mem") || opens("/proc/1/environ"),
+        |kind| if matches!(kind, ThreadKind::Io | ThreadKind::Console) { Killed("openat") } else { Refused },
+    ),
+    (
+        "make_a_file",
+        || fs::File::create("/tmp/wideleaf-sandbox-made").is_ok(),
+        |kind| match kind {
+            ThreadKind::Main | ThreadKind::Process => Refused,
+            _ => Killed("openat"),
+        },
+    ),
+    (
+        "change_a_setting_of_the_host",
+        || fs::OpenOptions::new().write(true).open("/sys/kernel/mm/transparent_hugepage/enabled").is_ok(),
+        |kind| match kind {
+            ThreadKind::Main | ThreadKind::Process => Refused,
+            _ => Killed("openat"),
+        },
+    ),
+    (
+        "read_what_the_manager_reads",
+        || opens("/proc/self/smaps") && opens("/proc/meminfo") && opens("/sys/kernel/mm/transparent_hugepage/enabled"),
+        |kind| if matches!(kind, ThreadKind::Io | ThreadKind::Console) { Killed("openat") } else { Works },
+    ),
+];
+
+fn config() -> SandboxConfig {
+    SandboxConfig {
+        daemon: Some("/nobody-listens".into()),
+        has_control_socket: true,
+        has_console: true,
+        ..SandboxConfig::default()
+    }
+}
+
+/// What a child is told that only says what it keeps.
+const KEPT: &str = "kept";
+
+/// The child: enters, and tries.
+fn child(said: &str) {
+    if said == KEPT {
+        let sandbox = Sandbox::plan(SandboxConfig { keeps_ptrace: true, ..config() }).unwrap();
+        let entered = sandbox.enter_process().unwrap();
+        return println!("{:?} {}", entered.kept, entered.layers.join(", "));
+    }
+    let (name, kind) = said.split_once(' ').unwrap();
+    let (_, attempt, _) = FORBIDDEN.iter().find(|(of, ..)| *of == name).unwrap();
+    let kind = threads().find(|of| format!("{of:?}") == kind).unwrap();
+    let sandbox = Sandbox::plan(config()).unwrap();
+    sandbox.enter_process().unwrap();
+    let attempt = || {
+        sandbox.enter_thread(kind).unwrap();
+        let answer = if attempt() { SUCCEEDED } else { REFUSED };
+        std::io::stdout().write_all(answer.as_bytes()).unwrap();
+    };
+    // As in a run: the main thread is the only one that is not started.
+    match kind {
+        ThreadKind::Main => attempt(),
+        _ => std::thread::scope(|scope| scope.spawn(attempt).join().unwrap()),
+    }
+}
+
+/// How an attempt ended: the signal, what it said on standard output, and on standard error.
+fn tried(name: &str, kind: ThreadKind) -> (Option<i32>, String, String) {
+    run_child(&format!("{name} {kind:?}"))
+}
+
+fn run_child(said: &str) -> (Option<i32>, String, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(ATTEMPT, said).env("RUST_BACKTRACE", "0");
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    (child.wait().unwrap().signal(), out, err)
+}
+
+fn each_kind_of_thread_is_stopped() {
+    for (name, _, ends) in FORBIDDEN {
+        for kind in threads() {
+            let (signal, out, err) = tried(name, kind);
+            match ends(kind) {
+                Killed(call) => {
+                    assert_eq!((signal, out.as_str()), (Some(libc::SIGSYS), ""), "{name} as {kind}: {err}");
+                    let words = format!("wideleaf: the sandbox ends the guest: {kind} made the system call {call} ");
+                    assert!(err.starts_with(&words) && err.lines().count() == 1, "{name} as {kind}: {err:?}");
+                }
+                Refused => assert_eq!((signal, out.as_str(), err.as_str()), (None, REFUSED, ""), "{name} as {kind}"),
+                Works => assert_eq!((signal, out.as_str(), err.as_str()), (None, SUCCEEDED, ""), "{name} as {kind}"),
+            }
+        }
+    }
+    assert!(!Path::new("/tmp/wideleaf-sandbox-made").exists());
+}
+
+/// That nothing of it is refused for another reason than the sandbox.
+fn without_a_sandbox_the_same_things_are_not_stopped() {
+    let harmless =
+        ["map_code", "make_data_executable", "make_a_socket_of_the_internet", "open_a_file_of_the_host", "make_a_file"];
+    for (name, attempt, _) in FORBIDDEN.iter().filter(|(name, ..)| harmless.contains(name)) {
+        assert!(attempt(), "{name}");
+    }
+    fs::remove_file("/tmp/wideleaf-sandbox-made").unwrap();
+}
+
+fn a_process_with_a_second_thread_does_not_enter() {
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(move || ended.recv());
+    let refused = Sandbox::plan(config()).unwrap().enter_process();
+    assert!(matches!(refused, Err(SandboxError::NotAlone(2))), "{refused:?}");
+    drop(end);
+    assert!(other.join().unwrap().is_err());
+}
+
+fn a_capability_that_is_kept_is_named_with_its_reason() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("skipped: only root has a capability to keep: run the test as root");
+    }
+    let (signal, out, err) = run_child(KEPT);
+    assert_eq!((signal, err.as_str()), (None, ""));
+    assert!(out.starts_with("[(CAP_SYS_PTRACE, \"userfaultfd(2) is opened"), "{out}");
+    assert!(out.contains("no capabilities but CAP_SYS_PTRACE"), "{out}");
+}
+
+/// A test: its name, and what it does.
+type Claim = (&'static str, fn());
+
+const CLAIMS: &[Claim] = &[
+    ("each_kind_of_thread_is_stopped", each_kind_of_thread_is_stopped),
+    ("without_a_sandbox_the_same_things_are_not_stopped", without_a_sandbox_the_same_things_are_not_stopped),
+    ("a_capability_that_is_kept_is_named_with_its_reason", a_capability_that_is_kept_is_named_with_its_reason),
+    ("a_process_with_a_second_thread_does_not_enter", a_process_with_a_second_thread_does_not_enter),
+];
+
+fn main() {
+    if let Ok(said) = std::env::var(ATTEMPT) {
+        return child(&said);
+    }
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    for (name, claim) in
+        CLAIMS.iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| name.contains(part)))
+    {
+        claim();
+        println!("test {name} ... ok");
+    }
+}
