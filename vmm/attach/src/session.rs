@@ -564,6 +564,7 @@ mod tests {
                 written: None,
                 zero: None,
                 guest_mapping,
+                given_back: 0,
             });
         }
         let ranges = window_ranges(&vm, Some(MappingStats { pages_4k: 7, pages_2m: 1, pages_1g: 0 }));

@@ -92,18 +92,23 @@ pub fn connect(socket: &Path) -> Result<UnixStream, ClientError> {
 /// # Errors
 /// As [`ask`].
 pub fn ask_over(stream: UnixStream, request: Request, timeout: Duration) -> Result<Answer, ClientError> {
-    let mut line = serde_json::to_vec(&Envelope::from(request)).map_err(io::Error::from)?;
+    let line = serde_json::to_vec(&Envelope::from(request)).map_err(io::Error::from)?;
+    match parse(&exchange(&stream, line, timeout)?)? {
+        Reply::Ok(answer) => Ok(*answer),
+        Reply::Error(text) => Err(ClientError::Refused(one_line(&text))),
+    }
+}
+
+/// Writes a line and reads one.
+pub(crate) fn exchange(mut stream: &UnixStream, mut line: Vec<u8>, timeout: Duration) -> Result<Vec<u8>, ClientError> {
     line.push(b'\n');
     stream.set_write_timeout(Some(timeout))?;
-    match (&stream).write_all(&line) {
+    match stream.write_all(&line) {
         // Who has closed already may have said why.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(silent_or_broken(error, timeout)),
         _ => {}
     }
-    match parse(&read_line(&stream, timeout)?)? {
-        Reply::Ok(answer) => Ok(*answer),
-        Reply::Error(text) => Err(ClientError::Refused(one_line(&text))),
-    }
+    read_line(stream, timeout)
 }
 
 /// What a line of the daemon says.

@@ -18,12 +18,12 @@ pub const LINE_BYTES_MAX: usize = 8 << 20;
 
 /// One line of a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Envelope {
-    /// [`VERSION`].
+pub struct Envelope<R = Request> {
+    /// [`VERSION`], or that of another protocol of lines.
     pub version: u32,
     /// What is wanted.
     #[serde(flatten)]
-    pub request: Request,
+    pub request: R,
 }
 
 impl From<Request> for Envelope {
@@ -206,9 +206,9 @@ pub enum SettingName {
 /// One line of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum Reply<A = Answer> {
     /// It was done.
-    Ok(Box<Answer>),
+    Ok(Box<A>),
     /// It was not: one line, what and why and what to do.
     Error(String),
 }

@@ -16,7 +16,7 @@
 //! | [`rooms`] | room in the hugetlb pools |
 //! | [`state`], [`carry`] | what outlives the daemon |
 //! | [`server`], [`peer`] | the control socket, and who may change things |
-//! | [`socket_file`] | whether somebody listens already, and who may connect |
+//! | [`listen_error`] | why it does not listen |
 //! | [`metrics`], [`usage`] | what is scraped, and what the daemon itself takes |
 //! | [`config`] | what an operator may say |
 //!
@@ -30,11 +30,11 @@ pub mod guarantee;
 pub mod guests;
 pub mod host;
 pub mod host_memory;
+pub mod listen_error;
 pub mod metrics;
 pub mod peer;
 pub mod rooms;
 pub mod server;
 pub mod share;
-pub mod socket_file;
 pub mod state;
 pub mod usage;

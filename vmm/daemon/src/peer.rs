@@ -1,34 +1,10 @@
 //! Who is at the other end of a connection, and what they may do. Who may connect at all is a matter of the socket's mode and group;
 //! whoever may, may read. Changing things is for root, for the user that the daemon runs as, and for the configured group.
 
-use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+pub use wideleaf_control::peer::Peer;
 use wideleaf_control::protocol::Request;
-
-/// As the kernel saw them when they connected (unix(7), `SO_PEERCRED`): nobody can claim to be another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Process.
-    pub pid: u32,
-    /// User.
-    pub uid: u32,
-    /// First group.
-    pub gid: u32,
-}
-
-impl Peer {
-    /// Of a connection.
-    ///
-    /// # Errors
-    /// The kernel's answer.
-    pub fn of(stream: &UnixStream) -> io::Result<Peer> {
-        let credentials = getsockopt(stream, PeerCredentials)?;
-        Ok(Peer { pid: credentials.pid() as u32, uid: credentials.uid(), gid: credentials.gid() })
-    }
-}
 
 /// Who may change things.
 #[derive(Clone, Debug)]
@@ -159,11 +135,5 @@ mod tests {
         let (_etc, access) = access(Some("nobody-has-it"));
         assert!(access.gid().expect_err("no such group").contains("groupadd --system nobody-has-it"));
         assert!(!access.may_change(peer(1000, 100)));
-    }
-
-    #[test]
-    fn the_other_end_of_a_pair_of_sockets_is_this_process() {
-        let (one, _other) = UnixStream::pair().expect("a pair of sockets");
-        assert_eq!(Peer::of(&one).expect("credentials").pid, std::process::id());
     }
 }

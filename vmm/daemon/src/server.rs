@@ -1,40 +1,19 @@
-//! The control socket: one thread that waits for all connections at once, and a few that answer (`answering.rs`).
-//!
-//! ```text
-//!              ┌────────────── one thread, poll(2) ──────────────┐   a line    ┌─ desk ─▶ lanes ─┐
-//!   clients ──▶│ accept · read a line · write a reply · time out │────────────▶│     answers     │
-//!              └─────────────────────────────────────────────────┘◀────────────└─────────────────┘
-//!                                                        a reply, and a byte to wake the thread
-//! ```
-//!
-//! Whatever a client sends or does not send, the others are served: a line has a bound, so has the time it may take, so has the number
-//! of connections. A client has one request under way at a time; what it sends meanwhile waits in the kernel's buffer.
+//! The control socket: connections are [`wideleaf_control::server`]'s, and a few threads answer (`answering.rs`).
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_control::protocol::{Reply, Request};
+use wideleaf_control::protocol::{Reply, Request, VERSION};
+use wideleaf_control::server::{self, Dialect, LineServer, Listening, Places};
+use wideleaf_control::socket_file::SocketFile;
 
 use crate::config::SocketConfig;
 use crate::peer::{Access, Peer};
-use crate::socket_file::SocketFile;
 
 mod answering;
-mod connection;
 
-pub use crate::socket_file::ListenError;
-use answering::Job;
-use connection::{Connection, Progress};
-pub use connection::{REQUEST_BYTES_MAX, decode};
+pub use crate::listen_error::ListenError;
+pub use wideleaf_control::server::{ConnectionId, REQUEST_BYTES_MAX};
 
 /// More clients than this are refused, in a line: an operator's host has one hook at a time, a dashboard or two, and a connection
 /// for each VM of ours.
@@ -43,19 +22,7 @@ pub const CONNECTIONS_MAX: usize = 64;
 /// So many more for root: libvirt's hook has to be heard, however many others are connected.
 const CONNECTIONS_OF_ROOT: usize = 8;
 
-/// After a connection that could not be taken, for want of file descriptors say.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-
-/// One connection, for as long as it lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(u64);
-
-impl ConnectionId {
-    /// The connection of that number.
-    pub const fn new(number: u64) -> ConnectionId {
-        ConnectionId(number)
-    }
-}
+const PLACES: Places = Places { of_all: CONNECTIONS_MAX, more_for_root: CONNECTIONS_OF_ROOT };
 
 /// Whoever knows the answers.
 pub trait Answers: Send + Sync + 'static {
@@ -68,27 +35,8 @@ pub trait Answers: Send + Sync + 'static {
 
 /// A server that runs.
 pub struct Server {
+    lines: LineServer,
     path: PathBuf,
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-struct Shared {
-    is_stopping: AtomicBool,
-    wake: UnixStream,
-}
-
-impl Shared {
-    /// A full buffer is as good as a byte: the thread will wake.
-    fn wake(&self) {
-        let _ = (&self.wake).write(&[0]);
-    }
-}
-
-struct Done {
-    connection: ConnectionId,
-    reply: Vec<u8>,
-    is_registration: bool,
 }
 
 impl Server {
@@ -98,179 +46,46 @@ impl Server {
     /// [`ListenError`], with who listens there if somebody does.
     pub fn start(config: &SocketConfig, access: &Access, answers: Arc<dyn Answers>) -> Result<Server, ListenError> {
         let gid = access.gid().map_err(ListenError::NoGroup)?;
-        let file = SocketFile { path: &config.path, mode: config.mode, gid, key: "socket.path" };
-        let listener = file.bind()?;
-        let at = |source| file.failed(source);
-        let (wake, woken) = UnixStream::pair().map_err(at)?;
-        for stream in [&wake, &woken] {
-            stream.set_nonblocking(true).map_err(at)?;
-        }
-        let shared = Arc::new(Shared { is_stopping: AtomicBool::new(false), wake });
-        let (jobs, queue) = channel();
-        let (finish, done) = channel();
-        let mut threads = answering::start(queue, &finish, &answers, &shared);
-        let shop = Shop { listener, woken, connections: BTreeMap::new(), next: 0, jobs, done, shared: shared.clone() };
-        threads.push(thread::spawn(move || shop.run()));
-        Ok(Server { path: config.path.clone(), shared, threads })
+        let file = SocketFile {
+            path: &config.path,
+            mode: config.mode,
+            gid,
+            makes_folder: true,
+            who: "another wideleafd",
+            remedy: "give this daemon another socket.path",
+        };
+        let listening = Listening::at(&file)?;
+        let lines = listening.serve(PLACES, || {}, |jobs, replies| answering::start(jobs, &replies, &answers));
+        Ok(Server { lines, path: config.path.clone() })
     }
 
     /// Ends all connections and removes the socket. A request that is under way is waited for.
     pub fn stop(self) {
-        self.shared.is_stopping.store(true, Ordering::Release);
-        self.shared.wake();
-        for thread in self.threads {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the control socket panicked");
-            }
-        }
+        self.lines.stop().iter().for_each(|problem| tracing::error!("{problem}"));
         if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!("{} stays: {error}", self.path.display());
+            tracing::error!("{} stays: {error}", self.path.display());
         }
     }
 }
 
-/// The thread that waits.
-struct Shop {
-    listener: UnixListener,
-    woken: UnixStream,
-    connections: BTreeMap<ConnectionId, Connection>,
-    next: u64,
-    jobs: Sender<Job>,
-    done: Receiver<Done>,
-    shared: Arc<Shared>,
-}
-
-impl Shop {
-    fn run(mut self) {
-        while !self.shared.is_stopping.load(Ordering::Acquire) {
-            let ready = match self.wait() {
-                Ok(ready) => ready,
-                Err(error) => {
-                    tracing::error!("the control socket is closed: {error}");
-                    break;
-                }
-            };
-            connection::drain(&self.woken);
-            self.take_replies();
-            if ready.listener {
-                self.accept();
-            }
-            for id in ready.connections {
-                self.serve(id);
-            }
-            self.time_out();
-        }
-        let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
-        open.into_iter().for_each(|id| self.close(id));
-    }
-
-    /// Sleeps until something can be done. A connection whose request is being answered is not looked at: that it was closed is
-    /// found when the reply is written, and until then it would wake us for nothing.
-    fn wait(&self) -> io::Result<Ready> {
-        let now = Instant::now();
-        let watched: Vec<(ConnectionId, &Connection, PollFlags)> = self
-            .connections
-            .iter()
-            .filter_map(|(id, connection)| Some((*id, connection, connection.interest()?)))
-            .collect();
-        let deadline = watched.iter().map(|(_, connection, _)| connection.deadline()).min();
-        let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
-            // Rounded up: a thread that wakes just before a deadline would wake again at once, and again.
-            let milliseconds = deadline.saturating_duration_since(now).as_millis() + 1;
-            PollTimeout::try_from(milliseconds.min(60_000) as i32).unwrap_or(PollTimeout::MAX)
-        });
-        let mut files = vec![
-            PollFd::new(self.woken.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
-        ];
-        files.extend(watched.iter().map(|(_, connection, interest)| PollFd::new(connection.as_fd(), *interest)));
-        match poll(&mut files, timeout) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let is_ready = |file: &PollFd<'_>| file.any().unwrap_or(false);
-        let ready =
-            watched.iter().zip(&files[2..]).filter(|(_, file)| is_ready(file)).map(|((id, ..), _)| *id).collect();
-        Ok(Ready { listener: is_ready(&files[1]), connections: ready })
-    }
-
-    fn take_replies(&mut self) {
-        while let Ok(Done { connection: id, reply, is_registration }) = self.done.try_recv() {
-            let Some(connection) = self.connections.get_mut(&id) else { continue };
-            connection.reply(reply, is_registration);
-            self.serve(id);
-        }
-    }
-
-    fn accept(&mut self) {
-        let stream = match self.listener.accept() {
-            Ok((stream, _)) => stream,
-            // It stays in the queue, and poll(2) returns at once: without a pause this would take all of a core.
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return thread::sleep(ACCEPT_PAUSE),
-            Err(_) => return,
-        };
-        let Ok(peer) = Peer::of(&stream).and_then(|peer| stream.set_nonblocking(true).map(|()| peer)) else { return };
-        let mut connection = Connection::new(stream, peer);
-        let places = places_for(peer.uid);
-        if self.connections.len() >= places {
-            connection.refuse(&format!("{places} connections are open, and no more are taken: try again later"));
-            let _ = connection.advance();
-            return;
-        }
-        let id = ConnectionId(self.next);
-        self.next += 1;
-        self.connections.insert(id, connection);
-    }
-
-    /// Reads or writes what can be without waiting.
-    fn serve(&mut self, id: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        match connection.advance() {
-            Progress::Waiting => {}
-            Progress::Line(line) => {
-                let job = Job::Line { connection: id, peer: connection.peer(), line };
-                if self.jobs.send(job).is_err() {
-                    self.close(id);
-                }
-            }
-            Progress::Closed => self.close(id),
-        }
-    }
-
-    fn time_out(&mut self) {
-        let now = Instant::now();
-        let is_late = |connection: &Connection| connection.interest().is_some() && connection.deadline() <= now;
-        let late: Vec<ConnectionId> =
-            self.connections.iter().filter(|(_, connection)| is_late(connection)).map(|(id, _)| *id).collect();
-        late.into_iter().for_each(|id| self.close(id));
-    }
-
-    fn close(&mut self, id: ConnectionId) {
-        if self.connections.remove(&id).is_some() {
-            // Nobody hears it who has ended.
-            let _ = self.jobs.send(Job::Closed(id));
-        }
-    }
-}
-
-/// How many connections there may be when this user's is taken.
-fn places_for(uid: u32) -> usize {
-    if uid == 0 { CONNECTIONS_MAX + CONNECTIONS_OF_ROOT } else { CONNECTIONS_MAX }
-}
-
-/// What can be done without waiting.
-struct Ready {
-    listener: bool,
-    connections: Vec<ConnectionId>,
+/// What a line asks.
+///
+/// # Errors
+/// One line: it is of another version, or none of ours.
+pub fn decode(line: &[u8]) -> Result<Request, String> {
+    server::decode(line, Dialect { who: "this wideleafd", version: VERSION })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, BufReader, Read};
+    use std::io::{self, BufRead, BufReader, Read, Write};
     use std::net::Shutdown;
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
     use std::sync::Mutex;
+    use std::thread;
+    use std::time::Duration;
 
     use proptest::prelude::*;
     use wideleaf_control::protocol::Answer;
@@ -415,7 +230,7 @@ mod tests {
     #[test]
     fn one_connection_too_many_is_told_so() {
         let bench = Bench::new();
-        let places = places_for(nix::unistd::geteuid().as_raw());
+        let places = PLACES.of(nix::unistd::geteuid().as_raw());
         let mut streams: Vec<UnixStream> = (0..places).map(|_| bench.connect()).collect();
         assert_eq!(ask(&streams[places - 1], LIST), NO_VMS); // all are accepted by now
         let mut reply = String::new();

@@ -6,10 +6,11 @@ use std::thread;
 
 use proptest::prelude::*;
 use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, SettingName, Target};
-use wideleaf_control::view::{Care as CareView, Guarantee};
+use wideleaf_control::view::{Care as CareView, Guarantee, Vmm, WorkView};
 use wideleaf_policies::units::{gib, mib};
 
 use super::*;
+use crate::guests::Found;
 use crate::guests::fake::{FakeGuests, monitor_of};
 use crate::peer::{Access, Peer};
 use crate::rooms::{FakePool, FakePools};
@@ -127,6 +128,26 @@ fn info(vm: &str) -> Request {
 
 fn work(copied: Bytes) -> WorkView {
     WorkView { copied: copied.get(), ..WorkView::default() }
+}
+
+fn prepare(uuid: &str, pages: u64) -> Request {
+    prepare_domain("web", uuid, pages)
+}
+
+fn prepare_domain(domain: &str, uuid: &str, pages: u64) -> Request {
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None }];
+    Request::Prepare { domain: domain.into(), uuid: uuid.into(), pages }
+}
+
+fn release(uuid: &str) -> Request {
+    Request::Release { domain: "web".into(), uuid: uuid.into() }
+}
+
+fn own_view(pid: u32) -> Box<VmView> {
+    let guests = FakeGuests::default();
+    let found = guests.start(pid, "ours");
+    let view = guests.look(&Found { vmm: Vmm::Wideleaf, ..guests.guest(found.pid).found });
+    Box::new(view.expect("it runs"))
 }
 
 #[test]
@@ -268,55 +289,6 @@ fn what_was_said_of_a_guest_counts_more_than_its_metadata_when_libvirtd_is_resta
     bench.set("web", "off").expect("it is managed");
     bench.ask(started(10, "web", Some("greedy"))).expect("it is told again");
     assert_eq!(bench.list()[0].policy.as_deref(), Some("off"));
-}
-
-#[test]
-fn who_only_calls_itself_like_a_domain_gets_neither_its_room_nor_its_settings() {
-    let bench = Bench::new("[attach]\nautomatic = [\"web\"]\n[[vm]]\nname = \"web\"\npolicy = \"greedy\"");
-    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
-    bench.guests.start(10, "web"); // and has that UUID
-    bench.guests.change(10, |guest| guest.found.is_name_anothers = true);
-    bench.scout();
-    assert!(bench.managed().is_empty(), "the pattern is for the domain");
-    bench.attach(10).expect("it runs");
-    assert_eq!(bench.list()[0].policy.as_deref(), Some("auto"), "so is the rule");
-    assert!(!bench.state().rooms[0].has_started, "and the room");
-    bench.guests.start_domain(11, "web");
-    bench.ask(started(11, "web", None)).expect("it runs");
-    assert!(bench.set("web", "off").expect_err("which?").contains("name one by its process id (10, 11)"));
-    assert_eq!(bench.list()[1].policy.as_deref(), Some("greedy"));
-    bench.scout();
-    assert!(bench.state().rooms[0].has_started);
-    bench.guests.change(10, |guest| guest.has_ended = true);
-    bench.tick_at(1);
-    assert_eq!(bench.pools.now().growth_left, 40, "its end is not that of the domain");
-}
-
-#[test]
-fn a_room_is_that_of_the_process_that_the_hook_tells() {
-    let bench = Bench::new("[attach]\nautomatic = \"none\"");
-    bench.guests.start(10, "web");
-    bench.ask(prepare("u-web", 60)).expect("there is room");
-    bench.ask(started(10, "web", None)).expect("it runs");
-    assert!(bench.managed().is_empty());
-    let Ok(Answer::Rooms(rooms)) = bench.ask(Request::Rooms) else { panic!("rooms are asked for") };
-    assert_eq!((rooms.len(), rooms[0].has_started, rooms[0].kept(2 << 20, None)), (1, true, 0));
-    bench.scout();
-    assert_eq!(bench.pools.now().growth_left, 40);
-    bench.guests.change(10, |guest| guest.has_ended = true);
-    bench.scout();
-    assert_eq!(bench.pools.now().growth_left, 100);
-}
-
-#[test]
-fn the_state_file_tells_of_rooms_what_the_daemon_tells() {
-    let bench = Bench::new("");
-    bench.ask(prepare("u", 60)).expect("there is room");
-    let Ok(Answer::Rooms(rooms)) = bench.ask(Request::Rooms) else { panic!("rooms are asked for") };
-    let file = std::fs::read(state_path(bench.folder.path())).expect("it is saved");
-    let file: serde_json::Value = serde_json::from_slice(&file).expect("JSON");
-    let read: Vec<wideleaf_control::protocol::RoomView> = serde_json::from_value(file["rooms"].clone()).expect("rooms");
-    assert_eq!((read, rooms[0].kept(2 << 20, Some(3)), rooms[0].kept(1 << 30, None)), (rooms.clone(), 60, 0));
 }
 
 #[test]
@@ -606,29 +578,6 @@ fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
     assert!(told() > mib(90) && told() <= mib(100), "half of 200 MiB, and not of 100: {}", told());
 }
 
-#[test]
-fn a_domain_that_starts_while_the_scout_is_at_another_keeps_its_room() {
-    let bench = Bench::new("[attach]\nautomatic = [\"slow\"]");
-    bench.guests.start(10, "slow");
-    let busy = bench.guests.guest(10).busy;
-    let attaching = busy.lock().expect("nobody panicked");
-    thread::scope(|scope| {
-        let scouting = scope.spawn(|| bench.engine.scout());
-        while bench.engine.table().being_attached.is_empty() {
-            thread::yield_now();
-        }
-        bench.ask(prepare("u-web", 60)).expect("there is room");
-        bench.guests.start_domain(11, "web");
-        bench.ask(started(11, "web", None)).expect("it runs");
-        drop(attaching);
-        scouting.join().expect("it does not panic").expect("its guests are seen");
-    });
-    assert_eq!((bench.state().rooms.len(), bench.pools.now().growth_left), (1, 40));
-    bench.guests.change(11, |guest| guest.has_ended = true);
-    bench.scout();
-    assert_eq!((bench.state().rooms.len(), bench.pools.now().growth_left), (0, 100));
-}
-
 /// Metadata that take another monitor than none.
 fn started_with_monitor(pid: u32, domain: &str, policy: &str) -> Request {
     let settings = Settings { policy: Some(policy.into()), qmp: Some(monitor_of(domain)), ..Settings::default() };
@@ -672,115 +621,8 @@ fn metadata_that_can_not_hold_leave_a_guest_as_it_was() {
 }
 
 mod killed;
-
-fn prepare(uuid: &str, pages: u64) -> Request {
-    prepare_domain("web", uuid, pages)
-}
-
-fn prepare_domain(domain: &str, uuid: &str, pages: u64) -> Request {
-    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None }];
-    Request::Prepare { domain: domain.into(), uuid: uuid.into(), pages }
-}
-
-fn release(uuid: &str) -> Request {
-    Request::Release { domain: "web".into(), uuid: uuid.into() }
-}
-
-#[test]
-fn room_for_a_domain_is_made_once_and_goes_back_when_it_is_released() {
-    let bench = Bench::new("");
-    for _ in 0..2 {
-        assert_eq!(bench.ask(prepare("u", 60)), Ok(Answer::Done));
-        assert_eq!(bench.pools.now().growth_left, 40);
-    }
-    assert_eq!(bench.ask(prepare("v", 60)), Err("no room for web: 60 pages are missing, 40 can be made".into()));
-    assert_eq!(bench.ask(release("u")), Ok(Answer::Done));
-    assert_eq!(bench.ask(release("u")), Ok(Answer::Done)); // it has none any more
-    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (100, 0));
-}
-
-#[test]
-fn room_goes_back_when_its_vm_ends_without_a_word() {
-    let bench = Bench::new("");
-    bench.guests.start_domain(10, "web");
-    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
-    bench.attach(10).expect("it runs");
-    bench.guests.change(10, |guest| guest.has_ended = true);
-    bench.tick_at(1);
-    assert_eq!(bench.pools.now().growth_left, 100);
-}
-
-#[test]
-fn room_of_a_detached_vm_stays_until_it_ends() {
-    let bench = Bench::new("");
-    bench.guests.start_domain(10, "web");
-    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
-    bench.attach(10).expect("it runs");
-    bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
-    bench.scout();
-    assert_eq!(bench.pools.now().growth_left, 40);
-    bench.guests.change(10, |guest| guest.has_ended = true);
-    bench.scout();
-    assert_eq!(bench.pools.now().growth_left, 100);
-}
-
-#[test]
-fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the_others() {
-    let bench = Bench::new("");
-    for (pid, name, pages) in [(10, "stays", 10), (11, "goes", 20)] {
-        bench.guests.start_domain(pid, name);
-        bench.ask(prepare_domain(name, &format!("u-{pid}"), pages)).expect("there is room");
-    }
-    bench.ask(prepare("starting", 40)).expect("there is room");
-    bench.scout();
-    assert_eq!(bench.pools.now().growth_left, 30);
-    bench.guests.change(11, |guest| guest.has_ended = true);
-    let bench = bench.restarted();
-    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (50, 2));
-}
-
-#[test]
-fn room_for_the_next_start_of_a_domain_is_kept_when_its_last_process_ends() {
-    let bench = Bench::new("");
-    bench.guests.start_domain(10, "web");
-    bench.attach(10).expect("it runs");
-    bench.guests.change(10, |guest| guest.has_ended = true);
-    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
-    bench.tick_at(1);
-    assert_eq!((bench.managed().len(), bench.pools.now().growth_left), (0, 40));
-}
-
-#[test]
-fn room_that_can_not_be_given_back_at_once_is_given_back_later() {
-    let bench = Bench::new("");
-    bench.ask(prepare("u", 60)).expect("there is room");
-    bench.pools.set_free(0); // somebody took its pages
-    bench.ask(release("u")).expect("it is tried");
-    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (40, 1));
-    bench.pools.set_free(60);
-    bench.scout();
-    assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (100, 0));
-}
-
-#[test]
-fn where_processes_can_not_be_seen_nothing_is_given_back_or_forgotten() {
-    let bench = Bench::new("");
-    bench.guests.start_domain(10, "web");
-    bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
-    bench.attach(10).expect("it runs");
-    bench.guests.hide(true);
-    assert_eq!(bench.engine.scout(), Err("cannot list processes".into()));
-    assert_eq!(bench.engine.resume(), Err("cannot list processes".into()));
-    assert_eq!((bench.managed().len(), bench.pools.now().growth_left), (1, 40));
-}
-
-#[test]
-fn a_domain_leaves_the_host_the_memory_that_it_is_to_keep() {
-    let bench = Bench::new("[host]\nlow_free = \"1G\"");
-    bench.available.store((gib(1) + mib(100)).get(), Ordering::Relaxed);
-    assert!(bench.ask(prepare("u", 51)).expect_err("102 MiB").contains("100 MiB are above host.low_free"));
-    assert_eq!(bench.ask(prepare("u", 50)), Ok(Answer::Done));
-}
+mod registered;
+mod rooms;
 
 #[test]
 fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing_the_rest() {
@@ -810,54 +652,6 @@ fn what_is_unset_is_as_the_configuration_says_now_or_from_the_next_attaching_on(
     assert_eq!(bench.state().guests[0].said, Settings::default());
     let bench = bench.restarted();
     assert_eq!(bench.guests.guest(10).qmp, None);
-}
-
-fn own_view(pid: u32) -> Box<VmView> {
-    let guests = FakeGuests::default();
-    let found = guests.start(pid, "ours");
-    let view = guests.look(&Found { vmm: Vmm::Wideleaf, ..guests.guest(found.pid).found });
-    Box::new(view.expect("it runs"))
-}
-
-fn limits(answer: Result<Answer, String>) -> Limits {
-    let Ok(Answer::Limits(limits)) = answer else { panic!("{answer:?}") };
-    limits
-}
-
-#[test]
-fn a_vm_of_ours_is_listed_limited_and_forgotten_with_its_connection() {
-    let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"");
-    let first = limits(bench.ask(Request::Register { vm: own_view(1) }));
-    assert_eq!((first.copy_per_second, first.policy), (mib(1600).get(), None));
-    bench.guests.start_domain(10, "web");
-    bench.attach(10).expect("it runs");
-    assert_eq!(bench.managed(), ["ours", "web"]);
-    let second = limits(bench.ask(Request::Status { vm: own_view(1) }));
-    assert_eq!(second.copy_per_second, mib(800).get());
-    bench.set("ours", "greedy").expect("it is managed");
-    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).policy.as_deref(), Some("greedy"));
-    assert!(bench.ask(Request::Detach { vm: "ours".into() }).expect_err("it is its own").contains("policy=off"));
-    bench.service.closed(HERE);
-    assert_eq!(bench.managed(), ["web"]);
-    assert_eq!(bench.ask(Request::Status { vm: own_view(1) }), Err("register first".into()));
-}
-
-#[test]
-fn a_vm_of_ours_copies_nothing_while_the_host_is_short() {
-    let bench = Bench::new("");
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
-    bench.available.store(0, Ordering::Relaxed);
-    bench.tick_at(1);
-    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).copy_per_second, 0);
-}
-
-#[test]
-fn nobody_registers_the_vm_of_another_process() {
-    let bench = Bench::new("");
-    let error = bench.ask(Request::Register { vm: own_view(77) }).expect_err("we are process 1 here");
-    assert_eq!(error, "process 1 can not register a VM of process 77");
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
-    assert!(bench.ask(Request::Register { vm: own_view(1) }).expect_err("twice").contains("managed already"));
 }
 
 #[test]

@@ -24,7 +24,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::exchange::{Exchange, Page, Progress, Socket};
 use super::{Scrape, text};
 use crate::config::{Listen, MetricsConfig};
-use crate::socket_file::{ListenError, SocketFile};
+use crate::listen_error::ListenError;
+use wideleaf_control::socket_file::SocketFile;
 
 /// A Prometheus or two, and somebody who looks by hand; the rest is for those who open connections and say nothing.
 pub(super) const CONNECTIONS_MAX: usize = 32;
@@ -64,9 +65,16 @@ impl MetricsServer {
                 started.map(Some).map_err(|source| ListenError::Metrics { address: *address, source })
             }
             Listen::Unix(path) => {
-                let file = SocketFile { path, mode: config.mode, gid: None, key: "metrics.listen" };
+                let file = SocketFile {
+                    path,
+                    mode: config.mode,
+                    gid: None,
+                    makes_folder: true,
+                    who: "another wideleafd",
+                    remedy: "give this daemon another metrics.listen",
+                };
                 let started = MetricsServer::serve(Listener::Unix(file.bind()?), listen, None, scrape);
-                started.map(Some).map_err(|source| file.failed(source))
+                started.map(Some).map_err(|source| file.failed(source).into())
             }
         }
     }

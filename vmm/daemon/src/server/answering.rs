@@ -11,33 +11,19 @@
 //! because something hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use wideleaf_control::protocol::{Reply, Request};
 
-use super::{Answers, ConnectionId, Done, Shared, connection, decode};
+use wideleaf_control::server::{Job, Replies};
+
+use super::{Answers, ConnectionId, decode};
 use crate::peer::Peer;
 
 /// Of each lane. One that waits holds up one more of its kind and no others; each more costs the daemon a stack.
 const THREADS_PER_LANE: usize = 2;
-
-/// What the thread that waits has for the desk.
-pub(super) enum Job {
-    /// A line of a client's.
-    Line {
-        /// Whose.
-        connection: ConnectionId,
-        /// Who that is.
-        peer: Peer,
-        /// Without its end.
-        line: Vec<u8>,
-    },
-    /// A client has gone.
-    Closed(ConnectionId),
-}
 
 /// A request that is handed on.
 struct Task {
@@ -78,13 +64,8 @@ fn lane(request: &Request) -> Lane {
 }
 
 /// Starts the threads. They end once nobody can send a job any more.
-pub(super) fn start(
-    jobs: Receiver<Job>,
-    finish: &Sender<Done>,
-    answers: &Arc<dyn Answers>,
-    shared: &Arc<Shared>,
-) -> Vec<JoinHandle<()>> {
-    let clerk = || Clerk { finish: finish.clone(), answers: answers.clone(), shared: shared.clone() };
+pub(super) fn start(jobs: Receiver<Job>, replies: &Replies, answers: &Arc<dyn Answers>) -> Vec<JoinHandle<()>> {
+    let clerk = || Clerk { replies: replies.clone(), answers: answers.clone() };
     let mut threads = Vec::new();
     let queues = LANES.map(|_| {
         let (tasks, queue) = channel();
@@ -102,9 +83,8 @@ pub(super) fn start(
 
 /// One thread that answers.
 struct Clerk {
-    finish: Sender<Done>,
+    replies: Replies,
     answers: Arc<dyn Answers>,
-    shared: Arc<Shared>,
 }
 
 impl Clerk {
@@ -115,7 +95,7 @@ impl Clerk {
                 Job::Closed(connection) => self.answers.closed(connection),
                 Job::Line { connection, peer, line } => match decode(&line) {
                     Ok(request) => self.hand_on(Task { connection, peer, request }, queues),
-                    Err(why) => self.reply(connection, &Reply::Error(why), false),
+                    Err(why) => self.replies.send(connection, &Reply::<()>::Error(why), false),
                 },
             }
         }
@@ -134,7 +114,7 @@ impl Clerk {
         loop {
             let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok(task) = task else { return };
-            if self.shared.is_stopping.load(Ordering::Acquire) {
+            if self.replies.is_stopping() {
                 return; // what still waits has no connection any more
             }
             self.answer(task);
@@ -150,12 +130,6 @@ impl Clerk {
             Reply::Error("wideleafd made a mistake, please report it: the words are in its log".to_owned())
         });
         let is_registration = is_registration && matches!(reply, Reply::Ok(_));
-        self.reply(connection, &reply, is_registration);
-    }
-
-    /// Nobody hears it once the server is stopping.
-    fn reply(&self, connection: ConnectionId, reply: &Reply, is_registration: bool) {
-        let _ = self.finish.send(Done { connection, reply: connection::encode(reply), is_registration });
-        self.shared.wake();
+        self.replies.send(connection, &reply, is_registration);
     }
 }

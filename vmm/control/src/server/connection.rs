@@ -14,11 +14,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
-use serde::Deserialize;
-use wideleaf_control::client::one_line;
-use wideleaf_control::protocol::{Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
+use crate::client::one_line;
 use crate::peer::Peer;
+use crate::protocol::{Envelope, LINE_BYTES_MAX, Reply};
 
 /// No request is longer: the longest is a VM's view, some 100 KiB for a VM of a thousand pieces of RAM. (What the daemon replies
 /// may be longer, a map of windows for one.)
@@ -110,7 +111,7 @@ impl Connection {
 
     /// The last it is told.
     pub(super) fn refuse(&mut self, why: &str) {
-        let reply = encode(&Reply::Error(why.to_owned()));
+        let reply = encode(&Reply::<()>::Error(why.to_owned()));
         self.enter(Phase::Writing { reply, written: 0, is_last: true });
     }
 
@@ -203,9 +204,9 @@ pub(super) fn drain(mut woken: &UnixStream) {
 }
 
 /// A reply as its line. What is refused is told in one line, whatever of the client's words is in it.
-pub(super) fn encode(reply: &Reply) -> Vec<u8> {
+pub(super) fn encode<A: Serialize>(reply: &Reply<A>) -> Vec<u8> {
     let line = match reply {
-        Reply::Error(why) => serde_json::to_vec(&Reply::Error(one_line(why))),
+        Reply::Error(why) => serde_json::to_vec(&Reply::<()>::Error(one_line(why))),
         reply => serde_json::to_vec(reply),
     };
     let line = line.ok().filter(|line| line.len() < LINE_BYTES_MAX);
@@ -220,19 +221,29 @@ struct Version {
     version: u32,
 }
 
+/// A protocol of lines: who speaks it, in which version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    /// Who answers, in words.
+    pub who: &'static str,
+    /// The only version that is answered.
+    pub version: u32,
+}
+
 /// What a line asks.
 ///
 /// # Errors
 /// One line: it is of another version, or none of ours.
-pub fn decode(line: &[u8]) -> Result<Request, String> {
+pub fn decode<R: DeserializeOwned>(line: &[u8], dialect: Dialect) -> Result<R, String> {
+    let Dialect { who, version: ours } = dialect;
     let Version { version } = serde_json::from_slice(line).map_err(|error| {
-        format!("this is no request: {}; a line is {{\"version\":{VERSION},\"request\":…}}", words(&error))
+        format!("this is no request: {}; a line is {{\"version\":{ours},\"request\":…}}", words(&error))
     })?;
-    if version != VERSION {
-        return Err(format!("this wideleafd speaks version {VERSION}, not {version}: use the wideleaf of its release"));
+    if version != ours {
+        return Err(format!("{who} speaks version {ours}, not {version}: use the wideleaf of its release"));
     }
-    let envelope: Envelope = serde_json::from_slice(line)
-        .map_err(|error| format!("this is no request of version {VERSION}: {}", words(&error)))?;
+    let envelope: Envelope<R> = serde_json::from_slice(line)
+        .map_err(|error| format!("this is no request of version {ours}: {}", words(&error)))?;
     Ok(envelope.request)
 }
 
@@ -244,7 +255,10 @@ fn words(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::{Request, VERSION};
     use proptest::prelude::*;
+
+    const DAEMON: Dialect = Dialect { who: "this wideleafd", version: VERSION };
 
     #[test]
     fn a_line_in_pieces_is_one_line_and_two_lines_are_two() {
@@ -276,16 +290,17 @@ mod tests {
 
     #[test]
     fn a_reason_is_one_line_whatever_it_repeats() {
-        let why = decode(br#"{"version":1,"request":"a\nb\u001b[2J"}"#).expect_err("there is no such request");
+        let why = decode::<Request>(br#"{"version":1,"request":"a\nb\u001b[2J"}"#, DAEMON)
+            .expect_err("there is no such request");
         assert!(why.contains("`a b [2J`") && !why.contains(char::is_control), "{why:?}");
-        let reply = encode(&Reply::Error("there is no VM a\nb".to_owned()));
+        let reply = encode(&Reply::<()>::Error("there is no VM a\nb".to_owned()));
         assert_eq!(reply, b"{\"error\":\"there is no VM a b\"}\n");
     }
 
     proptest! {
         #[test]
         fn any_line_is_a_request_or_a_reason(line in proptest::collection::vec(any::<u8>(), 0..400)) {
-            prop_assert!(!decode(&line).is_err_and(|why| why.contains('\n')));
+            prop_assert!(!decode::<Request>(&line, DAEMON).is_err_and(|why| why.contains('\n')));
         }
     }
 }

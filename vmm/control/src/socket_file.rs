@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,43 +10,34 @@ use crate::peer::Peer;
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// Another daemon has it.
-    #[error("another wideleafd (pid {pid}) is listening at {}: stop it first, or give this daemon another {key}", path.display())]
+pub enum SocketFileError {
+    /// Somebody listens there.
+    #[error("{who} (pid {pid}) is listening at {}: stop it first, or {remedy}", path.display())]
     Taken {
+        /// What listens there, most likely.
+        who: &'static str,
         /// The other.
         pid: u32,
         /// Of the socket.
         path: PathBuf,
-        /// What the configuration calls it.
-        key: &'static str,
+        /// How to have another place.
+        remedy: &'static str,
     },
     /// There is something else.
-    #[error("{} is no socket: move it away, or give this daemon another {key}", path.display())]
+    #[error("{} is no socket: move it away, or {remedy}", path.display())]
     NoSocket {
         /// Which.
         path: PathBuf,
-        /// What the configuration calls it.
-        key: &'static str,
+        /// How to have another place.
+        remedy: &'static str,
     },
-    /// The group does not exist.
-    #[error("{0}")]
-    NoGroup(String),
     /// The kernel refused.
-    #[error("cannot listen at {}: {source}; give this daemon another {key}", path.display())]
+    #[error("cannot listen at {}: {source}; {remedy}", path.display())]
     Socket {
         /// Where.
         path: PathBuf,
-        /// What the configuration calls it.
-        key: &'static str,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// The kernel refused.
-    #[error("cannot serve metrics at {address}: {source}; give metrics.listen another address, or \"off\"")]
-    Metrics {
-        /// Where.
-        address: SocketAddr,
+        /// How to have another place.
+        remedy: &'static str,
         /// The kernel's answer.
         source: io::Error,
     },
@@ -55,14 +45,19 @@ pub enum ListenError {
 
 /// A socket that is about to be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SocketFile<'a> {
-    pub(crate) path: &'a Path,
+pub struct SocketFile<'a> {
+    /// Where.
+    pub path: &'a Path,
     /// Permission bits.
-    pub(crate) mode: u32,
+    pub mode: u32,
     /// Its group; `None`: this process's.
-    pub(crate) gid: Option<u32>,
-    /// What the configuration calls the path.
-    pub(crate) key: &'static str,
+    pub gid: Option<u32>,
+    /// Whether its folder is made where there is none.
+    pub makes_folder: bool,
+    /// What listens there already if somebody does, in words.
+    pub who: &'static str,
+    /// How to have another place, in words.
+    pub remedy: &'static str,
 }
 
 impl SocketFile<'_> {
@@ -70,11 +65,14 @@ impl SocketFile<'_> {
     ///
     /// Until its mode is set, the new file has what the umask leaves, which for a service is no write permission for others, and writing is
     /// what connecting takes (unix(7)).
-    pub(crate) fn bind(&self) -> Result<UnixListener, ListenError> {
+    ///
+    /// # Errors
+    /// [`SocketFileError`], with who listens there if somebody does.
+    pub fn bind(&self) -> Result<UnixListener, SocketFileError> {
         let SocketFile { path, mode, gid, .. } = *self;
         self.clear()?;
         let at = |source| self.failed(source);
-        if let Some(folder) = path.parent() {
+        if let Some(folder) = path.parent().filter(|_| self.makes_folder) {
             fs::create_dir_all(folder).map_err(at)?;
         }
         let listener = UnixListener::bind(path).map_err(at)?;
@@ -85,18 +83,18 @@ impl SocketFile<'_> {
     }
 
     /// The kernel's answer, with where that was.
-    pub(crate) fn failed(&self, source: io::Error) -> ListenError {
-        ListenError::Socket { path: self.path.to_owned(), key: self.key, source }
+    pub fn failed(&self, source: io::Error) -> SocketFileError {
+        SocketFileError::Socket { path: self.path.to_owned(), remedy: self.remedy, source }
     }
 
     /// Removes a socket that nobody listens at.
-    fn clear(&self) -> Result<(), ListenError> {
-        let SocketFile { path, key, .. } = *self;
+    fn clear(&self) -> Result<(), SocketFileError> {
+        let SocketFile { path, who, remedy, .. } = *self;
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.failed(error)),
             Ok(metadata) if !metadata.file_type().is_socket() => {
-                return Err(ListenError::NoSocket { path: path.to_owned(), key });
+                return Err(SocketFileError::NoSocket { path: path.to_owned(), remedy });
             }
             Ok(_) => {}
         }
@@ -104,7 +102,7 @@ impl SocketFile<'_> {
             // A listener's credentials are those of who called listen(2).
             Ok(stream) => {
                 let pid = Peer::of(&stream).map_err(|error| self.failed(error))?.pid;
-                Err(ListenError::Taken { pid, path: path.to_owned(), key })
+                Err(SocketFileError::Taken { who, pid, path: path.to_owned(), remedy })
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(|error| self.failed(error))

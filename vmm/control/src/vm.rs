@@ -1,0 +1,139 @@
+//! What is said over the control socket of one VM, `wideleaf run --control-socket PATH`: lines as the daemon's ([`crate::protocol`]), with
+//! requests and a version of their own.
+//!
+//! ```text
+//!   wideleaf vm PATH pause | resume | stop | status | statistics | set-policy ── VmRequest ──▶ PATH ──▶ wideleaf run
+//!                                                                            ◀── Reply<VmAnswer> ──
+//! ```
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::Envelope;
+use crate::view::VmView;
+
+pub use crate::vm_client::{VmClientError, ask};
+
+/// Of what is written on the socket of a VM. A run refuses any other, with its own in the text.
+pub const VM_VERSION: u32 = 1;
+
+impl From<VmRequest> for Envelope<VmRequest> {
+    fn from(request: VmRequest) -> Envelope<VmRequest> {
+        Envelope { version: VM_VERSION, request }
+    }
+}
+
+/// What a client wants of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum VmRequest {
+    /// Who answers, and what it can do. Answer: [`VmAnswer::Hello`].
+    Hello,
+    /// Takes all vCPUs out of the guest. One pause is as good as many. Answer: [`VmAnswer::Status`], when none is in the guest any more.
+    Pause,
+    /// Lets them go on, however often somebody paused. Answer: [`VmAnswer::Status`].
+    Resume,
+    /// Ends the VM. Answer: [`VmAnswer::Status`], when that has begun.
+    Stop {
+        /// In which way.
+        how: StopHow,
+    },
+    /// Whether it runs. Answer: [`VmAnswer::Status`].
+    Status,
+    /// What backs its memory, what its manager has done, what its devices count. Answer: [`VmAnswer::Statistics`].
+    Statistics,
+    /// Sets the policy, in the form of `--policy`, or `off`. Answer: [`VmAnswer::Status`].
+    SetPolicy {
+        /// Which.
+        policy: String,
+    },
+}
+
+/// How a VM is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopHow {
+    /// The guest is asked to switch itself off; only where [`VmHello::capabilities`] has `stop.ask`.
+    Ask,
+    /// At once: what the guest has not written to its disks is lost.
+    Kill,
+}
+
+/// What a run replies where all is well.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmAnswer {
+    /// To [`VmRequest::Hello`].
+    Hello(VmHello),
+    /// To what changes the VM, as it is afterwards, and to [`VmRequest::Status`].
+    Status(VmStatus),
+    /// To [`VmRequest::Statistics`].
+    Statistics(Box<VmStatistics>),
+}
+
+/// Who answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmHello {
+    /// [`VM_VERSION`].
+    pub version: u32,
+    /// The release of wideleaf.
+    pub wideleaf: String,
+    /// The process that runs the VM.
+    pub pid: u32,
+    /// What may be asked for, by the names of the requests; a request that takes a choice has one for each, as `stop.kill`.
+    pub capabilities: Vec<String>,
+}
+
+/// Whether the VM runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// Its vCPUs may be in the guest. The manager takes them out for a moment now and then: `vcpus` tells.
+    Running,
+    /// Somebody has paused it.
+    Paused,
+    /// It is over, or about to be.
+    Ended,
+}
+
+/// Where the thread of a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VcpuView {
+    /// In the guest, or about to be.
+    Running,
+    /// Out of the guest until somebody resumes it.
+    Paused,
+    /// It will not enter the guest again.
+    Finished,
+}
+
+/// How the VM is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmStatus {
+    /// Whether it runs.
+    pub state: VmState,
+    /// What it was started with: a built-in kernel or an image.
+    pub workload: String,
+    /// The process that runs it.
+    pub pid: u32,
+    /// Since it was started, pauses included.
+    pub uptime_s: f64,
+    /// By their numbers.
+    pub vcpus: Vec<VcpuView>,
+    /// As given with `--policy` or set since; `off` where that was set.
+    pub policy: String,
+    /// How it ended; left out until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<String>,
+}
+
+/// What is counted of the VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmStatistics {
+    /// Its memory by what backs and maps it, and what its manager has done: what wideleafd would be told of it.
+    pub vm: VmView,
+    /// Counters of its devices, by device and name.
+    pub devices: BTreeMap<String, BTreeMap<String, u64>>,
+}

@@ -1,0 +1,89 @@
+//! A client of one VM's control socket: one connection, one request, one reply.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::client::{ClientError, exchange, one_line};
+use crate::protocol::{Envelope, Reply};
+use crate::vm::{VM_VERSION, VmAnswer, VmRequest};
+
+/// How long an answer may take: a pause waits up to two seconds for the last vCPU to leave the guest, and one client of several waits
+/// for the others.
+pub const VM_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum VmClientError {
+    /// Nobody listens.
+    #[error("no VM listens at {}: it has ended, or was started with another --control-socket", path.display())]
+    NoVm {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The socket belongs to somebody else.
+    #[error("no permission to connect to {}: run as root or as the user who started the VM", path.display())]
+    NotPermitted {
+        /// Of the socket.
+        path: PathBuf,
+    },
+    /// The reply did not come in time.
+    #[error("the VM at {} did not reply within {} s: its process is stopped or busy", path.display(), VM_ANSWER_TIMEOUT.as_secs())]
+    Silent {
+        /// Of the socket.
+        path: PathBuf,
+    },
+    /// The connection ended before the reply did.
+    #[error("the VM at {} ended before it replied", path.display())]
+    Ended {
+        /// Of the socket.
+        path: PathBuf,
+    },
+    /// The reply is no reply.
+    #[error("what listens at {} speaks another language than version {VM_VERSION} of a VM's control socket: {why}", path.display())]
+    Malformed {
+        /// Of the socket.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The VM says no, in its own words. Another version of the protocol is refused in this way.
+    #[error("{0}")]
+    Refused(String),
+    /// Something else.
+    #[error("cannot talk to the VM at {}: {source}", path.display())]
+    Io {
+        /// Of the socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// Asks the VM at `socket` one thing.
+///
+/// # Errors
+/// [`VmClientError`], each a line for people that says what to do.
+pub fn ask(socket: &Path, request: VmRequest) -> Result<VmAnswer, VmClientError> {
+    let path = || socket.to_owned();
+    let stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => VmClientError::NoVm { path: path() },
+        io::ErrorKind::PermissionDenied => VmClientError::NotPermitted { path: path() },
+        _ => VmClientError::Io { path: path(), source },
+    })?;
+    let request = serde_json::to_vec(&Envelope::from(request));
+    let request = request.map_err(|error| VmClientError::Io { path: path(), source: error.into() })?;
+    let reply = exchange(&stream, request, VM_ANSWER_TIMEOUT).map_err(|error| match error {
+        ClientError::Silent { .. } => VmClientError::Silent { path: path() },
+        ClientError::Closed { .. } => VmClientError::Ended { path: path() },
+        ClientError::TooLong => VmClientError::Malformed { path: path(), why: "its reply has no end".into() },
+        ClientError::Io(source) => VmClientError::Io { path: path(), source },
+        other => VmClientError::Malformed { path: path(), why: other.to_string() },
+    })?;
+    match serde_json::from_slice::<Reply<VmAnswer>>(&reply) {
+        Ok(Reply::Ok(answer)) => Ok(*answer),
+        Ok(Reply::Error(text)) => Err(VmClientError::Refused(one_line(&text))),
+        Err(error) => Err(VmClientError::Malformed { path: path(), why: one_line(&error.to_string()) }),
+    }
+}

@@ -1,0 +1,85 @@
+//! One budget, shared out; who may grow; who misses what it was guaranteed.
+
+use std::time::Duration;
+
+use wideleaf_policies::BudgetLimits;
+
+use super::vm::Vm;
+use super::{Engine, SharedCare, Table, locked, told_if_free};
+use crate::guarantee::GuaranteeEvent;
+use crate::guests::ProcessId;
+use crate::share;
+
+impl Engine {
+    pub(super) fn watch_host(&self) {
+        let available = (self.doors.available)();
+        let mut table = self.table();
+        let was_short = table.host.is_short;
+        let Table { host, config, .. } = &mut *table;
+        host.update(available, &config.host);
+        match (was_short, host.is_short) {
+            (false, true) => {
+                tracing::warn!("the host is short of memory ({} available): nothing grows", host.available)
+            }
+            (true, false) => tracing::info!("the host has memory again ({} available)", host.available),
+            _ => {}
+        }
+    }
+
+    pub(super) fn watch_guarantees(&self, now: Duration) {
+        let mut missed = Vec::new();
+        let mut table = self.table();
+        let grace = table.config.defaults.grace;
+        for (process, vm) in &mut table.vms {
+            match vm.watch_guarantee(now, grace) {
+                Some(GuaranteeEvent::Missed) => missed.push((*process, vm.care())),
+                Some(GuaranteeEvent::MetAgain) => {
+                    vm.missed_because = None;
+                    tracing::info!("{} has its guarantee of {} again", vm.found.name, vm.wanted.guarantee);
+                }
+                None => {}
+            }
+        }
+        drop(table);
+        for (process, care) in missed {
+            let explanation = care.as_ref().and_then(|care| told_if_free(care, |care| care.explain()));
+            let reason = match explanation.map(|explanation| explanation.reasons.into_iter().next()) {
+                Some(Some(reason)) => format!("{} windows: {}", reason.windows, reason.text),
+                None if care.is_some() => "ask `wideleaf explain`, it was busy just now".to_owned(),
+                _ => "only its own process knows why".to_owned(),
+            };
+            if let Some(vm) = self.table().vms.get_mut(&process) {
+                tracing::warn!("{} is under its guarantee of {}: {reason}", vm.found.name, vm.wanted.guarantee);
+                vm.missed_because = Some(reason);
+            }
+        }
+    }
+
+    /// Gives each VM its part of the budget, and says whether it may grow. Only who gets something new is told; who is busy is told by
+    /// the next tick.
+    pub(super) fn share_out(&self) {
+        let _one_at_a_time = locked(&self.sharing);
+        let mut told_so: Vec<(ProcessId, SharedCare, BudgetLimits, bool)> = Vec::new();
+        let mut table = self.table();
+        let claims: Vec<share::Claim> = table.vms.values().map(Vm::claim).collect();
+        let parts = share::parts(table.config.budget.limits(), &claims);
+        let is_short = table.host.is_short;
+        for ((process, vm), limits) in table.vms.iter_mut().zip(parts) {
+            let may_grow = !is_short && !vm.is_bloated();
+            if (vm.limits, vm.may_grow) != (Some(limits), may_grow) {
+                (vm.limits, vm.may_grow) = (Some(limits), may_grow);
+                told_so.extend(vm.care().map(|care| (*process, care, limits, may_grow)));
+            }
+        }
+        drop(table);
+        for (process, care, limits, may_grow) in told_so {
+            let is_told = told_if_free(&care, |care| {
+                care.set_limits(limits);
+                care.set_may_grow(may_grow);
+            });
+            if let (None, Some(vm)) = (is_told, self.table().vms.get_mut(&process)) {
+                vm.limits = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! VMs of ours, which register themselves and have a manager of their own.
+
+use super::*;
+
+fn limits(answer: Result<Answer, String>) -> Limits {
+    let Ok(Answer::Limits(limits)) = answer else { panic!("{answer:?}") };
+    limits
+}
+
+#[test]
+fn a_vm_of_ours_is_listed_limited_and_forgotten_with_its_connection() {
+    let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"");
+    let first = limits(bench.ask(Request::Register { vm: own_view(1) }));
+    assert_eq!((first.copy_per_second, first.policy), (mib(1600).get(), None));
+    bench.guests.start_domain(10, "web");
+    bench.attach(10).expect("it runs");
+    assert_eq!(bench.managed(), ["ours", "web"]);
+    let second = limits(bench.ask(Request::Status { vm: own_view(1) }));
+    assert_eq!(second.copy_per_second, mib(800).get());
+    bench.set("ours", "greedy").expect("it is managed");
+    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).policy.as_deref(), Some("greedy"));
+    assert!(bench.ask(Request::Detach { vm: "ours".into() }).expect_err("it is its own").contains("policy=off"));
+    bench.service.closed(HERE);
+    assert_eq!(bench.managed(), ["web"]);
+    assert_eq!(bench.ask(Request::Status { vm: own_view(1) }), Err("register first".into()));
+}
+
+#[test]
+fn a_vm_of_ours_copies_nothing_while_the_host_is_short() {
+    let bench = Bench::new("");
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    bench.available.store(0, Ordering::Relaxed);
+    bench.tick_at(1);
+    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).copy_per_second, 0);
+}
+
+#[test]
+fn nobody_registers_the_vm_of_another_process() {
+    let bench = Bench::new("");
+    let error = bench.ask(Request::Register { vm: own_view(77) }).expect_err("we are process 1 here");
+    assert_eq!(error, "process 1 can not register a VM of process 77");
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    assert!(bench.ask(Request::Register { vm: own_view(1) }).expect_err("twice").contains("managed already"));
+}
