@@ -13,10 +13,12 @@ use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::image::ImageArgs;
 use crate::kernels;
+use crate::run::devices::DeviceArgs;
 use crate::simulate::SimulateArgs;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
+use crate::vm::VmSocketArgs;
 
 /// Runs guests whose pages grow under them.
 #[derive(Debug, Parser)]
@@ -36,7 +38,7 @@ First steps:
   wideleaf pool list    the hugetlb pools and who has their pages
 
 Exit codes:
-    0  done, and the guest verified its memory
+    0  done, and the guest verified its memory; or it was stopped over its control socket or by Ctrl-A x
     1  the guest found a wrong word or result, or said that it failed
     2  an argument makes no sense, or wideleafd refuses what was asked
     3  the image, the initrd, the configuration or the recording can not be used
@@ -56,7 +58,7 @@ Environment:
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a benchmark kernel, a guest image or a Linux kernel under a memory policy
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
     /// Show the built-in kernels: classes, memory, parameters, the figure that stands for a run
@@ -80,6 +82,8 @@ pub enum Command {
     Explain(VmArgs),
     /// Change the policy or the guarantee of a VM that wideleafd manages
     Set(SetArgs),
+    /// Pause, resume, stop or ask one VM over the control socket of its `wideleaf run`
+    Vm(VmSocketArgs),
     /// Put a guest that somebody else started under wideleafd's management
     Attach(AttachArgs),
     /// Leave a VM to itself: wideleafd does nothing more for it
@@ -100,6 +104,9 @@ pub enum Command {
     /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),
+    /// Remove a cgroup when standard input ends: what a run in a new one starts, so that it cannot leave it behind
+    #[command(hide = true)]
+    HoldPath(HoldPathArgs),
 }
 
 const POOL_EXAMPLES: &str = "\
@@ -249,6 +256,14 @@ pub struct HoldPoolArgs {
     pub root: PathBuf,
 }
 
+/// Arguments of what removes a run's cgroup.
+#[derive(Debug, Args)]
+pub struct HoldPathArgs {
+    /// An empty folder, a cgroup's say, or a socket
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   GUPS in a guest whose RAM starts on base pages and is promoted while it runs, where that pays:
@@ -257,14 +272,28 @@ Examples:
   The same kernel in a process instead of a guest, never promoted:
     wideleaf run --native gups --memory 1G --cmdline 'log2_words=26' --policy never
 
+  A disk of 1 GiB that the guest writes, and random bytes:
+    truncate -s 1G disk.img
+    wideleaf run vmlinux --initrd initrd --disk disk.img --rng
+
   Two vCPUs that check every word of their RAM for 30 seconds, on the hugetlb pool, as JSON:
     wideleaf run pattern --vcpus 2 --cmdline 'seconds=30' --backing hugetlb --host-page 2m --format json
 
   NPB CG of class B on two vCPUs, in as much RAM as it needs:
     wideleaf run npb.cg --class B --vcpus 2
 
+  As another user, who sees an empty folder and nothing else (as root):
+    wideleaf run gups --user nobody --jail /var/empty --no-daemon
+
   A Linux kernel with an initrd:
-    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m";
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m
+
+  The same options in a file, and run from it with more memory:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --print-config > vm.toml
+    wideleaf run --config vm.toml --memory 1G
+
+  Its serial port on this terminal:
+    wideleaf run --config vm.toml --cmdline 'console=ttyS0' --console";
 
 /// What `wideleaf run --help` ends with: the built-in kernels, from the table that runs them, and examples.
 fn after_run_help() -> String {
@@ -277,9 +306,22 @@ fn after_run_help() -> String {
 #[command(after_long_help = after_run_help())]
 pub struct RunArgs {
     /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
-    // Optional only for `--policy help`.
-    #[arg(value_name = "KERNEL|IMAGE", required_unless_present = "policy")]
+    // Optional only for `--policy help`, and where a file may say it.
+    #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config"])]
     pub workload: Option<String>,
+
+    /// Take options from this TOML file: a key for each long option, `workload` for what runs; those typed here win. Paths in it begin at
+    /// its folder
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Print these options as a file for --config, and end
+    #[arg(long)]
+    pub print_config: bool,
+
+    /// What --print-config prints.
+    #[arg(skip)]
+    pub effective: Option<String>,
 
     /// Run the built-in kernel in this process instead of in a guest: the baseline, without a guest's second page tables
     #[arg(long)]
@@ -296,6 +338,10 @@ pub struct RunArgs {
     /// Initial RAM disk for a Linux kernel
     #[arg(long, value_name = "FILE", conflicts_with = "native")]
     pub initrd: Option<PathBuf>,
+
+    /// Its devices
+    #[command(flatten)]
+    pub devices: DeviceArgs,
 
     /// Guest RAM, whole pages: a number with K, M, G or T behind it (powers of 1024), or bytes [default: 1G, or what the
     /// built-in kernel needs where that is more]
@@ -336,8 +382,9 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "fail")]
     pub fallback: FallbackArg,
 
-    /// Copy every line of the guest's serial console to standard error; without it, all but a built-in kernel's results
-    #[arg(long)]
+    /// Have the guest's serial port on this terminal, or on standard input and output where these are none: Ctrl-A x stops the VM, Ctrl-A h
+    /// has help; the result goes to standard error, or to --output. Without it, lines that are no results of a kernel go to standard error
+    #[arg(long, conflicts_with = "native")]
     pub console: bool,
 
     /// Form of the result
@@ -362,9 +409,30 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "daemon")]
     pub no_daemon: bool,
 
+    /// Listen there for who wants to pause, resume, stop or ask about this VM: `wideleaf vm SOCKET status`; only the user who runs it,
+    /// and root, may. The file is removed at the end
+    #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
+    pub control_socket: Option<PathBuf>,
+
     /// End the guest after this time, with exit code 6: a number with ms, s, m or h behind it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
+
+    /// Do not restrict this process once the guest runs: a guest that breaks out has all of its user's rights
+    #[arg(long, conflicts_with_all = ["native", "user", "jail"])]
+    pub no_sandbox: bool,
+
+    /// Become this user before the guest runs: a name, a number, or either with :GROUP behind it; takes root
+    #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "native")]
+    pub user: Option<String>,
+
+    /// See nothing but what the run needs before the guest runs: an empty folder becomes its root, with no network; takes root
+    #[arg(long, value_name = "FOLDER", conflicts_with = "native")]
+    pub jail: Option<PathBuf>,
+
+    /// Run in this cgroup (v2), a path in the folder where they are mounted; a new one is removed at the end
+    #[arg(long, value_name = "PATH", conflicts_with = "native")]
+    pub cgroup: Option<PathBuf>,
 }
 
 const KERNELS_EXAMPLES: &str = "\

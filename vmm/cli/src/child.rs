@@ -5,9 +5,12 @@
 //! ```
 
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
+
+use signal_hook::consts::SIGSYS;
 
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
@@ -38,6 +41,8 @@ pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrup
             let message = format!("wideleaf {}: {why}", arguments.join(" "));
             Err(match code {
                 Some(6) => Failure::TimedOut(timeout),
+                // It says why itself; nobody interrupted it.
+                None if status.signal() == Some(SIGSYS) => Failure::Host(message),
                 code => Failure::from_exit_code(code.unwrap_or(130), message),
             })
         }

@@ -1,15 +1,20 @@
 //! Ctrl-C and `SIGTERM` set a flag that everything that waits looks at; a second one ends the process at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 
 /// The flag.
 #[derive(Clone, Debug)]
-pub struct Interrupts(Arc<AtomicBool>);
+pub struct Interrupts {
+    flag: Arc<AtomicBool>,
+    /// What ends the process at the second signal.
+    at_once: Arc<Mutex<Vec<SigId>>>,
+}
 
 impl Interrupts {
     /// Takes over both signals.
@@ -17,25 +22,39 @@ impl Interrupts {
     /// # Errors
     /// [`Failure::Host`] where the kernel refuses a handler.
     pub fn install() -> Result<Interrupts, Failure> {
-        let flag = Arc::new(AtomicBool::new(false));
+        let interrupts = Interrupts { flag: Arc::new(AtomicBool::new(false)), at_once: Arc::default() };
+        // The order matters: the first signal finds the flag unset, and sets it; the second finds it set.
+        interrupts.register_second().map_err(|error| Failure::Host(format!("cannot handle signals: {error}")))?;
         for signal in [SIGINT, SIGTERM] {
-            // The order matters: the first signal finds the flag unset, and sets it; the second finds it set.
-            let at_once = signal_hook::flag::register_conditional_shutdown(signal, 130, flag.clone());
-            at_once
-                .and_then(|_| signal_hook::flag::register(signal, flag.clone()))
-                .map_err(|error| Failure::Host(format!("cannot handle signal {signal}: {error}")))?;
+            let registered = signal_hook::flag::register(signal, interrupts.flag.clone());
+            registered.map_err(|error| Failure::Host(format!("cannot handle signal {signal}: {error}")))?;
         }
-        Ok(Interrupts(flag))
+        Ok(interrupts)
+    }
+
+    fn register_second(&self) -> std::io::Result<()> {
+        let mut at_once = self.at_once.lock().unwrap_or_else(PoisonError::into_inner);
+        for signal in [SIGINT, SIGTERM] {
+            at_once.push(signal_hook::flag::register_conditional_shutdown(signal, 130, self.flag.clone())?);
+        }
+        Ok(())
+    }
+
+    /// The second signal no longer ends the process: somebody else does, who has something to put right before.
+    pub(crate) fn leave_the_second_to_others(&self) {
+        for id in self.at_once.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            signal_hook::low_level::unregister(id);
+        }
     }
 
     /// Whether somebody wants us to end.
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.flag.load(Ordering::Relaxed)
     }
 
     /// The flag itself, for who waits on it.
     pub fn flag(&self) -> &AtomicBool {
-        &self.0
+        &self.flag
     }
 
     /// An error if so.

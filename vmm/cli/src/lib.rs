@@ -13,7 +13,7 @@
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
-//!            set, attach, detach, reload ▶ the daemon
+//!            set, attach, detach, reload ▶ the daemon;  vm ▶ one VM's control socket
 //!            completions, man ▶ what a shell and man(1) know of all this
 //! ```
 
@@ -25,6 +25,7 @@ pub mod doctor;
 pub mod environment;
 pub mod failure;
 pub mod guests;
+pub mod held_path;
 pub mod held_pool;
 pub mod hook;
 pub mod image;
@@ -42,3 +43,4 @@ pub mod source;
 pub mod tlbcost;
 pub mod top;
 pub mod trace;
+pub mod vm;

@@ -3,16 +3,20 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-use wideleaf::args::{Cli, Command};
+use wideleaf::args::Command;
+use wideleaf::failure::Failure;
 use wideleaf::output::say;
 use wideleaf::{
-    attach, demo, doctor, guests, held_pool, hook, image, kernels, manual, pool, run, simulate, tlbcost, top, trace,
+    attach, demo, doctor, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate, tlbcost,
+    top, trace, vm,
 };
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
-    let cli = Cli::parse();
+    let cli = match run::config_file::command_line(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(failure) => return failed(&failure),
+    };
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_env_var("WIDELEAF_LOG")
         .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
@@ -21,7 +25,7 @@ fn main() -> ExitCode {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
     log.log_internal_errors(false).init();
     let result = match cli.command {
-        Command::Run(args) => run::main(args, process_start),
+        Command::Run(args) => run::main(*args, process_start),
         Command::Demo(args) => demo::main(&args),
         Command::Kernels(args) => kernels::main(&args),
         Command::Simulate(args) => simulate::main(&args),
@@ -33,6 +37,7 @@ fn main() -> ExitCode {
         Command::Info(args) => guests::info(&args),
         Command::Explain(args) => guests::explain(&args),
         Command::Set(args) => guests::set(&args),
+        Command::Vm(args) => vm::main(&args),
         Command::Attach(args) => attach::main(&args),
         Command::Detach(args) => guests::detach(&args),
         Command::Reload(args) => guests::reload(&args),
@@ -42,12 +47,15 @@ fn main() -> ExitCode {
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),
         Command::HoldPool(args) => held_pool::main(&args),
+        Command::HoldPath(args) => held_path::main(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            say(format_args!("wideleaf: {failure}"));
-            ExitCode::from(failure.exit_code())
-        }
+        Err(failure) => failed(&failure),
     }
+}
+
+fn failed(failure: &Failure) -> ExitCode {
+    say(format_args!("wideleaf: {failure}"));
+    ExitCode::from(failure.exit_code())
 }

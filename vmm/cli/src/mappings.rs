@@ -26,6 +26,8 @@ use crate::args::FallbackArg;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::{KvmPages, number, table};
+use crate::run::devices::DeviceArgs;
+use crate::run::guest::Outside;
 use crate::run::{Console, RunSpec, Workload, guest, visible_bar};
 use crate::session::Session;
 
@@ -207,6 +209,7 @@ impl PatternGuest {
             is_native: false,
             cmdline: format!("bytes={} passes=1000000", PATTERN.get()),
             initrd: None,
+            devices: DeviceArgs::default(),
             memory,
             vcpus,
             backing,
@@ -219,13 +222,15 @@ impl PatternGuest {
             timeout: None,
             console: Console::Nothing,
             daemon: None,
+            control_socket: None,
+            sandbox: None,
         };
         let host_error = |error: &dyn std::fmt::Display| Failure::Host(error.to_string());
         let plan = guest::plan(&spec, backing)?;
         let ram = GuestRam::map(&plan.layout(), backing).map_err(|error| host_error(&error))?;
         let host = Arc::new(LinuxHost::open().map_err(|error| host_error(&error))?);
         let session = Session::new(host.clone(), ram.clone(), None, indicatif::ProgressBar::hidden());
-        let guest = plan.start(ram.clone(), &session, Console::Nothing)?;
+        let guest = plan.start(ram.clone(), &session, Console::Nothing, Outside::default())?;
         let kvm = guest.second_level();
         session.attach(Some(kvm.clone()), None);
         Ok(PatternGuest { ram, host, session, kvm, machine: guest.into_machine() })

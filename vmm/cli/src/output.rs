@@ -61,6 +61,14 @@ impl Output {
         Ok(Output { format, place })
     }
 
+    /// The folder in which the result's file is made; `None` where it is none.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Named(NamedPlace { file: PlaceFile::In(folder), .. }) => Some(folder),
+            Place::Named(_) | Place::StandardOutput => None,
+        }
+    }
+
     /// Writes the result in the form asked for. A reader of standard output that has gone away is not an error.
     ///
     /// # Errors
@@ -107,7 +115,8 @@ impl NamedPlace {
         if !folder.is_dir() {
             return Err(cannot(&format_args!("there is no folder {}", folder.display())));
         }
-        let folder = folder.to_owned();
+        // Also where the process has gone somewhere else meanwhile.
+        let folder = std::path::absolute(folder).map_err(|error| cannot(&error))?;
         new_file_in(&folder).map_err(|error| cannot(&error))?;
         Ok(NamedPlace { option, path, file: PlaceFile::In(folder) })
     }
@@ -123,7 +132,8 @@ impl NamedPlace {
             PlaceFile::In(folder) => {
                 let mut file = new_file_in(&folder).map_err(cannot)?;
                 file.write_all(bytes).map_err(cannot)?;
-                file.persist(&self.path).map_err(|error| cannot(error.error))?;
+                file.persist(folder.join(self.path.file_name().unwrap_or_default()))
+                    .map_err(|error| cannot(error.error))?;
                 Ok(())
             }
         }

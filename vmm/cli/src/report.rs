@@ -11,6 +11,8 @@ use wideleaf_policies::{Bytes, MappingStats};
 use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::environment::Environment;
+use crate::run::devices::DeviceReport;
+use crate::run::sandboxed::Sandboxed;
 
 /// One run of one guest or native kernel.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -37,6 +39,9 @@ pub struct RunReport {
     pub regions: Vec<Region>,
     /// What the manager did.
     pub manager: ManagerSummary,
+    /// What its devices did, in the order in which the guest finds them.
+    #[serde(default)]
+    pub devices: Vec<DeviceReport>,
     /// What the VMM itself took.
     pub vmm: VmmCost,
     /// Where it ran.
@@ -77,6 +82,9 @@ pub struct Setup {
     /// What a TLB miss counts as, for policies that reckon with it, and where that is from.
     #[serde(default)]
     pub walk_cost: String,
+    /// What the process was restricted to; nothing for a native run, or without a sandbox.
+    #[serde(default)]
+    pub sandbox: Option<Sandboxed>,
 }
 
 /// What a kernel says of itself before it runs.
@@ -478,6 +486,16 @@ pub(crate) fn write_verification(out: &mut String, verification: Option<&Verific
     }
 }
 
+/// What each device did: only what it did at all.
+fn write_devices(out: &mut String, devices: &[DeviceReport]) {
+    for DeviceReport { device, has_driver, counters } in devices {
+        let counted = counters.iter().filter(|(_, count)| **count > 0);
+        let counted: Vec<_> = counted.map(|(name, count)| format!("{name} {count}")).collect();
+        let text = if *has_driver { counted.join(", ") } else { "no driver took it".to_owned() };
+        let _ = writeln!(out, "  {device}: {text}");
+    }
+}
+
 impl RunReport {
     /// For people.
     pub fn to_table(&self) -> String {
@@ -500,6 +518,12 @@ impl RunReport {
         }
         if let Some(why) = &self.setup.fallback {
             let _ = writeln!(out, "  fallback: {why}");
+        }
+        if let Some(Sandboxed { layers, capabilities_kept, missing }) = &self.setup.sandbox {
+            let _ = writeln!(out, "  sandbox: {}", layers.join(", "));
+            capabilities_kept.iter().chain(missing).for_each(|line| {
+                let _ = writeln!(out, "    {line}");
+            });
         }
         if !self.phases.is_empty() {
             let mut phases =
@@ -540,6 +564,7 @@ impl RunReport {
         write_results(&mut out, &self.results);
         write_gaps(&mut out, &self.gaps);
         self.write_manager(&mut out);
+        write_devices(&mut out, &self.devices);
         if let Some(bytes) = self.vmm.resident_beyond_guest_ram_bytes {
             let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
         }

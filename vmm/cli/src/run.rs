@@ -11,10 +11,17 @@ use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use console::GuestConsole;
+use control_socket::{ControlSocket, ControlledVm};
+use devices::{DeviceArgs, Devices};
+use guest::Outside;
 use indicatif::{ProgressBar, ProgressStyle};
+use policy_switch::PolicySwitch;
 use registered::Registered;
+use sandboxed::SandboxSpec;
+use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::protocol::SOCKET_PATH;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
@@ -25,7 +32,7 @@ use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::pool::{HugetlbPools, PoolError};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
-use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Manager};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager};
 use wideleaf_policies::policy::{POLICIES, RamStart};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, PolicyChoice, VmId};
@@ -33,12 +40,14 @@ use wideleaf_protocol::linux::EXIT_STATUS;
 use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
+use wideleaf_vmm::sandbox::ThreadKind;
 
-use crate::args::{BackingArg, FallbackArg, PolicyArg, RunArgs};
+use crate::args::{BackingArg, FallbackArg, FormatArg, PolicyArg, RunArgs};
 use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
+use crate::held_path::HeldCgroup;
 use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output, print};
+use crate::output::{NamedPlace, Output, print, say};
 use crate::report::{Measurement, RunReport, Setup, Verification, table};
 use crate::session::{Observed, Session, summarize};
 
@@ -68,6 +77,8 @@ pub struct RunSpec {
     pub cmdline: String,
     /// Initial RAM disk.
     pub initrd: Option<PathBuf>,
+    /// Devices.
+    pub devices: DeviceArgs,
     /// RAM.
     pub memory: Bytes,
     /// vCPUs or threads.
@@ -88,20 +99,24 @@ pub struct RunSpec {
     pub record: Option<PathBuf>,
     /// When to give up.
     pub timeout: Option<Duration>,
-    /// What of the guest's serial console goes to standard error.
+    /// Where the guest's serial console is.
     pub console: Console,
     /// Where a wideleafd may listen that is told of the guest; `None`: nobody is told.
     pub daemon: Option<PathBuf>,
+    /// Where the VM itself listens.
+    pub control_socket: Option<PathBuf>,
+    /// What the process of a guest is restricted to while it runs, for good: what else this process would do is restricted as well.
+    pub sandbox: Option<SandboxSpec>,
 }
 
-/// What of the guest's serial console goes to standard error.
+/// Where the guest's serial console is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Console {
-    /// Every line.
-    All,
-    /// Lines that are no results of a kernel.
+    /// On standard input and output, byte by byte.
+    Here,
+    /// Lines that are no results of a kernel go to standard error.
     Others,
-    /// Nothing.
+    /// Nowhere.
     Nothing,
 }
 
@@ -115,15 +130,34 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         Some(PolicyArg::Use(policy)) => policy.clone(),
         None => default_policy(args.backing),
     };
-    let spec = RunSpec::new(&args, policy)?;
+    let mut spec = RunSpec::new(&args, policy)?;
+    if let Some(text) = &args.effective {
+        return print(text);
+    }
     if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
         return Err(Failure::Usage(format!("--record and --output are both {}: name two files", path.display())));
     }
+    if args.console && args.output.is_none() && args.format == FormatArg::Json {
+        return Err(Failure::Usage(
+            "--console gives standard output to the guest: say where the JSON goes with --output".into(),
+        ));
+    }
     // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
-    let output = Output::open(args.format, args.output.as_deref())?;
+    let output = match (args.console, &args.output) {
+        (true, None) => None,
+        (_, path) => Some(Output::open(args.format, path.as_deref())?),
+    };
+    if let (Some(sandbox), Some(output)) = (&mut spec.sandbox, &output) {
+        sandbox.output_folder = output.folder().map(Path::to_owned);
+    }
+    let cgroup = args.cgroup.as_deref().map(HeldCgroup::join).transpose()?;
     let report = execute(&spec, &interrupts, process_start)?;
-    output.write(&report, RunReport::to_table)?;
+    drop(cgroup);
+    match output {
+        Some(output) => output.write(&report, RunReport::to_table)?,
+        None => say(report.to_table()),
+    }
     check_recording(&spec, &report)?;
     verdict(&report.outcome, report.verification.as_ref(), &report.results)
 }
@@ -144,7 +178,7 @@ pub(crate) fn verdict(
     }
     match results.get(EXIT_STATUS.as_str()).filter(|status| status.value != 0.0) {
         Some(status) => Err(Failure::GuestFailed(format!("the program ended with status {}", status.value))),
-        None if outcome == ExitCode::Success.to_string() => Ok(()),
+        None if outcome == STOPPED || outcome == ExitCode::Success.to_string() => Ok(()),
         None => Err(Failure::GuestFailed(format!("the guest ended: {outcome}"))),
     }
 }
@@ -213,6 +247,7 @@ impl RunSpec {
             is_native: args.native,
             cmdline,
             initrd: args.initrd.clone(),
+            devices: args.devices.clone(),
             memory,
             vcpus: args.vcpus,
             backing,
@@ -223,8 +258,10 @@ impl RunSpec {
             fallback: args.fallback,
             record: args.record.clone(),
             timeout: args.timeout,
-            console: if args.console { Console::All } else { Console::Others },
+            console: if args.console { Console::Here } else { Console::Others },
             daemon: (!args.no_daemon).then(|| args.daemon.clone().unwrap_or_else(|| SOCKET_PATH.into())),
+            control_socket: args.control_socket.clone(),
+            sandbox: SandboxSpec::new(args)?,
         })
     }
 
@@ -297,9 +334,14 @@ pub(crate) enum Ended {
     Crashed(String),
     /// We ended it: the time was up.
     TimedOut,
-    /// We ended it: somebody asked for it.
+    /// We ended it: a signal asked for it.
     Interrupted,
+    /// We ended it: somebody asked for it over its control socket or on its console.
+    Asked,
 }
+
+/// The outcome of a VM that somebody ended on purpose: nothing went wrong.
+const STOPPED: &str = "stopped";
 
 /// Runs `spec` to its end.
 ///
@@ -308,57 +350,91 @@ pub(crate) enum Ended {
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let stolen_before = stolen_ms();
     let walk = walk_cost();
-    let mut record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
+    let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
+    let (devices, watched) = Devices::open(&spec.devices, spec.memory)?.hand_over();
     check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
+    let sandbox = spec.sandbox.as_ref().map(|sandbox| sandbox.plan(spec)).transpose()?;
     let layout = plan.as_ref().map_or_else(|| native_layout(spec.memory), |plan| Ok(plan.layout()))?;
     // Before there is a guest that a daemon could find. It knows us by our program's name as well, which anybody may change; where
     // the kernel does not lock that file, the name has to do.
     let _claim = ProcessHost::claim_this_one();
+    let mut socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
     let ram = map_ram(&layout, backing)?;
     let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
     if spec.is_prefaulted {
         check_available(spec.memory, backing)?;
         prefault_ram(&host, &ram, interrupts)?;
     }
+    // What is opened and asked of the host from here on is what the sandbox lets through.
+    let mut record = record.map(NamedPlace::begin).transpose()?;
+    let config = manager_config();
     let bar = progress_bar(spec);
     let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, bar.clone());
     let mut manager = |second_level| {
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
-        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make_for(&walk.cost), manager_config());
-        if let Some(place) = record.take() {
-            let to = RecordTo { file: Box::new(place.begin()?), facts: facts(spec, &walk) };
+        let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make_for(&walk.cost), config);
+        if let Some(file) = record.take() {
+            let to = RecordTo { file: Box::new(file), facts: facts(spec, &walk) };
             work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
         }
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
-    let (ended, mut environment) = match &plan {
+    let mut drivers = Vec::new();
+    let (ended, mut environment, sandboxed) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
             let environment = Environment::capture();
-            (run_native(spec, &ram, &session, interrupts)?, environment)
+            (run_native(spec, &ram, &session, interrupts)?, environment, None)
         }
         Some(plan) => {
-            let guest = plan.start(ram.clone(), &session, spec.console)?;
+            let mut console = (spec.console == Console::Here).then(|| GuestConsole::open(interrupts)).transpose()?;
+            let bytes = console.as_ref().map(GuestConsole::sink);
+            let outside = Outside { bytes, devices, sandbox: sandbox.clone() };
+            let guest = plan.start(ram.clone(), &session, spec.console, outside)?;
+            drivers.extend_from_slice(guest.drivers());
             let kvm = guest.second_level();
-            session.attach(Some(kvm.clone()), Some(manager(Some(kvm))?));
-            let told = |socket: &PathBuf| Registered::start(socket, &spec.policy, &host, &ram, &session);
+            let begun = (console.as_mut().map_or(Ok(()), |console| console.begin(guest.machine(), sandbox.as_ref())))
+                .and_then(|()| spec.sandbox.as_ref().map_or(Ok(()), SandboxSpec::check_output))
+                .and_then(|()| manager(Some(kvm.clone())));
+            // A vCPU whose line waits for the manager would keep a guest that is given up from ending.
+            let manager = begun.inspect_err(|_| session.attach(None, None))?;
+            session.attach(Some(kvm), Some(manager));
+            let policy = Arc::new(PolicySwitch::new(spec.policy.clone()));
+            if let Some(socket) = &mut socket {
+                let of_ours = OwnGuest::of_this_process(&ram, opened_at(&host));
+                let name = spec.workload_name();
+                socket.serve(
+                    ControlledVm::new(guest.machine(), &session, policy.clone(), of_ours, name),
+                    sandbox.as_ref(),
+                );
+            }
+            let told = |socket: &PathBuf| Registered::start(socket, &policy, &host, &ram, &session, sandbox.clone());
             let _registered = spec.daemon.as_ref().map(told);
             let environment = Environment::capture();
-            (guest.wait(spec.timeout, interrupts), environment)
+            sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
+            let sandboxed = guest.sandboxed();
+            let ended = guest.wait(spec.timeout, interrupts);
+            drop(console);
+            (ended, environment, sandboxed)
         }
     };
     bar.finish_and_clear();
     let manager_report = session.stop_manager();
     let observed = session.observed(manager_report.as_ref(), process_start);
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
+    let devices = watched.reports(&drivers);
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, .. } = observed;
     Ok(RunReport {
-        setup: Setup { walk_cost: walk.to_string(), ..setup(spec, backing, paging, fallback, &environment) },
+        setup: Setup {
+            walk_cost: walk.to_string(),
+            sandbox: sandboxed,
+            ..setup(spec, backing, paging, fallback, &environment)
+        },
         hello,
         problem,
         outcome,
@@ -369,9 +445,15 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         gaps,
         regions,
         manager: manager_report.as_ref().map(summarize).unwrap_or_default(),
+        devices,
         vmm,
         environment,
     })
+}
+
+/// When that host's clock began.
+fn opened_at(host: &LinuxHost) -> SystemTime {
+    SystemTime::now() - host.now().since_start()
 }
 
 /// What a TLB miss counts as; a measurement that cannot be used is said once.
@@ -404,7 +486,12 @@ fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<String, Fa
     match ended {
         Ended::TimedOut => Err(Failure::TimedOut(spec.timeout.unwrap_or_default())),
         Ended::Interrupted => Err(Failure::Interrupted),
+        Ended::Asked => Ok(STOPPED.to_owned()),
         Ended::Crashed(how) => Err(Failure::GuestCrashed(how)),
+        Ended::Exit(_) if observed.kernel_panic.is_some() => {
+            let why = observed.kernel_panic.as_deref().unwrap_or_default();
+            Err(Failure::GuestCrashed(format!("the guest's kernel panicked: {why}")))
+        }
         // Only where the guest ended by itself: otherwise its last line may just be cut off.
         Ended::Exit(_) if !observed.malformed.is_empty() => {
             let line = &observed.malformed[0];
@@ -455,6 +542,7 @@ fn setup(
         policy: spec.policy.to_string(),
         fallback,
         walk_cost: String::new(),
+        sandbox: None,
     }
 }
 
@@ -545,6 +633,9 @@ pub fn visible_bar(length: u64, template: &str) -> ProgressBar {
 }
 
 fn progress_bar(spec: &RunSpec) -> ProgressBar {
+    if spec.console == Console::Here {
+        return ProgressBar::hidden();
+    }
     let bar = visible_bar(0, "{spinner} {prefix} {msg} {wide_bar} {percent}%");
     bar.set_prefix(spec.workload_name());
     bar
@@ -599,9 +690,15 @@ fn run_native(
     }
 }
 
+pub mod config_file;
+mod console;
+mod control_socket;
+pub mod devices;
 pub mod guest;
 pub mod kernel;
+mod policy_switch;
 mod registered;
+pub mod sandboxed;
 
 /// RAM of a native kernel: one piece.
 pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {

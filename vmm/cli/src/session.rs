@@ -91,6 +91,7 @@ struct Log {
     verification: Option<Verification>,
     mismatch: Option<String>,
     panic: Option<String>,
+    kernel_panic: Option<String>,
     exit: Option<ExitCode>,
     malformed: Vec<String>,
     resident_beyond_guest_ram: Option<Bytes>,
@@ -123,6 +124,8 @@ pub struct Observed {
     pub verification: Option<Verification>,
     /// Its last words, if it panicked.
     pub panic: Option<String>,
+    /// Why its Linux kernel panicked, if it did.
+    pub kernel_panic: Option<String>,
     /// The code in its `exit` line.
     pub exit: Option<ExitCode>,
     /// Whether a line of ours came at all.
@@ -192,7 +195,12 @@ impl Session {
     pub fn on_line(&self, line: &str) -> bool {
         match parse(line) {
             // The begin of one of ours, cut off where the guest was stopped; an empty line is anybody's.
-            None => return !line.is_empty() && PREFIX.starts_with(line),
+            None => {
+                if let Some(why) = kernel_panic(line) {
+                    self.log().kernel_panic.get_or_insert(why);
+                }
+                return !line.is_empty() && PREFIX.starts_with(line);
+            }
             Some(Ok(message)) => self.on_message(&message),
             Some(Err(error)) => self.log().malformed.push(format!("{error}: {line}")),
         }
@@ -308,6 +316,7 @@ impl Session {
             gaps: std::mem::take(&mut log.gaps),
             verification,
             panic: log.panic.take(),
+            kernel_panic: log.kernel_panic.take(),
             exit: log.exit,
             has_begun: log.first_line_at.is_some(),
             malformed: std::mem::take(&mut log.malformed),
@@ -389,6 +398,14 @@ impl Session {
             }
         }
     }
+}
+
+/// What a Linux kernel gives as the reason of its panic, where this line says that there is one (kernel/panic.c).
+fn kernel_panic(line: &str) -> Option<String> {
+    const SAYS: &str = "Kernel panic - not syncing: ";
+    const CHARACTERS_MAX: usize = 200;
+    let (_, why) = line.split_once(SAYS)?;
+    Some(why.chars().filter(|character| !character.is_control()).take(CHARACTERS_MAX).collect())
 }
 
 fn counters(host: HostBacking, kvm: Option<wideleaf_policies::MappingStats>) -> Counters {
@@ -523,5 +540,21 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             bytes: recording.bytes,
             error: recording.error.as_ref().map(ToString::to_string),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernels_panic_is_known_by_its_reason() {
+        let line = "[    1.5] Kernel panic - not syncing: Attempted to kill init!\u{1b}[0m exitcode=0x00000300";
+        assert_eq!(kernel_panic(line).expect("a panic"), "Attempted to kill init![0m exitcode=0x00000300");
+        assert_eq!(kernel_panic("[    1.5] ---[ end Kernel panic - not syncing"), None);
+        assert_eq!(
+            kernel_panic(&format!("Kernel panic - not syncing: {}", "x".repeat(5000))).expect("a panic").len(),
+            200
+        );
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   tlbcost            cells (native, and guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save: auto's currency
-//!   tlbcost --predict  accesses of a kernel, recorded ─▶ replayed on both page sizes ─▶ bound ─▶ runs in turn on both ─▶ both, side by side
+//!   tlbcost --predict  accesses of a kernel, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain and bound, side by side
 //!   tlbcost --vm       what whoever manages a VM thinks of its share
 //! ```
 
 pub mod agreement;
 pub mod counters;
+pub mod hull;
+pub mod laps;
 pub mod measure;
 pub mod predict;
 pub mod replay;
@@ -35,17 +37,17 @@ use crate::run::{guest, visible_bar};
 use crate::source::SocketArg;
 use counters::{LinuxPmu, WalkEvents, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
-use predict::{BESIDE_ROUNDS, Prediction, predict};
+use predict::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};
 use work::Work;
 
 const EXAMPLES: &str = "\
 A miss is measured by chains of loads over growing footprints; a footprint is repeated, in processes of their own, until three runs in a
 row agree, ten times at most. Cycles are ticks of the TSC, whose frequency is printed; a core may run faster or slower than it.
 
---predict records the loads and stores of one iteration of the kernel and replays them alone on 4 KiB and on 2 MiB pages: one after another, in
-2 to 16 chains, and all at once. No mix of these that is as fast as the kernel saves more than what it predicts; a kernel that is faster than all
-of them may, and the result says so. Then it runs the kernel itself
-on both page sizes in turn, some iterations of it where all of them would take long. Takes twice the kernel's memory.
+--predict records the loads and stores of one iteration of the kernel. In each round it then runs the kernel on 4 KiB and on 2 MiB pages, some of its
+iterations where all of them would take long, and replays the loads and stores alone on both: one after another, in 2 to 16 chains, all at once, and
+asked for ahead. No mix of these that is as fast as the kernel saves more than what it predicts; a kernel that is faster than all of them may, and
+the result says so. Times are those of the thread on its CPU. Takes twice the kernel's memory.
 
 Examples:
   Everything: in a process and in guests, 4 KiB, 2 MiB and, where there are some, 1 GiB pages on either side:
@@ -228,7 +230,7 @@ impl TlbCostArgs {
     fn prediction(&self, work: &Work, interrupts: &Interrupts) -> Result<TlbCostReport, Failure> {
         let pmu = select(&LinuxPmu, &CpuModel::read(Path::new("/")));
         let mut report = TlbCostReport::new(&pmu);
-        let bar = progress(BESIDE_ROUNDS + 2 * u64::from(self.rounds));
+        let bar = progress(BESIDE_ROUNDS + IN_A_ROUND * u64::from(self.rounds));
         let prediction = predict(work, pmu.ok(), usize::from(self.rounds), interrupts, &bar);
         bar.finish_and_clear();
         report.prediction = Some(prediction?);

@@ -4,22 +4,16 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
+mod tiny_guest;
 
 use std::fs;
 
 use nix::sys::signal::Signal;
 use program::{Running, Scratch};
 use serde_json::Value;
+use tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, note, pvh};
 use wideleaf_guest_tests::has_kvm;
-use wideleaf_protocol::elf_note::PVH_NOTE_TYPE;
-use wideleaf_protocol::elf_note::{DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, PVH_NOTE_OWNER};
 use wideleaf_protocol::{ExitCode, Message, Status};
-
-/// Where the images of these tests are loaded and start.
-const LOADED_AT: u64 = 0x20_0000;
-
-/// The only segment of an image begins here in its file; before it are headers and note.
-const CODE_AT: u64 = 0x1000;
 
 /// `jmp` to itself.
 const HANG: &[u8] = &[0xeb, 0xfe];
@@ -29,53 +23,6 @@ const TRIPLE_FAULT: &[u8] = &[0x0f, 0x01, 0x1d, 0, 0, 0, 0, 0x0f, 0x0b];
 const UNDEFINED: &[u8] = &[0x0f, 0x0b];
 /// `mov al, 77; out 0xf4, al; jmp` to itself.
 const EXIT_77: &[u8] = &[0xb0, 77, 0xe6, 0xf4, 0xeb, 0xfe];
-
-/// A note that gives an image its entry.
-fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
-    let mut name = [owner.as_bytes(), b"\0"].concat();
-    let mut bytes = [name.len() as u32, descriptor.len() as u32, kind].map(u32::to_le_bytes).concat();
-    name.resize(name.len().next_multiple_of(4), 0);
-    bytes.extend(name);
-    bytes.extend(descriptor);
-    bytes
-}
-
-/// 32 bits, unpaged.
-fn pvh() -> Vec<u8> {
-    note(PVH_NOTE_OWNER, PVH_NOTE_TYPE, &LOADED_AT.to_le_bytes())
-}
-
-/// 64 bits, ring 3.
-fn direct() -> Vec<u8> {
-    let version = DIRECT_NOTE_VERSION.to_le_bytes();
-    note(DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, &[&version[..], &[0; 4], &LOADED_AT.to_le_bytes()].concat())
-}
-
-/// An ELF64 file for x86-64 with one segment, `code`, that takes `bytes` in memory, and one note (System V ABI).
-fn elf(notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
-    const HEADER_BYTES: u64 = 64;
-    const PROGRAM_HEADER_BYTES: u64 = 56;
-    let (pt_load, pt_note, flags_rwx) = (1_u32, 4_u32, 7_u32);
-    let notes_at = HEADER_BYTES + 2 * PROGRAM_HEADER_BYTES;
-    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
-    file.extend([LOADED_AT, HEADER_BYTES, 0].map(u64::to_le_bytes).concat());
-    file.extend([0, 0, HEADER_BYTES as u16, PROGRAM_HEADER_BYTES as u16, 2, 0, 0, 0].map(u16::to_le_bytes).concat());
-    let mut program_header = |kind: u32, at: u64, in_file: u64, in_memory: u64| {
-        file.extend([kind, flags_rwx].map(u32::to_le_bytes).concat());
-        file.extend([at, LOADED_AT, LOADED_AT, in_file, in_memory, 0x1000].map(u64::to_le_bytes).concat());
-    };
-    program_header(pt_load, CODE_AT, code.len() as u64, bytes);
-    program_header(pt_note, notes_at, notes.len() as u64, notes.len() as u64);
-    file.extend(notes);
-    file.resize(CODE_AT as usize, 0);
-    file.extend(code);
-    file
-}
-
-/// An image that is well formed and runs `code`.
-fn image(note: &[u8], code: &[u8]) -> Vec<u8> {
-    elf(note, code, 0x1000)
-}
 
 /// The image is refused with exit code 3 and these words.
 fn is_no_image(content: &[u8], words: &[&str]) {
@@ -393,15 +340,17 @@ fn a_prefaulted_guest_that_starts_huge_stays_huge() {
 }
 
 #[test]
-fn serial_lines_that_are_no_results_reach_standard_error() {
+fn with_a_console_all_that_is_printed_is_on_standard_output_and_the_result_on_standard_error() {
     if !has_kvm() {
         return;
     }
     let scratch = Scratch::new();
     let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console"];
     let output = scratch.wideleaf(&arguments).assert().success();
-    let lines = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).unwrap();
+    let (lines, result) = (text(&output.get_output().stdout), text(&output.get_output().stderr));
     assert!(lines.contains("exit") && lines.lines().count() > 3, "{lines}");
+    assert!(result.contains("64 MiB") && !lines.contains("64 MiB"), "{result}");
 }
 
 #[test]
@@ -412,7 +361,7 @@ fn nobody_reading_the_console_does_not_end_the_guest() {
     let scratch = Scratch::new();
     let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console", "--output=result"];
     let mut run = Running::start(&scratch, &arguments);
-    drop(run.0.stderr.take());
+    drop((run.0.stdout.take(), run.0.stderr.take()));
     assert_eq!(run.0.wait().unwrap().code(), Some(0));
     assert_eq!(scratch.names(), ["result"]);
 }

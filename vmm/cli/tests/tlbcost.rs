@@ -72,8 +72,9 @@ fn is_whole(report: &Value) {
     assert!((0.0..=1.0).contains(&number("share_bound")), "{prediction}");
     assert!(number("pace_ns") > 0.0 && number("visits") >= number("replayed"), "{prediction}");
     let paces = prediction["paces"].as_array().unwrap();
-    let chains: Vec<_> = paces.iter().map(|pace| pace["chains"].as_u64()).collect();
-    assert_eq!(chains, [Some(1), Some(2), Some(4), Some(8), Some(16), None]);
+    let ways: Vec<_> = paces.iter().map(|pace| pace["way"].to_string().replace('"', "")).collect();
+    let chains = ["{chains:1}", "{chains:2}", "{chains:4}", "{chains:8}", "{chains:16}"];
+    assert_eq!(ways, [&chains[..], &["free", "{ahead:16}", "{ahead:64}", "{ahead:128}", "asked"]].concat());
     assert!(
         paces.iter().all(|pace| pace["base_ns"].as_f64().unwrap() > 0.0 && pace["huge_ns"].as_f64().unwrap() > 0.0)
     );
@@ -110,9 +111,15 @@ fn a_prediction_says_what_its_bound_assumes() {
     let arguments = ["tlbcost", "--predict=npb.is", "--class=S", "--rounds=1"];
     let output = scratch.wideleaf(&arguments).assert().success().stderr("");
     let said = String::from_utf8(output.get_output().stdout.clone()).unwrap();
-    for words in
-        ["predicted, ", "one after another", "all at once", "in the kernel", "Assumed: ", "windows of its memory"]
-    {
+    for words in [
+        "predicted, ",
+        "one after another",
+        "all at once",
+        "asked for 64 visits ahead",
+        "in the kernel",
+        "Assumed: ",
+        "windows of its memory",
+    ] {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
 }

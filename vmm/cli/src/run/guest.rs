@@ -11,11 +11,16 @@ use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_vmm::boot::BootImage;
+use wideleaf_vmm::devices::virtio::VirtioDevice;
+use wideleaf_vmm::devices::virtio::transport::DriverSeen;
+use wideleaf_vmm::devices::{SerialOutput, SerialSink};
 use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::kvm::memslot::default_slot_bytes;
+use wideleaf_vmm::sandbox::Sandbox;
 use wideleaf_vmm::x86::cpuid::has_page_size;
-use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
+use super::sandboxed::Sandboxed;
 use super::{Console, Ended, RunSpec, Workload, from_config_error};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
@@ -138,6 +143,17 @@ fn slot_bytes(spec: &RunSpec, backing: BackingConfig) -> Option<Bytes> {
     may_be_giant.then(|| default_slot_bytes(spec.memory, largest))
 }
 
+/// What of the world outside a guest is given.
+#[derive(Default)]
+pub(crate) struct Outside {
+    /// Gets the bytes of its serial port as they come.
+    pub(crate) bytes: Option<SerialSink>,
+    /// Its devices, in the order in which it finds them.
+    pub(crate) devices: Vec<Box<dyn VirtioDevice>>,
+    /// What its process is restricted to.
+    pub(crate) sandbox: Option<Arc<Sandbox>>,
+}
+
 impl GuestPlan {
     pub(crate) fn layout(&self) -> Vec<GpaRange> {
         self.config.ram_layout()
@@ -149,18 +165,21 @@ impl GuestPlan {
         ram: Arc<GuestRam>,
         session: &Arc<Session>,
         console: Console,
+        outside: Outside,
     ) -> Result<RunningGuest, Failure> {
         let lines = session.clone();
         let sink = move |line: &[u8]| {
             let line = String::from_utf8_lossy(line);
             let is_ours = lines.on_line(&line);
             match console {
-                Console::All => say(line),
                 Console::Others if !is_ours => say(line),
-                Console::Others | Console::Nothing => {}
+                Console::Others | Console::Here | Console::Nothing => {}
             }
         };
-        let machine = Machine::start_image(&self.config, &self.image, ram, Box::new(sink)).map_err(from_boot_error)?;
+        let Outside { bytes, devices, sandbox } = outside;
+        let output = SerialOutput { lines: Box::new(sink), bytes };
+        let hardware = Hardware { ram, output, devices, sandbox };
+        let machine = Machine::start_image(&self.config, &self.image, hardware).map_err(from_boot_error)?;
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
         Ok(RunningGuest { machine })
     }
@@ -170,9 +189,11 @@ fn from_boot_error(error: wideleaf_vmm::boot::BootError) -> Failure {
     use wideleaf_vmm::boot::BootError;
     let text = error.to_string();
     match error {
-        BootError::Kvm(_) | BootError::Memory(_) | BootError::Thread { .. } | BootError::Event(_) => {
-            Failure::Host(text)
-        }
+        BootError::Kvm(_)
+        | BootError::Memory(_)
+        | BootError::Thread { .. }
+        | BootError::Event(_)
+        | BootError::Sandbox(_) => Failure::Host(text),
         _ => Failure::Input(text),
     }
 }
@@ -182,15 +203,31 @@ impl RunningGuest {
         self.machine.second_level()
     }
 
+    /// What its process is restricted to.
+    pub(crate) fn sandboxed(&self) -> Option<Sandboxed> {
+        self.machine.sandbox().map(Sandboxed::from)
+    }
+
+    /// Whether drivers came for its devices, in their order.
+    pub(crate) fn drivers(&self) -> &[DriverSeen] {
+        self.machine.drivers()
+    }
+
     /// Waits for the guest's end, or ends it when the time is up or somebody interrupts. No vCPU runs afterwards.
     pub(crate) fn wait(self, timeout: Option<Duration>, interrupts: &Interrupts) -> Ended {
         match self.machine.wait(WaitLimits { timeout, stop: Some(interrupts.flag()) }) {
             GuestExit::ExitPort(code) => Ended::Exit(u8::try_from(code).unwrap_or(u8::MAX)),
             GuestExit::Reset | GuestExit::PowerOff => Ended::Exit(0),
-            GuestExit::Stopped => Ended::Interrupted,
+            GuestExit::Stopped if interrupts.is_set() => Ended::Interrupted,
+            GuestExit::Stopped => Ended::Asked,
             GuestExit::TimedOut => Ended::TimedOut,
             crash => Ended::Crashed(crash.to_string()),
         }
+    }
+
+    /// The machine, beside who waits for it.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
     }
 
     /// The machine, for a caller that looks at the guest while it runs.

@@ -15,17 +15,19 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
 use wideleaf_control::protocol::{Answer, Limits, Request};
 use wideleaf_control::view::{Care, VmView};
 use wideleaf_memory::manager::ManagerConfig;
-use wideleaf_memory::{GuestRam, Host as _, LinuxHost};
-use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand, PolicyChoice};
+use wideleaf_memory::{GuestRam, LinuxHost};
+use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
+use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
-use crate::guests::settings::OFF;
+use super::policy_switch::PolicySwitch;
+use super::sandboxed;
 use crate::session::Session;
 
 /// As the protocol has it ([`Request::Register`]); the daemon gives up on who is silent for five of these.
@@ -43,27 +45,31 @@ impl Registered {
     /// Begins to tell the daemon at `socket`, whether there is one yet or not. Where no thread can be had nobody is told.
     pub fn start(
         socket: &Path,
-        policy: &PolicyChoice,
+        policy: &Arc<PolicySwitch>,
         host: &LinuxHost,
         ram: &GuestRam,
         session: &Arc<Session>,
+        sandbox: Option<Arc<Sandbox>>,
     ) -> Registered {
         let (stop, stopped) = mpsc::channel();
-        let opened_at = SystemTime::now() - host.now().since_start();
-        if let Some(guest) = OwnGuest::of_this_process(ram, opened_at) {
+        if let Some(guest) = OwnGuest::of_this_process(ram, super::opened_at(host)) {
             let teller = Teller {
                 socket: socket.to_owned(),
-                policy: policy.clone(),
+                policy: Arc::clone(policy),
                 guest,
                 session: Arc::downgrade(session),
                 connection: None,
                 limits: None,
-                is_off: false,
+                said: None,
                 refused: None,
                 complaint: None,
             };
             // Not waited for at the end: a daemon that hangs must not hold up a run that is over.
-            if let Err(error) = thread::Builder::new().name("status".into()).spawn(move || teller.tell(&stopped)) {
+            let work = move || {
+                sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Status));
+                teller.tell(&stopped);
+            };
+            if let Err(error) = thread::Builder::new().name("status".into()).spawn(work) {
                 tracing::info!("wideleafd is not told of this guest: {error}");
             }
         }
@@ -74,15 +80,15 @@ impl Registered {
 /// What the thread has in hand. It does not keep the session: the run's end is not held up by a question that is on its way.
 struct Teller {
     socket: PathBuf,
-    policy: PolicyChoice,
+    policy: Arc<PolicySwitch>,
     guest: OwnGuest,
     session: Weak<Session>,
     /// Over which it is registered.
     connection: Option<UnixStream>,
     /// As the daemon said; `None`: the run's own.
     limits: Option<BudgetLimits>,
-    /// Somebody has set the policy `off`.
-    is_off: bool,
+    /// The policy that the daemon said last: it repeats what somebody set, and who sets another here means it to stay.
+    said: Option<String>,
     /// Why the policy is not what somebody has set.
     refused: Option<String>,
     /// What was wrong at the latest try: it is logged once.
@@ -107,8 +113,8 @@ impl Teller {
     fn view(&self) -> Option<VmView> {
         let (live, mapping) = self.session.upgrade()?.seen()?;
         let mut view = self.guest.view(&live, mapping);
-        view.policy = Some(if self.is_off { OFF.to_owned() } else { self.policy.to_string() });
-        view.care = if self.is_off { Care::Off } else { Care::Managed };
+        view.policy = Some(self.policy.shown());
+        view.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
         view.notes.extend(self.refused.clone());
         Some(view)
     }
@@ -139,7 +145,10 @@ impl Teller {
             if self.limits.replace(limits) != Some(limits) {
                 session.set_limits(limits);
             }
-            self.refused = said.policy.as_deref().and_then(|policy| self.set_policy(&session, policy).err());
+            if self.said != said.policy {
+                self.refused = said.policy.as_deref().and_then(|policy| self.policy.set(&session, policy).err());
+                self.said.clone_from(&said.policy);
+            }
         }
         STATUS_EVERY
     }
@@ -156,32 +165,6 @@ impl Teller {
         }
         TRY_EVERY
     }
-
-    /// A run's policy began with its RAM, its sensors and its recording: it can be switched off and on again, and nothing else.
-    fn set_policy(&mut self, session: &Session, wanted: &str) -> Result<(), String> {
-        let own = self.policy.to_string();
-        let is_off = match wanted {
-            OFF if works_at_faults(&self.policy) => {
-                return Err(format!("its policy stays {own}: it answers the guest's faults, which can not wait"));
-            }
-            OFF => true,
-            policy if policy == own => false,
-            other => {
-                return Err(format!(
-                    "its policy stays {own}: `wideleaf run` takes {other} at its start alone, with --policy; off and {own} can be set"
-                ));
-            }
-        };
-        self.is_off = is_off;
-        session.set_off(is_off);
-        Ok(())
-    }
-}
-
-/// Whether it has a service beside the manager's loop that faults of the guest wait for.
-fn works_at_faults(policy: &PolicyChoice) -> bool {
-    let policy = policy.make();
-    policy.decides_at_first_touch() || policy.reserves().is_some()
 }
 
 fn limits_of(said: &Limits) -> BudgetLimits {
@@ -202,16 +185,5 @@ mod tests {
         let limits = limits_of(&said);
         assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));
         assert_eq!(limits.burst, BudgetLimits::default().burst);
-    }
-
-    #[test]
-    fn a_policy_that_answers_faults_can_not_be_switched_off() {
-        let policy = |text| PolicyChoice::parse(text).expect("it is in the list");
-        for text in ["at-fault", "reservation"] {
-            assert!(works_at_faults(&policy(text)), "{text}");
-        }
-        for text in ["auto", "greedy", "never"] {
-            assert!(!works_at_faults(&policy(text)), "{text}");
-        }
     }
 }

@@ -2,9 +2,10 @@
 //! and on 2 MiB pages without the kernel's arithmetic, and taken at the pace at which the kernel makes them.
 //!
 //! ```text
-//!   one iteration ─ recorder ─▶ visits of lines ─ replay, 1 chain … free ─▶ time of a visit on both page sizes ┐
-//!   base │ huge │ base │ huge │ …  ─▶ time of a visit in the kernel: its pace ─────────────────────────────┴▶ saved_at_most ÷ pace
-//!                                  └▶ time saved within each round, median and interval                        = the bound
+//!   one iteration ─ recorder ─▶ visits of lines ───────────────┐
+//!   round: kernel on base │ kernel on huge │ visits replayed on both, 1 chain … asked ─▶ median time of a visit on both ──┐
+//!                 │        └▶ time saved within the round: median and interval                                            │
+//!                 └─▶ median time of a visit in the kernel: its pace ─────────────────────────▶ saved_at_most ÷ pace = the bound
 //! ```
 //!
 //! A count of misses times what a miss costs in a chase is no such bound: misses overlap with other work and with each other, so that it can be
@@ -18,7 +19,8 @@ use wideleaf_policies::PageSize;
 use wideleaf_recorder::{Progress, Request};
 
 use super::counters::{WalkEvents, Walks};
-use super::replay::{Pace, replay, saved_at_most};
+use super::hull::{is_bounded, saved_at_most};
+use super::replay::{Pace, medians, replay};
 use super::sample::{self, Sample};
 use super::work::{Timed, Work};
 use crate::failure::Failure;
@@ -59,8 +61,22 @@ pub fn median_interval(values: &[f64]) -> MedianInterval {
             chosen = (rank, 1.0 - 2.0 * outside);
         }
     }
-    let median = f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2]);
-    MedianInterval { median, low: sorted[chosen.0], high: sorted[n - 1 - chosen.0], confidence: chosen.1 }
+    MedianInterval {
+        median: median(values),
+        low: sorted[chosen.0],
+        high: sorted[n - 1 - chosen.0],
+        confidence: chosen.1,
+    }
+}
+
+/// The one in the middle, or the mean of both that are.
+///
+/// # Panics
+/// Where there are no values.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2])
 }
 
 /// Prediction and measurement, side by side.
@@ -78,26 +94,29 @@ pub struct Prediction {
     pub replayed: u64,
     /// What a visit costs without the kernel around it.
     pub paces: Vec<Pace>,
-    /// Nanoseconds from one visit to the next in the kernel, in its fastest run on base pages.
+    /// Nanoseconds from one visit to the next in the kernel on base pages, the median of its runs.
     pub pace_ns: f64,
     /// The most that 2 MiB pages can save, as part of the time on base pages.
     pub share_bound: f64,
-    /// Whether that is a bound: a kernel that is faster than its fastest replay overlaps more than any of them shows.
+    /// Whether that is a bound: a kernel that is faster than all of its replays overlaps more than any of them shows.
     pub is_bound: bool,
     /// What a PMU counted in the measured part of one more run on base pages, where there is one.
     pub counted: Option<Walks>,
     /// Time that 2 MiB pages saved, as part of the time on base pages.
     pub saved: MedianInterval,
-    /// Rounds of one run each.
+    /// Rounds of one run on each page size, and one replay.
     pub rounds: usize,
     /// Windows of its RAM that were large in the last run on 2 MiB pages, and all of them.
     pub large_windows: (u64, u64),
 }
 
-/// Things that a prediction does besides the runs of its rounds, for a progress bar: a first run, the recording, the replay.
-pub const BESIDE_ROUNDS: u64 = 3;
+/// Things that a prediction does besides its rounds, for a progress bar: a first run, and the recording.
+pub const BESIDE_ROUNDS: u64 = 2;
 
-/// Predicts, then runs in turn on base and on 2 MiB pages.
+/// And in each round: a run on either page size, and a replay on both.
+pub const IN_A_ROUND: u64 = 3;
+
+/// Records, then in turn runs on base and on 2 MiB pages and replays.
 ///
 /// # Errors
 /// [`Failure`]: a run or the recording failed, or somebody wants no more of it.
@@ -115,12 +134,8 @@ pub fn predict(
     bar.inc(1);
     let sample = record(work, &first, interrupts, &step)?;
     bar.inc(1);
-    step("its accesses alone".into());
-    let paces = replay(work, &sample, interrupts)?;
-    bar.inc(1);
-
     let most = iterations_of(&first);
-    let mut runs = Vec::new();
+    let (mut runs, mut replays) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         step(format!("round {round} of {rounds}"));
         let base = work.run(PageSize::Base4K, most, None, interrupts)?;
@@ -128,13 +143,15 @@ pub fn predict(
         let huge = work.run(PageSize::Huge2M, most, None, interrupts)?;
         bar.inc(1);
         runs.push((base, huge));
+        step(format!("round {round} of {rounds}, its accesses alone"));
+        replays.push(replay(work, &sample, round, interrupts)?);
+        bar.inc(1);
     }
     let counted = events.map(|_| work.run(PageSize::Base4K, most, events, interrupts)).transpose()?;
 
-    // The shortest, as in the replay: what interrupts a run only ever adds to it.
-    let seconds = runs.iter().map(|(base, _)| base.seconds).fold(f64::INFINITY, f64::min);
+    let paces = medians(&replays);
     let visits = sample.visits as f64 * runs[0].0.steps.against_one();
-    let pace_ns = seconds * 1e9 / visits;
+    let pace_ns = median(&runs.iter().map(|(base, _)| base.seconds).collect::<Vec<_>>()) * 1e9 / visits;
     let saved: Vec<f64> = runs.iter().map(|(base, huge)| 1.0 - huge.seconds / base.seconds).collect();
     Ok(Prediction {
         kernel: name.to_string(),
@@ -143,7 +160,7 @@ pub fn predict(
         visits: sample.visits,
         replayed: sample.kept(),
         share_bound: (saved_at_most(&paces, pace_ns) / pace_ns).min(1.0),
-        is_bound: paces.iter().any(|pace| pace.base_ns <= pace_ns),
+        is_bound: is_bounded(&paces, pace_ns),
         paces,
         pace_ns,
         counted: counted.and_then(|run| run.walks),

@@ -1,44 +1,43 @@
-//! The accesses of a program without the program: on base and on 2 MiB pages, with ever more of them under way at once; and the most that a
-//! page size can save of a program that makes them at a pace of its own.
+//! The accesses of a program without the program, on base and on 2 MiB pages, in every [way](super::laps) to make them.
 //!
 //! ```text
-//!   1 chain   a ─▶ b ─▶ c ─▶ d ─▶ e ─▶ f      each waits for the one before: what translation costs, costs all of it
-//!   2 chains  a ──▶ c ──▶ e                   half of it is hidden
-//!             b ──▶ d ──▶ f
-//!   free      a b c d e f                     none waits: as fast as the core can
-//!
-//!   saved of a visit                  ╭────── 1         The program is some mix of these. A mix takes the mean of their times and saves
-//!          │                ╭─ 2 ─────╯                 the mean of their savings, so no mix that is as fast as the program saves
-//!          │      ╭─ 4 ─────╯                           more than the hull over them at the program's own time a visit.
-//!          │ free ╯
-//!          └──────────────▲──────────▶ time of a visit on base pages
-//!                         pace of the program
+//!   round 1   1 chain: base, all bursts │ huge, all bursts    2 chains: huge │ base    4 chains: base │ huge   …
+//!   round 2   1 chain: huge │ base                            2 chains: base │ huge    …
+//!                 ▼
+//!             median of the rounds: time of a visit on base and on 2 MiB pages
 //! ```
+//!
+//! Not the shortest of several tries: a burst of milliseconds finds a moment in which nothing disturbs it, a program's run of seconds never does,
+//! and the two are compared. The program runs in the same rounds, so that what else the machine does to one, it does to all. And not base and
+//! huge burst by burst: what the program finds in the last cache from one burst to another would be driven out by the other half.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::AtomicU64;
 
 use serde::Serialize;
-use wideleaf_memory::GuestRam;
+use wideleaf_memory::{GuestRam, Host, LinuxHost};
 use wideleaf_policies::PageSize;
 
-use super::sample::{STORE, Sample};
+use super::laps::{LAPS, Lap, Way};
+use super::predict::median;
+use super::sample::Sample;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 
-/// Times that each burst is replayed, and the shortest counts: what interrupts one only ever adds to it.
-pub const TRIES: usize = 5;
+/// The first eighth of a burst is not timed: it brings into caches and TLBs what the program has there at that moment. 64 thousand visits of the
+/// longest bursts: more than a second TLB has entries, and than the lines of 4 MiB of cache.
+const WARMED_PART: usize = 8;
 
-/// Words of a line.
-const LINE_WORDS: usize = 8;
+/// Visits between two readings of the clock. Their list, 128 KiB, is brought into the second cache before: the program reads no list, and from memory
+/// it would take a third as much again as the matrix of CG does. A reading, some 300 ns, is a hundredth of the fastest 32 thousand visits.
+const PIECE: usize = 1 << 15;
 
-/// What a visit of a line costs where so many of them are under way.
+/// What a visit of a line costs where it is made that way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pace {
-    /// Chains; `None`: no visit waits for another.
-    pub chains: Option<u32>,
+    /// How.
+    pub way: Way,
     /// Nanoseconds of a visit on base pages.
     pub base_ns: f64,
     /// And on 2 MiB pages.
@@ -46,146 +45,120 @@ pub struct Pace {
 }
 
 impl Pace {
-    fn saved(&self) -> f64 {
+    /// What 2 MiB pages save of it; 0 where they cost more.
+    pub fn saved(&self) -> f64 {
         (self.base_ns - self.huge_ns).max(0.0)
     }
 }
 
-/// One way to replay a burst.
-type Lap = fn(&[AtomicU64], &[u32]);
-
-/// All of them, by their chains.
-const LAPS: [(Option<u32>, Lap); 6] = [
-    (Some(1), chained::<1>),
-    (Some(2), chained::<2>),
-    (Some(4), chained::<4>),
-    (Some(8), chained::<8>),
-    (Some(16), chained::<16>),
-    (None, free),
-];
-
-/// Replays what was sampled of `work` in memory of its own on both page sizes.
+/// Replays what was sampled of `work` once in memory of its own on both page sizes, which is another in each round: where base pages lie decides
+/// what they share of the caches.
 ///
 /// # Errors
 /// [`Failure`]: there is not so much memory, or somebody wants no more of it.
-pub fn replay(work: &Work, sample: &Sample, interrupts: &Interrupts) -> Result<Vec<Pace>, Failure> {
+pub fn replay(work: &Work, sample: &Sample, round: usize, interrupts: &Interrupts) -> Result<Vec<Pace>, Failure> {
     let base = work.map(PageSize::Base4K, interrupts)?;
     let huge = work.map(PageSize::Huge2M, interrupts)?;
-    let visits = sample.kept().max(1) as f64;
+    let host = LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?;
     let mut paces = Vec::new();
-    for (chains, lap) in LAPS {
-        let mut sums = (0.0, 0.0);
-        for burst in &sample.bursts {
-            let mut least = (f64::INFINITY, f64::INFINITY);
-            for _ in 0..TRIES {
-                least = (least.0.min(nanoseconds(lap, &base, burst)), least.1.min(nanoseconds(lap, &huge, burst)));
-                interrupts.check()?;
-            }
-            sums = (sums.0 + least.0, sums.1 + least.1);
-        }
-        paces.push(Pace { chains, base_ns: sums.0 / visits, huge_ns: sums.1 / visits });
+    for (number, (way, lap)) in LAPS.into_iter().enumerate() {
+        let sweep = |ram: &GuestRam| sweep_ns(&host, lap, ram, sample, interrupts);
+        let (base_ns, huge_ns) = in_turn((round + number).is_multiple_of(2), || sweep(&base), || sweep(&huge));
+        paces.push(Pace { way, base_ns: base_ns?, huge_ns: huge_ns? });
     }
     Ok(paces)
 }
 
-fn nanoseconds(lap: Lap, ram: &GuestRam, burst: &[u32]) -> f64 {
+/// Nanoseconds of a visit, over all bursts.
+fn sweep_ns(
+    host: &impl Host,
+    lap: Lap,
+    ram: &GuestRam,
+    sample: &Sample,
+    interrupts: &Interrupts,
+) -> Result<f64, Failure> {
     let words = ram.words(ram.ranges()[0]);
-    let start = Instant::now();
-    lap(words, burst);
-    start.elapsed().as_secs_f64() * 1e9
-}
-
-/// Each visit waits for that so many before it: its address has a part that was loaded there. All of the memory is zero, which only we
-/// know, so the part changes nothing.
-fn chained<const CHAINS: usize>(words: &[AtomicU64], burst: &[u32]) {
-    let mut chains = [0; CHAINS];
-    for lines in burst.chunks(CHAINS) {
-        for (chain, line) in chains.iter_mut().zip(lines) {
-            *chain = visit(words, *line, *chain);
-        }
+    let (mut seconds, mut visits) = (0.0, 0);
+    for burst in &sample.bursts {
+        let (warming, timed) = burst.split_at(burst.len() / WARMED_PART);
+        seconds += timed_lap(host, lap, words, warming, timed);
+        visits += timed.len();
+        interrupts.check()?;
     }
-    black_box(chains);
+    Ok(seconds * 1e9 / visits.max(1) as f64)
 }
 
-/// No visit waits for another.
-fn free(words: &[AtomicU64], burst: &[u32]) {
-    let sum = burst.iter().fold(0, |sum, line| sum | visit(words, *line, 0));
-    black_box(sum);
-}
-
-/// One visit behind what gave `after`; gives what the next one may wait for. Who stores has its line loaded first, as the core has it.
-#[inline(always)]
-fn visit(words: &[AtomicU64], visit: u32, after: u64) -> u64 {
-    let word = &words[(visit & !STORE) as usize * LINE_WORDS + after as usize];
-    let loaded = word.load(Ordering::Relaxed);
-    if visit & STORE != 0 {
-        word.store(loaded, Ordering::Relaxed);
+/// Both, the first one first or the second.
+fn in_turn<T>(is_first_first: bool, first: impl FnOnce() -> T, second: impl FnOnce() -> T) -> (T, T) {
+    if is_first_first {
+        let one = first();
+        (one, second())
+    } else {
+        let other = second();
+        (first(), other)
     }
-    loaded
 }
 
-/// The most that 2 MiB pages can save of a visit, in nanoseconds, where the program makes one in `pace_ns` on base pages: the hull over the
-/// mixes of [`Pace`]s that are as fast. A program that is faster than all of them saves what the fastest does.
-pub fn saved_at_most(paces: &[Pace], pace_ns: f64) -> f64 {
-    let fastest = paces.iter().min_by(|one, other| one.base_ns.total_cmp(&other.base_ns));
-    let alone = paces.iter().filter(|pace| pace.base_ns <= pace_ns).map(Pace::saved);
-    let mixed = paces.iter().flat_map(|slow| {
-        let fast = paces.iter().filter(|fast| fast.base_ns <= pace_ns && slow.base_ns > pace_ns);
-        fast.map(|fast| {
-            let of_slow = (pace_ns - fast.base_ns) / (slow.base_ns - fast.base_ns);
-            slow.saved() * of_slow + fast.saved() * (1.0 - of_slow)
-        })
-    });
-    let most = alone.chain(mixed).fold(0.0, f64::max);
-    if fastest.is_some_and(|fastest| fastest.base_ns > pace_ns) { fastest.map_or(0.0, Pace::saved) } else { most }
+/// Seconds of this thread, with those left out in which another had its CPU.
+fn timed_lap(host: &impl Host, lap: Lap, words: &[AtomicU64], warming: &[u32], timed: &[u32]) -> f64 {
+    lap(words, warming);
+    let piece_seconds = |piece: &[u32]| {
+        black_box(piece.iter().fold(0, |all, visit| all | visit));
+        let start = host.thread_cpu_time();
+        lap(words, piece);
+        (host.thread_cpu_time() - start).as_secs_f64()
+    };
+    timed.chunks(PIECE).map(piece_seconds).sum()
+}
+
+/// The median of each way's rounds.
+///
+/// # Panics
+/// Where there is no round.
+pub fn medians(rounds: &[Vec<Pace>]) -> Vec<Pace> {
+    let of_way = |way: usize| {
+        let of = |part: fn(&Pace) -> f64| median(&rounds.iter().map(|paces| part(&paces[way])).collect::<Vec<_>>());
+        Pace { way: rounds[0][way].way, base_ns: of(|pace| pace.base_ns), huge_ns: of(|pace| pace.huge_ns) }
+    };
+    (0..rounds[0].len()).map(of_way).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pace(base_ns: f64, huge_ns: f64) -> Pace {
-        Pace { chains: None, base_ns, huge_ns }
+    #[test]
+    fn a_pace_is_the_median_of_its_rounds() {
+        let round = |free: f64, asked: f64| {
+            vec![
+                Pace { way: Way::Free, base_ns: free, huge_ns: free / 2.0 },
+                Pace { way: Way::Asked, base_ns: asked, huge_ns: 1.0 },
+            ]
+        };
+        // One round in which the machine was busy does not count.
+        let paces = medians(&[round(8.0, 4.0), round(900.0, 5.0), round(10.0, 3.0)]);
+        assert_eq!(paces[0], Pace { way: Way::Free, base_ns: 10.0, huge_ns: 5.0 });
+        assert_eq!(paces[1], Pace { way: Way::Asked, base_ns: 4.0, huge_ns: 1.0 });
     }
 
     #[test]
-    fn a_mix_of_two_paces_saves_the_mean_of_both_at_most() {
-        let paces = [pace(100.0, 60.0), pace(10.0, 6.0)];
-        assert_eq!(saved_at_most(&paces, 10.0), 4.0);
-        // Half of the accesses one after another, half of them at once.
-        assert_eq!(saved_at_most(&paces, 55.0), 22.0);
-        assert_eq!(saved_at_most(&paces, 100.0), 40.0);
-        assert_eq!(saved_at_most(&paces, 1_000.0), 40.0, "no access saves more than one that all wait for");
+    fn base_pages_come_first_in_one_half_of_all_laps() {
+        let order = |is_first_first| {
+            let order = std::cell::RefCell::new(String::new());
+            let both = in_turn(is_first_first, || order.borrow_mut().push('b'), || order.borrow_mut().push('h'));
+            assert_eq!(both, ((), ()));
+            order.into_inner()
+        };
+        assert_eq!((order(true), order(false)), ("bh".to_owned(), "hb".to_owned()));
     }
 
     #[test]
-    fn the_bound_is_the_hull_and_no_dent_in_it() {
-        // The one in the middle saves less than the mix of its neighbours: the program may be the mix.
-        let paces = [pace(100.0, 60.0), pace(55.0, 54.0), pace(10.0, 6.0)];
-        assert_eq!(saved_at_most(&paces, 55.0), 22.0);
-        // The one that is fast saves more than all that are slower: a program that waits elsewhere still can.
-        assert_eq!(saved_at_most(&[pace(10.0, 2.0), pace(100.0, 99.0)], 50.0), 8.0);
-    }
-
-    #[test]
-    fn a_program_faster_than_its_replay_saves_what_the_fastest_does() {
-        assert_eq!(saved_at_most(&[pace(10.0, 6.0), pace(100.0, 60.0)], 5.0), 4.0);
-        assert_eq!(saved_at_most(&[pace(10.0, 11.0)], 20.0), 0.0, "pages that cost more save nothing");
-        assert_eq!(saved_at_most(&[], 20.0), 0.0);
-    }
-
-    #[test]
-    fn every_lap_touches_each_line_and_stores_nothing_but_zero() {
-        let words: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
-        for (_, lap) in LAPS {
-            lap(&words, &[0, 1 | STORE, 7, 7 | STORE, 3]);
-        }
-        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "out of bounds")]
-    fn a_line_outside_the_memory_is_no_access() {
-        chained::<2>(&[AtomicU64::new(0)], &[1]);
+    fn all_visits_are_made_the_first_to_warm_and_the_others_in_pieces() {
+        static SEEN: std::sync::Mutex<Vec<Vec<u32>>> = std::sync::Mutex::new(Vec::new());
+        let (host, words) = (LinuxHost::open().expect("/proc is there"), [AtomicU64::new(0)]);
+        let timed: Vec<u32> = (0..PIECE as u32 + 2).collect();
+        let lap: Lap = |_, list| SEEN.lock().expect("no panic").push(list.to_vec());
+        assert!(timed_lap(&host, lap, &words, &[8], &timed) >= 0.0);
+        assert_eq!(*SEEN.lock().expect("no panic"), [vec![8], timed[..PIECE].to_vec(), timed[PIECE..].to_vec()]);
     }
 }

@@ -19,8 +19,13 @@ const BURST: usize = 1 << 19;
 const BURSTS_MAX: usize = 16;
 const _: () = assert!(BURSTS_MAX.is_multiple_of(2), "every second one is dropped");
 
-/// Set in a visit that stores; the rest is the number of its line.
-pub const STORE: u32 = 1 << 31;
+/// Words of a line.
+pub const LINE_WORDS: u32 = GRANULE_BYTES / 8;
+
+/// A visit is the number of a word: of its line's first where it loads, and of the next one where it stores. So nothing has to be masked out to
+/// find the word, which would cost a replay more than the visit.
+pub const STORE: u32 = 1;
+const _: () = assert!(STORE < LINE_WORDS, "a store is in its line");
 
 /// Some of a kernel's visits of lines, and how many there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,8 +51,8 @@ pub fn take(request: &Request<'_>, watch: &mut dyn FnMut(&Progress<'_>) -> bool)
     let name = request.kernel.name;
     let cannot = |error: std::io::Error| Failure::Host(format!("cannot record {name}: {error}"));
     let lines = request.arena_bytes().map_err(|error| failure(request, &error))? / u64::from(GRANULE_BYTES);
-    if lines >= u64::from(STORE) {
-        return Err(Failure::Usage(format!("{name} works on more than 128 GiB: take a smaller problem")));
+    if lines * u64::from(LINE_WORDS) > u64::from(u32::MAX) {
+        return Err(Failure::Usage(format!("{name} works on 32 GiB or more: take a smaller problem")));
     }
     let (reader, writer): (PipeReader, PipeWriter) = std::io::pipe().map_err(cannot)?;
     std::thread::scope(|scope| {
@@ -96,7 +101,7 @@ struct Sampler {
     recent: [(u32, Option<usize>); RECENT],
 }
 
-/// No line: it would be one beyond [`STORE`].
+/// No line: its words would have larger numbers than there are.
 const NO_LINE: u32 = u32::MAX;
 
 impl Sampler {
@@ -118,7 +123,7 @@ impl Sampler {
             }
             return;
         }
-        let kept = self.keep(line | store);
+        let kept = self.keep((line * LINE_WORDS) | store);
         self.recent[place] = (line, kept);
     }
 
@@ -163,7 +168,7 @@ mod tests {
     #[test]
     fn what_is_short_is_kept_whole() {
         let sample = sampled((0..6).map(|line| access(line, line % 2 == 1)));
-        assert_eq!(sample.bursts, [vec![0, 1 | STORE, 2, 3 | STORE], vec![4, 5 | STORE]]);
+        assert_eq!(sample.bursts, [vec![0, 8 | STORE, 16, 24 | STORE], vec![32, 40 | STORE]]);
         assert_eq!((sample.visits, sample.kept()), (6, 6));
     }
 
@@ -172,7 +177,7 @@ mod tests {
         // 64 visits, 4 bursts of 4: one in each sixteen.
         let sample = sampled((0..64).map(|line| access(line, false)));
         let starts: Vec<u32> = sample.bursts.iter().map(|burst| burst[0]).collect();
-        assert_eq!(starts, [0, 16, 32, 48]);
+        assert_eq!(starts, [0, 16, 32, 48].map(|line| line * LINE_WORDS));
         assert!(sample.bursts.iter().all(|burst| burst.len() == 4));
         assert_eq!((sample.visits, sample.kept()), (64, 16));
     }
@@ -182,13 +187,13 @@ mod tests {
         // Three arrays in step, eight elements a line, the third one stored to: three visits. Arrays of 2 MiB are 32768 lines apart.
         let arrays = [access(0, false), access(32_768, false), access(65_536, true)];
         let sample = sampled(arrays.into_iter().cycle().take(24));
-        assert_eq!(sample.bursts, [[0, 32_768, 65_536 | STORE]]);
+        assert_eq!(sample.bursts, [[0, 32_768, 65_536].map(|line| (line * LINE_WORDS) | u32::from(line == 65_536))]);
         assert_eq!(sample.visits, 3);
     }
 
     #[test]
     fn a_store_behind_its_load_makes_one_visit_of_both() {
         let sample = sampled([access(7, false), access(7, true), access(9, false)]);
-        assert_eq!((sample.bursts, sample.visits), (vec![vec![7 | STORE, 9]], 2));
+        assert_eq!((sample.bursts, sample.visits), (vec![vec![(7 * LINE_WORDS) | STORE, 9 * LINE_WORDS]], 2));
     }
 }

@@ -10,6 +10,7 @@ use wideleaf_memory::walk_cost::SAVED_AT;
 use wideleaf_policies::Bytes;
 
 use super::agreement::{RUNS_MAX, Spread};
+use super::laps::Way;
 use super::measure::{CellReport, LevelReport};
 use super::predict::Prediction;
 use super::replay::Pace;
@@ -186,7 +187,7 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
     rows.add_row([Cell::new(how), number(interval)]);
     let _ = writeln!(out, "{rows}");
     let claim = if *is_bound {
-        "at most: no mix of the paces above that is as fast as the kernel saves more"
+        "at most: no mix of the paces above that is as fast as the kernel saves more; asking only is in it where the kernel is faster than all others"
     } else {
         "an estimate, by the fastest of the paces above: the kernel is faster than any of them, so it is no bound"
     };
@@ -215,11 +216,13 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
 /// Its accesses without it.
 fn write_paces(out: &mut String, prediction: &Prediction) {
     let mut rows = table(&["ns a visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
-    for Pace { chains, base_ns, huge_ns } in &prediction.paces {
-        let how = match chains {
-            Some(1) => "one after another".to_owned(),
-            Some(chains) => format!("{chains} chains"),
-            None => "all at once".to_owned(),
+    for Pace { way, base_ns, huge_ns } in &prediction.paces {
+        let how = match way {
+            Way::Chains(1) => "one after another".to_owned(),
+            Way::Chains(chains) => format!("{chains} chains"),
+            Way::Free => "all at once".to_owned(),
+            Way::Ahead(visits) => format!("asked for {visits} visits ahead"),
+            Way::Asked => "asked for only".to_owned(),
         };
         rows.add_row([Cell::new(how), number(format!("{base_ns:.3}")), number(format!("{huge_ns:.3}"))]);
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   RAM on pages of one size, prefaulted ─▶ thread: init │ begin ─ update or compute ─ end │ verify
-//!                                                          ▲ clock, counters          ▲ clock, counters
+//!                                                          ▲ its CPU time, counters   ▲ its CPU time, counters
 //! ```
 //!
 //! The kernel's thread cannot be ended: who gives up waiting ends the process with it, and nothing is left of either.
@@ -15,7 +15,7 @@ use wideleaf_kernels::registry::{MemoryNeed, Started, by_name, run as run_kernel
 use wideleaf_kernels::{Arena, Kernel, Platform, native};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::sensors::host_backing::HostBackingSensor;
-use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host, LinuxHost};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, kib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message};
@@ -54,7 +54,7 @@ pub struct Work {
 pub struct Timed {
     /// Name of the measured phase.
     pub phase: String,
-    /// How long it took.
+    /// How long its thread had a CPU for it: what else runs on the machine takes caches from it, and no time.
     pub seconds: f64,
     /// Its iterations.
     pub steps: Steps,
@@ -172,10 +172,14 @@ fn run_on(
 ) -> Result<(ExitCode, Timed), String> {
     // Before there are other threads, which inherit the counters.
     let meter = events.map(|events| Meter::open(&LinuxPmu, events)).transpose()?;
+    let host = LinuxHost::open().map_err(|error| error.to_string())?;
     let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
-    let watch = Arc::new(Mutex::new(Watch { meter, began: 0, timed: Timed::default(), failed: None }));
+    let watch = Arc::new(Mutex::new(Watch { meter, began: Duration::ZERO, timed: Timed::default(), failed: None }));
     let seen = watch.clone();
-    let sink = Box::new(move |message: &Message<'_>| seen.lock().expect("a watch does not panic").on(message, tsc_hz));
+    // Called by the one thread that runs the kernel, whose clock it is.
+    let sink = Box::new(move |message: &Message<'_>| {
+        seen.lock().expect("a watch does not panic").on(message, host.thread_cpu_time());
+    });
     let (code, steps) = native::run(1, tsc_hz, sink, |platform| {
         let words = ram.exclusive_words(ram.ranges()[0]);
         let mut words = words.expect("nobody else asks for the words of this RAM");
@@ -210,28 +214,28 @@ fn wait<T>(receiver: &mpsc::Receiver<T>, interrupts: &Interrupts) -> Result<Opti
 /// What listens to the kernel's lines.
 struct Watch {
     meter: Option<Meter>,
-    began: u64,
+    began: Duration,
     timed: Timed,
     failed: Option<String>,
 }
 
 impl Watch {
-    fn on(&mut self, message: &Message<'_>, tsc_hz: u64) {
+    fn on(&mut self, message: &Message<'_>, now: Duration) {
         let is_measured = |phase: &str| MEASURED.contains(&phase);
         match message {
-            Message::Begin { phase, tsc } if is_measured(phase.as_str()) => {
-                self.began = *tsc;
+            Message::Begin { phase, .. } if is_measured(phase.as_str()) => {
+                self.began = now;
                 phase.as_str().clone_into(&mut self.timed.phase);
                 let started = self.meter.as_mut().map(Meter::start);
                 self.failed = started.and_then(Result::err);
             }
-            Message::End { phase, tsc } if is_measured(phase.as_str()) => {
+            Message::End { phase, .. } if is_measured(phase.as_str()) => {
                 match self.meter.as_mut().map(Meter::stop) {
                     Some(Ok(walks)) => self.timed.walks = Some(walks),
                     Some(Err(why)) => self.failed = Some(why),
                     None => {}
                 }
-                self.timed.seconds = tsc.saturating_sub(self.began) as f64 / tsc_hz as f64;
+                self.timed.seconds = now.saturating_sub(self.began).as_secs_f64();
             }
             _ => {}
         }

@@ -1,0 +1,168 @@
+//! `wideleaf run --config FILE`: the options of a run from a file, and `--print-config`: a file of the options of a run.
+//!
+//! ```text
+//!   vm.toml ──▶ entries ──▶ one by one, alone: is it a value of that option? ──┐ with the line where not
+//!                                                                              ▼
+//!   wideleaf run ─┬─ --key=value …  of the file, less those that were typed ─▶ clap ──▶ RunArgs ──▶ printed ──▶ vm.toml
+//!                 └─ --key=value …  as they were typed ─────────────────────▶
+//! ```
+//!
+//! There is no second description of the options: the file's entries become arguments, and clap, which parses the command line, parses
+//! these as well. So an option that is added to `run` can be in a file from then on, with the same form, default and contradictions.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
+
+use crate::args::{Cli, Command as Chosen};
+use crate::failure::Failure;
+use entries::Entry;
+
+mod entries;
+mod paths;
+mod printed;
+
+/// The subcommand that takes a file.
+const RUN: &str = "run";
+
+/// No configuration is longer: a hundred options of a line each are some KiB, and a device instead of a file never ends.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Options that say something of a file and can not be in one.
+const NOT_IN_A_FILE: [&str; 4] = ["config", "print_config", "help", "version"];
+
+/// What somebody typed, with what is in the file that they named. Ends the process as clap does where what they typed is wrong by itself.
+///
+/// # Errors
+/// [`Failure::Input`] with file and line where the file is wrong, or contradicts itself or what was typed.
+pub fn command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let typed = Cli::command().try_get_matches_from(&arguments).unwrap_or_else(|error| error.exit());
+    let matches = match config_of(&typed) {
+        Some(path) => ConfigFile::read(path)?.under(&arguments, &typed)?,
+        None => typed,
+    };
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let (Chosen::Run(args), Some(run)) = (&mut cli.command, matches.subcommand_matches(RUN))
+        && args.print_config
+    {
+        args.effective = Some(printed::text(&run_command(), run)?);
+    }
+    Ok(cli)
+}
+
+fn config_of(typed: &ArgMatches) -> Option<&PathBuf> {
+    typed.subcommand_matches(RUN)?.get_one("config")
+}
+
+fn run_command() -> Command {
+    let mut all = Cli::command();
+    // What clap adds to a command it adds when it is built.
+    all.build();
+    all.find_subcommand(RUN).expect("it is one of the subcommands").clone()
+}
+
+/// What an option is called in a file: its long name, or that of what has no dashes before it.
+fn key_of(arg: &clap::Arg) -> String {
+    arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
+}
+
+/// The options that may be in a file.
+fn options(command: &Command) -> impl Iterator<Item = &clap::Arg> {
+    command.get_arguments().filter(|arg| !NOT_IN_A_FILE.contains(&arg.get_id().as_str()))
+}
+
+/// A file whose entries are options of `run`, each with a value that the option takes.
+struct ConfigFile<'a> {
+    path: &'a Path,
+    entries: Vec<Entry>,
+}
+
+impl ConfigFile<'_> {
+    fn read(path: &Path) -> Result<ConfigFile<'_>, Failure> {
+        let cannot = |why: &dyn std::fmt::Display| Failure::Input(format!("--config {}: {why}", path.display()));
+        let about = fs::metadata(path).map_err(|error| cannot(&error))?;
+        if !about.is_file() {
+            return Err(cannot(&"it is no file"));
+        }
+        if about.len() > FILE_BYTES_MAX {
+            return Err(cannot(&format_args!("it has {} bytes, more than {FILE_BYTES_MAX}", about.len())));
+        }
+        let text = fs::read_to_string(path).map_err(|error| cannot(&error))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let command = run_command();
+        let read = entries::read(&text, &command, folder);
+        let entries = read.map_err(|wrong| wrong_at(path, wrong.line, &wrong.why))?;
+        for entry in &entries {
+            check_alone(entry).map_err(|why| wrong_at(path, entry.line, &why))?;
+        }
+        Ok(ConfigFile { path, entries })
+    }
+
+    /// The file's entries and what was typed, which wins where both name an option.
+    fn under(&self, arguments: &[OsString], typed: &ArgMatches) -> Result<ArgMatches, Failure> {
+        let run = typed.subcommand_matches(RUN).expect("it was typed");
+        let is_typed = |entry: &&Entry| run.value_source(&entry.id) == Some(ValueSource::CommandLine);
+        let kept: Vec<&Entry> = self.entries.iter().filter(|entry| !is_typed(entry)).collect();
+        let at = arguments.iter().position(|argument| argument == RUN).expect("it was typed") + 1;
+        let of_file = kept.iter().flat_map(|entry| entry.arguments.iter());
+        let all = arguments[..at].iter().chain(of_file).chain(&arguments[at..]);
+        Cli::command().try_get_matches_from(all).map_err(|error| self.contradiction(&error, &kept))
+    }
+
+    /// What does not go together, with the lines of those that are from the file.
+    fn contradiction(&self, error: &clap::Error, kept: &[&Entry]) -> Failure {
+        let named = names_in(error);
+        let of_file = kept.iter().filter(|entry| named.contains(&format!("--{}", entry.key)));
+        let lines: BTreeMap<usize, &str> = of_file.map(|entry| (entry.line, entry.key.as_str())).collect();
+        match lines.first_key_value() {
+            Some((first, _)) => {
+                let where_all: Vec<String> = lines.iter().map(|(line, key)| format!("{key}: line {line}")).collect();
+                wrong_at(self.path, *first, &format!("{} ({})", one_line(error), where_all.join(", ")))
+            }
+            None => Failure::Input(format!("--config {}: {}", self.path.display(), one_line(error))),
+        }
+    }
+}
+
+fn wrong_at(path: &Path, line: usize, why: &str) -> Failure {
+    Failure::Input(format!("{}:{line}: {why}", path.display()))
+}
+
+/// Whether the option takes that value; what goes with what is seen where all are together.
+fn check_alone(entry: &Entry) -> Result<(), String> {
+    let words = ["wideleaf", RUN, "--config=-"].map(OsString::from);
+    match Cli::command().try_get_matches_from(words.iter().chain(&entry.arguments)) {
+        Err(error) if !matches!(error.kind(), ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument) => {
+            Err(format!("{}: {}", entry.key, one_line(&error)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The options that a complaint of clap's is about, without their values.
+fn names_in(error: &clap::Error) -> Vec<String> {
+    let bare = |name: &String| name.split([' ', '=']).next().unwrap_or_default().to_owned();
+    let named = error.context().filter(|(kind, _)| matches!(kind, ContextKind::InvalidArg | ContextKind::PriorArg));
+    let names = named.flat_map(|(_, value)| match value {
+        ContextValue::String(name) => vec![bare(name)],
+        ContextValue::Strings(names) => names.iter().map(bare).collect(),
+        _ => Vec::new(),
+    });
+    names.collect()
+}
+
+/// What clap complains of, without usage and tips.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let complaint: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    complaint.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! Which parts of an option's value are paths: those in a file begin at its folder, and those that are printed can be read from anywhere.
+//!
+//! ```text
+//!   record = "a.rec"                    an option whose type is a path             ─▶ /etc/vms/a.rec
+//!   policy = "schemes:rules=@a.txt"     what follows an @                          ─▶ schemes:rules=@/etc/vms/a.txt
+//!   some-device = "path=a.img,slot=3"   path=, file= and socket= among settings    ─▶ path=/etc/vms/a.img,slot=3
+//!   workload = "./vmlinuz"              what is no built-in kernel                 ─▶ /etc/vms/vmlinuz
+//! ```
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ValueHint};
+use wideleaf_kernels::registry::by_name;
+
+/// Settings within a value that are paths.
+const PATH_SETTINGS: [&str; 3] = ["path", "file", "socket"];
+
+/// The positional argument of `run`.
+const WORKLOAD: &str = "workload";
+
+/// `value` with paths that begin at `folder`.
+pub(super) fn from_file(arg: &Arg, value: &str, folder: &Path) -> OsString {
+    mapped(arg, OsStr::new(value), &|path| folder.join(path))
+}
+
+/// `value` with paths that hold wherever one is.
+pub(super) fn absolute(arg: &Arg, value: &OsStr) -> OsString {
+    mapped(arg, value, &|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
+}
+
+fn mapped(arg: &Arg, value: &OsStr, map: &dyn Fn(&Path) -> PathBuf) -> OsString {
+    if value.is_empty() {
+        return value.to_owned();
+    }
+    if is_path(arg, value) {
+        // A name that begins with a dash would be an option.
+        return map(&Path::new(".").join(value)).components().collect::<PathBuf>().into_os_string();
+    }
+    let Some(text) = value.to_str().filter(|_| arg.get_id() != WORKLOAD) else { return value.to_owned() };
+    // What comes before the first colon is a name, as in `policy`.
+    let (name, settings) = text.split_once(':').map_or(("", text), |(name, settings)| (name, settings));
+    let settings: Vec<String> = settings.split(',').map(|setting| setting_with(setting, map)).collect();
+    if name.is_empty() { settings.join(",") } else { format!("{name}:{}", settings.join(",")) }.into()
+}
+
+fn is_path(arg: &Arg, value: &OsStr) -> bool {
+    match arg.get_value_hint() {
+        ValueHint::AnyPath | ValueHint::FilePath | ValueHint::DirPath | ValueHint::ExecutablePath => true,
+        _ => arg.get_id() == WORKLOAD && value.to_str().is_none_or(|name| by_name(name).is_none()),
+    }
+}
+
+fn setting_with(setting: &str, map: &dyn Fn(&Path) -> PathBuf) -> String {
+    let Some((key, value)) = setting.split_once('=').filter(|(_, value)| !value.is_empty()) else {
+        return setting.to_owned();
+    };
+    match value.strip_prefix('@') {
+        Some(path) => format!("{key}=@{}", map(Path::new(path)).display()),
+        None if PATH_SETTINGS.contains(&key) => format!("{key}={}", map(Path::new(value)).display()),
+        None => setting.to_owned(),
+    }
+}

@@ -1,0 +1,249 @@
+//! `wideleaf run --control-socket PATH`: whoever may open the socket pauses, resumes, ends and asks about this VM
+//! ([`wideleaf_control::vm`] has the messages).
+//!
+//! ```text
+//!   clients ──▶ LineServer (one thread, bounds on all they send) ──▶ one thread that answers ──▶ RunControl, Session
+//!                                                                          the guest's threads wait for neither
+//! ```
+//!
+//! **Pauses.** A vCPU runs while nobody has it paused ([`RunControl::pause`] counts). The manager's own pauses are of milliseconds and
+//! nest with the user's: a guest that the user paused stays paused when the manager has done with it. All users together have one pause,
+//! so that a client which paused and died can be undone by another. While paused, the manager goes on with the guest's memory, `--timeout`
+//! and the guest's time stamp counter go on, and `stop` ends it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_control::protocol::Reply;
+use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Replies, decode};
+use wideleaf_control::socket_file::SocketFile;
+use wideleaf_control::view::Care;
+use wideleaf_control::vm::{
+    StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
+};
+use wideleaf_vmm::devices::Bus;
+use wideleaf_vmm::run_loop::{RunControl, VcpuState};
+use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
+use wideleaf_vmm::{GuestExit, Machine};
+
+use super::policy_switch::PolicySwitch;
+use super::sandboxed;
+use crate::failure::Failure;
+use crate::held_path::HeldPath;
+use crate::session::Session;
+
+/// A person or two, a supervisor, a dashboard; the rest is for those who connect and say nothing.
+const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
+
+const DIALECT: Dialect = Dialect { who: "this VM", version: VM_VERSION };
+
+/// Only the user who started it: who can stop a VM has its data in hand.
+const MODE: u32 = 0o600;
+
+const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "statistics", "set_policy"];
+
+/// A socket that clients can connect to until this is dropped; the file is removed then. Until the VM is built they wait.
+pub(crate) struct ControlSocket {
+    listening: Option<Listening>,
+    /// Who started it, whoever it becomes in its sandbox.
+    user: u32,
+    server: Option<LineServer>,
+    /// Last: the file goes when nobody listens any more.
+    _file: HeldPath,
+}
+
+impl ControlSocket {
+    /// Listens at `path`. No thread is started yet: the process is to enter its sandbox alone.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] where somebody listens there already, or the kernel refuses.
+    pub(crate) fn open(path: &Path) -> Result<ControlSocket, Failure> {
+        let remedy = "name another path with --control-socket";
+        let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, who: "another process", remedy };
+        let listening = Listening::at(&file).map_err(|error| Failure::Host(error.to_string()))?;
+        let held = HeldPath::hold(path).map_err(|error| {
+            let _ = std::fs::remove_file(path);
+            Failure::Host(format!("--control-socket {}: cannot start what removes it: {error}", path.display()))
+        })?;
+        let user = nix::unistd::geteuid().as_raw();
+        Ok(ControlSocket { listening: Some(listening), user, server: None, _file: held })
+    }
+
+    /// Answers for that VM, in threads of its own.
+    pub(crate) fn serve(&mut self, vm: ControlledVm, sandbox: Option<&Arc<Sandbox>>) {
+        let sandbox = sandbox.cloned();
+        let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Control));
+        let begin_too = begin.clone();
+        let listening = self.listening.take().expect("a socket is about one VM");
+        let user = self.user;
+        let answer = |jobs, replies| answer_in_a_thread(jobs, replies, vm, user, begin_too);
+        self.server = Some(listening.serve(PLACES, begin, answer));
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let problems = self.server.take().map(LineServer::stop);
+        problems.iter().flatten().for_each(|problem| tracing::warn!("{problem}"));
+    }
+}
+
+fn answer_in_a_thread(
+    jobs: Receiver<Job>,
+    replies: Replies,
+    vm: ControlledVm,
+    user: u32,
+    begin: impl FnOnce() + Send + 'static,
+) -> Vec<JoinHandle<()>> {
+    vec![std::thread::spawn(move || {
+        begin();
+        for job in jobs {
+            // Who has gone left nothing behind.
+            let Job::Line { connection, peer, line } = job else { continue };
+            // The file's mode says so as well, but from when it is bound until that is set it has what the umask leaves.
+            let answer = if peer.uid != 0 && peer.uid != user {
+                Err("only root and the user who runs this VM may ask it".to_owned())
+            } else {
+                decode::<VmRequest>(&line, DIALECT).and_then(|request| vm.answer(request))
+            };
+            let reply = answer.map_or_else(Reply::Error, |answer| Reply::Ok(Box::new(answer)));
+            replies.send(connection, &reply, false);
+        }
+    })]
+}
+
+fn hello() -> VmHello {
+    VmHello {
+        version: VM_VERSION,
+        wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        capabilities: CAPABILITIES.map(str::to_owned).to_vec(),
+    }
+}
+
+/// What the socket's requests are done to.
+pub(crate) struct ControlledVm {
+    control: Arc<RunControl>,
+    bus: Arc<Bus>,
+    session: Weak<Session>,
+    policy: Arc<PolicySwitch>,
+    guest: Option<OwnGuest>,
+    workload: String,
+    started: Instant,
+    /// Whether the users' one pause is among those of `control`.
+    is_paused: Mutex<bool>,
+}
+
+impl ControlledVm {
+    pub(crate) fn new(
+        machine: &Machine,
+        session: &Arc<Session>,
+        policy: Arc<PolicySwitch>,
+        guest: Option<OwnGuest>,
+        workload: String,
+    ) -> ControlledVm {
+        let (control, bus, started) = (machine.control(), machine.bus(), machine.started());
+        let (session, is_paused) = (Arc::downgrade(session), Mutex::new(false));
+        ControlledVm { control, bus, session, policy, guest, workload, started, is_paused }
+    }
+
+    fn answer(&self, request: VmRequest) -> Result<VmAnswer, String> {
+        match request {
+            VmRequest::Hello => return Ok(VmAnswer::Hello(hello())),
+            VmRequest::Pause => self.pause()?,
+            VmRequest::Resume => self.resume()?,
+            VmRequest::Stop { how: StopHow::Kill } => self.control.stop(GuestExit::Stopped),
+            VmRequest::Stop { how: StopHow::Ask } => {
+                return Err(
+                    "this machine has no button to ask its guest with: shut it down from inside, or stop it with kill"
+                        .into(),
+                );
+            }
+            VmRequest::Status => {}
+            VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
+            VmRequest::SetPolicy { policy } => self.policy.set(&*self.session()?, &policy)?,
+        }
+        Ok(VmAnswer::Status(self.status()))
+    }
+
+    fn session(&self) -> Result<Arc<Session>, String> {
+        self.session.upgrade().ok_or_else(has_ended)
+    }
+
+    fn pause(&self) -> Result<(), String> {
+        let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.control.is_stopping() {
+            return Err(has_ended());
+        }
+        if !*is_paused {
+            self.control.pause().map_err(|error| format!("it runs on: {error}; try again"))?;
+            *is_paused = true;
+        }
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), String> {
+        let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_paused {
+            self.control.resume().map_err(|error| error.to_string())?;
+            *is_paused = false;
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> VmStatus {
+        let is_paused = *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = match (self.control.is_stopping(), is_paused) {
+            (true, _) => VmState::Ended,
+            (false, true) => VmState::Paused,
+            (false, false) => VmState::Running,
+        };
+        let exit = self.control.exit().map(|exit| exit.to_string().lines().next().unwrap_or_default().to_owned());
+        VmStatus {
+            state,
+            workload: self.workload.clone(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            vcpus: self.control.states().into_iter().map(vcpu_view).collect(),
+            policy: self.policy.shown(),
+            exit,
+        }
+    }
+
+    fn statistics(&self) -> Result<VmStatistics, String> {
+        let guest = self.guest.as_ref().ok_or("this process does not see its own guest: /proc is not mounted")?;
+        let (live, mapping) = self.session()?.seen().ok_or_else(has_ended)?;
+        let mut vm = guest.view(&live, mapping);
+        vm.policy = Some(self.policy.shown());
+        vm.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
+        Ok(VmStatistics { vm, devices: BTreeMap::from([("bus".to_owned(), self.bus_counters())]) })
+    }
+
+    fn bus_counters(&self) -> BTreeMap<String, u64> {
+        let counters = self.bus.counters();
+        let named = [
+            ("port_reads_unanswered", counters.port_reads_unanswered),
+            ("port_writes_unanswered", counters.port_writes_unanswered),
+            ("mmio_reads_unanswered", counters.mmio_reads_unanswered),
+            ("mmio_writes_unanswered", counters.mmio_writes_unanswered),
+        ];
+        named.map(|(name, count)| (name.to_owned(), count)).into()
+    }
+}
+
+fn has_ended() -> String {
+    "this VM has ended".to_owned()
+}
+
+fn vcpu_view(state: VcpuState) -> VcpuView {
+    match state {
+        VcpuState::Running => VcpuView::Running,
+        VcpuState::Paused => VcpuView::Paused,
+        VcpuState::Finished => VcpuView::Finished,
+    }
+}

@@ -1,0 +1,276 @@
+//! The devices of a guest: what is asked for on the command line, opened before there is a guest, and what they did when it has ended.
+//!
+//! ```text
+//!   --disk, --net, --vsock, --balloon, --rng ─▶ [`DeviceArgs`] ─ open ─▶ [`Devices`] ─▶ the VM
+//!                                                                └─ counters ─▶ [`DeviceReport`]s
+//! ```
+
+mod net;
+mod vsock;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use wideleaf_policies::Bytes;
+use wideleaf_vmm::devices::virtio::balloon::Balloon;
+use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskOptions};
+use wideleaf_vmm::devices::virtio::rng::Entropy;
+use wideleaf_vmm::devices::virtio::transport::DriverSeen;
+use wideleaf_vmm::devices::virtio::{DEVICES_MAX, VirtioDevice};
+
+use self::net::NetOptions;
+use self::vsock::VsockOptions;
+use crate::failure::Failure;
+use crate::held_path::HeldPath;
+
+/// Which devices a guest has.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DeviceArgs {
+    /// Give the guest a disk: a file of whole sectors, or a block device; `,readonly`: the guest cannot write it, and several guests may have
+    /// it; `,id=NAME`: what the guest reads as its name [default: the file's]. Repeatable: the first is the guest's first disk
+    #[arg(
+        long = "disk",
+        value_name = "FILE[,readonly][,id=NAME]",
+        value_parser = parse_disk,
+        conflicts_with = "native"
+    )]
+    pub disks: Vec<DiskOptions>,
+
+    /// Give the guest a network card on this tap of the host; as root, a tap that is not there is made for the run. `,mac=`: the card's
+    /// address [default: made of the host's and the tap's name, the same at every run]. Repeatable: the first is the guest's first card
+    #[arg(
+        long = "net",
+        value_name = "tap=NAME[,mac=AA:BB:CC:DD:EE:FF]",
+        value_parser = net::parse,
+        conflicts_with = "native"
+    )]
+    pub cards: Vec<NetOptions>,
+
+    /// Give the guest sockets to the host (AF_VSOCK) under this address: who connects to PATH and says `CONNECT PORT` reaches that port of
+    /// the guest, and the guest's connections go to PATH_PORT
+    #[arg(long, value_name = "cid=N,socket=PATH", value_parser = vsock::parse, conflicts_with = "native")]
+    pub vsock: Option<VsockOptions>,
+
+    /// Give the guest a balloon, which is to take SIZE of its RAM: a Linux guest gives back what it does not use, and reports pages
+    /// that are free; huge pages stay whole for what is a piece of them [without SIZE: 0]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "0",
+        value_parser = Bytes::parse,
+        conflicts_with = "native"
+    )]
+    pub balloon: Option<Bytes>,
+
+    /// Give the guest a source of random bytes, the host's
+    #[arg(long, conflicts_with = "native")]
+    pub rng: bool,
+}
+
+/// Open devices, and how to see what they do when they are the VM's.
+#[derive(Default)]
+pub(crate) struct Devices {
+    devices: Vec<Box<dyn VirtioDevice>>,
+    watched: Watched,
+}
+
+/// What of devices is left to look at when the VM has them.
+#[derive(Default)]
+pub(crate) struct Watched {
+    devices: Vec<Watch>,
+    /// Files of theirs, removed when this is dropped.
+    held: Vec<HeldPath>,
+}
+
+struct Watch {
+    name: String,
+    counters: Box<dyn Fn() -> BTreeMap<String, u64>>,
+}
+
+/// What a device did.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct DeviceReport {
+    /// What it is: `disk FILE`, `rng`.
+    pub device: String,
+    /// Whether a driver of the guest used it.
+    pub has_driver: bool,
+    /// What it counted, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+impl Devices {
+    /// Opens all devices of a guest with so much RAM. What is made for them, a tap or a socket, ends with them.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a disk that is none or is in use, [`Failure::Usage`] for more devices than a VM has.
+    pub(crate) fn open(args: &DeviceArgs, memory: Bytes) -> Result<Devices, Failure> {
+        let DeviceArgs { disks, cards, vsock, balloon, rng } = args;
+        let single = [vsock.is_some(), balloon.is_some(), *rng].into_iter().filter(|is_wanted| *is_wanted).count();
+        let count = disks.len() + cards.len() + single;
+        if count > DEVICES_MAX {
+            return Err(Failure::Usage(format!("{count} devices: a guest has {DEVICES_MAX} at most")));
+        }
+        let mut devices = Devices::default();
+        for options in disks {
+            let image = DiskImage::open(options).map_err(|error| Failure::Input(error.to_string()))?;
+            let device = Block::new(image);
+            let counters = device.counters();
+            devices.add(format!("disk {}", options.path.display()), device, move || by_name(&counters.statistics()));
+        }
+        net::check(cards)?;
+        for options in cards {
+            let (device, name) = net::open(options)?;
+            let handle = device.handle();
+            devices.add(name, device, move || by_name(&handle.counters()));
+        }
+        if let Some(options) = vsock {
+            let (device, name, held) = vsock::open(options)?;
+            devices.watched.held.push(held);
+            let handle = device.handle();
+            devices.add(name, device, move || by_name(&handle.counters()));
+        }
+        if let Some(target) = balloon {
+            let too_much =
+                |error| Failure::Usage(format!("--balloon: {error}: ask for less, or give the guest more --memory"));
+            let device = Balloon::new(memory, *target).map_err(too_much)?;
+            let handle = device.handle();
+            devices.add("balloon".to_owned(), device, move || by_name(&handle.report()));
+        }
+        if *rng {
+            let device = Entropy::default();
+            let counters = device.counters();
+            devices.add("rng".to_owned(), device, move || by_name(&counters.statistics()));
+        }
+        Ok(devices)
+    }
+
+    fn add(
+        &mut self,
+        name: String,
+        device: impl VirtioDevice + 'static,
+        counters: impl Fn() -> BTreeMap<String, u64> + 'static,
+    ) {
+        self.devices.push(Box::new(device));
+        self.watched.devices.push(Watch { name, counters: Box::new(counters) });
+    }
+
+    /// The devices for the VM, in the order in which the guest finds them, and what is left of them here.
+    pub(crate) fn hand_over(self) -> (Vec<Box<dyn VirtioDevice>>, Watched) {
+        (self.devices, self.watched)
+    }
+}
+
+impl Watched {
+    /// What each did, in the same order. A device that no driver used is said, for its user looks for it in the guest in vain.
+    pub(crate) fn reports(&self, drivers: &[DriverSeen]) -> Vec<DeviceReport> {
+        let report = |(watch, driver): (&Watch, &DriverSeen)| {
+            let Watch { name, counters } = watch;
+            let has_driver = driver.get();
+            if !has_driver {
+                tracing::warn!(
+                    "no driver took {name}: the guest's kernel has no virtio-mmio (CONFIG_VIRTIO_MMIO), or no driver of it"
+                );
+            }
+            DeviceReport { device: name.clone(), has_driver, counters: counters() }
+        };
+        self.devices.iter().zip(drivers).map(report).collect()
+    }
+}
+
+/// The whole numbers of a struct; those of a struct in it have the names of both.
+fn by_name(counters: &impl Serialize) -> BTreeMap<String, u64> {
+    fn flatten(value: &Value, name: &str, all: &mut BTreeMap<String, u64>) {
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(field, value)| {
+                let name = if name.is_empty() { field.clone() } else { format!("{name}_{field}") };
+                flatten(value, &name, all);
+            }),
+            value => all.extend(value.as_u64().map(|number| (name.to_owned(), number))),
+        }
+    }
+    let mut all = BTreeMap::new();
+    flatten(&serde_json::to_value(counters).expect("counters have names"), "", &mut all);
+    all
+}
+
+/// Reads `FILE[,readonly][,id=NAME]`. A comma in the file's name is written twice.
+fn parse_disk(text: &str) -> Result<DiskOptions, String> {
+    let mut words = words(text).into_iter();
+    let path = words.next().filter(|path| !path.is_empty()).ok_or("name a file first")?;
+    let mut options = DiskOptions { path: PathBuf::from(path), ..DiskOptions::default() };
+    for word in words {
+        match word.split_once('=') {
+            None if word == "readonly" && !options.is_read_only => options.is_read_only = true,
+            Some(("id", name)) if options.id.is_none() => options.id = Some(name.to_owned()),
+            _ => {
+                return Err(format!(
+                    "{word:?} behind the file: there are `readonly` and `id=NAME`, each once; a comma in a name is written twice"
+                ));
+            }
+        }
+    }
+    Ok(options)
+}
+
+/// The words between single commas.
+fn words(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        let is_comma = character == ',';
+        if is_comma && characters.next_if_eq(&',').is_none() {
+            words.push(String::new());
+        } else {
+            words.last_mut().expect("it begins with one").push(character);
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_policies::units::mib;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_is_a_file_and_what_is_said_of_it() {
+        let disk = |path: &str, is_read_only, id: Option<&str>| {
+            Ok(DiskOptions { path: path.into(), is_read_only, id: id.map(str::to_owned) })
+        };
+        assert_eq!(parse_disk("a.img"), disk("a.img", false, None));
+        assert_eq!(parse_disk("a,,b.img,id=root,readonly"), disk("a,b.img", true, Some("root")));
+        assert_eq!(parse_disk("a,,,readonly"), disk("a,", true, None));
+        for bad in ["", ",readonly", "a,ro", "a,readonly,readonly", "a,id=x,id=y", "a,", "a,readonly=1"] {
+            assert!(parse_disk(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_balloon_larger_than_ram_is_one_line_with_the_remedy() {
+        let args = DeviceArgs { balloon: Some(mib(65)), ..DeviceArgs::default() };
+        let error = Devices::open(&args, mib(64)).err().expect("too much");
+        let line = "--balloon: a balloon of 65 MiB is more than the guest's RAM, 64 MiB: ask for less, or give the guest more --memory";
+        assert_eq!(error.to_string(), line);
+    }
+
+    #[test]
+    fn what_a_balloon_counts_of_pages_has_both_names() {
+        let balloon = Balloon::new(mib(64), mib(16)).expect("it fits");
+        let counters = by_name(&balloon.handle().report());
+        assert_eq!(counters["target_bytes"], 16 << 20);
+        assert_eq!(counters["pages_inflated_at_most"], 0);
+    }
+
+    #[test]
+    fn counters_are_read_by_name() {
+        let counters = by_name(&Entropy::default().counters().statistics());
+        assert_eq!(counters.len(), 4);
+        assert_eq!(counters["requests"], 0);
+    }
+}

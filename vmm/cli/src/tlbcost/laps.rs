@@ -1,0 +1,182 @@
+//! The ways to come to the lines of a list: with more or fewer visits under way at once, and asked for early or not.
+//!
+//! ```text
+//!   1 chain    a ─▶ b ─▶ c ─▶ d ─▶ e ─▶ f     each waits for the one before: what translation costs, costs all of it
+//!   2 chains   a ──▶ c ──▶ e                  half of it is hidden
+//!              b ──▶ d ──▶ f
+//!   free       a b c d e f                    none waits: as many at once as the core holds instructions of
+//!   ahead 2    a b c d e f                    and each is asked for two visits before: as a prefetcher does that has seen the stream, and a
+//!              c d e f                        kernel that asks for its lines itself
+//!   asked      a b c d e f                    asked for, and what is there is not even loaded: no program overlaps more
+//! ```
+//!
+//! A lap that is slower than the program it stands for is no bound of it, so the fast ones have few instructions and no branch that nobody can
+//! foresee: a visit is the number of a word, with nothing to be masked out, and eight visits that only load are told from others by one test.
+
+use std::hint::{black_box, select_unpredictable};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+use wideleaf_kernels::arena::prefetch_behind;
+
+use super::sample::STORE;
+
+/// How the visits of a lap wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// Each for that so many before it.
+    Chains(u32),
+    /// None for another.
+    Free,
+    /// None for another, and each is asked for so many visits before.
+    Ahead(u32),
+    /// Each is asked for and none is waited for: not what a program does that needs what it asks for.
+    Asked,
+}
+
+/// Comes to each line of a list.
+pub type Lap = fn(&[AtomicU64], &[u32]);
+
+/// All of them. 128 lines ahead are a quarter of a first cache of 32 KiB: what was asked for is still there when it is visited. More are slower.
+pub const LAPS: [(Way, Lap); 10] = [
+    (Way::Chains(1), chained::<1>),
+    (Way::Chains(2), chained::<2>),
+    (Way::Chains(4), chained::<4>),
+    (Way::Chains(8), chained::<8>),
+    (Way::Chains(16), chained::<16>),
+    (Way::Free, ahead::<0>),
+    (Way::Ahead(16), ahead::<16>),
+    (Way::Ahead(64), ahead::<64>),
+    (Way::Ahead(128), ahead::<128>),
+    (Way::Asked, asked),
+];
+
+/// Visits that are looked at together.
+const STEP: usize = 8;
+
+/// Each visit waits for that so many before it: its address has a part that was loaded there. All of the memory is zero, which only we
+/// know, so the part changes nothing.
+fn chained<const CHAINS: usize>(words: &[AtomicU64], burst: &[u32]) {
+    let nowhere = AtomicU64::new(0);
+    let mut chains = [0; CHAINS];
+    for visits in burst.chunks(CHAINS) {
+        for (chain, visit) in chains.iter_mut().zip(visits) {
+            *chain = visited(words, *visit, *chain, &nowhere);
+        }
+    }
+    black_box(chains);
+}
+
+/// No visit waits for another; where `AHEAD` is not 0, each has been asked for that many visits before.
+fn ahead<const AHEAD: usize>(words: &[AtomicU64], burst: &[u32]) {
+    const { assert!(AHEAD.is_multiple_of(STEP), "lists are gone through in steps") };
+    let nowhere = AtomicU64::new(0);
+    let (steps, rest) = burst.as_chunks::<STEP>();
+    let mut sum = 0;
+    for (step, later) in steps.iter().zip(steps.iter().skip(AHEAD / STEP)) {
+        if AHEAD > 0 {
+            asked(words, later);
+        }
+        sum |= visited_at_once(words, step, &nowhere);
+    }
+    // These were asked for on the way; the rest of a list, a few visits of half a million, was not.
+    for step in &steps[steps.len().saturating_sub(AHEAD / STEP)..] {
+        sum |= visited_at_once(words, step, &nowhere);
+    }
+    sum |= rest.iter().fold(0, |sum, visit| sum | visited(words, *visit, 0, &nowhere));
+    black_box(sum);
+}
+
+/// Asks for each.
+fn asked(words: &[AtomicU64], burst: &[u32]) {
+    let Some(first) = words.first() else { return };
+    burst.iter().for_each(|visit| prefetch_behind(first, *visit as usize * size_of::<AtomicU64>()));
+}
+
+/// These visits, which do not wait for each other.
+#[inline(always)]
+fn visited_at_once(words: &[AtomicU64], visits: &[u32; STEP], nowhere: &AtomicU64) -> u64 {
+    if visits.iter().fold(0, |all, visit| all | visit) & STORE == 0 {
+        visits.iter().fold(0, |sum, visit| sum | words[*visit as usize].load(Ordering::Relaxed))
+    } else {
+        visits.iter().fold(0, |sum, visit| sum | visited(words, *visit, 0, nowhere))
+    }
+}
+
+/// One visit behind what gave `after`; gives what the next one may wait for. Who stores has its line loaded first, as the core has it, and who
+/// does not stores `nowhere`: loads and stores alternate as no branch can foresee.
+#[inline(always)]
+fn visited(words: &[AtomicU64], visit: u32, after: u64, nowhere: &AtomicU64) -> u64 {
+    let word = &words[visit as usize + after as usize];
+    let loaded = word.load(Ordering::Relaxed);
+    select_unpredictable(visit & STORE != 0, word, nowhere).store(loaded, Ordering::Relaxed);
+    loaded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::LINE_WORDS;
+    use super::*;
+
+    fn zeroes(lines: u32) -> Vec<AtomicU64> {
+        (0..lines * LINE_WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    /// Laps that load what they come to.
+    fn loading() -> impl Iterator<Item = (Way, Lap)> {
+        LAPS.into_iter().filter(|(way, _)| *way != Way::Asked)
+    }
+
+    #[test]
+    fn every_lap_takes_lists_of_any_length_and_leaves_the_memory_zero() {
+        let words = zeroes(512);
+        let list: Vec<u32> = (0..300).map(|n| (n * 5 % 512 * LINE_WORDS) | (n % 3 / 2 * STORE)).collect();
+        for (_, lap) in LAPS {
+            [0, 1, 7, 8, 9, 128, 136, 300].iter().for_each(|length| lap(&words, &list[..*length]));
+        }
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn every_lap_that_loads_comes_to_each_line_of_the_list() {
+        // 299 lines are there, and one of the list is not: whichever it is, the lap ends there.
+        let words = zeroes(299);
+        for missing in [0, 100, 291, 299] {
+            let mut list: Vec<u32> = (0..300).map(|n| n % 299 * LINE_WORDS).collect();
+            list[missing] = 299 * LINE_WORDS;
+            for (way, lap) in loading() {
+                let lap = std::panic::AssertUnwindSafe(|| lap(&words, &list));
+                assert!(std::panic::catch_unwind(lap).is_err(), "{way:?} left out visit {missing}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_who_stores_writes_to_its_line() {
+        // A word that is not zero is written back as it was: what tells is where a visit stores.
+        let words = zeroes(2);
+        words[0].store(7, Ordering::Relaxed);
+        let nowhere = AtomicU64::new(0);
+        assert_eq!(visited(&words, 0, 0, &nowhere), 7);
+        assert_eq!(nowhere.load(Ordering::Relaxed), 7, "a load stores nowhere");
+        words[1].store(9, Ordering::Relaxed);
+        assert_eq!(visited(&words, STORE, 0, &nowhere), 9);
+        assert_eq!(nowhere.load(Ordering::Relaxed), 7, "a store stores in its line");
+    }
+
+    #[test]
+    fn a_visit_of_a_chain_is_where_the_one_before_said() {
+        let words = zeroes(2);
+        words[0].store(8, Ordering::Relaxed);
+        words[8].store(3, Ordering::Relaxed);
+        let nowhere = AtomicU64::new(0);
+        assert_eq!(visited(&words, 0, 8, &nowhere), 3);
+    }
+
+    #[test]
+    fn what_is_asked_for_need_not_be_there() {
+        asked(&zeroes(1), &[0, 1 << 20]);
+        asked(&[], &[0]);
+    }
+}

@@ -1,0 +1,118 @@
+//! `wideleaf run --config` and `--print-config` as a person uses them: options from a file, what was typed wins, and each mistake is one
+//! line with the file and where in it. Runs anywhere.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod program;
+
+use program::Scratch;
+use serde_json::Value;
+
+/// A native GUPS on a table of 512 KiB: over in some milliseconds.
+const SMALL: &str = "workload = \"gups\"\nnative = true\ncmdline = \"log2_words=16\"\nmemory = \"64M\"\n";
+
+fn report(scratch: &Scratch, arguments: &[&str]) -> Value {
+    let output = scratch.wideleaf(arguments).assert().success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// A file of these lines is refused with these words, the first of which say where.
+fn is_refused(text: &str, more: &[&str], words: &[&str]) {
+    let scratch = Scratch::new();
+    scratch.file("vm.toml", text.as_bytes());
+    scratch.refuses(&[&["run", "--config", "vm.toml"], more].concat(), 3, words);
+}
+
+#[test]
+fn a_run_takes_its_options_from_a_file_and_what_is_typed_wins() {
+    let scratch = Scratch::new();
+    scratch.file("vm.toml", format!("{SMALL}format = \"json\"\npolicy = \"never\"\n").as_bytes());
+    let from_file = report(&scratch, &["run", "--config", "vm.toml"]);
+    assert_eq!(
+        (&from_file["setup"]["memory_bytes"], &from_file["setup"]["policy"]),
+        (&(64 << 20).into(), &"never".into())
+    );
+    let typed = report(&scratch, &["run", "--config", "vm.toml", "--policy=greedy", "--memory", "128M"]);
+    assert_eq!((&typed["setup"]["memory_bytes"], &typed["setup"]["policy"]), (&(128 << 20).into(), &"greedy".into()));
+}
+
+#[test]
+fn paths_in_a_file_begin_at_its_folder() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.path("vms")).unwrap();
+    let rules = "policy = \"schemes:rules=@rules.txt\"\noutput = \"result.json\"\nformat = \"json\"\n";
+    scratch.file("vms/vm.toml", format!("{SMALL}{rules}").as_bytes());
+    scratch.file("vms/rules.txt", b"min max 10% max min max promote\n");
+    scratch.wideleaf(&["run", "--config", "vms/vm.toml"]).assert().success().stdout("");
+    let result: Value = serde_json::from_slice(&std::fs::read(scratch.path("vms/result.json")).unwrap()).unwrap();
+    assert_eq!(result["setup"]["policy"], "schemes:rules=min max 10% max min max promote");
+}
+
+#[test]
+fn what_is_printed_runs_the_same() {
+    let scratch = Scratch::new();
+    let words = ["run", "gups", "--native", "--cmdline=log2_words=16", "--memory=64M", "--policy=thp:scan_sleep_ms=10"];
+    let printed = scratch.wideleaf(&[&words[..], &["--format=json", "--print-config"]].concat()).assert().success();
+    scratch.file("vm.toml", &printed.get_output().stdout);
+    let again = scratch.wideleaf(&["run", "--config=vm.toml", "--print-config"]).assert().success();
+    assert_eq!(again.get_output().stdout, printed.get_output().stdout);
+    assert_eq!(report(&scratch, &["run", "--config=vm.toml"])["setup"]["policy"], "thp:scan_sleep_ms=10");
+}
+
+#[test]
+fn what_can_not_run_is_not_printed() {
+    let scratch = Scratch::new();
+    scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["--native runs a built-in kernel"]);
+}
+
+#[test]
+fn a_file_that_can_not_be_read_is_named() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.path("folder")).unwrap();
+    scratch.refuses(&["run", "--config=none.toml"], 3, &["--config none.toml: No such file"]);
+    scratch.refuses(&["run", "--config=folder"], 3, &["--config folder: it is no file"]);
+    scratch.refuses(&["run", "--config=/dev/zero"], 3, &["--config /dev/zero: it is no file"]);
+    scratch.file("large.toml", &vec![b'\n'; (1 << 20) + 1]);
+    scratch.refuses(&["run", "--config=large.toml"], 3, &["large.toml: it has 1048577 bytes, more than 1048576"]);
+    scratch.file("bytes.toml", b"\xff");
+    scratch.refuses(&["run", "--config=bytes.toml"], 3, &["--config bytes.toml: ", "UTF-8"]);
+}
+
+#[test]
+fn what_is_wrong_in_a_file_is_said_with_its_line() {
+    is_refused(
+        &format!("{SMALL}policies = \"auto\""),
+        &[],
+        &["vm.toml:5: there is no \"policies\": there are", " policy, "],
+    );
+    is_refused(
+        "memory = \"1.5G\"",
+        &[],
+        &["vm.toml:1: memory: invalid value '1.5G'", "a whole number with K, M, G or T"],
+    );
+    is_refused("\nbacking = \"nope\"", &[], &["vm.toml:2: backing: invalid value 'nope'", "anon, memfd, hugetlb"]);
+    is_refused("vcpus = 17", &[], &["vm.toml:1: vcpus: ", "1..=16"]);
+    is_refused("vcpus = [1, 2]", &[], &["vm.toml:1: vcpus takes one value"]);
+    is_refused("native = \"yes\"", &[], &["vm.toml:1: native is a flag", "write native = true"]);
+    is_refused("vcpus = 1\nvcpus = 2", &[], &["vm.toml:2: this is no TOML: duplicate key"]);
+    is_refused("[vm]\nvcpus = 1", &[], &["vm.toml:1: there is no \"vm\""]);
+    is_refused("what is this", &[], &["vm.toml:1: this is no TOML"]);
+}
+
+#[test]
+fn what_contradicts_is_said_with_the_lines_of_both_or_of_the_one_in_the_file() {
+    let both = format!("{SMALL}initrd = \"x\"\n");
+    is_refused(&both, &[], &["vm.toml:2: ", "'--native'", "'--initrd <FILE>'", "(native: line 2, initrd: line 5)"]);
+    is_refused("workload = \"gups\"\nno-daemon = true", &["--daemon=x"], &["vm.toml:2: ", "(no-daemon: line 2)"]);
+}
+
+#[test]
+fn a_file_that_says_not_what_runs_leaves_it_to_be_typed() {
+    let scratch = Scratch::new();
+    scratch.file("vm.toml", b"native = true\n");
+    scratch.refuses(&["run", "--config=vm.toml"], 2, &["say what to run"]);
+    scratch
+        .wideleaf(&["run", "--config=vm.toml", "gups", "--cmdline=log2_words=16", "--memory=64M"])
+        .assert()
+        .success();
+}

@@ -1,0 +1,193 @@
+//! `wideleaf run --console`: a guest of a few instructions that gives back what is typed, on a terminal and without one. Needs KVM
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod program;
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod tiny_guest;
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use nix::pty::{OpenptyResult, openpty};
+use nix::sys::signal::Signal;
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use program::{Running, Scratch};
+use tiny_guest::{image, pvh};
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_protocol::ExitCode;
+
+/// Prints `>`, then each byte that it reads, until that is `q`.
+fn echo() -> Vec<u8> {
+    let greet: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'>', 0xee]; // mov dx, 0x3f8; mov al, '>'; out dx, al
+    let again: &[u8] = &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]; // mov dx, 0x3fd; in al, dx; test al, 1; jz again
+    let read: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xec, 0x3c, b'q', 0x74, 0x03]; // mov dx, 0x3f8; in al, dx; cmp al, 'q'; je end
+    let write: &[u8] = &[0xee, 0xeb, 0xeb]; // out dx, al; jmp again
+    let end = [0xb0, ExitCode::Success.port_value(), 0xe6, 0xf4, 0xeb, 0xfe]; // mov al, 0; out 0xf4, al; jmp to itself
+    [greet, again, read, write, &end].concat()
+}
+
+/// `mov dx, 0x3f8; mov al, 'x'; out dx, al; jmp` to the `out`.
+const ENDLESS: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'x', 0xee, 0xeb, 0xfd];
+
+const ARGUMENTS: [&str; 7] =
+    ["run", "image", "--memory=64M", "--policy=never", "--no-daemon", "--console", "--output=result"];
+
+/// A run of the echoing guest on a terminal of its own.
+struct OnTerminal {
+    scratch: Scratch,
+    run: Running,
+    keys: File,
+    /// Held open, so that its settings can be seen when the run is over.
+    theirs: OwnedFd,
+    before: Termios,
+}
+
+impl OnTerminal {
+    fn start() -> OnTerminal {
+        let mut on_terminal = OnTerminal::of(&echo());
+        on_terminal.shows(b">");
+        on_terminal
+    }
+
+    fn of(code: &[u8]) -> OnTerminal {
+        let scratch = Scratch::new();
+        scratch.file("image", &image(&pvh(), code));
+        let OpenptyResult { master, slave: theirs } = openpty(None, None).unwrap();
+        let before = tcgetattr(&theirs).unwrap();
+        let end = || Stdio::from(theirs.try_clone().unwrap());
+        let mut command = Command::new(scratch.program());
+        command.args(ARGUMENTS).current_dir(scratch.path(".")).stdin(end()).stdout(end()).stderr(Stdio::piped());
+        let run = Running(command.spawn().unwrap());
+        OnTerminal { scratch, run, keys: File::from(master), theirs, before }
+    }
+
+    fn press(&mut self, keys: &[u8]) {
+        self.keys.write_all(keys).unwrap();
+    }
+
+    /// Reads that, and nothing else before it.
+    fn shows(&mut self, expected: &[u8]) {
+        let mut shown = vec![0; expected.len()];
+        self.keys.read_exact(&mut shown).unwrap();
+        assert_eq!(shown, expected);
+    }
+
+    fn settings(&self) -> Termios {
+        tcgetattr(self.theirs.as_fd()).unwrap()
+    }
+
+    /// Ends it, with this code and a terminal as it was.
+    fn ends(self, code: i32) -> String {
+        let (settings_of, before) = (self.theirs.try_clone().unwrap(), self.before.clone());
+        let (ended, stderr) = self.run.end();
+        assert_eq!(ended, Some(code), "{stderr}");
+        assert_eq!(tcgetattr(settings_of.as_fd()).unwrap(), before);
+        let mut names = self.scratch.names();
+        names.retain(|name| name != "result");
+        assert_eq!(names, ["image"]);
+        stderr
+    }
+}
+
+#[test]
+fn on_a_terminal_every_key_is_the_guests_and_ctrl_a_x_stops_it() {
+    if !has_kvm() {
+        return;
+    }
+    let mut terminal = OnTerminal::start();
+    assert!(!terminal.settings().local_flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG));
+    // Ctrl-C, Ctrl-Z, Ctrl-S and what is no character at all: nothing of it is for the terminal or for us.
+    terminal.press(b"a\x03\x1a\x13\xff\x00z");
+    terminal.shows(b"a\x03\x1a\x13\xff\x00z");
+    terminal.press(b"\x01ab\x01hc");
+    terminal.shows(b"\x01bc");
+    terminal.press(b"\x01x");
+    let stderr = terminal.ends(0);
+    assert!(stderr.contains("Ctrl-A x  stop the VM"), "{stderr}");
+}
+
+#[test]
+fn the_terminal_is_as_it_was_when_the_guest_ends_and_when_a_signal_ends_it() {
+    if !has_kvm() {
+        return;
+    }
+    let mut terminal = OnTerminal::start();
+    terminal.press(b"q");
+    terminal.ends(0);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        let terminal = OnTerminal::start();
+        terminal.run.signal(signal);
+        terminal.ends(130);
+    }
+}
+
+#[test]
+fn the_terminal_is_as_it_was_after_a_second_signal_too_and_raw_again_after_a_stop() {
+    if !has_kvm() {
+        return;
+    }
+    // Its output is not read: the end of the run waits for that, and the second signal does not.
+    let mut terminal = OnTerminal::of(ENDLESS);
+    terminal.shows(b"x");
+    terminal.run.signal(Signal::SIGTERM);
+    terminal.run.signal(Signal::SIGINT);
+    terminal.ends(130);
+
+    let mut terminal = OnTerminal::start();
+    let raw = terminal.settings();
+    terminal.run.signal(Signal::SIGSTOP);
+    tcsetattr(terminal.theirs.as_fd(), SetArg::TCSANOW, &terminal.before).unwrap();
+    terminal.run.signal(Signal::SIGCONT);
+    while terminal.settings() != raw {
+        std::thread::yield_now();
+    }
+    terminal.press(b"kq");
+    terminal.shows(b"k");
+    terminal.ends(0);
+}
+
+#[test]
+fn without_a_terminal_all_bytes_go_through_both_ways() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.file("image", &image(&pvh(), &echo()));
+    // More than the port's 64 bytes; Ctrl-A is a byte like all others.
+    let typed: Vec<u8> = (0..4000_u32).map(|number| number as u8).filter(|byte| *byte != b'q').collect();
+    let input = [&typed[..], b"q"].concat();
+    let output = scratch.wideleaf(&ARGUMENTS).write_stdin(input).assert().success();
+    assert_eq!(output.get_output().stdout, [b">", &typed[..]].concat());
+}
+
+#[test]
+fn who_does_not_read_does_not_keep_a_vm_from_ending() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.file("image", &image(&pvh(), ENDLESS));
+    let mut run = Running::start(&scratch, &ARGUMENTS);
+    let mut first = [0];
+    run.0.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    run.signal(Signal::SIGTERM);
+    let mut unread = run.0.stdout.take();
+    assert_eq!(run.end().0, Some(130));
+    drop(unread.take());
+}
+
+#[test]
+fn a_console_takes_standard_output_and_has_none_to_share() {
+    let scratch = Scratch::new();
+    scratch.file("image", b"x");
+    scratch.refuses(
+        &["run", "image", "--console", "--format=json"],
+        2,
+        &["--console gives standard output to the guest", "--output"],
+    );
+    scratch.wideleaf(&["run", "gups", "--native", "--console"]).assert().code(2);
+}
