@@ -17,19 +17,13 @@ const CPU: &str = "host,arch-capabilities=off";
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "kernel=gups log2_words=10";
 
-/// Time from spawn to the first byte on the pipe that `first_byte_of` takes; the process is then killed.
-fn first_byte(mut command: Command, on_stderr: bool) -> Duration {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if on_stderr {
-        command.stderr(Stdio::piped())
-    } else {
-        command.stdout(Stdio::piped())
-    };
+/// Time from spawn to the guest's first byte on standard output; the process is then killed.
+fn first_byte(mut command: Command) -> Duration {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let began = Instant::now();
     let mut child = command.spawn().expect("it was found a moment ago");
     let mut byte = [0];
-    let pipe: &mut dyn Read =
-        if on_stderr { child.stderr.as_mut().expect("piped") } else { child.stdout.as_mut().expect("piped") };
+    let pipe = child.stdout.as_mut().expect("piped");
     pipe.read_exact(&mut byte).expect("the guest prints a line before it ends");
     let took = began.elapsed();
     let _ = child.kill();
@@ -74,7 +68,7 @@ fn main() {
 
     let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let (a, b) = (first_byte(wideleaf(&program, &image), true), first_byte(qemu(&image), false));
+        let (a, b) = (first_byte(wideleaf(&program, &image)), first_byte(qemu(&image)));
         ours.push(a.as_secs_f64() * 1e3);
         theirs.push(b.as_secs_f64() * 1e3);
         ratios.push(b.as_secs_f64() / a.as_secs_f64());

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
+use wideleaf::run::devices::DeviceArgs;
 use wideleaf::run::kernel::{Pages, least_ram};
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
@@ -205,6 +206,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         is_native: arm.is_native,
         cmdline: work.parameters.into(),
         initrd: None,
+        devices: DeviceArgs::default(),
         memory,
         vcpus: arm.vcpus,
         backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
@@ -217,6 +219,8 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         timeout: None,
         console: Console::Nothing,
         daemon: None,
+        sandbox: None,
+        control_socket: None,
     };
     warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());

@@ -5,12 +5,13 @@
 //!   sparse        CG's product: values and columns in order, a vector anywhere      at least 60 million a second
 //!   gups          a store anywhere, almost each of which walks                      at least 10 million a second
 //!   .. in 1 TiB   the same accesses in the last GiB of 1 TiB                        at most 1.3 times the time of 1 GiB
-//!   .. TLB alone  without the lines of data: TLBs, walks and the lines of tables
+//!   .. tables     without the lines of data: TLBs, walks and the lines of tables
+//!   .. no lines   translation alone: TLBs and walk caches, and how many entries walks read
 //! ```
 //!
 //! Walks of accesses that span 1 TiB read more entries than those that span 1 GiB, and a simulator that follows them has more to
 //! do. So what the size alone costs is measured by the same accesses in both; `gups over 1 TiB` spans all of it, has no
-//! bar, and says how many entries its walks read. Bars are judged on the first machine. CPU time and not the clock's is
+//! bar, and says how many entries its walks read. Bars are judged on the first machine, and with all lines. CPU time and not the clock's is
 //! what is divided by, so that others on the machine cost their share of its caches and no more.
 //!
 //! `cargo bench -p wideleaf-benches --bench walk [-- MILLIONS ROUNDS MACHINES]` (default 10, 5 and all three)
@@ -23,7 +24,7 @@ use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number,
 use wideleaf_benches::ratio::median;
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
-use wideleaf_policies::walk::simulator::Options;
+use wideleaf_policies::walk::simulator::{Lines, Options};
 use wideleaf_policies::walk::streams::{Access, Sparse, gups};
 use wideleaf_policies::walk::{AddressSpace, Counts, Paging, Simulator, machine};
 
@@ -97,20 +98,22 @@ fn cases(accesses: usize) -> Vec<Case> {
         list.iter().map(|access| Access { address: access.address + by, ..*access }).collect()
     };
     let case = |name, ram, accesses| Case { name, ram, accesses, options: Options::default() };
-    let alone = Options { has_data_lines: false, ..Options::default() };
+    let with = |lines| Options { lines, ..Options::default() };
     vec![
         case("sparse in 1 TiB", LARGE, moved(&sparse)),
         case("sparse", SMALL, sparse.clone()),
         case("gups in 1 TiB", LARGE, moved(&updates)),
         case("gups", SMALL, updates.clone()),
         case("gups over 1 TiB", LARGE, gups(LARGE.get() / 8, 1).take(accesses).collect()),
-        Case { options: alone, ..case("sparse, TLB alone", SMALL, sparse) },
-        Case { options: alone, ..case("gups, TLB alone", SMALL, updates) },
+        Case { options: with(Lines::OfTables), ..case("sparse, tables", SMALL, sparse.clone()) },
+        Case { options: with(Lines::OfTables), ..case("gups, tables", SMALL, updates.clone()) },
+        Case { options: with(Lines::None), ..case("sparse, no lines", SMALL, sparse) },
+        Case { options: with(Lines::None), ..case("gups, no lines", SMALL, updates) },
     ]
 }
 
 fn judge(name: &str, ns: &[f64]) -> Vec<String> {
-    let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("seven cases") };
+    let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
     let speed = |what: &str, ns: f64, least: f64| {
         let speed = 1e3 / ns;
         bar(&format!("{name}, {what}: {speed:.1} million accesses a second, at least {least}"), speed >= least)

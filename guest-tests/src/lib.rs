@@ -99,6 +99,12 @@ pub fn lab_kernel() -> PathBuf {
     std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(ours, PathBuf::from).join("kernel/vmlinux")
 }
 
+/// Where the labs keep what Linux guests inside them boot: `vmlinuz`, that kernel as it is packaged; the drivers of virtio devices, each
+/// behind a number by which they are loaded in order; and `tun.ko`, for their host.
+pub fn lab_guest() -> PathBuf {
+    lab_kernel().with_file_name("guest")
+}
+
 /// Whether `/dev/kvm` can be opened for reading and writing.
 pub fn has_kvm() -> bool {
     let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");

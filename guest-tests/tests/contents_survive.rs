@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
+use wideleaf::run::devices::DeviceArgs;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_tests::chaos::Chaos;
 use wideleaf_guest_tests::{has_kvm, number_from_environment};
@@ -79,6 +80,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         is_native: false,
         cmdline: format!("bytes=16M {lasts}"),
         initrd: None,
+        devices: DeviceArgs::default(),
         memory: mib(32),
         vcpus,
         backing: BackingConfig::new(kind, host_page).unwrap(),
@@ -91,6 +93,8 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         timeout: Some(Duration::from_secs(300)),
         console: Console::Nothing,
         daemon: None,
+        sandbox: None,
+        control_socket: None,
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use wideleaf_guest_tests::programs::built;
-use wideleaf_guest_tests::{Need, is_there, lab_kernel, prepare_lab};
+use wideleaf_guest_tests::{Need, is_there, lab_guest, lab_kernel, prepare_lab};
 
 const LAB_SECONDS: &str = "1500";
 
@@ -91,25 +91,41 @@ fn bad_guests_end_with_one_clear_line_in_the_lab() {
     tests_pass_in_lab("wideleaf", "guest");
 }
 
-/// The lab's own kernel as a guest, with an initial RAM disk that is made in there: it says what it sees, and reboots.
-const BOOT_LINUX: &str = r#"
-mkdir -p disk/bin && cp /bin/busybox disk/bin/ && cd disk
-printf '%s\n' '#!/bin/busybox sh' '/bin/busybox echo "init runs"' '/bin/busybox reboot -f' >init
-chmod +x init && find . | cpio -o -H newc >../disk.cpio && cd ..
-wideleaf run /bin/vmlinux --initrd disk.cpio --memory 256M --policy greedy --timeout 10m \
-    --cmdline 'console=ttyS0 reboot=k panic=-1 quiet'
-"#;
+/// Boots three guests, see there.
+const BOOT_LINUX: &str = "guest-tests/tests/linux_guests/boots.sh";
 
 #[test]
-fn a_linux_guest_boots_to_its_init_while_it_is_promoted_in_the_lab() {
+fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab() {
     if !has_lab() {
         return;
     }
-    let wideleaf = program();
-    let output = in_lab(&[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux")], BOOT_LINUX);
+    let (wideleaf, script) = (program(), root().join(BOOT_LINUX));
+    let output = in_lab(
+        &[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux"), (&lab_guest(), "guest"), (&script, "boots.sh")],
+        "sh /bin/boots.sh",
+    );
+    assert!(output.status.success(), "{}", output.status);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && text.contains("init runs") && text.contains("outcome: success"));
-    assert!(text.contains("manager: collapse.done: "), "it was promoted");
+    let boots: Vec<&str> = text.split("boots: ").skip(1).collect();
+    let [off, reboot, panic] = boots[..] else { panic!("three boots") };
+    for (boot, lines) in [(off, 5), (reboot, 5), (panic, 4)] {
+        let said: Vec<&str> = boot.lines().filter_map(|line| line.trim_end().strip_prefix("guest: ")).collect();
+        let expected = [
+            "2 processors, clock kvm-clock",
+            "the second one works",
+            "both have timer interrupts",
+            "the serial port interrupts",
+            "filled 100663296 bytes",
+        ];
+        assert_eq!(said, expected[..lines], "and no complaint");
+    }
+    for boot in [off, reboot] {
+        assert!(boot.contains("outcome: success") && boot.contains("status 0"));
+        assert!(boot.contains("manager: collapse.done: "), "it was promoted");
+        assert!(boot.contains("manager: KVM's large mappings rose from 0 to "), "and used again");
+    }
+    assert!(panic.contains("wideleaf: the guest's kernel panicked: Attempted to kill init! exitcode=0x00000300"));
+    assert!(panic.contains("status 5"));
 }
 
 /// A Linux guest of ours that runs one of our kernels and switches off; then one that is refused by its /init.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use wideleaf::args::FallbackArg;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::report::RunReport;
+use wideleaf::run::devices::DeviceArgs;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::BackingConfig;
@@ -53,6 +54,7 @@ fn run(policy: PolicyChoice) -> RunReport {
         is_native: false,
         cmdline: "bytes=128M seconds=2".into(),
         initrd: None,
+        devices: DeviceArgs::default(),
         memory: mib(160),
         vcpus: 2,
         backing: BackingConfig::reservable(),
@@ -65,6 +67,8 @@ fn run(policy: PolicyChoice) -> RunReport {
         timeout: Some(Duration::from_secs(300)),
         console: Console::Nothing,
         daemon: None,
+        sandbox: None,
+        control_socket: None,
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();

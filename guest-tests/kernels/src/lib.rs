@@ -21,6 +21,7 @@
 //! | [`sweep3d`] | Sweep3D: neutron transport through a cube by wavefronts |
 //! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as FLASH has them |
 //! | [`latency`], [`chase`] | pointer chases over growing footprints, and the TLB levels they show |
+//! | [`disk`], [`virtio_disk`] | writes a disk and reads it back while RAM is under test: wants a guest with a disk |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
 //! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
@@ -42,6 +43,7 @@ pub mod amr;
 pub mod arena;
 pub mod caches;
 pub mod chase;
+pub mod disk;
 pub mod gaps;
 pub mod gups;
 pub mod latency;
@@ -62,6 +64,7 @@ pub mod stream;
 pub mod sweep3d;
 pub mod team;
 pub mod text;
+pub mod virtio_disk;
 pub mod wavefront;
 pub mod words;
 

@@ -2,6 +2,17 @@
 
 use wideleaf_protocol::Message;
 
+/// Places of virtio devices' registers (Virtual I/O Device 1.2, 4.2.2), at equal distances; not each needs to have a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// First address of the first.
+    pub first: u64,
+    /// From one to the next.
+    pub stride: u64,
+    /// How many.
+    pub count: u64,
+}
+
 /// A machine as a kernel sees it: a guest image's vCPUs or a process's threads.
 pub trait Platform: Sync {
     /// Ticks of the time stamp counter, the same on every vCPU to within what the hardware promises.
@@ -21,6 +32,19 @@ pub trait Platform: Sync {
 
     /// Prints one line. On some machines every byte is an exit to the VMM, so kernels ration their lines.
     fn emit(&self, message: &Message<'_>);
+
+    /// Where registers of virtio devices may be. Most machines have none.
+    fn devices(&self) -> Devices {
+        Devices::default()
+    }
+
+    /// Reads a 32-bit register of a device at an address that [`Platform::devices`] covers.
+    fn read_register(&self, _address: u64) -> u32 {
+        0
+    }
+
+    /// Writes one.
+    fn write_register(&self, _address: u64, _value: u32) {}
 
     /// Runs `job(i)` on every vCPU i, the caller being vCPU 0, and returns when all are done. What a vCPU wrote in its job
     /// is visible to the caller afterwards, and what the caller wrote before is visible in the jobs.

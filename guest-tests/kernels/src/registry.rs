@@ -16,7 +16,7 @@ use crate::arena::Layout;
 use crate::npb::classes::Class;
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
-use crate::{Arena, Platform, amr, gups, latency, npb, pattern, phases, stream, sweep3d};
+use crate::{Arena, Platform, amr, disk, gups, latency, npb, pattern, phases, stream, sweep3d};
 
 /// Every kernel there is.
 pub const KERNELS: &[Kernel] = &[
@@ -36,6 +36,9 @@ pub const KERNELS: &[Kernel] = &[
     amr::KERNEL,
     latency::KERNEL,
 ];
+
+/// Those that run only in a guest with the right device: found by their name, but not among the kernels that run anywhere.
+pub const DEVICE_KERNELS: &[Kernel] = &[disk::KERNEL];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.
 #[derive(Clone, Copy)]
@@ -138,7 +141,7 @@ pub fn find<'a>(line: CommandLine<'a>) -> Result<&'static Kernel, KernelError<'a
 
 /// The kernel of this name.
 pub fn by_name(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().find(|kernel| kernel.name == *name)
+    KERNELS.iter().chain(DEVICE_KERNELS).find(|kernel| kernel.name == *name)
 }
 
 /// A whole run: finds the kernel that `line` names, says hello, runs it, and says how it ended. The last line is `exit` with
@@ -246,6 +249,11 @@ pub enum KernelError<'a> {
         /// Name of the parameter.
         name: &'static str,
     },
+    /// There is no device that the kernel works on, or it does not do what it says.
+    Device {
+        /// What is wrong.
+        what: &'static str,
+    },
     /// The kernel's verification failed.
     VerificationFailed {
         /// Words, or results, that are wrong.
@@ -260,7 +268,7 @@ impl KernelError<'_> {
     pub const fn exit_code(&self) -> ExitCode {
         match self {
             Self::VerificationFailed { .. } => ExitCode::VerificationFailed,
-            Self::ArenaTooSmall { .. } | Self::NeedsClock { .. } => ExitCode::Unsupported,
+            Self::ArenaTooSmall { .. } | Self::NeedsClock { .. } | Self::Device { .. } => ExitCode::Unsupported,
             Self::CommandLine(_)
             | Self::NoKernel
             | Self::UnknownKernel { .. }
@@ -301,6 +309,7 @@ impl fmt::Display for KernelError<'_> {
             Self::NeedsClock { name } => {
                 write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")
             }
+            Self::Device { what } => write!(f, "{what}"),
             Self::VerificationFailed { errors, checked } => {
                 write!(f, "{errors} of {checked} words or results are wrong")
             }

@@ -26,7 +26,8 @@
 //!
 //! The image brings no IDT and counts on none: what a fault does is the VMM's affair. Ours has gates that report it with
 //! its registers; without them it is a triple fault. The image takes its stacks from its
-//! own `.bss`, which the VMM leaves zero. A VMM need not give any device but the serial port and the exit port.
+//! own `.bss`, which the VMM leaves zero. A VMM need not give any device but the serial port and the exit port;
+//! what it gives beyond are virtio devices behind memory, and nothing raises interrupts for them: the image polls.
 
 use core::fmt;
 
@@ -35,9 +36,11 @@ use crate::{GuestPage, VCPUS_MAX};
 /// First word of a [`DirectBoot`]: "wideleaf" in little-endian ASCII.
 pub const DIRECT_BOOT_MAGIC: u64 = u64::from_le_bytes(*b"wideleaf");
 /// Version of the contract; the image refuses another one.
-pub const DIRECT_BOOT_VERSION: u32 = 1;
+pub const DIRECT_BOOT_VERSION: u32 = 2;
 /// Most RAM ranges a [`DirectBoot`] holds: below and above the 32-bit hole, and room for six more memslots with gaps.
 pub const RAM_RANGES_MAX: usize = 8;
+/// From the registers of one device to those of the next.
+pub const DEVICE_STRIDE: u64 = 0x1000;
 /// Selector of the 64-bit code segment: entry 3 of the table, privilege level 3.
 pub const USER_CODE_SELECTOR: u16 = 0x1b;
 /// Selector of the data segment: entry 4 of the table, privilege level 3.
@@ -84,6 +87,11 @@ pub struct DirectBoot {
     /// First GPA the image may use for itself and its arena: after the image, the tables, this structure and the command
     /// line. All RAM at or above it belongs to the image.
     pub free_start: u64,
+    /// First address of the registers of the first virtio device, behind memory (Virtual I/O Device 1.2, 4.2.2), which are mapped
+    /// user-accessible as RAM is; [`DEVICE_STRIDE`] further are those of the next.
+    pub devices_gpa: u64,
+    /// How many devices there are.
+    pub device_count: u64,
     /// How many of `ram_ranges` count.
     pub ram_range_count: u64,
     /// The guest's RAM, disjoint and ascending.
@@ -91,7 +99,7 @@ pub struct DirectBoot {
 }
 
 /// Bytes a [`DirectBoot`] takes in guest memory.
-pub const DIRECT_BOOT_BYTES: usize = 64 + 16 * RAM_RANGES_MAX;
+pub const DIRECT_BOOT_BYTES: usize = 80 + 16 * RAM_RANGES_MAX;
 const _: () = assert!(size_of::<DirectBoot>() == DIRECT_BOOT_BYTES, "repr(C) added padding to the contract");
 
 impl Default for DirectBoot {
@@ -106,6 +114,8 @@ impl Default for DirectBoot {
             cmdline_gpa: 0,
             cmdline_len: 0,
             free_start: 0,
+            devices_gpa: 0,
+            device_count: 0,
             ram_range_count: 0,
             ram_ranges: [RamRange::default(); RAM_RANGES_MAX],
         }
@@ -164,6 +174,8 @@ impl DirectBoot {
             self.cmdline_gpa,
             self.cmdline_len,
             self.free_start,
+            self.devices_gpa,
+            self.device_count,
             self.ram_range_count,
         ];
         let ranges = self.ram_ranges.iter().flat_map(|range| [range.gpa, range.bytes]);
@@ -189,8 +201,13 @@ impl DirectBoot {
             cmdline_gpa: word(4),
             cmdline_len: word(5),
             free_start: word(6),
-            ram_range_count: word(7),
-            ram_ranges: core::array::from_fn(|index| RamRange { gpa: word(8 + 2 * index), bytes: word(9 + 2 * index) }),
+            devices_gpa: word(7),
+            device_count: word(8),
+            ram_range_count: word(9),
+            ram_ranges: core::array::from_fn(|index| RamRange {
+                gpa: word(10 + 2 * index),
+                bytes: word(11 + 2 * index),
+            }),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use wideleaf_protocol::arguments::{CommandLineError, parse_count, parse_size};
-use wideleaf_protocol::direct::{DIRECT_BOOT_BYTES, DirectBootError};
+use wideleaf_protocol::direct::{DIRECT_BOOT_BYTES, DIRECT_BOOT_VERSION, DirectBootError};
 use wideleaf_protocol::elf_note::{self, DirectNote};
 use wideleaf_protocol::{Argument, CommandLine, DirectBoot, ExitCode, Name, RamRange};
 
@@ -74,7 +74,10 @@ fn boot_data_that_contradict_themselves_are_refused() {
     assert_eq!(boot.validate(), Err(DirectBootError::RamRange { index: 1 }));
     assert_eq!(DirectBoot { vcpus: 17, ..boot }.validate(), Err(DirectBootError::Vcpus { found: 17 }));
     assert_eq!(DirectBoot { magic: 0, ..boot }.validate(), Err(DirectBootError::Magic { found: 0 }));
-    assert_eq!(DirectBoot { version: 2, ..boot }.validate(), Err(DirectBootError::Version { found: 2 }));
+    assert_eq!(
+        DirectBoot { version: DIRECT_BOOT_VERSION + 1, ..boot }.validate(),
+        Err(DirectBootError::Version { found: DIRECT_BOOT_VERSION + 1 })
+    );
     let odd_page = DirectBoot { guest_page_bytes: 8192, ..boot };
     assert_eq!(odd_page.validate(), Err(DirectBootError::GuestPage { bytes: 8192 }));
 }

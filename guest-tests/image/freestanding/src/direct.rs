@@ -1,8 +1,9 @@
 //! The direct entry: our VMM has done everything, this only reads what it says (wideleaf-protocol, `direct`).
 #![expect(unsafe_code, reason = "reads what the VMM left at physical addresses, and is called from boot.s")]
 
+use wideleaf_kernels::platform::Devices;
 use wideleaf_protocol::arguments::{COMMAND_LINE_BYTES_MAX, KEY_GUEST_PAGES, KEY_VCPUS};
-use wideleaf_protocol::direct::DIRECT_BOOT_BYTES;
+use wideleaf_protocol::direct::{DEVICE_STRIDE, DIRECT_BOOT_BYTES};
 use wideleaf_protocol::{DirectBoot, Entry, ExitCode, GuestPage};
 
 use crate::console::fail;
@@ -54,7 +55,8 @@ fn lead(boot_gpa: u64) -> ! {
     }
     let by_vmm = Some(boot.tsc_hz).filter(|hz| *hz != 0);
     let tsc_hz = options.tsc_hz.or(by_vmm).or_else(clock::tsc_hz_from_cpuid).unwrap_or(0);
-    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram: boot.ram(), free_start: boot.free_start };
-    // SAFETY: by the contract all RAM is mapped one to one, and all at or above `free_start` is the image's.
+    let devices = Devices { first: boot.devices_gpa, stride: DEVICE_STRIDE, count: boot.device_count };
+    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram: boot.ram(), free_start: boot.free_start, devices };
+    // SAFETY: by the contract all RAM and the devices' registers are mapped one to one, and all at or above `free_start` is the image's.
     unsafe { run::run(&machine, &options) }
 }

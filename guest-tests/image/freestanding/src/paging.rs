@@ -1,5 +1,5 @@
-//! The page tables of the size that was asked for: all RAM, one to one, and the local APIC. Built by ring 3, because a host that
-//! emulates ring 0 would need seconds for it.
+//! The page tables of the size that was asked for: all RAM, one to one, and the registers of local APIC and devices. Built by
+//! ring 3, because a host that emulates ring 0 would need seconds for it.
 //!
 //! ```text
 //!   image │ root, tables …  │ free RAM
@@ -11,6 +11,7 @@ use wideleaf_protocol::{ExitCode, GuestPage, RamRange};
 
 use crate::console::fail;
 use crate::machine::{cpuid, read_u64, write_u64};
+use crate::pvh::MICROVM_DEVICES;
 use crate::vcpus::LOCAL_APIC;
 
 /// Bytes of one table: 512 entries.
@@ -62,7 +63,9 @@ pub fn build(guest_page: GuestPage, ram: &[RamRange], start: u64, mapped_end: u6
             address += page_bytes;
         }
     }
-    builder.map(root, LOCAL_APIC, GuestPage::Huge2M, ENTRY | UNCACHED);
+    for registers in [LOCAL_APIC, MICROVM_DEVICES] {
+        builder.map(root, registers, GuestPage::Huge2M, ENTRY | UNCACHED);
+    }
     Tables { root, end: builder.next }
 }
 

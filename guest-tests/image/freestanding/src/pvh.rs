@@ -3,6 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
+use wideleaf_kernels::platform::Devices;
 use wideleaf_protocol::arguments::COMMAND_LINE_BYTES_MAX;
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, RamRange};
 
@@ -45,11 +46,15 @@ extern "C" fn pvh_main() -> ! {
     let tsc_hz = options.tsc_hz.or_else(clock::tsc_hz_from_cpuid).or_else(clock::tsc_hz_from_timer).unwrap_or(0);
     vcpus::start_others(count, tables.root, tsc_hz);
 
-    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram, free_start: tables.end };
-    // SAFETY: the tables map all RAM; the image and the tables are all that is in use, both end before `free_start`; what the
-    // loader left above has been read.
+    let devices = Devices { first: MICROVM_DEVICES, stride: 0x200, count: 24 };
+    let machine = Machine { vcpus: count, tsc_hz, guest_page, ram, free_start: tables.end, devices };
+    // SAFETY: the tables map all RAM and the devices' registers; the image and the tables are all that is in use, both end before
+    // `free_start`; what the loader left above has been read.
     unsafe { run::run(&machine, &options) }
 }
+
+/// Where QEMU's microvm has its virtio devices (`include/hw/i386/microvm.h`); elsewhere there is nothing that answers like one.
+pub const MICROVM_DEVICES: u64 = 0xfeb0_0000;
 
 /// The fields of the start info that are used.
 struct StartInfo {

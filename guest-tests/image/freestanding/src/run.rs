@@ -1,13 +1,14 @@
 //! What both entries have in common: from a machine with RAM and vCPUs to the exit code.
 #![expect(unsafe_code, reason = "hands a range of physical memory to the kernel as its arena")]
 
+use wideleaf_kernels::platform::Devices;
 use wideleaf_kernels::team::ticks;
 use wideleaf_kernels::{Arena, Platform, registry};
 use wideleaf_protocol::arguments::{self, KEY_GUEST_PAGES, KEY_TSC_HZ, KEY_VCPUS, Repeated};
 use wideleaf_protocol::{CommandLine, ExitCode, GuestPage, Message, RamRange, VCPUS_MAX};
 
 use crate::console::{self, fail};
-use crate::machine::entry;
+use crate::machine::{entry, read_u32, write_u32};
 use crate::vcpus;
 
 /// The arena begins at a multiple of this, so that the kernel's data begin with a window of the host.
@@ -60,6 +61,8 @@ pub struct Machine<'r> {
     pub ram: &'r [RamRange],
     /// First address after everything that is in use.
     pub free_start: u64,
+    /// Where devices may be; mapped one to one.
+    pub devices: Devices,
 }
 
 impl Platform for Machine<'_> {
@@ -79,15 +82,40 @@ impl Platform for Machine<'_> {
         console::emit(message);
     }
 
+    fn devices(&self) -> Devices {
+        self.devices
+    }
+
+    fn read_register(&self, address: u64) -> u32 {
+        self.check_register(address);
+        // SAFETY: the address is a register's, aligned and mapped one to one.
+        unsafe { read_u32(address) }
+    }
+
+    fn write_register(&self, address: u64, value: u32) {
+        self.check_register(address);
+        // SAFETY: as for reading; what a device writes by itself is the arena, which is atomic words to Rust.
+        unsafe { write_u32(address, value) };
+    }
+
     fn run_on_all(&self, job: &(dyn Fn(usize) + Sync)) {
         vcpus::TEAM.lead(job);
+    }
+}
+
+impl Machine<'_> {
+    fn check_register(&self, address: u64) {
+        let Devices { first, stride, count } = self.devices;
+        let is_one = address.is_multiple_of(4) && (first..first + stride * count).contains(&address);
+        assert!(is_one, "a kernel reaches for a device that is none");
     }
 }
 
 /// Runs the kernel that the command line names, and ends the program.
 ///
 /// # Safety
-/// All of `machine.ram` at or above `machine.free_start` is mapped one to one, writable, and used by nothing.
+/// All of `machine.ram` at or above `machine.free_start` is mapped one to one, writable, and used by nothing; so are the registers at
+/// `machine.devices`.
 pub unsafe fn run(machine: &Machine<'_>, options: &Options<'_>) -> ! {
     vcpus::assemble(machine.vcpus);
     if machine.tsc_hz == 0 {

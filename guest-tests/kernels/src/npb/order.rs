@@ -38,7 +38,7 @@ impl Order {
         name: "order",
         default: "fused",
         unit: "word",
-        meaning: "reference sweeps over the whole grid term by term, in the order and the arrays of the serial NPB 3.3",
+        meaning: "reference, in native programs alone, sweeps over the whole grid term by term, as the serial NPB 3.3 does",
     };
 
     /// The order that the command line names, or fused.

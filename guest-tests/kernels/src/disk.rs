@@ -1,0 +1,273 @@
+//! Disk: writes predictable words to a disk, forgets them, reads them back and checks every one, while other vCPUs keep checking RAM.
+//!
+//! ```text
+//!   vCPU 0   │ write words of pass k │ ─▶ disk │ zeroes over them │ ◀─ disk │ check every word │   pass after pass, then random 4 KiB
+//!   others   │ check and rewrite words of their own, as `pattern` does                        │   until vCPU 0 is done
+//! ```
+//!
+//! Whoever moves, merges or drops pages beneath a running guest must not lose what a device writes either. A page that was copied before the
+//! device wrote into it reads as zeroes here, and one that was read from its old place puts an old pass on the disk.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use wideleaf_protocol::{Message, Name, VCPUS_MAX};
+
+use crate::parameters::{Parameter, Parameters};
+use crate::platform::ticks_to_seconds;
+use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
+use crate::report;
+use crate::rounds::{Until, part};
+use crate::team::Slot;
+use crate::virtio_disk::{Disk, Fault, Kind, QUEUE_WORDS, Request, SECTOR_BYTES};
+use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word, write_first};
+use crate::{Arena, Platform};
+
+/// Disk in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("disk"),
+    summary: "writes a disk and reads it back while RAM is under test: no byte may be lost; wants a guest with --disk",
+    classes: &[],
+    parameters: PARAMETERS,
+    quick: "bytes=1M requests=64",
+    figure: FIGURE,
+    vcpus_max: VCPUS_MAX,
+    memory,
+    run,
+};
+
+const FIGURE: Figure = Figure::literal("sequential_read", "MiB/s");
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "bytes",
+        default: "16M",
+        unit: "bytes (K, M, G, T)",
+        meaning: "how much of the disk and of memory is written, rounded down to whole blocks",
+    },
+    Parameter {
+        name: "block",
+        default: "64K",
+        unit: "bytes (K, M, G, T)",
+        meaning: "bytes of a sequential request, a multiple of 4K",
+    },
+    Parameter { name: "passes", default: "3", unit: "count", meaning: "how often all of it is written and read back" },
+    Parameter {
+        name: "seconds",
+        default: "not used",
+        unit: "s",
+        meaning: "repeat whole passes until that much time has passed (instead of passes=)",
+    },
+    Parameter { name: "requests", default: "2000", unit: "count", meaning: "random reads, and writes, of 4 KiB" },
+];
+
+const RANDOM_BYTES: u64 = 4096;
+const BYTES_MAX: u64 = 1 << 40;
+const BLOCK_MAX: u64 = 16 << 20;
+const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
+const QUEUE_BYTES: u64 = QUEUE_WORDS as u64 * 8;
+
+struct Plan {
+    bytes: u64,
+    block: u64,
+    until: Until,
+    requests: u64,
+}
+
+impl Plan {
+    fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
+        let block =
+            parameters.size("block", RANDOM_BYTES, BLOCK_MAX)?.unwrap_or(64 << 10) / RANDOM_BYTES * RANDOM_BYTES;
+        let bytes = parameters.size("bytes", block, BYTES_MAX)?.unwrap_or(block.max(16 << 20)) / block * block;
+        let requests = parameters.count("requests", 0, 1 << 32)?.unwrap_or(2000);
+        Ok(Self { bytes, block, until: Until::read(parameters, "passes", PASSES_MAX, 3)?, requests })
+    }
+
+    /// The queue, the data, and as much again for the vCPUs that only check memory.
+    fn needed(&self, vcpus: usize) -> u64 {
+        QUEUE_BYTES + self.bytes * if vcpus > 1 { 2 } else { 1 }
+    }
+}
+
+fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(MemoryNeed::Bytes(Plan::read(parameters)?.needed(vcpus)))
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    let plan = Plan::read(parameters)?;
+    plan.until.check_clock(platform)?;
+    let needed = plan.needed(platform.vcpus());
+    if arena.bytes() < needed {
+        return Err(KernelError::ArenaTooSmall { needed, bytes: arena.bytes() });
+    }
+    let (queue, rest) = arena.words().split_at(QUEUE_WORDS);
+    let (data, rest) = rest.split_at((plan.bytes / 8) as usize);
+    let others = &rest[..if platform.vcpus() > 1 { data.len() } else { 0 }];
+    let disk = Disk::start(platform, queue, arena.address()).map_err(device)?;
+    if disk.sectors() < plan.bytes / SECTOR_BYTES {
+        return Err(device("the disk is smaller than bytes= says"));
+    }
+    platform.emit(&Message::Region { name: Name::literal("disk"), address: arena.address(), bytes: needed });
+
+    let memory = Memory { words: data, address: arena.address() + QUEUE_BYTES, findings: Findings::default() };
+    let beside = Findings::default();
+    let (is_over, checked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (disk, outcome) = (Slot::new(Some(disk)), Slot::new(None));
+    report::phase(platform, report::COMPUTE, || {
+        platform.run_on_all(&|vcpu| {
+            if vcpu == 0 {
+                if let Some(mut disk) = disk.take() {
+                    outcome.put(write_and_read(platform, &mut disk, &memory, &plan));
+                }
+                is_over.store(true, Ordering::Release);
+            } else {
+                let mine = part(others.len() as u64, vcpu - 1, platform.vcpus() - 1);
+                let words = &others[mine.start as usize..mine.end as usize];
+                checked.fetch_add(check_until(words, &beside, &is_over), Ordering::Relaxed);
+            }
+        });
+    });
+    let done = outcome.take().unwrap_or(Err("the disk was not used")).map_err(device)?;
+    done.report(platform, &plan);
+    if beside.errors() > 0 {
+        let address = memory.address + plan.bytes;
+        let written = Written { words: others.len() as u64, newest_generation: LAST_GENERATION };
+        return beside.report(platform, address, written, checked.into_inner());
+    }
+    let words = data.len() as u64;
+    let written = Written { words, newest_generation: FIRST_GENERATION + done.passes - 1 };
+    memory.findings.report(platform, memory.address, written, words * done.passes + checked.into_inner())
+}
+
+fn device<'a>(what: Fault) -> KernelError<'a> {
+    KernelError::Device { what }
+}
+
+/// The words that go to the disk and come back.
+struct Memory<'m> {
+    words: &'m [AtomicU64],
+    address: u64,
+    findings: Findings,
+}
+
+/// What vCPU 0 did, and how long it took.
+#[derive(Default)]
+struct Done {
+    passes: u64,
+    write_ticks: u64,
+    read_ticks: u64,
+    random_write_ticks: u64,
+    random_read_ticks: u64,
+}
+
+fn write_and_read(
+    platform: &dyn Platform,
+    disk: &mut Disk<'_>,
+    memory: &Memory<'_>,
+    plan: &Plan,
+) -> Result<Done, Fault> {
+    let mut done = Done::default();
+    let progress = report::progress(platform, plan.until.planned());
+    let start = platform.now();
+    while done.passes < PASSES_MAX {
+        let generation = FIRST_GENERATION + done.passes;
+        memory.fill(generation);
+        let flush = [Request { kind: Kind::Flush, sector: 0, address: 0, bytes: 0 }];
+        done.write_ticks += timed(platform, || {
+            disk.carry_out(sequence(memory, plan, Kind::Write))?;
+            disk.carry_out(flush)
+        })?;
+        // Forgotten: what comes back can only be from the disk. Pages of zeroes may be given back to the host meanwhile.
+        memory.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        done.read_ticks += timed(platform, || disk.carry_out(sequence(memory, plan, Kind::Read)))?;
+        memory.check(generation);
+        done.passes += 1;
+        progress.note(done.passes);
+        let ticks = platform.now().saturating_sub(start);
+        if plan.until.is_reached(platform, done.passes, ticks) || memory.findings.errors() > 0 {
+            break;
+        }
+    }
+    // What is written is what is there already, so that the last pass stands; what is read is checked once more.
+    done.random_write_ticks = timed(platform, || disk.carry_out(scattered(memory, plan, Kind::Write)))?;
+    done.random_read_ticks = timed(platform, || disk.carry_out(scattered(memory, plan, Kind::Read)))?;
+    memory.check(FIRST_GENERATION + done.passes - 1);
+    Ok(done)
+}
+
+/// All of memory and disk, block after block.
+fn sequence(memory: &Memory<'_>, plan: &Plan, kind: Kind) -> impl Iterator<Item = Request> {
+    let (address, block) = (memory.address, plan.block);
+    let blocks = plan.bytes / block;
+    (0..blocks).map(move |number| {
+        let offset = number * block;
+        Request { kind, sector: offset / SECTOR_BYTES, address: address + offset, bytes: block as u32 }
+    })
+}
+
+/// Pieces of 4 KiB in an order that nobody foresees, and that is the same in each run.
+fn scattered(memory: &Memory<'_>, plan: &Plan, kind: Kind) -> impl Iterator<Item = Request> {
+    let (address, pieces) = (memory.address, plan.bytes / RANDOM_BYTES);
+    (0..plan.requests).map(move |number| {
+        let offset = word(number, FIRST_GENERATION) % pieces * RANDOM_BYTES;
+        Request { kind, sector: offset / SECTOR_BYTES, address: address + offset, bytes: RANDOM_BYTES as u32 }
+    })
+}
+
+fn timed(platform: &dyn Platform, work: impl FnOnce() -> Result<(), Fault>) -> Result<u64, Fault> {
+    let start = platform.now();
+    work()?;
+    Ok(platform.now().saturating_sub(start))
+}
+
+impl Memory<'_> {
+    fn fill(&self, generation: u64) {
+        for (index, slot) in (0..).zip(self.words) {
+            slot.store(word(index, generation), Ordering::Relaxed);
+        }
+    }
+
+    fn check(&self, generation: u64) {
+        for (index, slot) in (0..).zip(self.words) {
+            self.findings.check(slot, index, generation);
+        }
+    }
+}
+
+/// Checks and rewrites words until it is over; how many it has checked.
+fn check_until(words: &[AtomicU64], findings: &Findings, is_over: &AtomicBool) -> u64 {
+    for (index, slot) in (0..).zip(words) {
+        write_first(slot, index);
+    }
+    let mut checked = 0;
+    for generation in FIRST_GENERATION..LAST_GENERATION {
+        if is_over.load(Ordering::Acquire) {
+            break;
+        }
+        for (index, slot) in (0..).zip(words) {
+            findings.check_and_rewrite(slot, index, generation);
+        }
+        checked += words.len() as u64;
+    }
+    checked
+}
+
+impl Done {
+    fn report(&self, platform: &dyn Platform, plan: &Plan) {
+        report::result(platform, Name::literal("passes"), self.passes as f64, Name::literal("passes"));
+        if platform.tsc_hz() == 0 {
+            return;
+        }
+        let per_second = |work: u64, ticks: u64| work as f64 / ticks_to_seconds(ticks.max(1), platform.tsc_hz());
+        let mib = (plan.bytes * self.passes) as f64 / f64::from(1 << 20);
+        let rate = |ticks| mib * per_second(1, ticks);
+        report::result(platform, Name::literal("sequential_write"), rate(self.write_ticks), Name::literal("MiB/s"));
+        FIGURE.emit(platform, rate(self.read_ticks));
+        if plan.requests > 0 {
+            let unit = Name::literal("requests/s");
+            let writes = per_second(plan.requests, self.random_write_ticks);
+            let reads = per_second(plan.requests, self.random_read_ticks);
+            report::result(platform, Name::literal("random_write"), writes, unit);
+            report::result(platform, Name::literal("random_read"), reads, unit);
+        }
+    }
+}

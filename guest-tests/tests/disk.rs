@@ -1,0 +1,260 @@
+//! Nobody's guest may lose a byte that a device wrote because we moved its memory: a guest writes a disk, forgets what it wrote and reads it
+//! back, and checks every word of it and of other RAM, while the pages beneath both are promoted, split, given back, sampled, swapped and put
+//! onto giants. Devices write by the kernel's own faults (`preadv` into guest RAM), past the CPU's tables that KVM keeps. Needs KVM.
+//!
+//! ```text
+//!   guest      fill ─▶ write to disk ─▶ zero ─▶ read from disk ─▶ check …         vCPU 1: check and rewrite other RAM
+//!   disk       pwritev from the pages ────────▶ preadv into the pages
+//!   host       collapse, split, hold, release │ UFFDIO_MOVE aside and back, swap │ giants: copy, pause, exchange
+//! ```
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::io::Read as _;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tempfile::NamedTempFile;
+use wideleaf::args::FallbackArg;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::report::RunReport;
+use wideleaf::run::devices::DeviceArgs;
+use wideleaf::run::{Console, RunSpec, Workload, execute};
+use wideleaf_guest_image::IMAGE;
+use wideleaf_guest_tests::chaos::Chaos;
+use wideleaf_guest_tests::{GiantPage, Need, has_kvm, is_there};
+use wideleaf_kernels::words::{FIRST_GENERATION, origin, word};
+use wideleaf_memory::actuators::giant::{GiantPages, SwapLimits, SwapSite};
+use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::actuators::swap::Swapper;
+use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_policies::policy::{PolicyInfo, by_name};
+use wideleaf_policies::sampled::Rotation;
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, WindowIndex};
+use wideleaf_vmm::boot::BootImage;
+use wideleaf_vmm::devices::SerialOutput;
+use wideleaf_vmm::devices::virtio::block::{Block, DiskCounters, DiskImage, DiskOptions};
+use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// Of disk and RAM: some windows, and short enough for many passes.
+const DISK_BYTES: u64 = 12 << 20;
+/// How long the guest works, by its own clock.
+const CMDLINE: &str = "bytes=12M seconds=5 requests=2000";
+
+fn disk_file() -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    file.as_file().set_len(DISK_BYTES).unwrap();
+    file
+}
+
+/// The file has one whole pass of the guest's words, in their places.
+fn check_file(file: &NamedTempFile) {
+    let mut bytes = Vec::new();
+    file.reopen().unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len() as u64, DISK_BYTES);
+    let words: Vec<u64> = bytes.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap())).collect();
+    let (_, generation) = origin(words[0]);
+    assert!(generation >= FIRST_GENERATION, "the guest wrote");
+    let wrong = (0..).zip(&words).find(|(index, found)| **found != word(*index, generation));
+    assert_eq!(wrong, None, "of pass {generation}");
+}
+
+/// Runs the guest under a policy, with every sensor and actuator that it asks for.
+fn run(policy: &'static PolicyInfo, kind: BackingKind) -> RunReport {
+    let file = disk_file();
+    let disk = DiskOptions { path: file.path().to_owned(), ..DiskOptions::default() };
+    let spec = RunSpec {
+        workload: Workload::Kernel("disk"),
+        is_native: false,
+        cmdline: CMDLINE.into(),
+        initrd: None,
+        devices: DeviceArgs { disks: vec![disk], ..DeviceArgs::default() },
+        memory: mib(40),
+        vcpus: 2,
+        backing: BackingConfig::new(kind, PageSize::Base4K).unwrap(),
+        guest_page: PageSize::Huge2M,
+        policy: policy.into(),
+        policy_delay: None,
+        is_prefaulted: false,
+        fallback: FallbackArg::Fail,
+        record: None,
+        timeout: Some(TIMEOUT),
+        console: Console::Nothing,
+        daemon: None,
+        sandbox: None,
+        control_socket: None,
+    };
+    let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
+    let verification = report.verification.clone().unwrap();
+    assert!(verification.passed, "{verification:?}");
+    check_file(&file);
+    let device = &report.devices[0];
+    println!("{:?} {:?}", device.counters, report.manager.outcomes);
+    assert!(device.has_driver && device.counters["reads"] > 0 && device.counters["flushes"] > 0, "{device:?}");
+    let failed: Vec<_> = device.counters.iter().filter(|(name, _)| name.starts_with("failed")).collect();
+    assert!(failed.iter().all(|(_, count)| **count == 0), "{failed:?}");
+    report
+}
+
+fn count(report: &RunReport, outcome: &str) -> u64 {
+    report.manager.outcomes.get(outcome).copied().unwrap_or(0)
+}
+
+static CHAOS: PolicyInfo = PolicyInfo {
+    name: "chaos",
+    summary: "asks for anything anywhere",
+    parameters: &[],
+    make: |_| Box::new(Chaos::new(7)),
+};
+
+#[test]
+fn what_a_disk_reads_into_ram_survives_promotion() {
+    for kind in [BackingKind::Anon, BackingKind::Memfd] {
+        if !has_kvm() {
+            return;
+        }
+        let report = run(by_name("greedy").unwrap(), kind);
+        assert!(count(&report, "collapse.done") >= 6, "{:?}", report.manager.outcomes);
+    }
+}
+
+#[test]
+fn what_a_disk_reads_into_anonymous_ram_survives_anything_anywhere() {
+    if !has_kvm() {
+        return;
+    }
+    let report = run(&CHAOS, BackingKind::Anon);
+    let promoted = count(&report, "swap.done") + count(&report, "collapse.done");
+    assert!(promoted > 0 && count(&report, "split.done") > 0, "{:?}", report.manager.outcomes);
+    // The guest zeroes its buffers before it reads into them: there are pages to be given back, and devices that write them again.
+    let released = report.manager.outcomes.iter().filter(|(name, _)| name.starts_with("release.")).map(|(_, n)| n);
+    assert!(released.sum::<u64>() > 0, "{:?}", report.manager.outcomes);
+}
+
+#[test]
+fn what_a_disk_reads_into_memfd_ram_survives_anything_anywhere() {
+    if !has_kvm() {
+        return;
+    }
+    let report = run(&CHAOS, BackingKind::Memfd);
+    assert!(count(&report, "hold_at_4k.done") > 0, "{:?}", report.manager.outcomes);
+}
+
+/// A guest at its disk, whose RAM is the test's to move.
+struct DiskGuest {
+    machine: Machine,
+    ram: Arc<GuestRam>,
+    counters: Arc<DiskCounters>,
+    lines: Arc<Mutex<String>>,
+    file: NamedTempFile,
+}
+
+impl DiskGuest {
+    fn start(memory: Bytes, cmdline: &str) -> DiskGuest {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+        let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
+        options.memory = memory;
+        options.vcpus = 2;
+        options.cmdline = format!("kernel=disk {cmdline}");
+        options.slot_bytes = (memory >= gib(1)).then(|| gib(1));
+        let config = VmConfig::new(options, &HostLimits::none()).unwrap();
+        let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
+        let file = disk_file();
+        let disk = DiskOptions { path: PathBuf::from(file.path()), ..DiskOptions::default() };
+        let device = Block::new(DiskImage::open(&disk).unwrap());
+        let counters = device.counters();
+        let lines = Arc::new(Mutex::new(String::new()));
+        let sink = {
+            let lines = lines.clone();
+            Box::new(move |line: &[u8]| lines.lock().unwrap().push_str(&String::from_utf8_lossy(line)))
+        };
+        let hardware = Hardware {
+            ram: ram.clone(),
+            output: SerialOutput { lines: sink, bytes: None },
+            devices: vec![Box::new(device)],
+            sandbox: None,
+        };
+        let machine = Machine::start_image(&config, &BootImage::read(&config).unwrap(), hardware).unwrap();
+        DiskGuest { machine, ram, counters, lines, file }
+    }
+
+    /// Lets `meddle` do its work until the guest has ended, which it does well only if no word was ever wrong.
+    fn run_beside<R: Send>(&self, meddle: impl FnOnce(&AtomicBool) -> R + Send) -> R {
+        let is_over = AtomicBool::new(false);
+        let (exit, result) = std::thread::scope(|scope| {
+            let meddler = scope.spawn(|| meddle(&is_over));
+            let exit = self.machine.wait(WaitLimits { timeout: Some(TIMEOUT), stop: None });
+            is_over.store(true, Ordering::Relaxed);
+            (exit, meddler.join().unwrap())
+        });
+        let statistics = self.counters.statistics();
+        println!("{statistics:?}");
+        assert_eq!(exit, GuestExit::ExitPort(0), "{}", self.lines.lock().unwrap());
+        assert_eq!((statistics.failed_host, statistics.failed_no_ram, statistics.failed_short), (0, 0, 0));
+        assert!(statistics.reads > 0 && statistics.writes > 0);
+        check_file(&self.file);
+        result
+    }
+}
+
+#[test]
+fn what_a_disk_reads_into_windows_that_are_taken_aside_and_swapped_is_not_lost() {
+    if !has_kvm() || !is_there(Need::UffdMove, probe().map(drop)) {
+        return;
+    }
+    let guest = DiskGuest::start(mib(40), CMDLINE);
+    prefault(&LinuxHost::open().unwrap(), guest.ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
+    let ram = &guest.ram;
+    let (touched, swapped, not_observed) = guest.run_beside(|is_over| {
+        let host = Arc::new(LinuxHost::open().unwrap());
+        let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
+        let mut sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
+        let mut swapper = Swapper::new(mover.aside().clone());
+        let windows: Vec<WindowIndex> = ram.ranges().iter().flat_map(|range| range.gpa.windows()).collect();
+        let (mut to_sample, mut to_swap) = (Rotation::default(), Rotation::default());
+        let (mut touched, mut swapped, mut not_observed) = (0, 0, 0);
+        while !is_over.load(Ordering::Relaxed) {
+            sensor.start(host.as_ref(), &to_sample.next_share(&windows, 4));
+            touched += sensor.finish(host.as_ref()).cost.events;
+            let swap = swapper.swap(host.as_ref(), to_swap.next_share(&windows, 1)[0]);
+            swapped += u64::from(swap.result == OutcomeResult::Done);
+            not_observed += u64::from(swap.result == OutcomeResult::Refused(Refusal::NotObserved));
+        }
+        (touched, swapped, not_observed)
+    });
+    println!("{touched} touches of what was aside, {swapped} swaps");
+    assert!(touched > 0 && (swapped >= 16 || not_observed > 0), "{touched} {swapped} {not_observed}");
+}
+
+#[test]
+fn what_a_disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_is_not_lost() {
+    const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
+    let Some(page) = GiantPage::of_this_machine().filter(|_| has_kvm()) else { return };
+    let guest = DiskGuest::start(gib(1) + mib(64), "bytes=12M seconds=10 requests=2000");
+    let second_level = guest.machine.second_level();
+    let giants = GiantPages::new(page.pools().clone(), false, PATIENT);
+    let ram = &guest.ram;
+    let there_and_back = guest.run_beside(|is_over| {
+        let host = LinuxHost::open().unwrap();
+        let site = SwapSite { host: &host, ram, second_level: second_level.as_ref() };
+        let mut done = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let there = giants.promote(site, Gpa::new(0));
+            assert!(!there.is_stuck, "{there:?}");
+            let back = giants.demote(site, Gpa::new(0), PageSize::Base4K);
+            assert!(!back.is_stuck, "{back:?}");
+            done += u64::from(there.result == OutcomeResult::Done && back.result == OutcomeResult::Done);
+        }
+        done
+    });
+    println!("{there_and_back} times onto a giant page and back");
+    assert!(there_and_back > 0);
+    drop(guest);
+    page.assert_given_back();
+}
