@@ -9,24 +9,22 @@
 //!                         pace of the program
 //! ```
 //!
-//! Lines that are asked for and never waited for ([`Way::Asked`]) belong to the mix only where the program is faster than every lap that loads
-//! what it comes to: such a program does ask for its lines early, and gets most of its time that way. Any other program would be thought to do
-//! so for a part of its time and to do nothing in the rest, of which a page size saves more than of a program that waits: for GUPS
-//! it would be two fifths more.
+//! Laps that ask for their lines ([`Asking`]) belong to the mix only where the program is faster than every lap that asks less: such a program does
+//! ask early, or has prefetchers that do, and gets most of its time that way. Any other would be thought to do so for a part of its time
+//! and to do nothing in the rest, of which a page size saves more than of a program that waits: for GUPS of 2^26 words, which never asks, twice as
+//! much. A program that asks early and computes so long that one that does not is as fast may save more than this says.
 
-use super::laps::Way;
+use super::laps::Asking;
 use super::replay::Pace;
 
 /// The most that 2 MiB pages can save of a visit, in nanoseconds, where the program makes one in `pace_ns` on base pages. Where that is faster than
 /// all of them, what the fastest saves, which is no bound ([`is_bounded`]).
 pub fn saved_at_most(paces: &[Pace], pace_ns: f64) -> f64 {
-    let loading = || paces.iter().filter(|pace| pace.way != Way::Asked);
-    let is_slower = |pace: &Pace| pace.base_ns <= pace_ns;
-    if loading().any(is_slower) {
-        return hull(&loading().copied().collect::<Vec<_>>(), pace_ns);
-    }
-    if paces.iter().any(is_slower) {
-        return hull(paces, pace_ns);
+    for most in [Asking::Never, Asking::Early, Asking::Only] {
+        let mix: Vec<Pace> = paces.iter().filter(|pace| pace.way.asking() <= most).copied().collect();
+        if is_bounded(&mix, pace_ns) {
+            return hull(&mix, pace_ns);
+        }
     }
     paces.iter().min_by(|one, other| one.base_ns.total_cmp(&other.base_ns)).map_or(0.0, Pace::saved)
 }
@@ -53,6 +51,7 @@ fn hull(paces: &[Pace], pace_ns: f64) -> f64 {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::laps::Way;
     use super::*;
 
     fn pace(base_ns: f64, huge_ns: f64) -> Pace {
@@ -100,6 +99,17 @@ mod tests {
         assert!((saved_at_most(&paces, 8.08) - (3.0 + 37.0 / 50.0)).abs() < 1e-12);
         assert_eq!((saved_at_most(&paces, 6.0), is_bounded(&paces, 6.0)), (3.0, true));
         assert!(!is_bounded(&paces, 5.9));
+    }
+
+    #[test]
+    fn who_is_as_slow_as_one_that_never_asks_is_no_mix_with_one_that_asks_early() {
+        let early = |base_ns, huge_ns| Pace { way: Way::Ahead(64), base_ns, huge_ns };
+        let paces = [asked(1.0, 0.9), early(5.0, 3.0), pace(10.0, 9.0), pace(110.0, 70.0)];
+        assert_eq!(saved_at_most(&paces, 10.0), 1.0);
+        // Faster than all that never ask, slower than the one that asks early: those two kinds, and nothing that asks only.
+        assert_eq!(saved_at_most(&paces, 5.0), 2.0);
+        assert_eq!(saved_at_most(&paces, 15.5), 1.0 + 39.0 * 5.5 / 100.0);
+        assert!((saved_at_most(&paces, 9.2) - (2.0 + 38.0 * 4.2 / 105.0)).abs() < 1e-12);
     }
 
     /// Paces on base pages, and what 2 MiB pages take of each: more than base pages at times, as noise has it.

@@ -35,6 +35,28 @@ pub enum Way {
     Asked,
 }
 
+/// How much is asked for before it is needed, from what every program does to what none does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Asking {
+    /// Nothing: a line is come to when it is needed.
+    Never,
+    /// All lines, and all are needed.
+    Early,
+    /// All lines, and none is waited for.
+    Only,
+}
+
+impl Way {
+    /// What such a lap asks for.
+    pub fn asking(self) -> Asking {
+        match self {
+            Way::Chains(_) | Way::Free => Asking::Never,
+            Way::Ahead(_) => Asking::Early,
+            Way::Asked => Asking::Only,
+        }
+    }
+}
+
 /// Comes to each line of a list.
 pub type Lap = fn(&[AtomicU64], &[u32]);
 

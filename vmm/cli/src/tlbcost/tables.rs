@@ -187,7 +187,7 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
     rows.add_row([Cell::new(how), number(interval)]);
     let _ = writeln!(out, "{rows}");
     let claim = if *is_bound {
-        "at most: no mix of the paces above that is as fast as the kernel saves more; asking only is in it where the kernel is faster than all others"
+        "at most: no mix of the paces above that is as fast as the kernel saves more; asking is in it where the kernel is faster than all that ask less"
     } else {
         "an estimate, by the fastest of the paces above: the kernel is faster than any of them, so it is no bound"
     };
