@@ -79,12 +79,10 @@ impl ThreadKind {
 
     fn tables(self) -> &'static [Table] {
         match self {
-            ThreadKind::Process => {
-                &[
-                    EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, STARTING,
-                    TERMINAL,
-                ]
-            }
+            ThreadKind::Process => &[
+                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, STARTING,
+                TERMINAL,
+            ],
             ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
             ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, ASIDE, TERMINAL],
             ThreadKind::Manager => &[EVERY, READING, MANAGER, ASIDE, RAM_FILE],
