@@ -54,7 +54,7 @@ fn a_guest_that_listens_can_be_asked_and_its_run_ends_well() {
         assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
     }
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=ask"]).assert().success();
-    assert_eq!(run.end(), (Some(0), String::new()));
+    assert_eq!(run.end(), (Some(0), ">\n".to_owned()), "a line of the guest's, and none of ours");
     let report: Value = serde_json::from_slice(&std::fs::read(scratch.path("result")).unwrap()).unwrap();
     assert_eq!(report["outcome"], "success");
 }
