@@ -128,6 +128,28 @@ fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab(
     assert!(panic.contains("status 5"));
 }
 
+/// Asks a guest to switch itself off, see there.
+const ASK_LINUX: &str = "guest-tests/tests/linux_guests/asked.sh";
+
+#[test]
+fn a_linux_guest_whose_power_button_is_pressed_switches_itself_off_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let (wideleaf, script) = (program(), root().join(ASK_LINUX));
+    let output = in_lab(
+        &[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux"), (&lab_guest(), "guest"), (&script, "asked.sh")],
+        "sh /bin/asked.sh",
+    );
+    assert!(output.status.success(), "{}", output.status);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let said: Vec<&str> = text.lines().filter_map(|line| line.trim_end().strip_prefix("guest: ")).collect();
+    assert_eq!(said, ["is up", "listens", "was asked, by interrupts: 1"], "and no complaint");
+    for line in ["too early: 2", "listens to no power button", "in time: 0", "status 0"] {
+        assert!(text.contains(line), "{line}");
+    }
+}
+
 /// A Linux guest of ours that runs one of our kernels and switches off; then one that is refused by its /init.
 const BENCH_LINUX: &str = r#"
 wideleaf image linux --bench cg.S --output cg.cpio.gz && for words in wideleaf.page=thp wideleaf.page=16k; do

@@ -32,9 +32,8 @@ use wideleaf_protocol::port;
 use crate::config::{ImageSource, VmConfig};
 use crate::devices::bus::Bus;
 use crate::devices::exit_port::{ExitPort, FaultPort};
-use crate::devices::legacy::{
-    CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, PowerManagement, ResetRegister,
-};
+use crate::devices::legacy::{CLOCK_PORTS, ClockMemory, KEYBOARD_PORTS, KeyboardController, ResetRegister};
+use crate::devices::power::{InterruptLine, PowerButton, PowerManagement};
 use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort};
 use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
 use crate::devices::virtio::{DEVICES_MAX, DeviceThreads, Interrupt, Place, Transport, VirtioDevice};
@@ -215,6 +214,7 @@ pub(crate) struct Prepared {
     pub(crate) bus: Arc<Bus>,
     pub(crate) device_threads: Arc<DeviceThreads>,
     pub(crate) serial: SerialPort,
+    pub(crate) power_button: PowerButton,
     pub(crate) drivers: Vec<DriverSeen>,
     pub(crate) paging: Paging,
     pub(crate) entry_name: &'static str,
@@ -311,7 +311,9 @@ pub(crate) fn prepare(
 
     // 7. Devices.
     let serial = SerialPort::new(interrupt, output);
-    let mut bus = create_bus(&serial, is_direct);
+    let power = PowerManagement::new((!is_direct).then(|| power_interrupt(&vm)));
+    let power_button = power.button();
+    let mut bus = create_bus(&serial, power, is_direct);
     let memory = DeviceMemory::new(memory);
     let device_threads = Arc::new(DeviceThreads::default());
     let workers = Workers::new(Arc::clone(&device_threads));
@@ -319,7 +321,7 @@ pub(crate) fn prepare(
     let bus = Arc::new(bus);
     watch.lap("devices");
     let entry_name = image.name();
-    Ok(Prepared { vm, vcpus, memory, bus, device_threads, serial, drivers, paging, entry_name, tsc_hz })
+    Ok(Prepared { vm, vcpus, memory, bus, device_threads, serial, power_button, drivers, paging, entry_name, tsc_hz })
 }
 
 fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
@@ -436,12 +438,17 @@ fn place_devices(
     Ok(drivers)
 }
 
-fn create_bus(serial: &SerialPort, is_direct: bool) -> Bus {
+fn power_interrupt(vm: &Arc<Vm>) -> InterruptLine {
+    let vm = Arc::clone(vm);
+    Box::new(move |is_high| vm.set_interrupt_line(acpi::SCI.into(), is_high))
+}
+
+fn create_bus(serial: &SerialPort, power: PowerManagement, is_direct: bool) -> Bus {
     const SERIAL_PORTS: u16 = 8;
     let mut bus = Bus::new();
     bus.insert(port::SERIAL..=port::SERIAL + (SERIAL_PORTS - 1), Box::new(serial.clone()));
     bus.insert(port::EXIT..=port::EXIT, Box::new(ExitPort));
-    bus.insert(acpi::POWER_PORTS..=acpi::POWER_PORTS_LAST, Box::<PowerManagement>::default());
+    bus.insert(acpi::POWER_PORTS..=acpi::POWER_PORTS_LAST, Box::new(power));
     if is_direct {
         bus.insert(fault_report::PORT..=fault_report::PORT, Box::new(FaultPort));
     } else {

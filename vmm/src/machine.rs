@@ -13,7 +13,7 @@ use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
 use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::transport::DriverSeen;
-use crate::devices::{Bus, BusCounters, SerialOutput, SerialSink};
+use crate::devices::{Bus, BusCounters, PowerButton, SerialOutput, SerialSink};
 use crate::dma::DeviceMemory;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
 use crate::run_loop::{GuestExit, RunControl, VcpuState, VcpuThread};
@@ -51,6 +51,7 @@ pub struct Machine {
     second_level: Arc<KvmSecondLevel>,
     bus: Arc<Bus>,
     serial: SerialPort,
+    power_button: PowerButton,
     drivers: Vec<DriverSeen>,
     threads: Vec<JoinHandle<()>>,
     started: Instant,
@@ -92,8 +93,19 @@ impl Machine {
     ) -> Result<Machine, BootError> {
         let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
         let prepared = boot::prepare(config, image, hardware, &mut watch)?;
-        let boot::Prepared { vm, vcpus, memory, bus, device_threads, serial, drivers, paging, entry_name, tsc_hz } =
-            prepared;
+        let boot::Prepared {
+            vm,
+            vcpus,
+            memory,
+            bus,
+            device_threads,
+            serial,
+            power_button,
+            drivers,
+            paging,
+            entry_name,
+            tsc_hz,
+        } = prepared;
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
         let control = RunControl::new(kickers);
         let second_level = Arc::new(KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control), memory.clone()));
@@ -104,6 +116,7 @@ impl Machine {
             second_level,
             bus,
             serial,
+            power_button,
             drivers,
             threads: Vec::with_capacity(vcpus.len()),
             started,
@@ -199,6 +212,11 @@ impl Machine {
     /// The guest's serial port, for who types into it beside the one who waits.
     pub fn serial(&self) -> SerialPort {
         self.serial.clone()
+    }
+
+    /// Its power button, for who asks the guest to switch itself off.
+    pub fn power_button(&self) -> PowerButton {
+        self.power_button.clone()
     }
 
     /// Pauses, resumes and ends it, for who does so beside the one who waits.

@@ -25,7 +25,8 @@ Examples:
   What backs its memory and what its manager has done, for programs:
     wideleaf vm /run/vm.sock statistics --format json
 
-  End it, at once:
+  End it: its guest is asked to shut down, or at once:
+    wideleaf vm /run/vm.sock stop --how ask
     wideleaf vm /run/vm.sock stop --how kill";
 
 /// `wideleaf vm`.
@@ -71,7 +72,7 @@ enum VmCommand {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum StopArg {
-    /// Ask the guest to switch itself off
+    /// Press its power button: a guest that listens to it switches itself off, when it is ready
     Ask,
     /// At once; what the guest has not written to its disks is lost
     Kill,

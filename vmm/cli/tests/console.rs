@@ -103,11 +103,12 @@ fn on_a_terminal_every_key_is_the_guests_and_ctrl_a_x_stops_it() {
     // Ctrl-C, Ctrl-Z, Ctrl-S and what is no character at all: nothing of it is for the terminal or for us.
     terminal.press(b"a\x03\x1a\x13\xff\x00z");
     terminal.shows(b"a\x03\x1a\x13\xff\x00z");
-    terminal.press(b"\x01ab\x01hc");
+    terminal.press(b"\x01ab\x01h\x01pc");
     terminal.shows(b"\x01bc");
     terminal.press(b"\x01x");
     let stderr = terminal.ends(0);
     assert!(stderr.contains("Ctrl-A x  stop the VM"), "{stderr}");
+    assert!(stderr.contains("not asked: its guest listens to no power button"), "{stderr}");
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn its_policy_is_switched_off_and_on_and_its_figures_are_told() {
         &["its policy stays greedy", "off and greedy can be set"],
     );
     assert_eq!(vm(&scratch, &["set-policy", "greedy"])["policy"], "greedy");
-    scratch.refuses(&["vm", "vm.sock", "stop", "--how=ask"], 2, &["no button", "stop it with kill"]);
+    scratch.refuses(&["vm", "vm.sock", "stop", "--how=ask"], 2, &["no power button", "stop it with kill"]);
     for words in ["statistics", "status"] {
         scratch.wideleaf(&["vm", "vm.sock", words]).assert().success();
     }

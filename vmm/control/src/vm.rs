@@ -54,7 +54,7 @@ pub enum VmRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopHow {
-    /// The guest is asked to switch itself off; only where [`VmHello::capabilities`] has `stop.ask`.
+    /// The guest is asked to switch itself off by its power button; only where [`VmHello::capabilities`] has `stop.ask`.
     Ask,
     /// At once: what the guest has not written to its disks is lost.
     Kill,
@@ -81,7 +81,7 @@ pub struct VmHello {
     pub wideleaf: String,
     /// The process that runs the VM.
     pub pid: u32,
-    /// What may be asked for, by the names of the requests; a request that takes a choice has one for each, as `stop.kill`.
+    /// What may be asked for now, by the names of the requests; a request that takes a choice has one for each, as `stop.kill`.
     pub capabilities: Vec<String>,
 }
 

@@ -7,15 +7,17 @@
 //! | 0xf8 | fault reports of the direct entry ([`crate::x86::fault_report`]) | stubs the VMM wrote |
 //! | 0x60–0x64 | [`legacy`]: keyboard controller, for its reset command | Linux with `reboot=k` |
 //! | 0x70–0x71 | [`legacy`]: the clock's memory, all zeroes | Linux, which otherwise waits for it |
-//! | 0x600–0x60b | [`legacy`]: ACPI's power management; power-off is where QEMU's machines have it | our guests, Linux |
+//! | 0x600–0x605 | [`power`]: ACPI's power management; power-off is where QEMU's machines have it | our guests, Linux |
 //!
 //! Devices in memory are [`virtio`]'s, from 0xd000_0000 on. Everything else reads as ones and is counted: [`bus`].
 
 pub mod bus;
 pub mod exit_port;
 pub mod legacy;
+pub mod power;
 pub mod serial;
 pub mod virtio;
 
 pub use bus::{Bus, BusCounters, BusEvent};
+pub use power::PowerButton;
 pub use serial::{SerialOutput, SerialSink};

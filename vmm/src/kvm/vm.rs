@@ -84,6 +84,14 @@ impl Vm {
         self.fd.register_irqfd(event, gsi).map_err(KvmError::ioctl("KVM_IRQFD"))
     }
 
+    /// Holds the line of the interrupt `gsi` high or low, for one that is level-triggered.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn set_interrupt_line(&self, gsi: u32, is_high: bool) -> Result<(), KvmError> {
+        self.fd.set_irq_line(gsi, is_high).map_err(KvmError::ioctl("KVM_IRQ_LINE"))
+    }
+
     /// Lets a guest's write of `value` to `address` write `event`, without a way through this process.
     ///
     /// # Errors

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvm_bindings::{kvm_dirty_log, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region};
+use kvm_bindings::{kvm_dirty_log, kvm_irq_level, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region};
 use libc::c_long;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
@@ -79,17 +79,18 @@ impl ThreadKind {
 
     fn tables(self) -> &'static [Table] {
         match self {
-            ThreadKind::Process => {
-                &[EVERY, READING, REPORT, KVM_RUN, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, STARTING, TERMINAL]
-            }
+            ThreadKind::Process => &[
+                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, STARTING,
+                TERMINAL,
+            ],
             ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
-            ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, ASIDE, TERMINAL],
+            ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, ASIDE, TERMINAL],
             ThreadKind::Manager => &[EVERY, READING, MANAGER, ASIDE, RAM_FILE],
             ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE],
             ThreadKind::Io => &[EVERY, DEVICES],
             ThreadKind::Status => &[EVERY, READING, ASIDE, DAEMON],
-            ThreadKind::Control => &[EVERY, READING, ASIDE, ANSWERING],
-            ThreadKind::Console => &[EVERY, TERMINAL, CONSOLE],
+            ThreadKind::Control => &[EVERY, READING, ASIDE, ANSWERING, BUTTON],
+            ThreadKind::Console => &[EVERY, TERMINAL, CONSOLE, BUTTON],
         }
     }
 }
@@ -200,6 +201,10 @@ const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x83, size_of::<kvm_sregs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x85, size_of::<kvm_translation>()))),
 ];
+
+/// The line of the power button's interrupt, which who presses it makes high, and a vCPU that has seen it low.
+const BUTTON: Table =
+    &[(libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x61, size_of::<kvm_irq_level>())))];
 
 /// `struct pm_scan_arg` of linux/fs.h.
 const PAGEMAP_SCAN_BYTES: usize = 96;

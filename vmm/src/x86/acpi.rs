@@ -1,4 +1,4 @@
-//! ACPI tables: how a Linux guest learns of its CPUs, the IOAPIC, and how to switch itself off (ACPI 6.5, chapter 5).
+//! ACPI tables: how a Linux guest learns of its CPUs, the IOAPIC, its power button, and how to switch itself off (ACPI 6.5, chapter 5).
 //!
 //! ```text
 //!   RSDP ─▶ XSDT ─▶ FADT ─▶ DSDT: the sleep state "off", a device for each of ours
@@ -23,8 +23,9 @@ pub const POWER_PORTS: u16 = 0x600;
 pub const POWER_CONTROL_OFFSET: u16 = 4;
 /// Last of these ports.
 pub const POWER_PORTS_LAST: u16 = POWER_PORTS + POWER_CONTROL_OFFSET + 1;
-/// Interrupt of power management events, which never come.
-const SCI: u16 = 9;
+/// Interrupt of power management events: that of every PC. Level-triggered and active low where the tables say nothing else (ACPI 6.5,
+/// 5.2.9); which of its levels is the active one is nothing to KVM's IOAPIC.
+pub const SCI: u16 = 9;
 /// The reset register, and what is written to it: where PCs have it, so that Linux finds it by its own list too (`reboot=p`).
 pub const RESET_PORT: u16 = 0xcf9;
 /// A hard reset of the CPU (Intel ICH datasheets, "RST_CNT, Reset Control Register").
@@ -108,8 +109,8 @@ fn dsdt_body(devices: usize) -> Vec<u8> {
 /// management timer, which is optional (ACPI 6.5, 4.8.2.1): guests of KVM have its clock.
 fn fadt_body(dsdt: u64) -> Vec<u8> {
     const BYTES: usize = 276;
-    /// `wbinvd` works; no power or sleep button; there is a reset register.
-    const FLAGS: u32 = 1 | 1 << 4 | 1 << 5 | 1 << 10;
+    /// `wbinvd` works; no sleep button; there is a reset register. The power button is the one of the event block: bit 4 is clear.
+    const FLAGS: u32 = 1 | 1 << 5 | 1 << 10;
     /// There are ISA devices; no VGA, no CMOS clock to set.
     const BOOT_FLAGS: u16 = 1 | 1 << 2 | 1 << 5;
     let mut table = vec![0; BYTES];
@@ -188,7 +189,9 @@ mod tests {
             assert_eq!(checksum(table), 0);
         }
         assert_eq!(fadt.len(), 276);
-        assert_eq!(u32_at(&fadt, 64), 0x604);
+        assert_eq!((u32_at(&fadt, 56), u32_at(&fadt, 64)), (0x600, 0x604));
+        // The interrupt, and a power button of the event block (its flag, bit 4, is of the others) but no such sleep button.
+        assert_eq!((fadt[46..48].to_vec(), u32_at(&fadt, 112) >> 4 & 0b11), (vec![9, 0], 0b10));
         // No timer; a reset register behind I/O ports, and its value.
         assert_eq!((u32_at(&fadt, 76), fadt[91]), (0, 0));
         assert_eq!(fadt[116..129], [1, 8, 0, 1, 0xf9, 0x0c, 0, 0, 0, 0, 0, 0, 6]);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   terminal ─▶ reader ─▶ keys ─┬─ 4 KiB ─▶ typist ─▶ serial port ─▶ guest
-//!   or a pipe             │     └─ Ctrl-A x: stop          │
+//!   or a pipe             │     └─ Ctrl-A x, p: stop, ask  │
 //!                         └─ (a pipe has no keys)          ▼
 //!   terminal ◀─ writer ◀──────── 64 KiB ◀────────── the vCPU's thread, which waits where they are full
 //! ```
@@ -81,7 +81,7 @@ impl GuestConsole {
             self.output.serve(to, machine.control(), begin.clone())?;
         }
         if let Some(source) = self.source.take() {
-            self.input = Some(Input::start(source, machine.serial(), machine.control(), has_keys, begin)?);
+            self.input = Some(Input::start(source, machine, has_keys, begin)?);
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ use wideleaf_control::view::Care;
 use wideleaf_control::vm::{
     StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
-use wideleaf_vmm::devices::Bus;
+use wideleaf_vmm::devices::{Bus, PowerButton};
 use wideleaf_vmm::run_loop::{RunControl, VcpuState};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 use wideleaf_vmm::{GuestExit, Machine};
@@ -45,7 +45,11 @@ const DIALECT: Dialect = Dialect { who: "this VM", version: VM_VERSION };
 /// Only the user who started it: who can stop a VM has its data in hand.
 const MODE: u32 = 0o600;
 
+/// At any time.
 const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "statistics", "set_policy"];
+
+/// While the guest listens to its power button.
+const STOP_ASK: &str = "stop.ask";
 
 /// A socket that clients can connect to until this is dropped; the file is removed then. Until the VM is built they wait.
 pub(crate) struct ControlSocket {
@@ -117,19 +121,11 @@ fn answer_in_a_thread(
     })]
 }
 
-fn hello() -> VmHello {
-    VmHello {
-        version: VM_VERSION,
-        wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
-        capabilities: CAPABILITIES.map(str::to_owned).to_vec(),
-    }
-}
-
 /// What the socket's requests are done to.
 pub(crate) struct ControlledVm {
     control: Arc<RunControl>,
     bus: Arc<Bus>,
+    button: PowerButton,
     session: Weak<Session>,
     policy: Arc<PolicySwitch>,
     guest: Option<OwnGuest>,
@@ -147,28 +143,43 @@ impl ControlledVm {
         guest: Option<OwnGuest>,
         workload: String,
     ) -> ControlledVm {
-        let (control, bus, started) = (machine.control(), machine.bus(), machine.started());
+        let (control, bus, button, started) =
+            (machine.control(), machine.bus(), machine.power_button(), machine.started());
         let (session, is_paused) = (Arc::downgrade(session), Mutex::new(false));
-        ControlledVm { control, bus, session, policy, guest, workload, started, is_paused }
+        ControlledVm { control, bus, button, session, policy, guest, workload, started, is_paused }
     }
 
     fn answer(&self, request: VmRequest) -> Result<VmAnswer, String> {
         match request {
-            VmRequest::Hello => return Ok(VmAnswer::Hello(hello())),
+            VmRequest::Hello => return Ok(VmAnswer::Hello(self.hello())),
             VmRequest::Pause => self.pause()?,
             VmRequest::Resume => self.resume()?,
             VmRequest::Stop { how: StopHow::Kill } => self.control.stop(GuestExit::Stopped),
-            VmRequest::Stop { how: StopHow::Ask } => {
-                return Err(
-                    "this machine has no button to ask its guest with: shut it down from inside, or stop it with kill"
-                        .into(),
-                );
-            }
+            VmRequest::Stop { how: StopHow::Ask } => self.ask()?,
             VmRequest::Status => {}
             VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
             VmRequest::SetPolicy { policy } => self.policy.set(&*self.session()?, &policy)?,
         }
         Ok(VmAnswer::Status(self.status()))
+    }
+
+    fn hello(&self) -> VmHello {
+        let asks = self.button.is_listening().then_some(STOP_ASK);
+        VmHello {
+            version: VM_VERSION,
+            wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            capabilities: CAPABILITIES.into_iter().chain(asks).map(str::to_owned).collect(),
+        }
+    }
+
+    /// Presses the button. What the guest makes of it is seen by whether it ends.
+    fn ask(&self) -> Result<(), String> {
+        if self.control.is_stopping() {
+            return Err(has_ended());
+        }
+        let remedy = "shut it down from inside, or stop it with kill";
+        self.button.press().map_err(|error| format!("{error}: {remedy}"))
     }
 
     fn session(&self) -> Result<Arc<Session>, String> {

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_vmm::GuestExit;
+use wideleaf_vmm::devices::PowerButton;
 use wideleaf_vmm::devices::serial::SerialPort;
 use wideleaf_vmm::run_loop::RunControl;
+use wideleaf_vmm::{GuestExit, Machine};
 
 use super::keys::{HELP, Keys, Meaning};
 use crate::output::say;
@@ -49,13 +50,14 @@ impl Input {
     /// Each thread does `begin` first.
     pub(super) fn start(
         Source { from, wake, woken }: Source,
-        serial: SerialPort,
-        control: Arc<RunControl>,
+        machine: &Machine,
         has_keys: bool,
         begin: impl FnOnce() + Clone + Send + 'static,
     ) -> io::Result<Input> {
         let (typed, to_type) = sync_channel(AHEAD_MAX);
-        let reader = Reader { from, woken, typed, control: Arc::clone(&control), keys: has_keys.then(Keys::default) };
+        let (serial, control, button) = (machine.serial(), machine.control(), machine.power_button());
+        let keys = has_keys.then(Keys::default);
+        let reader = Reader { from, woken, typed, control: Arc::clone(&control), button, keys };
         let mut input = Input { wake, threads: Vec::new() };
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let begin = begin.clone();
@@ -86,6 +88,7 @@ struct Reader {
     woken: UnixStream,
     typed: SyncSender<u8>,
     control: Arc<RunControl>,
+    button: PowerButton,
     /// `None`: all bytes are the guest's.
     keys: Option<Keys>,
 }
@@ -127,6 +130,11 @@ impl Reader {
             // What is more than the guest can take is dropped: the next key may be the one that stops it.
             Meaning::Typed(byte) => drop(self.typed.try_send(byte)),
             Meaning::Stop => self.control.stop(GuestExit::Stopped),
+            Meaning::Ask => {
+                if let Err(error) = self.button.press() {
+                    say(format_args!("\r\nnot asked: {error}\r"));
+                }
+            }
             Meaning::Help => say(format_args!("\r\n{HELP}\r")),
             Meaning::Nothing => {}
         }

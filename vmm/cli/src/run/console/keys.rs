@@ -4,7 +4,8 @@
 const ESCAPE: u8 = 0x01;
 
 /// What Ctrl-A h shows.
-pub(super) const HELP: &str = "Ctrl-A x  stop the VM    Ctrl-A a  send Ctrl-A    Ctrl-A h  this help";
+pub(super) const HELP: &str =
+    "Ctrl-A x  stop the VM    Ctrl-A p  press its power button    Ctrl-A a  send Ctrl-A    Ctrl-A h  this help";
 
 /// What is to be done for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub(super) enum Meaning {
     Typed(u8),
     /// The VM ends.
     Stop,
+    /// The guest is asked to switch itself off.
+    Ask,
     /// [`HELP`] is shown.
     Help,
     /// More is to come, or it was no command.
@@ -33,6 +36,7 @@ impl Keys {
             ESCAPE if !was_escaped => Meaning::Nothing,
             _ if !was_escaped => Meaning::Typed(key),
             b'x' => Meaning::Stop,
+            b'p' => Meaning::Ask,
             b'a' | ESCAPE => Meaning::Typed(ESCAPE),
             b'h' | b'?' => Meaning::Help,
             _ => Meaning::Nothing,
@@ -54,6 +58,7 @@ mod tests {
         let typed: Vec<Meaning> = (0..=255).filter(|key| *key != 1).map(Meaning::Typed).collect();
         assert_eq!(meanings(&(0..=255).filter(|key| *key != 1).collect::<Vec<u8>>()), typed);
         assert_eq!(meanings(b"\x01x"), [Meaning::Nothing, Meaning::Stop]);
+        assert_eq!(meanings(b"\x01pp"), [Meaning::Nothing, Meaning::Ask, Meaning::Typed(b'p')]);
         assert_eq!(meanings(b"\x01h"), [Meaning::Nothing, Meaning::Help]);
         assert_eq!(meanings(b"\x01zx"), [Meaning::Nothing, Meaning::Nothing, Meaning::Typed(b'x')]);
     }

@@ -1,0 +1,98 @@
+//! A guest of a few instructions that listens to its power button, and switches itself off when it is pressed: over the control socket, and
+//! by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod program;
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod tiny_guest;
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+use nix::pty::{OpenptyResult, openpty};
+use program::{Running, Scratch};
+use serde_json::Value;
+use tiny_guest::{image, pvh};
+use wideleaf_guest_tests::has_kvm;
+
+/// Enables the event, prints `>`, waits until its status is there, clears it, and switches off once it is gone.
+fn listener() -> Vec<u8> {
+    let enable: &[u8] = &[0x66, 0xba, 0x02, 0x06, 0x66, 0xb8, 0x00, 0x01, 0x66, 0xef]; // mov dx, 0x602; mov ax, 0x100; out dx, ax
+    let greet: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'>', 0xee]; // mov dx, 0x3f8; mov al, '>'; out dx, al
+    let wait: &[u8] = &[0x66, 0xba, 0x00, 0x06, 0x66, 0xed, 0xf6, 0xc4, 0x01, 0x74, 0xf9]; // mov dx, 0x600; in ax, dx; test ah, 1; jz to the in
+    let clear: &[u8] = &[0x66, 0xb8, 0x00, 0x01, 0x66, 0xef]; // mov ax, 0x100; out dx, ax
+    let check: &[u8] = &[0x66, 0xed, 0xf6, 0xc4, 0x01, 0x75, 0xfe]; // in ax, dx; test ah, 1; jnz to itself
+    let off: &[u8] = &[0x66, 0xba, 0x04, 0x06, 0x66, 0xb8, 0x00, 0x20, 0x66, 0xef, 0xeb, 0xfe]; // mov dx, 0x604; mov ax, 0x2000; out dx, ax; jmp to itself
+    [enable, greet, wait, clear, check, off].concat()
+}
+
+const ARGUMENTS: [&str; 6] =
+    ["run", "image", "--memory=64M", "--policy=never", "--no-daemon", "--control-socket=vm.sock"];
+
+/// What the VM says it can do; nothing where there is none yet.
+fn capabilities(scratch: &Scratch) -> Vec<Value> {
+    let Ok(stream) = UnixStream::connect(scratch.path("vm.sock")) else { return Vec::new() };
+    (&stream).write_all(b"{\"version\":1,\"request\":\"hello\"}\n").unwrap();
+    let mut reply = String::new();
+    BufReader::new(&stream).read_line(&mut reply).unwrap();
+    let reply: Value = serde_json::from_str(&reply).unwrap();
+    reply["ok"]["hello"]["capabilities"].as_array().unwrap().clone()
+}
+
+#[test]
+fn a_guest_that_listens_can_be_asked_and_its_run_ends_well() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.file("image", &image(&pvh(), &listener()));
+    let mut run = Running::start(&scratch, &[&ARGUMENTS[..], &["--output=result", "--format=json"]].concat());
+    while !capabilities(&scratch).contains(&"stop.ask".into()) {
+        assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
+    }
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=ask"]).assert().success();
+    assert_eq!(run.end(), (Some(0), ">\n".to_owned()), "a line of the guest's, and none of ours");
+    let report: Value = serde_json::from_slice(&std::fs::read(scratch.path("result")).unwrap()).unwrap();
+    assert_eq!(report["outcome"], "success");
+}
+
+#[test]
+fn ctrl_a_p_asks_a_guest_that_listens() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.file("image", &image(&pvh(), &listener()));
+    let OpenptyResult { master, slave } = openpty(None, None).unwrap();
+    let end = || Stdio::from(slave.try_clone().unwrap());
+    let mut command = Command::new(scratch.program());
+    command.args(ARGUMENTS).args(["--console", "--output=result"]).current_dir(scratch.path("."));
+    let run = Running(command.stdin(end()).stdout(end()).stderr(Stdio::piped()).spawn().unwrap());
+    let (mut keys, mut shown) = (File::from(master), [0]);
+    keys.read_exact(&mut shown).unwrap();
+    assert_eq!(shown, *b">");
+    keys.write_all(b"\x01p").unwrap();
+    assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_guest_that_does_not_listen_runs_on_and_the_line_says_why() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    // jmp to itself
+    scratch.file("image", &image(&pvh(), &[0xeb, 0xfe]));
+    let mut run = Running::start(&scratch, &ARGUMENTS);
+    while capabilities(&scratch).is_empty() {
+        assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it answered");
+    }
+    assert!(!capabilities(&scratch).contains(&"stop.ask".into()));
+    let words = ["listens to no power button", "stop it with kill"];
+    scratch.refuses(&["vm", "vm.sock", "stop", "--how=ask"], 2, &words);
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end().0, Some(0));
+}
