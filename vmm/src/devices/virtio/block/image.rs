@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 
 use super::SECTOR_BYTES;
-use crate::kvm::guest_io::{self, GuestSlice};
+use crate::devices::virtio::pieces::Piece;
+use crate::sys::vectored;
 
 /// Bytes of a disk's name (5.2.6, GET_ID).
 pub const ID_BYTES: usize = 20;
@@ -166,20 +167,20 @@ impl DiskImage {
         &self.id
     }
 
-    /// As [`guest_io::read_at`].
+    /// As [`vectored::read_at`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn read_at(&self, slices: &[GuestSlice<'_>], offset: u64) -> io::Result<usize> {
-        guest_io::read_at(&self.file, slices, offset)
+    pub fn read_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
+        vectored::read_at(&self.file, pieces, offset)
     }
 
-    /// As [`guest_io::write_at`].
+    /// As [`vectored::write_at`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn write_at(&self, slices: &[GuestSlice<'_>], offset: u64) -> io::Result<usize> {
-        guest_io::write_at(&self.file, slices, offset)
+    pub fn write_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
+        vectored::write_at(&self.file, pieces, offset)
     }
 
     /// What was written lasts when this returns.
