@@ -17,10 +17,11 @@ use event_manager::{EventOps, Events};
 use vmm_sys_util::epoll::EventSet;
 
 use super::connection::{Connection, Packet, Taken};
-use super::counters::{Counting, add};
+use super::counters::Counting;
 use super::greeting::{Greeted, Greeting};
 use super::host::HostSocket;
 use super::packet::{HOST_CID, Header, Operation, Ports, STREAM};
+use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::Piece;
 
 /// Connections of one guest: each has a file descriptor here, of which a process has 1024 as a rule.
