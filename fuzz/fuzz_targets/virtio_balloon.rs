@@ -10,6 +10,7 @@ use virtio_driver::{BUFFERS_AT, Driver, Input, NEXT, RAM_BYTES, STEPS_MAX, WRITE
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::give_back::GiveBack;
+use wideleaf_memory::host::{Advice, Host as _};
 use wideleaf_policies::{Bytes, WindowIndex};
 use wideleaf_vmm::devices::virtio::VirtioDevice as _;
 use wideleaf_vmm::devices::virtio::balloon::Balloon;
@@ -32,7 +33,12 @@ fuzz_target!(|bytes: &[u8]| {
     let mut driver = Driver::alone(Box::new(device));
     let host = Arc::new(LinuxHost::open().expect("it is Linux"));
     let ram = Arc::clone(driver.memory.memory().ram());
-    let manager = GiveBack::new(host, Arc::clone(&ram)).expect("it is nobody's");
+    let manager = GiveBack::new(host.clone(), Arc::clone(&ram)).expect("it is nobody's");
+    if bytes.last().is_some_and(|byte| byte & 1 != 0) {
+        // What is a piece of a huge page is kept, or the page is split while the host is short.
+        host.advise(ram.base(), Bytes::new(RAM_BYTES), Advice::HugePage).expect("it is anonymous");
+        (FIRST_PAGE..PAGES).step_by(512).for_each(|page| driver.put(page * PAGE_BYTES, &[1]));
+    }
     let mut input = Input(bytes);
     driver.start(input.features(offered));
     for _ in 0..STEPS_MAX {
