@@ -1,7 +1,7 @@
 //! A network card between a driver that knows no rules and a link that says anything.
 #![no_main]
 
-mod virtio_queues;
+mod virtio_driver;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
-use virtio_queues::{BUFFERS_AT, Driver, Input, settle};
+use virtio_driver::{BUFFERS_AT, Driver, Input, STEPS_MAX, settle};
+use wideleaf_vmm::devices::virtio::VirtioDevice as _;
 use wideleaf_vmm::devices::virtio::net::{Link, Mac, Net, NetConfig, Offload};
 
 struct Wire(OwnedFd);
@@ -26,20 +27,16 @@ impl Link for Wire {
     }
 }
 
-/// Steps of one input: what comes behind shows nothing new.
-const STEPS_MAX: usize = 200;
 const TX: usize = 1;
-/// All that the card offers.
-const FEATURES: u64 = u64::MAX >> 32;
 
 fuzz_target!(|bytes: &[u8]| {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let (end, far) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("a pair of sockets");
     let net = Net::new(Arc::new(Wire(end)), NetConfig { mac: Mac::of("fuzz", "net"), mtu: 1500 });
-    let (handle, offered) = (net.handle(), wideleaf_vmm::devices::virtio::VirtioDevice::features(&net));
+    let (handle, offered) = (net.handle(), net.features());
     let mut driver = Driver::new(Box::new(net));
     let mut input = Input(bytes);
-    driver.start(offered & u64::from(input.word()));
+    driver.start(input.features(offered));
     let mut frame = vec![0; 0x2_0000];
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
@@ -50,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = send(far.as_raw_fd(), &frame[..bytes.clamp(1, frame.len())], MsgFlags::MSG_NOSIGNAL);
             settle();
         } else {
-            driver.step(&mut input, offered & FEATURES);
+            driver.step(&mut input, offered);
         }
         while recv(far.as_raw_fd(), &mut frame, MsgFlags::empty()).is_ok() {}
     }

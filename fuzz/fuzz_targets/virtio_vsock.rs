@@ -1,13 +1,13 @@
 //! Sockets between a guest that knows no rules and programs of the host that say anything.
 #![no_main]
 
-mod virtio_queues;
+mod virtio_driver;
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use libfuzzer_sys::fuzz_target;
-use virtio_queues::{BUFFERS_AT, Driver, Input, settle};
+use virtio_driver::{BUFFERS_AT, Driver, Input, STEPS_MAX, WRITE, settle};
 use wideleaf_vmm::devices::virtio::VirtioDevice as _;
 use wideleaf_vmm::devices::virtio::vsock::packet::{HEADER_BYTES, HOST_CID, Header, STREAM};
 use wideleaf_vmm::devices::virtio::vsock::{HostSocket, Vsock};
@@ -17,8 +17,6 @@ const CID: u32 = 3;
 const PORT: u32 = 1;
 const TO_GUEST: usize = 0;
 const FROM_GUEST: usize = 1;
-/// Steps of one input: what comes behind shows nothing new.
-const STEPS_MAX: usize = 200;
 /// Programs that are there at once.
 const PROGRAMS_MAX: usize = 8;
 
@@ -31,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (handle, offered) = (device.handle(), device.features());
     let mut driver = Driver::new(Box::new(device));
     let mut input = Input(bytes);
-    driver.start(offered & u64::from(input.word()) << 24);
+    driver.start(input.features(offered));
     let mut programs: Vec<UnixStream> = Vec::new();
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
@@ -75,7 +73,7 @@ fuzz_target!(|bytes: &[u8]| {
     // Whatever happened, a driver that follows the rules is served.
     driver.start(0);
     let broken = handle.counters().broken_queues;
-    driver.describe(TO_GUEST, 0, (BUFFERS_AT, 4096), 2, 0);
+    driver.describe(TO_GUEST, 0, (BUFFERS_AT, 4096), WRITE, 0);
     driver.offer(TO_GUEST, 0);
     send(&mut driver, &header(PORT + 1, 9, 1), &[]);
     assert!(driver.is_served(FROM_GUEST) && driver.is_served(TO_GUEST), "a reset is the answer");
@@ -107,7 +105,7 @@ fn packet(driver: &mut Driver, input: &mut Input<'_>) {
     let mut header = header(host, u32::from(ports >> 4 & 3), operation);
     (header.flags, header.bytes) = (u32::from(ports >> 6), if operation == 5 { data } else { 0 });
     (header.room, header.passed) = (u32::from(input.word()) << 4, u32::from(input.byte()));
-    driver.describe(TO_GUEST, 0, (BUFFERS_AT, 4096), 2, 0);
+    driver.describe(TO_GUEST, 0, (BUFFERS_AT, 4096), WRITE, 0);
     driver.offer(TO_GUEST, 0);
     send(driver, &header, &vec![7; header.bytes as usize]);
 }

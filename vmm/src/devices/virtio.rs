@@ -13,6 +13,7 @@
 
 pub mod balloon;
 pub mod block;
+pub mod counters;
 pub mod interrupt;
 pub mod io_thread;
 pub mod net;

@@ -59,6 +59,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Waits while it is closed, for so long at most; whether it is open now.
+    pub fn is_open_within(&self, at_most: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), at_most, |state| state.closings > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.closings == 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Two counters, each changed in one step: a panic elsewhere leaves them true.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -10,9 +10,7 @@
 //! | [`stats`] | the VM's statistics | reads `pages_4k`, `pages_2m`, `pages_1g` |
 //! | [`second_level`] | – | the manager's door, made of the above |
 //! | [`guest_memory`] | – | guest RAM as the loaders want to see it |
-//! | [`guest_io`] | a file | reads into guest RAM and writes from it |
 
-pub mod guest_io;
 pub mod guest_memory;
 pub mod kick;
 pub mod memslot;

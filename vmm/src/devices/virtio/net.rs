@@ -87,7 +87,7 @@ pub struct NetHandle {
 impl NetHandle {
     /// The card's numbers now.
     pub fn counters(&self) -> NetCounters {
-        self.counting.get()
+        self.counting.statistics()
     }
 }
 

@@ -32,25 +32,11 @@ impl ActiveQueue {
         self.queue.ready()
     }
 
-    /// Serves what is in the queue until it is empty. `serve` says how many bytes it wrote into a chain; see [`ActiveQueue::serve_one`].
+    /// Serves so many chains at most, so that others who wait for the same thread have their turn; whether the queue is empty now. If not, no
+    /// notification comes for what is left. `serve` says how many bytes it wrote into a chain; see [`ActiveQueue::serve_one`].
     ///
     /// # Errors
     /// [`BrokenQueue`]: serve it no more, and say so ([`Interrupt::needs_reset`]).
-    pub fn serve(
-        &mut self,
-        memory: &DeviceMemory,
-        interrupt: &Interrupt,
-        mut serve: impl FnMut(Chain<'_>) -> u32,
-    ) -> Result<(), BrokenQueue> {
-        while !self.serve_some(memory, interrupt, usize::MAX, &mut serve)? {}
-        Ok(())
-    }
-
-    /// Serves so many chains at most, so that others who wait for the same thread have their turn; whether the queue is empty now. If not, no
-    /// notification comes for what is left.
-    ///
-    /// # Errors
-    /// [`BrokenQueue`], as for [`ActiveQueue::serve`].
     pub fn serve_some(
         &mut self,
         memory: &DeviceMemory,
@@ -71,7 +57,7 @@ impl ActiveQueue {
     /// Serves one chain; whether there was one. All of it is inside one [`DeviceMemory::access`]: `serve` asks for no other.
     ///
     /// # Errors
-    /// [`BrokenQueue`], as for [`ActiveQueue::serve`].
+    /// [`BrokenQueue`], as for [`ActiveQueue::serve_some`].
     pub fn serve_one(
         &mut self,
         memory: &DeviceMemory,
@@ -88,11 +74,12 @@ impl ActiveQueue {
         }
         Ok(true)
     }
+
     /// Takes the next chain and gives its head and what `read` made of it; whoever takes it hands it back with [`ActiveQueue::complete`]. For
     /// requests that take longer than one access may.
     ///
     /// # Errors
-    /// [`BrokenQueue`], as for [`ActiveQueue::serve`].
+    /// [`BrokenQueue`], as for [`ActiveQueue::serve_some`].
     pub fn take<T>(
         &mut self,
         memory: &DeviceMemory,
@@ -106,7 +93,7 @@ impl ActiveQueue {
     /// Hands back a chain into which so many bytes were written.
     ///
     /// # Errors
-    /// [`BrokenQueue`], as for [`ActiveQueue::serve`].
+    /// [`BrokenQueue`], as for [`ActiveQueue::serve_some`].
     pub fn complete(
         &mut self,
         memory: &DeviceMemory,

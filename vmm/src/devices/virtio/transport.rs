@@ -33,6 +33,7 @@ use wideleaf_policies::Bytes;
 use super::{Activation, ActiveQueue, DeviceThreads, Interrupt, IoThread, VirtioDevice};
 use crate::devices::bus::MemoryDevice;
 use crate::dma::DeviceMemory;
+use crate::run_loop::PAUSE_WAIT_MAX;
 
 /// "virt", little-endian.
 const MAGIC: u32 = 0x7472_6976;
@@ -313,7 +314,13 @@ impl MemoryDevice for Transport {
     }
 
     fn stop(&mut self) {
-        self.reset_device();
+        if self.memory.gate().is_open_within(PAUSE_WAIT_MAX) {
+            return self.reset_device();
+        }
+        // A pause that is never undone: what moved its memory failed in the midst of it. The device's thread stands at the gate for good, and
+        // whoever drops the device waits for that thread.
+        tracing::error!(kind = ?self.device().kind(), "a device is left as it is: its VM was paused for good when it ended");
+        std::mem::forget(Arc::clone(&self.device));
     }
 }
 

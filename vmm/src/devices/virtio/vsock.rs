@@ -59,7 +59,7 @@ pub struct VsockHandle {
 impl VsockHandle {
     /// The device's numbers now.
     pub fn counters(&self) -> VsockCounters {
-        self.counting.get()
+        self.counting.statistics()
     }
 }
 

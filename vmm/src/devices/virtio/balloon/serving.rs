@@ -19,8 +19,8 @@ use vmm_sys_util::eventfd::EventFd;
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 
-use super::BalloonHandle;
 use super::statistics::{BUFFER_BYTES_MAX, GuestStatistics};
+use super::{BalloonHandle, QUEUE_SIZES};
 use crate::devices::virtio::queue::Chain;
 use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
@@ -33,6 +33,10 @@ const PAGES_MAX: usize = 4096;
 
 /// Memory in a report: eight times what Linux gives, 32 runs of 4 MiB. The rest stays the guest's.
 const REPORT_BYTES_MAX: u64 = 1 << 30;
+
+/// Runs in a report: all that the queue's table has room for. One in a table of its own, which is not offered and may be used all the same,
+/// may have 65535, each with system calls of its own, and a reset waits for them.
+const REPORT_RUNS_MAX: usize = QUEUE_SIZES[3] as usize;
 
 /// The queues, by what they are for.
 pub(super) struct Queues {
@@ -251,15 +255,15 @@ fn statistics(chain: &Chain<'_>, handle: &BalloonHandle) -> Vec<u8> {
 /// The whole pages of a report's buffers, which the device could write.
 fn free_runs(chain: &Chain<'_>, malformed: &AtomicU64, cut: &AtomicU64) -> Vec<GpaRange> {
     let (mut runs, mut left) = (Vec::new(), REPORT_BYTES_MAX);
-    for descriptor in chain.clone() {
+    for (number, descriptor) in chain.clone().enumerate() {
+        let bytes = u64::from(descriptor.len());
+        if number >= REPORT_RUNS_MAX || bytes > left {
+            cut.fetch_add(1, Ordering::Relaxed);
+            break;
+        }
         if !descriptor.is_write_only() {
             malformed.fetch_add(1, Ordering::Relaxed);
             continue;
-        }
-        let bytes = u64::from(descriptor.len());
-        if bytes > left {
-            cut.fetch_add(1, Ordering::Relaxed);
-            break;
         }
         left -= bytes;
         let page = PageSize::Base4K.bytes().get();

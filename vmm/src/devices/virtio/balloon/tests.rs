@@ -123,6 +123,26 @@ fn a_report_of_more_than_a_gibibyte_is_cut() {
 }
 
 #[test]
+fn a_report_of_more_runs_than_the_queue_has_room_for_is_cut() {
+    const TABLE: u64 = BUFFER;
+    const INDIRECT: u16 = 4;
+    let (mut driver, handle) = started(ALL);
+    let runs = QUEUE_SIZES[3] as u32 + 1;
+    let run = |n: u32| {
+        let address = u64::from(PAGES[1] + n) * PAGE_BYTES;
+        let flags = if n + 1 < runs { 1 | 2 } else { 2_u64 };
+        [address.to_le_bytes(), (PAGE_BYTES | flags << 32 | u64::from(n + 1) << 48).to_le_bytes()].concat()
+    };
+    driver.set_bytes(TABLE, &(0..runs).flat_map(run).collect::<Vec<u8>>());
+    driver.set_descriptor(REPORTS, 0, (TABLE, 16 * runs), INDIRECT, 0);
+    driver.make_available(REPORTS, 0);
+    driver.wait_used(REPORTS);
+    let last = PAGES[1] + runs - 1;
+    assert_eq!((number_in(&driver, last - 1), number_in(&driver, last)), (0, last));
+    assert_eq!((handle.report().pages.reported, handle.report().reports_cut), (u64::from(runs) - 1, 1));
+}
+
+#[test]
 fn without_statistics_the_reports_are_the_third_queue() {
     let (mut driver, handle) = started(TELLS | 1 << feature::PAGE_REPORTING);
     driver.request(STATISTICS, &[Piece::write(u64::from(PAGES[1]) * PAGE_BYTES, PAGE_BYTES as u32)]);

@@ -1,47 +1,12 @@
-//! What a disk did and refused, counted by the thread that serves it and read by anybody.
+//! What a disk did and refused.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// One counter.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// So many more; how many there were before.
-    pub fn add(&self, more: u64) -> u64 {
-        self.0.fetch_add(more, Ordering::Relaxed)
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Counts the fields of [`DiskStatistics`].
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a disk does, counted while it works.
-        #[derive(Debug, Default)]
-        pub struct DiskCounters {
-            $($(#[$doc])* pub $name: Counter,)*
-        }
-
-        /// What a disk did.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-        pub struct DiskStatistics {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl DiskCounters {
-            /// What it did until now.
-            pub fn statistics(&self) -> DiskStatistics {
-                DiskStatistics { $($name: self.$name.get(),)* }
-            }
-        }
-    };
-}
+use crate::devices::virtio::counters::counters;
 
 counters! {
+    /// What a disk does, counted while it works.
+    counters DiskCounters,
+    /// What a disk did.
+    values DiskStatistics:
     /// Wake-ups: requests that came while one was served need none.
     wake_ups,
     /// Reads that were done.

@@ -10,11 +10,13 @@ use std::io::{self, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 
 use super::SECTOR_BYTES;
-use crate::kvm::guest_io::{self, GuestSlice};
+use crate::devices::virtio::pieces::Piece;
+use crate::sys::vectored;
 
 /// Bytes of a disk's name (5.2.6, GET_ID).
 pub const ID_BYTES: usize = 20;
@@ -42,6 +44,8 @@ pub struct DiskImage {
     is_regular: bool,
     hole_bytes: u64,
     id: [u8; ID_BYTES],
+    /// A flush failed: see [`DiskImage::flush`].
+    has_failed: AtomicBool,
 }
 
 /// Why a disk cannot be used.
@@ -132,6 +136,7 @@ impl DiskImage {
             is_regular,
             hole_bytes: metadata.blksize().max(SECTOR_BYTES),
             id,
+            has_failed: AtomicBool::new(false),
         })
     }
 
@@ -166,28 +171,32 @@ impl DiskImage {
         &self.id
     }
 
-    /// As [`guest_io::read_at`].
+    /// As [`vectored::read_at`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn read_at(&self, slices: &[GuestSlice<'_>], offset: u64) -> io::Result<usize> {
-        guest_io::read_at(&self.file, slices, offset)
+    pub fn read_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
+        vectored::read_at(&self.file, pieces, offset)
     }
 
-    /// As [`guest_io::write_at`].
+    /// As [`vectored::write_at`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn write_at(&self, slices: &[GuestSlice<'_>], offset: u64) -> io::Result<usize> {
-        guest_io::write_at(&self.file, slices, offset)
+    pub fn write_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
+        vectored::write_at(&self.file, pieces, offset)
     }
 
-    /// What was written lasts when this returns.
+    /// What was written lasts when this returns. Once it has failed it fails for good: the kernel takes pages that it could not write for
+    /// written, so that the next call would succeed although their bytes are nowhere (`fsync(2)`).
     ///
     /// # Errors
     /// The kernel's (`fdatasync(2)`).
     pub fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
+        if self.has_failed.load(Ordering::Acquire) {
+            return Err(io::Error::other("a flush failed before, and what the file has since then is not known"));
+        }
+        self.file.sync_data().inspect_err(|_| self.has_failed.store(true, Ordering::Release))
     }
 
     /// Gives back what is behind a piece of the file, which reads as zeroes then. A file system without holes leaves it as it is: a DISCARD is
@@ -356,6 +365,19 @@ mod tests {
         assert!(matches!(DiskImage::open(&writable), Err(DiskError::InUse { .. })));
         drop(readers);
         DiskImage::open(&writable).unwrap();
+    }
+
+    #[test]
+    fn after_a_flush_that_failed_none_succeeds() {
+        let file = file(512);
+        let mut image = DiskImage::open(&options(file.path())).unwrap();
+        image.flush().unwrap();
+        // A pipe cannot be flushed (`fsync(2)`, EINVAL): what a disk does that loses a page is not to be had in a test.
+        let broken = File::from(std::os::fd::OwnedFd::from(std::io::pipe().unwrap().1));
+        let whole = std::mem::replace(&mut image.file, broken);
+        image.flush().unwrap_err();
+        image.file = whole;
+        image.flush().unwrap_err();
     }
 
     #[test]

@@ -310,3 +310,18 @@ fn a_large_request_lets_the_vm_pause_between_its_pieces() {
     assert_eq!(disk.driver.wait_used(0).written as u64, DISK_BYTES + 1);
     assert!(disk.driver.bytes(DATA, DISK_BYTES as usize) == disk.file_bytes(0, DISK_BYTES as usize));
 }
+
+#[test]
+fn a_vm_that_ends_in_a_pause_without_end_does_not_wait_for_its_disk() {
+    let mut disk = disk();
+    assert!(disk.driver.memory.gate().close(crate::run_loop::PAUSE_WAIT_MAX));
+    // Its thread wakes, and stands at the gate.
+    disk.driver.set_register(virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY, 0);
+    let (said, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        crate::devices::bus::MemoryDevice::stop(&mut disk.driver.transport);
+        drop(disk);
+        said.send(()).unwrap();
+    });
+    heard.recv_timeout(std::time::Duration::from_secs(60)).expect("the end does not come");
+}

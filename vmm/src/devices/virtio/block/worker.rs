@@ -20,13 +20,13 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::request::{Buffers, FAILED, Limits, OK, Operation, Range, Refusal, Request};
 use super::{DiskCounters, DiskImage};
+use crate::devices::virtio::pieces::{PIECES_MAX, Piece};
 use crate::devices::virtio::{ActivateError, Activation, ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::{Access, DeviceMemory};
-use crate::kvm::guest_io::{GuestSlice, SLICES_MAX};
 
 /// Most bytes moved inside the gate at once: a pause of the VM waits for no more than one such piece, which takes a slow disk (10 MB/s) a tenth
 /// of a second; [`crate::run_loop::PAUSE_WAIT_MAX`] is two.
-const PIECE_BYTES: u64 = 1 << 20;
+const BYTES_AT_ONCE: u64 = 1 << 20;
 
 /// A thread that serves a disk until this is dropped.
 #[derive(Debug)]
@@ -210,14 +210,14 @@ impl Disk {
     }
 
     fn read(&self, offset: u64, buffers: &Buffers) -> Result<u32, Failure> {
-        self.transfer(offset, buffers, |slices, at| self.image.read_at(slices, at))?;
+        self.transfer(offset, buffers, |pieces, at| self.image.read_at(pieces, at))?;
         self.counters.reads.add(1);
         self.counters.read_bytes.add(buffers.bytes());
         Ok(buffers.bytes() as u32)
     }
 
     fn write(&self, offset: u64, buffers: &Buffers) -> Result<u32, Failure> {
-        self.transfer(offset, buffers, |slices, at| self.image.write_at(slices, at))?;
+        self.transfer(offset, buffers, |pieces, at| self.image.write_at(pieces, at))?;
         if self.is_written_through {
             self.image.flush().map_err(Failure::Host)?;
         }
@@ -232,7 +232,7 @@ impl Disk {
         &self,
         offset: u64,
         buffers: &Buffers,
-        move_piece: impl Fn(&[GuestSlice<'_>], u64) -> io::Result<usize>,
+        move_pieces: impl Fn(&[Piece<'_>], u64) -> io::Result<usize>,
     ) -> Result<(), Failure> {
         let (all, mut done) = (buffers.bytes(), 0);
         while done < all {
@@ -240,8 +240,8 @@ impl Disk {
                 return Err(Failure::Stopped);
             }
             let access = self.memory.access();
-            let slices = piece(&access, buffers, done)?;
-            match move_piece(&slices, offset + done) {
+            let pieces = next_pieces(&access, buffers, done)?;
+            match move_pieces(&pieces, offset + done) {
                 Ok(0) => return Err(Failure::Short),
                 Ok(moved) => done += moved as u64,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -325,19 +325,21 @@ fn wait_for(events: &[&EventFd]) -> io::Result<Epoll> {
     Ok(epoll)
 }
 
-/// What of the buffers is moved next: from byte `done` on, at most [`PIECE_BYTES`] in [`SLICES_MAX`] slices.
-fn piece<'a>(access: &'a Access<'_>, buffers: &Buffers, done: u64) -> Result<Vec<GuestSlice<'a>>, Failure> {
-    let mut slices = Vec::new();
-    let mut room = PIECE_BYTES;
+/// What of the buffers is moved next: from byte `done` on, at most [`BYTES_AT_ONCE`] in [`PIECES_MAX`] pieces.
+fn next_pieces<'a>(access: &'a Access<'_>, buffers: &Buffers, done: u64) -> Result<Vec<Piece<'a>>, Failure> {
+    let mut pieces = Vec::new();
+    let mut room = BYTES_AT_ONCE;
     for buffer in buffers.from(done) {
         let bytes = room.min(u64::from(buffer.bytes));
-        for slice in access.get_slices(GuestAddress(buffer.address), bytes as usize) {
-            slices.push(slice.map_err(|_| Failure::NoRam)?);
+        // A buffer may lie across ranges of RAM, and then is more than one piece.
+        for piece in access.get_slices(GuestAddress(buffer.address), bytes as usize) {
+            pieces.push(piece.map_err(|_| Failure::NoRam)?);
         }
         room -= bytes;
-        if room == 0 || slices.len() >= SLICES_MAX {
+        if room == 0 || pieces.len() >= PIECES_MAX {
             break;
         }
     }
-    Ok(slices)
+    pieces.truncate(PIECES_MAX);
+    Ok(pieces)
 }

@@ -13,9 +13,9 @@ use std::io::ErrorKind;
 
 use virtio_queue::{QueueOwnedT, QueueT};
 
-use super::counters::add;
 use super::worker::{Next, Shared};
 use super::{FRAME_BYTES_MAX, HEADER_BYTES};
+use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{PIECES_MAX, Piece, collect, read_at, write_at};
 use crate::devices::virtio::used::{Told, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue};

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use nix::errno::Errno;
 use virtio_queue::{QueueOwnedT, QueueT};
 
-use super::counters::add;
 use super::worker::{Next, Shared};
 use super::{FRAME_BYTES_MAX, HEADER_BYTES};
+use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{Piece, collect};
 use crate::devices::virtio::used::{Told, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue};

@@ -13,9 +13,10 @@ use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Link;
-use super::counters::{Counting, add};
+use super::counters::Counting;
 use super::receive::Receiver;
 use super::transmit::Transmitter;
+use crate::devices::virtio::counters::add;
 use crate::devices::virtio::{BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
 

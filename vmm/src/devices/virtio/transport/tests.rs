@@ -157,7 +157,7 @@ fn a_driver_that_follows_the_rules_is_served() {
     assert!(queues[0].is_ready() && !queues[1].is_ready());
     let mut served = 0;
     queues[0]
-        .serve(memory, interrupt, |chain| {
+        .serve_some(memory, interrupt, 2, |chain| {
             served += 1;
             let mut byte = [0];
             chain.clone().reader(chain.memory()).unwrap().read_exact(&mut byte).unwrap();
@@ -273,7 +273,7 @@ fn a_ring_that_claims_more_than_it_has_is_broken() {
     let seen = driver.seen.clone();
     let mut activation = seen.activation.lock().unwrap();
     let Activation { memory, queues, interrupt, .. } = activation.as_mut().unwrap();
-    assert!(queues[0].serve(memory, interrupt, |_| panic!("there is no chain")).is_err());
+    assert!(queues[0].serve_some(memory, interrupt, 1, |_| panic!("there is no chain")).is_err());
     interrupt.needs_reset();
     drop(activation);
     assert_eq!(driver.read(VIRTIO_MMIO_STATUS) & NEEDS_RESET, NEEDS_RESET);

@@ -244,6 +244,11 @@ impl Connection {
         self.is_hung_up
     }
 
+    /// The guest has said all, and the program has not taken all of it.
+    pub(super) fn has_last_words(&self) -> bool {
+        self.guest_ended & NO_MORE_SENT != 0 && !self.to_host.is_empty() && !self.is_hung_up
+    }
+
     /// Nothing is left but that the guest says so.
     pub(super) fn is_closing(&self) -> bool {
         self.host_ended == NOTHING_MORE && !self.due.shutdown

@@ -7,7 +7,7 @@
 //!                          └ for none of them ──▶ resets ────────────────────────────▶
 //! ```
 //!
-//! Everything is bounded: connections, greetings, resets that wait. Where the resets are full no packet of the guest's is taken until it
+//! Everything is bounded: connections, greetings, connections that only bring what they still have, resets that wait. Where the resets are full no packet of the guest's is taken until it
 //! takes some of ours (Virtual I/O Device 1.2, section 5.10.6.1).
 
 use std::collections::{HashMap, VecDeque};
@@ -17,10 +17,11 @@ use event_manager::{EventOps, Events};
 use vmm_sys_util::epoll::EventSet;
 
 use super::connection::{Connection, Packet, Taken};
-use super::counters::{Counting, add};
+use super::counters::Counting;
 use super::greeting::{Greeted, Greeting};
 use super::host::HostSocket;
 use super::packet::{HOST_CID, Header, Operation, Ports, STREAM};
+use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::Piece;
 
 /// Connections of one guest: each has a file descriptor here, of which a process has 1024 as a rule.
@@ -35,6 +36,9 @@ const RESETS_MAX: usize = 256;
 /// The first port of the host's own ends: those below are for programs that wait for the guest.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
+/// Connections that the guest has forgotten, and whose programs have not taken all of it yet. Where there are more, the oldest is cut off.
+const LEAVING_MAX: usize = 32;
+
 /// Event data below are the worker's.
 pub(super) const FIRST_TOKEN: u32 = 16;
 
@@ -45,6 +49,7 @@ pub(super) struct Connections {
     connections: HashMap<Ports, Connection>,
     by_token: HashMap<u32, Ports>,
     greetings: VecDeque<(u32, Greeting)>,
+    leaving: VecDeque<Connection>,
     /// Those with something for the guest, in turn.
     turns: VecDeque<Ports>,
     resets: VecDeque<Header>,
@@ -61,6 +66,7 @@ impl Connections {
             connections: HashMap::new(),
             by_token: HashMap::new(),
             greetings: VecDeque::new(),
+            leaving: VecDeque::new(),
             turns: VecDeque::new(),
             resets: VecDeque::new(),
             next_token: FIRST_TOKEN,
@@ -149,7 +155,7 @@ impl Connections {
                 if connection.is_asked() {
                     add(&self.counting.refused, 1);
                 }
-                return self.remove(ports, ops);
+                return self.let_go(ports, ops);
             }
             // Out of turn: a second request, an answer that nobody waits for, data before there is a connection.
             _ => {
@@ -184,6 +190,9 @@ impl Connections {
         if let Some(at) = self.greetings.iter().position(|(of, _)| *of == token) {
             return self.on_greeting(at, ops);
         }
+        if let Some(at) = self.leaving.iter().position(|connection| connection.token == token) {
+            return self.on_leaving(at, ops);
+        }
         let Some(ports) = self.by_token.get(&token).copied() else { return };
         let Some(connection) = self.connections.get_mut(&ports) else { return };
         if events.contains(EventSet::OUT) {
@@ -216,6 +225,34 @@ impl Connections {
         self.by_token.insert(token, ports);
         self.connections.insert(ports, Connection::from_host(greeting.into_stream(), token));
         self.after(ports, ops);
+    }
+
+    /// The guest has forgotten a connection. Linux waits 8 seconds for a slow program when a socket is closed (`VSOCK_CLOSE_TIMEOUT`), and
+    /// then resets: what was sent before is the program's all the same.
+    fn let_go(&mut self, ports: Ports, ops: &mut EventOps<'_>) {
+        if !self.connections.get(&ports).is_some_and(Connection::has_last_words) {
+            return self.remove(ports, ops);
+        }
+        if self.leaving.len() == LEAVING_MAX {
+            self.cut_off(0, ops);
+        }
+        let Some(connection) = self.connections.remove(&ports) else { return };
+        self.by_token.remove(&connection.token);
+        let _ = ops.modify(Events::with_data(&connection.stream, connection.token, EventSet::OUT));
+        self.leaving.push_back(connection);
+    }
+
+    fn on_leaving(&mut self, at: usize, ops: &mut EventOps<'_>) {
+        add(&self.counting.to_host_bytes, self.leaving[at].flush());
+        if !self.leaving[at].has_last_words() {
+            self.cut_off(at, ops);
+        }
+    }
+
+    fn cut_off(&mut self, at: usize, ops: &mut EventOps<'_>) {
+        if let Some(connection) = self.leaving.remove(at) {
+            let _ = ops.remove(Events::with_data(&connection.stream, connection.token, EventSet::empty()));
+        }
     }
 
     /// The guest wants a connection to a program of the host.
@@ -272,6 +309,9 @@ impl Connections {
         for (token, greeting) in self.greetings.drain(..) {
             let _ = ops.remove(Events::with_data(greeting.stream(), token, EventSet::empty()));
         }
+        while !self.leaving.is_empty() {
+            self.cut_off(0, ops);
+        }
     }
 
     fn remove(&mut self, ports: Ports, ops: &mut EventOps<'_>) {
@@ -303,7 +343,8 @@ impl Connections {
         loop {
             let token = self.next_token;
             self.next_token = token.checked_add(1).unwrap_or(FIRST_TOKEN);
-            if !self.by_token.contains_key(&token) && self.greetings.iter().all(|(of, _)| *of != token) {
+            let mut others = self.greetings.iter().map(|(of, _)| *of).chain(self.leaving.iter().map(|of| of.token));
+            if !self.by_token.contains_key(&token) && others.all(|other| other != token) {
                 return token;
             }
         }

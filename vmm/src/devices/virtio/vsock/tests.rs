@@ -293,6 +293,31 @@ fn a_guest_that_keeps_to_its_credit_gets_everything_through_a_slow_program() {
 }
 
 #[test]
+fn what_a_guest_sent_before_it_closed_and_gave_up_reaches_a_slow_program() {
+    let mut guest = guest();
+    let ports = ports(1, 1);
+    let waits = guest.waits_at(1);
+    guest.send(ports, Operation::Request);
+    guest.next_is(Operation::Response);
+    let mut program = waits.accept().unwrap().0;
+    let mut sent = Vec::new();
+    // Until the program's socket is full, and the rest is kept here.
+    while guest.handle.counters().to_host_bytes == sent.len() as u64 {
+        let data: Vec<u8> = (0..60_000).map(|n| ((sent.len() + n) / 7 % 253) as u8).collect();
+        guest.send_data(ports, &data);
+        sent.extend(data);
+    }
+    guest.send_packet(&Header { flags: NOTHING_MORE, ..Guest::header(ports, Operation::Shutdown) }, &[]);
+    guest.send(ports, Operation::Reset);
+    // The ports are free again.
+    guest.send(ports, Operation::Request);
+    while guest.next().0.operation != Operation::Response as u16 {}
+    let mut heard = Vec::new();
+    program.read_to_end(&mut heard).unwrap();
+    assert!(heard == sent, "{} of {} bytes", heard.len(), sent.len());
+}
+
+#[test]
 fn connections_are_bounded() {
     let mut guest = guest();
     let waits = guest.waits_at(1);

@@ -7,9 +7,10 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use vmm_sys_util::epoll::EventSet;
 
 use super::connections::Connections;
-use super::counters::{Counting, add};
+use super::counters::Counting;
 use super::host::HostSocket;
 use super::packet::{HEADER_BYTES, Header};
+use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{Piece, collect, from, read_at, up_to, write_at};
 use crate::devices::virtio::used::{Told, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
