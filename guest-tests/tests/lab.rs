@@ -136,11 +136,12 @@ fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab(
     assert!(panic.contains("status 5"));
 }
 
-/// The reports of the runs in a script's output, and a number that a device of one has counted.
+/// The reports of the runs in a script's output.
 fn reports(text: &str) -> Vec<Value> {
     text.lines().filter_map(|line| Some(serde_json::from_str(line.strip_prefix("report: ")?).unwrap())).collect()
 }
 
+/// A number that a device of a run has counted.
 fn counted(report: &Value, device: &str, counter: &str) -> u64 {
     let devices = report["devices"].as_array().unwrap();
     let is_it = |found: &&Value| found["device"].as_str().unwrap().starts_with(device);
@@ -187,6 +188,44 @@ fn linux_uses_its_disks_card_sockets_and_random_bytes_and_finds_its_files_after_
     assert!(
         counted(second, "net wl0", "sent_bytes") >= 8 << 20 && counted(second, "net wl0", "received_bytes") >= 4 << 20
     );
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What the host saw of a guest's memory: what was resident of its process, and what was on huge pages, in bytes.
+fn seen(text: &str, state: &str) -> (u64, u64) {
+    let line = text.lines().find_map(|line| line.strip_prefix(state)?.strip_prefix(" rss_kib "));
+    let (resident, huge) = line.unwrap().split_once(" huge_2m ").unwrap();
+    (resident.parse::<u64>().unwrap() << 10, huge.parse().unwrap())
+}
+
+#[test]
+fn memory_that_linux_frees_is_the_hosts_again_and_huge_pages_in_use_stay_whole_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let text = script_in_lab("give_back.sh", &[]);
+    let states = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"];
+    let [ready, promoted, freed, promoted_again, freed_again, inflated, split] = states.map(|state| seen(&text, state));
+    // Three quarters of the file of 64 MiB: its first and last pages share windows with others.
+    for ((less, less_huge), (more, more_huge)) in
+        [(ready, promoted), (freed, promoted), (freed, promoted_again), (freed_again, promoted_again)]
+    {
+        assert!(more >= less + 48 * MIB && more_huge >= less_huge + 48 * MIB, "{states:?}");
+    }
+    // Pages in the balloon break nothing until the host is short of memory.
+    assert!(inflated.1 >= freed_again.1 + 24 * MIB && split.1 + 12 * MIB <= inflated.1);
+    assert!(split.0 + 12 * MIB <= inflated.0);
+    let said = said_by_guest(&text);
+    let sums: Vec<&str> = said.iter().filter_map(|line| line.split_once(' ')?.1.into()).collect();
+    assert!(!said.iter().any(|line| line.starts_with("complains")), "{said:?}");
+    let [first, read, second, read_again, holes, read_holes] = sums[..] else { panic!("six sums: {said:?}") };
+    assert_eq!([first, second, holes], [read, read_again, read_holes], "the guest's files are what it wrote");
+    let [report] = &reports(&text)[..] else { panic!("one run") };
+    assert_eq!(report["outcome"], "success");
+    assert!(counted(report, "balloon", "pages_reported") >= 2 * 48 * MIB / 4096);
+    assert!(counted(report, "balloon", "pages_split_windows") > 0);
+    assert_eq!(counted(report, "balloon", "chains_malformed"), 0);
 }
 
 /// A Linux guest of ours that runs one of our kernels and switches off; then one that is refused by its /init.
