@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use serde_json::Value;
 use wideleaf_guest_tests::programs::built;
 use wideleaf_guest_tests::{Need, is_there, lab_guest, lab_kernel, prepare_lab};
 
@@ -91,25 +92,32 @@ fn bad_guests_end_with_one_clear_line_in_the_lab() {
     tests_pass_in_lab("wideleaf", "guest");
 }
 
-/// Boots three guests, see there.
-const BOOT_LINUX: &str = "guest-tests/tests/linux_guests/boots.sh";
+/// Runs a script of `linux_guests` with what a Linux guest needs, and more files; what it printed.
+fn script_in_lab(script: &str, more: &[(&Path, &str)]) -> String {
+    let scripts = root().join("guest-tests/tests/linux_guests");
+    let (wideleaf, script, user_space) = (program(), scripts.join(script), scripts.join("user_space.sh"));
+    let (guest, files) = (lab_guest(), [(&*script, "script.sh"), (&*user_space, "user_space.sh")]);
+    let files = [&[(&*wideleaf, "wideleaf"), (&*guest, "guest")], &files[..], more].concat();
+    let output = in_lab(&files, "sh /bin/script.sh");
+    assert!(output.status.success(), "{}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The lines of a guest's own.
+fn said_by_guest(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|line| line.trim_end().strip_prefix("guest: ")).collect()
+}
 
 #[test]
 fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab() {
     if !has_lab() {
         return;
     }
-    let (wideleaf, script) = (program(), root().join(BOOT_LINUX));
-    let output = in_lab(
-        &[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux"), (&lab_guest(), "guest"), (&script, "boots.sh")],
-        "sh /bin/boots.sh",
-    );
-    assert!(output.status.success(), "{}", output.status);
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = script_in_lab("boots.sh", &[(&lab_kernel(), "vmlinux")]);
     let boots: Vec<&str> = text.split("boots: ").skip(1).collect();
     let [off, reboot, panic] = boots[..] else { panic!("three boots") };
     for (boot, lines) in [(off, 5), (reboot, 5), (panic, 4)] {
-        let said: Vec<&str> = boot.lines().filter_map(|line| line.trim_end().strip_prefix("guest: ")).collect();
+        let said = said_by_guest(boot);
         let expected = [
             "2 processors, clock kvm-clock",
             "the second one works",
@@ -128,26 +136,108 @@ fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab(
     assert!(panic.contains("status 5"));
 }
 
-/// Asks a guest to switch itself off, see there.
-const ASK_LINUX: &str = "guest-tests/tests/linux_guests/asked.sh";
-
 #[test]
 fn a_linux_guest_whose_power_button_is_pressed_switches_itself_off_in_the_lab() {
     if !has_lab() {
         return;
     }
-    let (wideleaf, script) = (program(), root().join(ASK_LINUX));
-    let output = in_lab(
-        &[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux"), (&lab_guest(), "guest"), (&script, "asked.sh")],
-        "sh /bin/asked.sh",
-    );
-    assert!(output.status.success(), "{}", output.status);
-    let text = String::from_utf8(output.stdout).unwrap();
-    let said: Vec<&str> = text.lines().filter_map(|line| line.trim_end().strip_prefix("guest: ")).collect();
-    assert_eq!(said, ["is up", "listens", "was asked, by interrupts: 1"], "and no complaint");
+    let text = script_in_lab("asked.sh", &[(&lab_kernel(), "vmlinux")]);
+    assert_eq!(said_by_guest(&text), ["is up", "listens", "was asked, by interrupts: 1"], "and no complaint");
     for line in ["too early: 2", "listens to no power button", "in time: 0", "status 0"] {
         assert!(text.contains(line), "{line}");
     }
+}
+
+/// The reports of the runs in a script's output.
+fn reports(text: &str) -> Vec<Value> {
+    text.lines().filter_map(|line| Some(serde_json::from_str(line.strip_prefix("report: ")?).unwrap())).collect()
+}
+
+/// A number that a device of a run has counted.
+fn counted(report: &Value, device: &str, counter: &str) -> u64 {
+    let devices = report["devices"].as_array().unwrap();
+    let is_it = |found: &&Value| found["device"].as_str().unwrap().starts_with(device);
+    let device = devices.iter().find(is_it).unwrap_or_else(|| panic!("no {device} among {devices:?}"));
+    assert_eq!(device["has_driver"], true, "{device}");
+    device["counters"][counter].as_u64().unwrap_or_else(|| panic!("no {counter} in {device}"))
+}
+
+/// A static program of the scripts.
+fn compiled(name: &str, folder: &Path) -> PathBuf {
+    let (source, program) = (root().join("guest-tests/tests/linux_guests").join(name), folder.join("program"));
+    let status = Command::new("cc").args(["-static", "-O1", "-o"]).arg(&program).arg(source).status().unwrap();
+    assert!(status.success(), "{name} compiles");
+    program
+}
+
+#[test]
+fn linux_uses_its_disks_card_sockets_and_random_bytes_and_finds_its_files_after_a_reset_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let connect = compiled("connect.c", folder.path());
+    let text = script_in_lab("devices.sh", &[(&connect, "connect")]);
+    let said = said_by_guest(&text);
+    // What one side says of some bytes, by name: a line of its own, or one of the host's.
+    let guest = |name: &str| said.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    let host = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    assert!(!said.iter().any(|line| line.starts_with("complains")), "{said:?}");
+    assert_eq!(guest("again"), guest("kept"), "the file is there after a reset");
+    assert_eq!([guest("readonly"), host("readonly.img")], [host("readonly.img"); 2], "and the other disk as it was");
+    assert!(said.contains(&"cannot write the second disk"));
+    assert!(said.contains(&"rng virtio_rng.0 256"));
+    for (direction, received) in [("vsock_out", host("vsock_out")), ("vsock_in", host("vsock_in"))] {
+        assert_eq!(guest(direction), format!("{received} {}", host("sent")), "both ways, whoever connects");
+    }
+    assert!(said.contains(&"address 10.7.0.2/24") && said.contains(&"pings"));
+    assert_eq!((guest("net_in"), guest("net_out")), (host("served/sent"), host("net_out")));
+    let [first, second] = &reports(&text)[..] else { panic!("two runs") };
+    assert_eq!([&first["outcome"], &second["outcome"]], ["success"; 2]);
+    assert!(counted(first, "disk disk.img", "flushes") > 0 && counted(first, "disk disk.img", "discarded_bytes") > 0);
+    assert!(counted(first, "rng", "bytes") >= 256);
+    assert_eq!(counted(second, "disk readonly.img", "written_bytes"), 0);
+    assert!(
+        counted(second, "net wl0", "sent_bytes") >= 8 << 20 && counted(second, "net wl0", "received_bytes") >= 4 << 20
+    );
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What the host saw of a guest's memory: what was resident of its process, and what was on huge pages, in bytes.
+fn seen(text: &str, state: &str) -> (u64, u64) {
+    let line = text.lines().find_map(|line| line.strip_prefix(state)?.strip_prefix(" rss_kib "));
+    let (resident, huge) = line.unwrap().split_once(" huge_2m ").unwrap();
+    (resident.parse::<u64>().unwrap() << 10, huge.parse().unwrap())
+}
+
+#[test]
+fn memory_that_linux_frees_is_the_hosts_again_and_huge_pages_in_use_stay_whole_in_the_lab() {
+    if !has_lab() {
+        return;
+    }
+    let text = script_in_lab("give_back.sh", &[]);
+    let states = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"];
+    let [ready, promoted, freed, promoted_again, freed_again, inflated, split] = states.map(|state| seen(&text, state));
+    // Three quarters of the file of 64 MiB: its first and last pages share windows with others.
+    for ((less, less_huge), (more, more_huge)) in
+        [(ready, promoted), (freed, promoted), (freed, promoted_again), (freed_again, promoted_again)]
+    {
+        assert!(more >= less + 48 * MIB && more_huge >= less_huge + 48 * MIB, "{states:?}");
+    }
+    // Pages in the balloon break nothing until the host is short of memory.
+    assert!(inflated.1 >= freed_again.1 + 24 * MIB && split.1 + 12 * MIB <= inflated.1);
+    assert!(split.0 + 12 * MIB <= inflated.0);
+    let said = said_by_guest(&text);
+    let sums: Vec<&str> = said.iter().filter_map(|line| line.split_once(' ')?.1.into()).collect();
+    assert!(!said.iter().any(|line| line.starts_with("complains")), "{said:?}");
+    let [first, read, second, read_again, holes, read_holes] = sums[..] else { panic!("six sums: {said:?}") };
+    assert_eq!([first, second, holes], [read, read_again, read_holes], "the guest's files are what it wrote");
+    let [report] = &reports(&text)[..] else { panic!("one run") };
+    assert_eq!(report["outcome"], "success");
+    assert!(counted(report, "balloon", "pages_reported") >= 2 * 48 * MIB / 4096);
+    assert!(counted(report, "balloon", "pages_split_windows") > 0);
+    assert_eq!(counted(report, "balloon", "chains_malformed"), 0);
 }
 
 /// A Linux guest of ours that runs one of our kernels and switches off; then one that is refused by its /init.
@@ -168,7 +258,7 @@ fn a_linux_guest_of_ours_runs_a_kernel_to_its_verified_end_in_the_lab() {
     let output = in_lab(&[(&wideleaf, "wideleaf"), (&lab_kernel(), "vmlinux")], BENCH_LINUX);
     let text = String::from_utf8(output.stdout).unwrap();
     let (json, rest) = text[text.find("\n{").unwrap()..].split_once("status 0").unwrap();
-    let report: serde_json::Value = serde_json::from_str(json).unwrap();
+    let report: Value = serde_json::from_str(json).unwrap();
     assert_eq!((&report["outcome"], &report["verification"]["passed"]), (&"success".into(), &true.into()));
     assert!(report["results"]["mops"]["value"].as_f64().unwrap() > 0.0);
     assert!(rest.contains("wideleaf: --cmdline: wideleaf.page=16k: expected 4k, thp, 2m or 1g"), "{rest}");
@@ -183,7 +273,7 @@ fn every_mapping_is_at_its_level_in_the_lab() {
     let wideleaf = program();
     let output = in_lab(&[(&wideleaf, "wideleaf")], "wideleaf doctor --mappings --format json");
     assert!(output.status.success(), "{}", output.status);
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let mappings = &report["mappings"];
     assert_eq!(mappings["paging"], "npt");
     let rows = mappings["rows"].as_array().unwrap();

@@ -2,9 +2,11 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`random`] | random bytes of the kernel's |
 //! | [`vectored`] | reads a file into pieces of guest RAM, and writes such pieces to one, at once |
 //! | [`tap`] | asks of `/dev/net/tun` |
-#![expect(unsafe_code, reason = "readv, writev and ioctl take raw pointers")]
+#![expect(unsafe_code, reason = "readv, writev, getrandom and ioctl take raw pointers")]
 
+pub mod random;
 pub mod tap;
 pub mod vectored;

@@ -161,6 +161,7 @@ const FORBIDDEN: &[Attempt] = &[
             _ => Killed("openat"),
         },
     ),
+    ("take_random_bytes", || wideleaf_vmm::sys::random::fill(&mut [0; 5000]).is_ok(), |_| Works),
     (
         "read_what_the_manager_reads",
         || opens("/proc/self/smaps") && opens("/proc/meminfo") && opens("/sys/kernel/mm/transparent_hugepage/enabled"),

@@ -17,6 +17,7 @@ use vmm_sys_util::epoll::EventSet;
 use super::queue::Chain;
 use super::{ActivateError, Activation, ActiveQueue, DeviceKind, Interrupt, Subscription, VirtioDevice};
 use crate::dma::DeviceMemory;
+use crate::sys::random;
 
 /// Linux asks for 64 bytes or so at a time; a few requests are enough.
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -152,7 +153,7 @@ impl EntropyCounters {
         let mut random = [0; PIECE_BYTES];
         while writer.bytes_written() < wanted {
             let piece = &mut random[..PIECE_BYTES.min(wanted - writer.bytes_written())];
-            if getrandom::fill(piece).is_err() || writer.write_all(piece).is_err() {
+            if random::fill(piece).is_err() || writer.write_all(piece).is_err() {
                 count(&self.host_failures, 1);
                 break;
             }

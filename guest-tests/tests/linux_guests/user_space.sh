@@ -1,0 +1,38 @@
+# Inside the NPT lab, for the scripts beside it and for the guests that they start.
+#
+#   /bin/guest           the lab's own kernel as it is packaged, vmlinuz, and the drivers of virtio devices in the order in which they load
+
+# guest.cpio: a user space of busybox and the programs that are named, with the script on standard input as the rest of its /init.
+# Every line of it that begins with `guest:` is a result.
+user_space() {
+    mkdir -p root/bin root/lib && cp /bin/busybox /bin/user_space.sh "$@" root/bin/ && cp /bin/guest/[0-9]*.ko root/lib/ || return
+    cat - /dev/fd/3 >root/init 3<&0 <<'INIT'
+#!/bin/busybox sh
+export PATH=/bin
+/bin/busybox mkdir -p /proc /sys /dev /tmp /mnt
+/bin/busybox --install -s /bin
+mount -t proc proc /proc && mount -t sysfs sys /sys && mount -t devtmpfs dev /dev && mount -t tmpfs tmp /tmp
+. /bin/user_space.sh
+for module in /lib/*.ko; do insmod "$module" || says "$module did not load"; done
+then=$(sed 's/.*then=//; s/ .*//' /proc/cmdline)
+INIT
+    chmod +x root/init && (cd root && find . | cpio -o -H newc) >guest.cpio
+}
+
+says() { echo "guest: $*"; }
+
+# What the kernel does not like of its machine.
+complaints() { dmesg | grep -E 'ACPI.*(Error|Warning)|PM-Timer|MP-BIOS|nobody cared|I/O error' | sed 's/^/guest: complains: /'; }
+
+sum_of() { sha256sum "$1" | cut -d ' ' -f 1; }
+
+# Waits until this succeeds, a second between two tries; after 600 of them the script ends.
+exec 4>&1
+wait_for() {
+    local tries=600
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || { echo "this does not happen: $*" >&4; exit 1; }
+        sleep 1
+    done
+}
