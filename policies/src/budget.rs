@@ -116,7 +116,7 @@ impl Budget {
 
     /// Takes `cost` as [`Budget::try_take`] does, or, where it is more than a whole burst and would never be granted,
     /// borrows it: only while both allowances are at their fullest, so that there is one such action at a time, and the
-    /// intervals after it pay the debt. For 1 GiB pages, which cannot be copied by halves.
+    /// intervals after it pay the debt. For what cannot be done by halves: 1 GiB pages, and whatever is expected to take that long.
     ///
     /// # Errors
     /// The rate that does not allow it now.

@@ -50,12 +50,9 @@ impl Expectations {
     /// at its end.
     pub fn request(&self, action: Action, is_held: bool, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
         let cost = self.cost(action, is_held);
-        let is_giant = matches!(action, Action::Promote { to: PageSize::Giant1G, .. });
-        if plan.is_full() {
-            return ControlFlow::Break(());
-        }
-        let taken = if is_giant { budget.try_borrow(cost) } else { budget.try_take(cost) };
-        if taken.is_err() {
+        // Borrowed where it is more than a burst. What is never done teaches nothing, so after one copy that had to wait for memory, or
+        // for a processor that somebody else has, nothing would be asked for again.
+        if plan.is_full() || budget.try_borrow(cost).is_err() {
             return ControlFlow::Break(());
         }
         plan.push(action, cost);
@@ -88,6 +85,7 @@ impl Expectations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::BudgetLimits;
     use crate::snapshot::VmId;
     use crate::units::{Moment, WindowIndex};
 
@@ -107,6 +105,28 @@ mod tests {
         }
         let micros = [false, true].map(|is_held| expectations.cost(PROMOTE, is_held).cpu.as_micros());
         assert!((799..=800).contains(&micros[0]) && (20..=21).contains(&micros[1]), "{micros:?}");
+    }
+
+    #[test]
+    fn what_once_took_longer_than_a_burst_allows_is_tried_again_and_learnt_anew() {
+        let mut expectations = Expectations::default();
+        let mut budget = Budget::new(BudgetLimits::default(), Moment::START);
+        expectations.learn(&done(PageSize::Huge2M.bytes(), Duration::from_secs(2)));
+        let mut asked = 0;
+        // An hour, second by second: the debt is paid before the next one, and a burst of 125 ms is again more than a copy needs.
+        for second in 1..3600 {
+            let mut plan = Plan::with_bound(1);
+            budget.refill(Moment::after_start(Duration::from_secs(second)));
+            if expectations.request(PROMOTE, false, &mut budget, &mut plan).is_continue() {
+                let estimate = expectations.cost(PROMOTE, false);
+                let outcome = done(PageSize::Huge2M.bytes(), Duration::from_millis(1));
+                budget.settle(estimate, outcome.cost);
+                expectations.learn(&outcome);
+                asked += 1;
+            }
+        }
+        assert!(asked > 3590, "{asked}");
+        assert!(expectations.cost(PROMOTE, false).cpu < Duration::from_millis(2));
     }
 
     #[test]
