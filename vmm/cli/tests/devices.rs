@@ -145,11 +145,14 @@ fn a_tap_that_is_deleted_under_a_guest_ends_neither_the_guest_nor_its_run() {
         let socket = tap("wl-cli1");
         let scratch = Scratch::new();
         let cmdline = format!("frames=1 receive=1 bytes={FRAME_BYTES}");
-        let run = start(&scratch, "net", &cmdline, "--net=tap=wl-cli1", DEFAULT);
+        let mut run = start(&scratch, "net", &cmdline, "--net=tap=wl-cli1", DEFAULT);
         socket.recv(&mut [0; 2048]).unwrap();
         ip("link delete wl-cli1");
-        let said = BufReader::new(&mut { run }.0.stderr.take().unwrap()).lines().next().unwrap().unwrap();
-        assert!(said.contains("a network card's link has ended"), "{said}");
+        let mut lines = BufReader::new(run.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("a network card's link has ended")));
+        run.signal(Signal::SIGTERM);
+        assert_eq!(lines.collect::<Vec<_>>(), ["wideleaf: interrupted"]);
+        assert_eq!(run.0.wait().unwrap().code(), Some(130));
     });
 }
 
@@ -257,6 +260,25 @@ fn a_program_that_stays_connected_does_not_keep_a_run_from_its_end() {
     run.signal(Signal::SIGTERM);
     assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
     assert_eq!((&stream).read(&mut [0]).unwrap_or(0), 0, "its connection ends");
+}
+
+#[test]
+fn a_vm_with_sockets_that_is_stopped_over_its_control_socket_ends_well() {
+    if !has_kvm() {
+        return;
+    }
+    for way in ways() {
+        let scratch = Scratch::new();
+        let way = [way, &["--control-socket=vm.sock"]].concat();
+        let mut run = start(&scratch, "vsock", "connections=9", "--vsock=cid=3,socket=v.sock", &way);
+        let stream = connect(&scratch, &mut run);
+        exchange(&stream);
+        scratch.wideleaf(&["vm", "vm.sock", "statistics"]).assert().success();
+        scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+        let (code, said) = run.end();
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{way:?}");
+        assert_eq!(scratch.names(), ["jail"], "both sockets are removed");
+    }
 }
 
 // The balloon.

@@ -17,5 +17,5 @@ pub mod legacy;
 pub mod serial;
 pub mod virtio;
 
-pub use bus::{Bus, BusCounters, BusEvent};
+pub use bus::{Bus, BusCounters, BusEvent, BusWatch};
 pub use serial::{SerialOutput, SerialSink};
