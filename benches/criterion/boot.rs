@@ -1,19 +1,20 @@
 //! From exec to the guest's first byte on its serial port, against QEMU's microvm with the same image and the same
-//! RAM, neither prefaulted. Not a criterion bench: the two take turns, so that a machine that changes its speed
-//! changes it for both, and the median of the pairwise ratios is what counts.
+//! RAM, neither prefaulted. Not a criterion bench: they take turns, so that a machine that changes its speed
+//! changes it for all, and the median of the pairwise ratios is what counts.
 //!
-//! `cargo bench -p wideleaf-benches --bench boot`
+//! `cargo bench -p wideleaf-benches --bench boot -- [ROUNDS [PROGRAM]]`, after `cargo build --release -p wideleaf`. PROGRAM is another build
+//! of wideleaf, of an earlier revision for instance, which takes turns with the two.
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use wideleaf_benches::beside_qemu::BesideQemu;
+use wideleaf_benches::experiment::{Arguments, Ended, run};
 use wideleaf_benches::ratio::median;
 
 const ROUNDS: usize = 31;
-/// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
-const CPU: &str = "host,arch-capabilities=off";
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "kernel=gups log2_words=10";
 
@@ -31,59 +32,46 @@ fn first_byte(mut command: Command) -> Duration {
     took
 }
 
-fn wideleaf(program: &Path, image: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.arg("run").arg(image).args(["--memory", MEMORY, "--cmdline", CMDLINE, "--policy", "never", "--console"]);
-    command
+/// Times in milliseconds, round by round.
+#[derive(Default)]
+struct Arm(Vec<f64>);
+
+impl Arm {
+    fn time(&mut self, command: Command) {
+        self.0.push(first_byte(command).as_secs_f64() * 1e3);
+    }
+
+    /// Prints how it compares with the first arm, whose median is `ours`.
+    fn print(&self, name: &str, ours: &Arm) {
+        let mut ratios: Vec<_> = self.0.iter().zip(&ours.0).map(|(theirs, ours)| theirs / ours).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (lowest, highest) = (ratios[0], ratios[ratios.len() - 1]);
+        let (theirs, ratio) = (median(self.0.clone()), median(ratios));
+        println!("boot: {name} {theirs:.2} ms, {name} : wideleaf {ratio:.2} ({lowest:.2} to {highest:.2})");
+    }
 }
 
-fn qemu(image: &Path) -> Command {
-    let mut command = Command::new("qemu-system-x86_64");
-    command
-        .args(["-M", "microvm", "-accel", "kvm", "-cpu", CPU, "-m", MEMORY, "-nodefaults", "-no-user-config"])
-        .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
-        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", CMDLINE, "-kernel"])
-        .arg(image);
-    command
+fn main() -> ExitCode {
+    run("boot", |arguments, _| experiment(arguments))
 }
 
-fn main() {
-    // `cargo test --benches` runs this too; it measures only when asked to.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return;
+fn experiment(arguments: &Arguments) -> Result<(), Ended> {
+    let rounds: usize = arguments.number(0, ROUNDS)?;
+    let other = arguments.text(1).map(Path::new);
+    let beside = BesideQemu::new(MEMORY)?;
+    let (mut ours, mut theirs, mut others) = (Arm::default(), Arm::default(), Arm::default());
+    for _ in 0..rounds {
+        ours.time(beside.wideleaf(CMDLINE));
+        if let Some(program) = other {
+            others.time(beside.wideleaf_of(program, CMDLINE));
+        }
+        theirs.time(beside.qemu(CMDLINE));
     }
-    let skip = |why: &str| println!("boot: skipped: {why}");
-    if std::fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
-        return skip("there is no usable /dev/kvm");
+    println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {rounds} alternating rounds");
+    println!("boot: wideleaf {:.2} ms", median(ours.0.clone()));
+    theirs.print("qemu microvm", &ours);
+    if let Some(program) = other {
+        others.print(&program.display().to_string(), &ours);
     }
-    if Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return skip("qemu-system-x86_64 is not installed");
-    }
-    let Some(program) = find_wideleaf() else {
-        return skip("the wideleaf program is not built: cargo build --release -p wideleaf");
-    };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let image = folder.path().join("guest.elf");
-    wideleaf_guest_image::write_to(&image).expect("a file");
-
-    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let (a, b) = (first_byte(wideleaf(&program, &image)), first_byte(qemu(&image)));
-        ours.push(a.as_secs_f64() * 1e3);
-        theirs.push(b.as_secs_f64() * 1e3);
-        ratios.push(b.as_secs_f64() / a.as_secs_f64());
-    }
-    ratios.sort_by(f64::total_cmp);
-    let (lowest, highest) = (ratios[0], ratios[ROUNDS - 1]);
-    let (ours, theirs, ratio) = (median(ours), median(theirs), median(ratios));
-    println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {ROUNDS} alternating rounds");
-    println!("boot: wideleaf {ours:.2} ms, qemu microvm {theirs:.2} ms, qemu : wideleaf {ratio:.2}");
-    println!("boot: ratio from {lowest:.2} to {highest:.2}");
-}
-
-/// The release build of the program, beside this bench's own target folder.
-fn find_wideleaf() -> Option<std::path::PathBuf> {
-    let bench = std::env::current_exe().ok()?;
-    let program = bench.parent()?.parent()?.join("wideleaf");
-    program.exists().then_some(program)
+    Ok(())
 }

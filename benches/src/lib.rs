@@ -6,11 +6,13 @@
 //! | [`experiment`] | starting, waiting, ending and printing |
 //! | [`guest`] | a guest, and guests that take turns |
 //! | [`managed`] | a manager over one, and a policy that can be held back |
+//! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turn |
 //! | [`coverage`] | how large its memory is backed and mapped |
 //! | [`cpu`] | what threads use |
 //! | [`khugepaged`] | the host's own promotion, with settings on lease |
 //! | [`ratio`] | medians and their intervals |
 
+pub mod beside_qemu;
 pub mod coverage;
 pub mod cpu;
 pub mod experiment;

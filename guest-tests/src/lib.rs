@@ -31,6 +31,8 @@ pub enum Need {
     Libvirt,
     /// QEMU, and the labs' kernel for it.
     Qemu,
+    /// The kernel's taps, and root to have a network of one's own for them.
+    Tap,
     /// A kernel that moves pages of anonymous memory, and permits it.
     UffdMove,
     /// A kernel that tells minor faults of memfd and hugetlb memory, and permits it.
@@ -49,6 +51,7 @@ impl Need {
             Need::Lab => "lab",
             Need::Libvirt => "libvirt",
             Need::Qemu => "qemu",
+            Need::Tap => "tap",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",
             Need::Userfaultfd => "userfaultfd",

@@ -439,8 +439,9 @@ fn place_devices(
 }
 
 fn power_interrupt(vm: &Arc<Vm>) -> InterruptLine {
-    let vm = Arc::clone(vm);
-    Box::new(move |is_high| vm.set_interrupt_line(acpi::SCI.into(), is_high))
+    // Who has the button may have it for longer than there is a VM, and keeps none.
+    let vm = Arc::downgrade(vm);
+    Box::new(move |is_high| vm.upgrade().map_or(Ok(()), |vm| vm.set_interrupt_line(acpi::SCI.into(), is_high)))
 }
 
 fn create_bus(serial: &SerialPort, power: PowerManagement, is_direct: bool) -> Bus {

@@ -13,7 +13,7 @@ use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
 use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::transport::DriverSeen;
-use crate::devices::{Bus, BusCounters, PowerButton, SerialOutput, SerialSink};
+use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialOutput, SerialSink};
 use crate::dma::DeviceMemory;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
 use crate::run_loop::{GuestExit, RunControl, VcpuState, VcpuThread};
@@ -224,9 +224,9 @@ impl Machine {
         Arc::clone(&self.control)
     }
 
-    /// The bus, for its counters.
-    pub fn bus(&self) -> Arc<Bus> {
-        Arc::clone(&self.bus)
+    /// What the bus counts.
+    pub fn bus(&self) -> BusWatch {
+        self.bus.watch()
     }
 
     /// When [`Machine::start`] began.

@@ -18,7 +18,8 @@ use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
 use crate::report;
 use crate::rounds::{Until, part};
 use crate::team::Slot;
-use crate::virtio_disk::{Disk, Fault, Kind, QUEUE_WORDS, Request, SECTOR_BYTES};
+use crate::virtio::{Fault, device_error};
+use crate::virtio_disk::{Disk, Kind, QUEUE_WORDS, Request, SECTOR_BYTES};
 use crate::words::{FIRST_GENERATION, Findings, LAST_GENERATION, Written, word, write_first};
 use crate::{Arena, Platform};
 
@@ -102,9 +103,9 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     let (queue, rest) = arena.words().split_at(QUEUE_WORDS);
     let (data, rest) = rest.split_at((plan.bytes / 8) as usize);
     let others = &rest[..if platform.vcpus() > 1 { data.len() } else { 0 }];
-    let disk = Disk::start(platform, queue, arena.address()).map_err(device)?;
+    let disk = Disk::start(platform, queue, arena.address()).map_err(device_error)?;
     if disk.sectors() < plan.bytes / SECTOR_BYTES {
-        return Err(device("the disk is smaller than bytes= says"));
+        return Err(device_error("the disk is smaller than bytes= says"));
     }
     platform.emit(&Message::Region { name: Name::literal("disk"), address: arena.address(), bytes: needed });
 
@@ -126,7 +127,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
             }
         });
     });
-    let done = outcome.take().unwrap_or(Err("the disk was not used")).map_err(device)?;
+    let done = outcome.take().unwrap_or(Err("the disk was not used")).map_err(device_error)?;
     done.report(platform, &plan);
     if beside.errors() > 0 {
         let address = memory.address + plan.bytes;
@@ -136,10 +137,6 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     let words = data.len() as u64;
     let written = Written { words, newest_generation: FIRST_GENERATION + done.passes - 1 };
     memory.findings.report(platform, memory.address, written, words * done.passes + checked.into_inner())
-}
-
-fn device<'a>(what: Fault) -> KernelError<'a> {
-    KernelError::Device { what }
 }
 
 /// The words that go to the disk and come back.

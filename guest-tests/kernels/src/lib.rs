@@ -21,7 +21,8 @@
 //! | [`sweep3d`] | Sweep3D: neutron transport through a cube by wavefronts |
 //! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as FLASH has them |
 //! | [`latency`], [`chase`] | pointer chases over growing footprints, and the TLB levels they show |
-//! | [`disk`], [`virtio_disk`] | writes a disk and reads it back while RAM is under test: wants a guest with a disk |
+//! | [`disk`], [`net`], [`vsock`], [`balloon`] | drive a device, and check that it loses no byte: want a guest that has it |
+//! | [`virtio`], [`virtio_disk`] | the drivers' common part, and the disk's |
 //! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
 //! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
@@ -41,6 +42,7 @@ extern crate std;
 
 pub mod amr;
 pub mod arena;
+pub mod balloon;
 pub mod caches;
 pub mod chase;
 pub mod disk;
@@ -50,6 +52,7 @@ pub mod latency;
 pub mod moves;
 #[cfg(any(test, feature = "std"))]
 pub mod native;
+pub mod net;
 pub mod npb;
 pub mod parameters;
 pub mod parts;
@@ -64,7 +67,9 @@ pub mod stream;
 pub mod sweep3d;
 pub mod team;
 pub mod text;
+pub mod virtio;
 pub mod virtio_disk;
+pub mod vsock;
 pub mod wavefront;
 pub mod words;
 

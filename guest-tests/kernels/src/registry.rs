@@ -16,7 +16,7 @@ use crate::arena::Layout;
 use crate::npb::classes::Class;
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
-use crate::{Arena, Platform, amr, disk, gups, latency, npb, pattern, phases, stream, sweep3d};
+use crate::{Arena, Platform, amr, balloon, disk, gups, latency, net, npb, pattern, phases, stream, sweep3d, vsock};
 
 /// Every kernel there is.
 pub const KERNELS: &[Kernel] = &[
@@ -38,7 +38,7 @@ pub const KERNELS: &[Kernel] = &[
 ];
 
 /// Those that run only in a guest with the right device: found by their name, but not among the kernels that run anywhere.
-pub const DEVICE_KERNELS: &[Kernel] = &[disk::KERNEL];
+pub const DEVICE_KERNELS: &[Kernel] = &[disk::KERNEL, net::KERNEL, vsock::KERNEL, balloon::KERNEL];
 
 /// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.
 #[derive(Clone, Copy)]

@@ -10,7 +10,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::{Gpa, GpaRange};
 
@@ -64,7 +64,18 @@ struct MemoryRange {
 pub struct Bus {
     ranges: Vec<Range>,
     memory_ranges: Vec<MemoryRange>,
-    counters: Counters,
+    counters: Arc<Counters>,
+}
+
+/// What a bus counts, for who must not keep its devices: the last owner of a device ends it, which not every thread of a sandbox may.
+#[derive(Clone)]
+pub struct BusWatch(Arc<Counters>);
+
+impl BusWatch {
+    /// As [`Bus::counters`].
+    pub fn counters(&self) -> BusCounters {
+        self.0.read()
+    }
 }
 
 #[derive(Default)]
@@ -73,6 +84,20 @@ struct Counters {
     port_writes_unanswered: AtomicU64,
     mmio_reads_unanswered: AtomicU64,
     mmio_writes_unanswered: AtomicU64,
+}
+
+impl Counters {
+    fn read(&self) -> BusCounters {
+        let Counters { port_reads_unanswered, port_writes_unanswered, mmio_reads_unanswered, mmio_writes_unanswered } =
+            self;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        BusCounters {
+            port_reads_unanswered: load(port_reads_unanswered),
+            port_writes_unanswered: load(port_writes_unanswered),
+            mmio_reads_unanswered: load(mmio_reads_unanswered),
+            mmio_writes_unanswered: load(mmio_writes_unanswered),
+        }
+    }
 }
 
 /// Accesses nobody answered.
@@ -168,15 +193,12 @@ impl Bus {
 
     /// What nobody answered, until now.
     pub fn counters(&self) -> BusCounters {
-        let Counters { port_reads_unanswered, port_writes_unanswered, mmio_reads_unanswered, mmio_writes_unanswered } =
-            &self.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        BusCounters {
-            port_reads_unanswered: load(port_reads_unanswered),
-            port_writes_unanswered: load(port_writes_unanswered),
-            mmio_reads_unanswered: load(mmio_reads_unanswered),
-            mmio_writes_unanswered: load(mmio_writes_unanswered),
-        }
+        self.counters.read()
+    }
+
+    /// The same for later.
+    pub fn watch(&self) -> BusWatch {
+        BusWatch(Arc::clone(&self.counters))
     }
 
     fn find(&self, port: u16) -> Option<(&Range, u16)> {

@@ -18,6 +18,6 @@ pub mod power;
 pub mod serial;
 pub mod virtio;
 
-pub use bus::{Bus, BusCounters, BusEvent};
+pub use bus::{Bus, BusCounters, BusEvent, BusWatch};
 pub use power::PowerButton;
 pub use serial::{SerialOutput, SerialSink};

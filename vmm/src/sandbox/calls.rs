@@ -287,8 +287,12 @@ const CONNECTING: Table = &[
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];
 
-/// What a device does when its driver comes or goes, on the thread that starts all others: what a tap may be given.
-const ACTIVATING: Table = &[(libc::SYS_ioctl, With::Is(1, libc::TUNSETOFFLOAD))];
+/// What a device does when its driver comes or goes, on the thread that starts all others: what a tap may be given, a second descriptor of an
+/// event.
+const ACTIVATING: Table = &[
+    (libc::SYS_ioctl, With::Is(1, libc::TUNSETOFFLOAD)),
+    (libc::SYS_fcntl, With::Is(1, libc::F_DUPFD_CLOEXEC as u64)),
+];
 
 /// One connection to the daemon after another.
 const DAEMON: Table = &[

@@ -26,7 +26,7 @@ use wideleaf_control::view::Care;
 use wideleaf_control::vm::{
     StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
-use wideleaf_vmm::devices::{Bus, PowerButton};
+use wideleaf_vmm::devices::{BusWatch, PowerButton};
 use wideleaf_vmm::run_loop::{RunControl, VcpuState};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 use wideleaf_vmm::{GuestExit, Machine};
@@ -124,7 +124,7 @@ fn answer_in_a_thread(
 /// What the socket's requests are done to.
 pub(crate) struct ControlledVm {
     control: Arc<RunControl>,
-    bus: Arc<Bus>,
+    bus: BusWatch,
     button: PowerButton,
     session: Weak<Session>,
     policy: Arc<PolicySwitch>,

@@ -44,10 +44,11 @@ pub const GUEST_CID_MAX: u32 = u32::MAX - 1;
 
 /// The guest's end of the sockets.
 pub struct Vsock {
+    /// First: what serves the sockets ends before them, whose last owner removes a file, which its thread may not.
+    running: Option<Subscription>,
     cid: u32,
     host: Arc<HostSocket>,
     counting: Arc<Counting>,
-    running: Option<Subscription>,
 }
 
 /// What is left of the device for who gave it to a VM.

@@ -1,0 +1,156 @@
+//! A guest at its network card: our virtio-net on a tap and that of QEMU's microvm on the same tap (`vhost=off`), the same driver.
+//!
+//! ```text
+//!   sent       guest ─▶ tap ─▶ the host's stack, where nobody listens
+//!   received   this bench ─ UDP, never more than the tap holds ─▶ tap ─▶ guest, which checks every word
+//! ```
+//!
+//! The tap is in a network namespace of the bench's own: no interface of the machine is seen or changed, and all is gone with the bench. That
+//! takes root, and the kernel's taps.
+//!
+//! `cargo bench -p wideleaf-benches --bench net -- [ROUNDS]`, after `cargo build --release -p wideleaf`
+
+use std::fs;
+use std::io::Read as _;
+use std::net::UdpSocket;
+use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+use wideleaf_benches::beside_qemu::{BesideQemu, Figure, print, results};
+use wideleaf_benches::experiment::{Arguments, Ended, machine, run};
+use wideleaf_kernels::words::{FIRST_GENERATION, word};
+
+const ROUNDS: usize = 11;
+const MEMORY: &str = "128M";
+const FRAME_BYTES: usize = 1500;
+const CMDLINE: &str = "kernel=net frames=200000 receive=200000 bytes=1500";
+const HEADERS_BYTES: usize = 14 + 20 + 8;
+const FIGURES: [(&str, &str); 2] = [("sent", "frames/s"), ("received", "frames/s")];
+/// How much of QEMU's speed ours is at least, of each.
+const PROMISE: f64 = 0.8;
+
+const TAP: &str = "wl-bench";
+const MAC: &str = "02:00:00:00:00:07";
+const GUEST: &str = "10.77.0.2:7777";
+/// Frames on their way to the guest: less than the tap's queue holds (1000), more than the card's (256).
+const AHEAD: u64 = 512;
+/// Frames between two looks at how many have gone.
+const BURST: u64 = 64;
+/// When nothing goes for so long, what was on its way was dropped: nobody had the tap.
+const LOST_AFTER: Duration = Duration::from_millis(5);
+
+fn main() -> ExitCode {
+    run("net", |arguments, _| experiment(arguments))
+}
+
+fn experiment(arguments: &Arguments) -> Result<(), Ended> {
+    let rounds: usize = arguments.number(0, ROUNDS)?;
+    let beside = BesideQemu::new(MEMORY)?;
+    let socket = network()?;
+    let round = |_| [ours(&beside), qemu(&beside)].map(|command| figures(command, &socket));
+    let rounds: Vec<_> = (0..rounds).map(round).collect();
+    println!("net: {CMDLINE}; QEMU: tap, vhost=off; medians of {} alternating rounds", rounds.len());
+    println!("{}", machine());
+    let mut figures = Figure::all(FIGURES, &rounds);
+    figures.extend(figures.clone().into_iter().zip(["sent bytes", "received bytes"]).map(|(figure, name)| {
+        let mib =
+            |frames: Vec<f64>| frames.iter().map(|frames| frames * FRAME_BYTES as f64 / f64::from(1 << 20)).collect();
+        Figure { name, unit: "MiB/s", ours: mib(figure.ours), theirs: mib(figure.theirs) }
+    }));
+    print(&figures, PROMISE);
+    Ok(())
+}
+
+/// A network of this process's own, with the tap, and the host's end of it.
+fn network() -> Result<UdpSocket, Ended> {
+    let no_tap =
+        |why: std::io::Error| Ended::Skipped(format!("no taps, which take root, iproute2 and /dev/net/tun: {why}"));
+    fs::metadata("/dev/net/tun").map_err(no_tap)?;
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| no_tap(errno.into()))?;
+    for arguments in [
+        format!("tuntap add dev {TAP} mode tap"),
+        // No frames of its own: neighbours and routers of IPv6 are not looked for.
+        format!("link set {TAP} addrgenmode none"),
+        format!("addr add 10.77.0.1/24 dev {TAP}"),
+        format!("link set {TAP} up"),
+        format!("neigh add 10.77.0.2 lladdr {MAC} dev {TAP} nud permanent"),
+    ] {
+        let status = Command::new("ip").args(arguments.split(' ')).status().map_err(no_tap)?;
+        assert!(status.success(), "ip {arguments}");
+    }
+    UdpSocket::bind("10.77.0.1:7777").map_err(no_tap)
+}
+
+fn ours(beside: &BesideQemu) -> Command {
+    let mut command = beside.wideleaf(CMDLINE);
+    command.arg("--no-daemon").arg(format!("--net=tap={TAP},mac={MAC}"));
+    command
+}
+
+fn qemu(beside: &BesideQemu) -> Command {
+    let mut command = beside.qemu(CMDLINE);
+    command.arg("-netdev").arg(format!("tap,id=net,ifname={TAP},script=no,downscript=no,vhost=off"));
+    command.arg("-device").arg(format!("virtio-net-device,netdev=net,mac={MAC}"));
+    command
+}
+
+/// The figures of one guest, which is sent frames until it has ended.
+fn figures(mut command: Command, socket: &UdpSocket) -> [f64; 2] {
+    let mut child = command.spawn().expect("it was found a moment ago");
+    let is_over = AtomicBool::new(false);
+    let console = std::thread::scope(|scope| {
+        scope.spawn(|| send_frames(socket, &is_over));
+        let console = console_of(&mut child);
+        is_over.store(true, Ordering::Relaxed);
+        console
+    });
+    let _ = child.wait();
+    results(&console, FIGURES.map(|(name, _)| name))
+}
+
+fn console_of(child: &mut Child) -> String {
+    let mut console = Vec::new();
+    let read = child.stdout.as_mut().expect("piped").read_to_end(&mut console);
+    read.expect("a pipe can be read");
+    String::from_utf8_lossy(&console).into_owned()
+}
+
+/// Keeps the tap's queue filled, and never overfilled.
+fn send_frames(socket: &UdpSocket, is_over: &AtomicBool) {
+    let mut frame = vec![0; FRAME_BYTES - HEADERS_BYTES];
+    let (mut number, mut on_their_way) = (0, 0);
+    let (mut taken, mut moved) = (taken_by_guest(), Instant::now());
+    while !is_over.load(Ordering::Relaxed) {
+        let now = taken_by_guest();
+        if now != taken {
+            on_their_way = u64::saturating_sub(on_their_way, now - taken);
+            (taken, moved) = (now, Instant::now());
+        } else if moved.elapsed() > LOST_AFTER {
+            (on_their_way, moved) = (0, Instant::now());
+        }
+        if on_their_way + BURST > AHEAD {
+            std::thread::yield_now();
+            continue;
+        }
+        for _ in 0..BURST {
+            for (index, bytes) in frame.chunks_exact_mut(8).enumerate() {
+                bytes.copy_from_slice(&word(number * 256 + index as u64, FIRST_GENERATION).to_le_bytes());
+            }
+            // Where nobody has the tap it is refused, or dropped.
+            let _ = socket.send_to(&frame, GUEST);
+            number += 1;
+        }
+        on_their_way += BURST;
+    }
+}
+
+/// Frames that left the tap on the guest's side, or were dropped there.
+fn taken_by_guest() -> u64 {
+    let interfaces = fs::read_to_string("/proc/thread-self/net/dev").expect("/proc is mounted");
+    let line = interfaces.lines().find_map(|line| line.trim_start().strip_prefix(TAP)?.strip_prefix(':'));
+    let numbers: Vec<u64> = line.expect("the tap is there").split_whitespace().flat_map(str::parse).collect();
+    // Eight columns of what came from the guest, then bytes, packets, errors, drops of what goes to it.
+    numbers[9] + numbers[11]
+}

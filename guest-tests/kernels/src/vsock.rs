@@ -1,0 +1,237 @@
+//! Sockets: gives the programs of the host back what they send, over one connection after another.
+//!
+//! ```text
+//!   host ── REQUEST to port 1024 ──▶ RESPONSE       data ─▶ a buffer ─▶ the same bytes back, from where they lie
+//!        ── SHUTDOWN of its sending ─▶ SHUTDOWN of both, then its RST     SHUTDOWN of both ─▶ RST
+//!   connect=P: first a connection to port P of the host, which the guest asks for
+//! ```
+//!
+//! One packet after another, and one connection at a time (Virtual I/O Device 1.2, 5.10). The guest keeps nothing, so what is sent back counts
+//! on the host's room: a program that sends more than that (256 KiB) without reading loses its connection.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use wideleaf_protocol::{Message, Name};
+
+use crate::parameters::{Parameter, Parameters};
+use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
+use crate::report;
+use crate::virtio::{BROKEN, Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
+use crate::{Arena, Platform};
+
+/// The sockets in the table of kernels.
+pub const KERNEL: Kernel = Kernel {
+    name: Name::literal("vsock"),
+    summary: "gives programs of the host back what they send to port 1024; wants a guest with --vsock",
+    classes: &[],
+    parameters: PARAMETERS,
+    quick: "connections=1",
+    figure: FIGURE,
+    vcpus_max: 1,
+    memory,
+    run,
+};
+
+const FIGURE: Figure = Figure::literal("echoed", "bytes");
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter { name: "connections", default: "1", unit: "count", meaning: "after how many connections it ends" },
+    Parameter {
+        name: "connect",
+        default: "not used",
+        unit: "port",
+        meaning: "a port of the host that it connects to first; that connection counts too",
+    },
+];
+
+/// Where programs of the host find it, and where its own connection comes from.
+const PORT: u32 = 1024;
+const HOST: u64 = 2;
+/// Buffers for packets of the host.
+const SLOTS: u64 = 16;
+const SLOT_WORDS: usize = 512;
+const HEADER_BYTES: u32 = 44;
+/// The last word of a header is half a word.
+const HEADER_WORDS: usize = 6;
+const STREAM: u64 = 1;
+/// What the guest claims to have room for: it passes everything on.
+const ROOM: u32 = 1 << 18;
+
+// Operations.
+const REQUEST: u16 = 1;
+const RESPONSE: u16 = 2;
+const RESET: u16 = 3;
+const SHUTDOWN: u16 = 4;
+const DATA: u16 = 5;
+const CREDIT_UPDATE: u16 = 6;
+const CREDIT_REQUEST: u16 = 7;
+/// Of a shutdown: nothing is received, nothing is sent any more.
+const NOTHING_MORE: u32 = 3;
+
+const QUEUE_WORDS: usize = queue_words(SLOTS);
+const NEEDED: u64 = 8 * (2 * QUEUE_WORDS + HEADER_WORDS + SLOTS as usize * SLOT_WORDS) as u64;
+
+fn memory<'a>(_: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
+    Ok(MemoryNeed::Bytes(NEEDED))
+}
+
+fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
+    let connections = parameters.count("connections", 1, 1 << 32)?.unwrap_or(1);
+    let connect = parameters.count("connect", 1, u64::from(u32::MAX))?;
+    if arena.bytes() < NEEDED {
+        return Err(KernelError::ArenaTooSmall { needed: NEEDED, bytes: arena.bytes() });
+    }
+    platform.emit(&Message::Region { name: Name::literal("vsock"), address: arena.address(), bytes: NEEDED });
+    let mut sockets = Sockets::start(platform, arena).map_err(device_error)?;
+    let done = report::phase(platform, report::COMPUTE, || sockets.serve(connections, connect.map(|port| port as u32)));
+    let echoed = done.0.map_err(device_error)?;
+    FIGURE.emit(platform, echoed as f64);
+    report::verdict(platform, 0, echoed)
+}
+
+/// A header's numbers that matter here.
+#[derive(Clone, Copy)]
+struct Packet {
+    host_port: u32,
+    guest_port: u32,
+    bytes: u32,
+    operation: u16,
+    flags: u32,
+}
+
+/// A connection that is there.
+#[derive(Clone, Copy)]
+struct Connection {
+    host_port: u32,
+    /// Bytes that have come, modulo 2^32.
+    passed: u32,
+}
+
+struct Sockets<'m> {
+    from_host: Queue<'m>,
+    to_host: Queue<'m>,
+    header: &'m [AtomicU64],
+    header_address: u64,
+    slots: &'m [AtomicU64],
+    slots_address: u64,
+    cid: u64,
+}
+
+impl<'m> Sockets<'m> {
+    fn start(platform: &'m dyn Platform, arena: &Arena<'m>) -> Result<Self, Fault> {
+        let (queues, rest) = arena.words().split_at(2 * QUEUE_WORDS);
+        let (header, slots) = rest.split_at(HEADER_WORDS);
+        let second = arena.address() + 8 * QUEUE_WORDS as u64;
+        let header_address = second + 8 * QUEUE_WORDS as u64;
+        let slots_address = header_address + 8 * HEADER_WORDS as u64;
+        let device = Device::begin(platform, Kind::Sockets, 0)?;
+        let from_host = device.queue(0, SLOTS, queues, arena.address())?;
+        let to_host = device.queue(1, SLOTS, &queues[QUEUE_WORDS..], second)?;
+        device.start()?;
+        let cid = u64::from(device.configuration(0));
+        Ok(Self { from_host, to_host, header, header_address, slots, slots_address, cid })
+    }
+
+    fn slot_address(&self, slot: u64) -> u64 {
+        self.slots_address + slot * SLOT_WORDS as u64 * 8
+    }
+
+    /// Serves so many connections; how many bytes it has sent back.
+    fn serve(&mut self, connections: u64, connect: Option<u32>) -> Result<u64, Fault> {
+        for slot in 0..SLOTS {
+            let buffer = Buffer { address: self.slot_address(slot), bytes: SLOT_WORDS as u32 * 8, is_written: true };
+            self.from_host.describe(slot, buffer, None);
+            self.from_host.offer(slot);
+        }
+        let mut open = None;
+        if let Some(host_port) = connect {
+            self.say(host_port, PORT, REQUEST, 0, 0, None)?;
+            open = Some(Connection { host_port, passed: 0 });
+        }
+        let (mut ended, mut echoed) = (0, 0);
+        while ended < connections {
+            let slot = self.from_host.wait()?.head;
+            let packet = self.packet(slot);
+            let (was_open, sent_back) = (open.is_some(), self.answer(packet, slot, &mut open)?);
+            ended += u64::from(was_open && open.is_none());
+            echoed += sent_back;
+            self.from_host.offer(slot);
+        }
+        Ok(echoed)
+    }
+
+    fn packet(&self, slot: u64) -> Packet {
+        let word = |at: usize| self.slots[slot as usize * SLOT_WORDS + at].load(Ordering::Relaxed);
+        let (ports, lengths) = (word(2), word(3));
+        Packet {
+            host_port: ports as u32,
+            guest_port: (ports >> 32) as u32,
+            bytes: lengths as u32,
+            operation: (lengths >> 48) as u16,
+            flags: word(4) as u32,
+        }
+    }
+
+    /// Does what a packet asks; how many bytes went back.
+    fn answer(&mut self, packet: Packet, slot: u64, open: &mut Option<Connection>) -> Result<u64, Fault> {
+        let Packet { host_port, guest_port, bytes, operation, flags } = packet;
+        let is_ours = guest_port == PORT && open.is_some_and(|one| one.host_port == host_port);
+        let passed = open.map_or(0, |one| one.passed);
+        match operation {
+            REQUEST if guest_port == PORT && open.is_none() => {
+                *open = Some(Connection { host_port, passed: 0 });
+                self.say(host_port, PORT, RESPONSE, 0, 0, None)?;
+            }
+            RESET => *open = open.filter(|_| !is_ours),
+            _ if !is_ours => self.say(host_port, guest_port, RESET, 0, 0, None)?,
+            DATA => {
+                let passed = passed.wrapping_add(bytes);
+                *open = Some(Connection { host_port, passed });
+                let data = self.slot_address(slot) + u64::from(HEADER_BYTES);
+                let data = Buffer { address: data, bytes, is_written: false };
+                self.say(host_port, PORT, DATA, 0, passed, Some(data))?;
+                return Ok(u64::from(bytes));
+            }
+            SHUTDOWN if flags & NOTHING_MORE == NOTHING_MORE => {
+                *open = None;
+                self.say(host_port, PORT, RESET, 0, passed, None)?;
+            }
+            SHUTDOWN => self.say(host_port, PORT, SHUTDOWN, NOTHING_MORE, passed, None)?,
+            CREDIT_REQUEST => self.say(host_port, PORT, CREDIT_UPDATE, 0, passed, None)?,
+            // An answer to ours, or how much the host has room for.
+            RESPONSE | CREDIT_UPDATE => {}
+            _ => return Err(BROKEN),
+        }
+        Ok(0)
+    }
+
+    /// Sends a packet, and waits until the device has it.
+    fn say(
+        &mut self,
+        host_port: u32,
+        guest_port: u32,
+        operation: u16,
+        flags: u32,
+        passed: u32,
+        data: Option<Buffer>,
+    ) -> Result<(), Fault> {
+        let bytes = data.map_or(0, |data| data.bytes);
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [
+            self.cid,
+            HOST,
+            pair(guest_port, host_port),
+            u64::from(bytes) | STREAM << 32 | u64::from(operation) << 48,
+            pair(flags, ROOM),
+            u64::from(passed),
+        ];
+        self.header.iter().zip(words).for_each(|(slot, word)| slot.store(word, Ordering::Relaxed));
+        let header = Buffer { address: self.header_address, bytes: HEADER_BYTES, is_written: false };
+        self.to_host.describe(0, header, data.map(|_| 1));
+        if let Some(data) = data {
+            self.to_host.describe(1, data, None);
+        }
+        self.to_host.offer(0);
+        self.to_host.wait().map(|_| ())
+    }
+}
