@@ -121,6 +121,8 @@ impl ManagerLoop {
     }
 
     fn windows_not_large(&mut self) -> usize {
+        // What is aside looks unbacked.
+        self.finish_samples();
         let snapshot = self.sense();
         snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| !backing.is_large()).count()
     }
