@@ -88,10 +88,10 @@ impl ManagerLoop {
         if self.recorder.is_some() {
             return Err(SwitchError::Recorded);
         }
-        if answers_faults(lock(&self.policy).as_ref()) {
+        if lock(&self.policy).answers_faults() {
             return Err(SwitchError::AnswersFaults(present));
         }
-        if answers_faults(policy) {
+        if policy.answers_faults() {
             return Err(SwitchError::BeginsAtFirstFault(name));
         }
         if name == self.began_with {
@@ -166,9 +166,4 @@ impl ManagerLoop {
         self.sampling.iter_mut().for_each(|sampling| sampling.keep_sensors(needs, self.config.sampling));
         shared.extend(self.sampling.iter().filter_map(Sampling::access));
     }
-}
-
-/// Whether it has a service beside the loop that faults of the guest wait for.
-fn answers_faults(policy: &dyn Policy) -> bool {
-    policy.decides_at_first_touch() || policy.reserves().is_some()
 }
