@@ -9,12 +9,14 @@ mod net;
 mod vsock;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use wideleaf_control::vm::{DeviceView, DriverView};
+use wideleaf_memory::capabilities::Capability;
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::virtio::balloon::{Balloon, BalloonHandle};
 use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskOptions};
@@ -245,6 +247,16 @@ const fn why_no_driver(state: DriverState) -> &'static str {
         DriverState::Probing | DriverState::Ready => "the guest ended before its driver was ready",
         DriverState::Failed => "its driver gave up; the guest's log says why",
     }
+}
+
+/// The doctor's rows of devices: what they take of the host beside files and sockets.
+pub(crate) fn capabilities() -> Vec<Capability> {
+    const TUN: &str = "/dev/net/tun";
+    let tun = File::options().read(true).write(true).open(TUN).map(|_| TUN.to_owned());
+    vec![
+        Capability::new("tun", "--net is refused", tun.map_err(|error| format!("{TUN}: {error}"))),
+        Capability::new("vsock", "", Ok("--vsock is served in this process: /dev/vhost-vsock is not needed".into())),
+    ]
 }
 
 /// The whole numbers of a struct; those of a struct in it have the names of both.
