@@ -75,7 +75,7 @@ pub struct Setup {
     pub host_page: String,
     /// Page size of the guest's tables; `none` for a native run.
     pub guest_page: String,
-    /// Policy.
+    /// Policy at the start.
     pub policy: String,
     /// Why the backing is not what was asked for, if so.
     pub fallback: Option<String>,
@@ -527,6 +527,9 @@ impl RunReport {
         );
         if self.setup.policy.starts_with("auto") {
             let _ = writeln!(out, "  auto counts {}", self.setup.walk_cost);
+        }
+        for PolicyChange { at_s, policy } in &self.manager.policy_changes {
+            let _ = writeln!(out, "  policy {policy} from {at_s:.1} s on");
         }
         if let Some(why) = &self.setup.fallback {
             let _ = writeln!(out, "  fallback: {why}");

@@ -48,7 +48,7 @@ impl PolicySwitch {
         let shown = set.shown();
         let stays = |why: &dyn std::fmt::Display| format!("its policy stays {shown}: {why}");
         if wanted == OFF {
-            if works_at_faults(&set.policy) {
+            if set.policy.make().answers_faults() {
                 return Err(stays(&"it answers the guest's faults, which can not wait"));
             }
             set.is_off = true;
@@ -74,27 +74,5 @@ impl PolicySwitch {
 impl Set {
     fn shown(&self) -> String {
         if self.is_off { OFF.to_owned() } else { self.policy.to_string() }
-    }
-}
-
-/// Whether it has a service beside the manager's loop that faults of the guest wait for.
-fn works_at_faults(policy: &PolicyChoice) -> bool {
-    let policy = policy.make();
-    policy.decides_at_first_touch() || policy.reserves().is_some()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_policy_that_answers_faults_can_not_be_switched_off() {
-        let policy = |text| PolicyChoice::parse(text).expect("it is in the list");
-        for text in ["at-fault", "reservation"] {
-            assert!(works_at_faults(&policy(text)), "{text}");
-        }
-        for text in ["auto", "greedy", "never"] {
-            assert!(!works_at_faults(&policy(text)), "{text}");
-        }
     }
 }
