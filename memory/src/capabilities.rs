@@ -26,14 +26,18 @@ pub struct Capability {
     pub without: &'static str,
 }
 
-fn row(name: &'static str, without: &'static str, found: Result<String, String>) -> Capability {
-    let is_available = found.is_ok();
-    Capability { name, is_available, detail: found.unwrap_or_else(|why| why), without }
+impl Capability {
+    /// A row: what was found, or why it was not.
+    pub fn new(name: &'static str, without: &'static str, found: Result<String, String>) -> Capability {
+        let is_available = found.is_ok();
+        Capability { name, is_available, detail: found.unwrap_or_else(|why| why), without }
+    }
 }
 
 /// Probes the host's side. `root` is where `sys/` and `proc/` are found, for the entries that are files; system calls
 /// are tried on a window of memory that is unmapped again.
 pub fn probe(root: &Path) -> Vec<Capability> {
+    let row = Capability::new;
     let thp = |file: &str| chosen_setting(&root.join("sys/kernel/mm/transparent_hugepage").join(file));
     vec![
         row("collapse", "guest RAM keeps the page size it started with", probe_collapse(BackingKind::Anon)),

@@ -48,6 +48,7 @@ mod report;
 mod sampling;
 mod sensing;
 mod steering;
+mod switching;
 mod thread;
 
 use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
@@ -57,10 +58,11 @@ pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
-use sampling::Sampling;
+use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
 use steering::Steering;
-pub use thread::{Manager, ManagerError};
+pub use switching::SwitchError;
+pub use thread::{Manager, ManagerError, PolicyAnswer};
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug)]
@@ -194,6 +196,8 @@ pub struct ManagerLoop {
     host: Arc<dyn Host>,
     vms: Vec<ManagedVm>,
     policy: SharedPolicy,
+    /// Name of the first.
+    began_with: &'static str,
     config: ManagerConfig,
     budget: Budget,
     /// By VM in the order given, by row of its snapshot.
@@ -207,6 +211,8 @@ pub struct ManagerLoop {
     needs: Needs,
     /// By VM in the order given.
     sampling: Vec<Sampling>,
+    /// The access sensors among them, for who wants to see every window in its place.
+    access: Arc<Mutex<Vec<SharedAccess>>>,
     /// By VM in the order given, where windows can be swapped.
     swaps: Vec<Option<Swaps>>,
     giants: Giants,
@@ -261,12 +267,14 @@ impl ManagerLoop {
         let sampling: Vec<_> = vms.iter().map(sampling).collect();
         let swaps = |access| Swaps::new(access, config.copy_threads);
         let swaps = sampling.iter().map(|sampling| sampling.access().and_then(swaps)).collect();
+        let access = Arc::new(Mutex::new(sampling.iter().filter_map(Sampling::access).collect()));
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
             states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
             report,
             needs,
             sampling,
+            access,
             swaps,
             giants,
             own_logs,
@@ -284,6 +292,7 @@ impl ManagerLoop {
             shortage: shortage(config.given_back),
             given_back_from: vec![WindowIndex::new(0); vms.len()],
             promotes: policy.promotes(),
+            began_with: policy.name(),
             steering: Arc::default(),
             publisher: Publisher::new(policy.name(), config.limits),
             host,

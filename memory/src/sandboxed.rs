@@ -18,7 +18,8 @@ use crate::sys::userfaultfd;
 pub enum ThreadWork {
     /// The manager's loop. The threads in which it copies windows and moves giants begin as it does and are not told of.
     Loop,
-    /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside.
+    /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside. Started before the loop's
+    /// thread, or by it where another policy takes over.
     Faults,
 }
 

@@ -71,6 +71,45 @@ fn watched(needs: Needs, releases: Option<WindowIndex>) -> (Seen, Box<dyn Policy
 }
 
 #[test]
+fn a_sensor_begins_and_ends_with_the_policy_that_asks_for_it() {
+    if moves::are_missing() {
+        return;
+    }
+    for kind in [BackingKind::Anon, BackingKind::Memfd] {
+        let (host, ram) = ram_with_one_word_per_page(kind);
+        let vm = ManagedVm::new(VmId(0), ram.clone(), None);
+        let blind = || watched(Needs::default(), None).1;
+        let manager = Manager::spawn(host.clone(), vec![vm], blind(), ManagerConfig::default()).unwrap();
+        manager.activate();
+        for _ in 0..3 {
+            let (seen, asks) = watched(Needs { access: true, ..Needs::default() }, None);
+            manager.set_policy(asks).wait().unwrap();
+            let is_sampled = || seen.lock().unwrap().vms.first().is_some_and(|vm| vm.access[0].samples() > 0);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !is_sampled() {
+                assert!(Instant::now() < deadline, "its first window was not sampled within a minute");
+                std::thread::yield_now();
+            }
+            // What it knows stays where the next one asks for it as well.
+            let (seen, asks) = watched(Needs { access: true, zero: true, ..Needs::default() }, None);
+            manager.set_policy(asks).wait().unwrap();
+            while seen.lock().unwrap().vms.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(is_sampled());
+            manager.set_policy(blind()).wait().unwrap();
+            let resident = |window| {
+                window_backing(host.as_ref(), ram.ranges()[0], None, WindowIndex::new(window)).unwrap().resident
+            };
+            assert!((0..WINDOWS).all(|window| resident(window) == 512), "{kind:?}: all is in its place");
+        }
+        assert!(manager.stop().unanswered.is_empty());
+        let words = ram.words(ram.ranges()[0]);
+        assert!(words.chunks(512).all(|page| page[0].load(Ordering::Relaxed) == 1), "{kind:?}: a word is lost");
+    }
+}
+
+#[test]
 fn touched_windows_are_told_from_idle_ones_and_nobody_loses_a_word() {
     if moves::are_missing() {
         return;

@@ -66,6 +66,11 @@ pub trait Policy: Send {
         None
     }
 
+    /// Whether the guest's faults are answered for it, at the touch and not by a plan: it has them all from the guest's first on, or none.
+    fn answers_faults(&self) -> bool {
+        self.decides_at_first_touch() || self.reserves().is_some()
+    }
+
     /// Which columns of the snapshot it uses beyond those that every snapshot has. Their sensors cost the guest something,
     /// so they run only for who asks. On a host without one the column stays empty.
     fn needs(&self) -> Needs {

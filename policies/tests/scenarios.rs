@@ -118,6 +118,18 @@ fn bounds_plan_nothing_and_differ_in_how_ram_starts() {
 }
 
 #[test]
+fn faults_are_answered_for_two_policies_alone() {
+    for info in POLICIES {
+        assert_eq!(
+            info.with_defaults().answers_faults(),
+            ["at-fault", "reservation"].contains(&info.name),
+            "{}",
+            info.name
+        );
+    }
+}
+
+#[test]
 fn at_fault_answers_the_first_touch_and_never_promotes_again() {
     let mut desk = Desk::new("at-fault");
     assert!(desk.0.decides_at_first_touch());

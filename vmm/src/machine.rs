@@ -249,7 +249,7 @@ impl Machine {
         self.entered.as_ref()
     }
 
-    /// Whether a driver came for each device, in the order of [`Hardware::devices`]; they tell it also when the machine is gone.
+    /// How far drivers came with each device, in the order of [`Hardware::devices`]; they tell it also when the machine is gone.
     pub fn drivers(&self) -> &[DriverSeen] {
         &self.drivers
     }

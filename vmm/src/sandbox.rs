@@ -24,6 +24,7 @@ pub mod calls;
 pub mod capabilities;
 pub mod files;
 pub mod jail;
+pub mod probe;
 pub mod seccomp;
 pub mod user;
 pub mod violation;

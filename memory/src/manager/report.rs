@@ -48,8 +48,10 @@ pub struct KvmCheck {
 /// Everything the loop counted.
 #[derive(Clone, Debug)]
 pub struct ManagerReport {
-    /// The policy's name.
+    /// The policy's name, at the end.
     pub policy: &'static str,
+    /// When another took over, and its name. Empty where there was one policy.
+    pub policy_changes: Vec<(Moment, &'static str)>,
     /// Ticks.
     pub ticks: u64,
     /// Actions by mechanism and result.
@@ -95,7 +97,7 @@ pub struct ManagerReport {
     pub panics: Vec<String>,
     /// Memory the host got back.
     pub released: Bytes,
-    /// What the policy counted of its own decisions.
+    /// What the policy counted of its own decisions, the last one where there were several.
     pub policy_figures: Vec<(&'static str, u64)>,
     /// Ticks at which a VM was left alone, by the reason's name.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
@@ -111,6 +113,7 @@ impl ManagerReport {
     pub(super) fn new(policy: &'static str, vms: &[ManagedVm]) -> ManagerReport {
         ManagerReport {
             policy,
+            policy_changes: Vec::new(),
             ticks: 0,
             outcomes: BTreeMap::new(),
             sensor_failures: BTreeMap::new(),

@@ -128,6 +128,10 @@ pub(super) struct InPlace<'a> {
 }
 
 impl SharedAccess {
+    fn new(sampling: AccessSampling) -> SharedAccess {
+        SharedAccess(Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) }))
+    }
+
     /// Brings every window back. None is aside as long as the answer lives.
     pub(super) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
         let no_swap = self.0.swaps.write().unwrap_or_else(PoisonError::into_inner);
@@ -207,6 +211,20 @@ pub(super) struct Columns<'a> {
     access: Option<MutexGuard<'a, AccessSampling>>,
 }
 
+/// A question of a policy that nothing here can answer.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    pub question: &'static str,
+    pub why: String,
+}
+
+impl Unanswered {
+    /// For reports.
+    pub(super) fn line(&self, vm: VmId) -> String {
+        format!("{vm}: {}: {}", self.question, self.why)
+    }
+}
+
 impl Sampling {
     /// The sensors that `needs` names and this VM and host have. For each that they have not, `unanswered` gets a line.
     /// All together use no more than `budget` of a core, but for the bursts of the access sensor.
@@ -214,35 +232,60 @@ impl Sampling {
         host: &Arc<dyn Host>,
         vm: &ManagedVm,
         needs: Needs,
-        (budget, burst): (PerTenThousand, Duration),
+        budget: (PerTenThousand, Duration),
         unanswered: &mut Vec<String>,
     ) -> Sampling {
         let windows: Vec<_> = vm.ranges.iter().flat_map(|range| range.gpa.windows()).collect();
-        let rows = windows.len();
-        let sharers = [needs.access, needs.zero, needs.written].into_iter().filter(|is_needed| *is_needed).count();
-        let budget = PerTenThousand::new(budget.get() / sharers.max(1) as u32);
+        let resident = vec![0; windows.len()];
+        let mut sampling = Sampling { windows, resident, access: None, zero: None, written: None, guest_tables: None };
+        let missing = sampling.start_sensors(host, vm, needs, budget);
+        unanswered.extend(missing.iter().map(|missing| missing.line(vm.id)));
+        sampling
+    }
+
+    /// Starts the sensors that `needs` names and that are not there yet. What can not be had here is given back.
+    pub(super) fn start_sensors(
+        &mut self,
+        host: &Arc<dyn Host>,
+        vm: &ManagedVm,
+        needs: Needs,
+        (budget, burst): (PerTenThousand, Duration),
+    ) -> Vec<Unanswered> {
+        let (rows, budget) = (self.windows.len(), part_of_each(budget, needs));
         let share = |least, most, cost, burst| Share::new(ShareLimits { budget, burst, least, most }, cost, host.now());
-        let mut told = |question: &str, why: String| unanswered.push(format!("{}: {question}: {why}", vm.id));
+        let mut missing = Vec::new();
+        let mut told = |question, why| missing.push(Unanswered { question, why });
+        if needs.access && self.access.is_none() {
+            let share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, burst);
+            let access = AccessSampling::start(host, vm, self.windows.clone(), share);
+            self.access = access.map(SharedAccess::new).map_err(|why| told("which windows are used", why)).ok();
+        }
+        if needs.zero && self.zero.is_none() {
+            let zero = ZeroSampling::start(vm, rows, share(ZERO_LEAST, ZERO_MOST, ZERO_COST, Duration::ZERO));
+            self.zero = zero.map_err(|why| told("which pages are zero", why)).ok();
+        }
+        if needs.written && self.written.is_none() {
+            let written = WrittenSampling::start(vm, rows, share(1, WRITTEN_MOST, WRITTEN_COST, Duration::ZERO));
+            self.written = written.map_err(|why| told("which pages are written", why)).ok();
+        }
+        if needs.guest_mapping && self.guest_tables.is_none() {
+            let tables = GuestTables::start(vm, rows);
+            self.guest_tables = tables.map_err(|why| told("which pages the guest itself uses", why)).ok();
+        }
+        missing
+    }
 
-        let access_share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, burst);
-        let access = needs.access.then(|| AccessSampling::start(host, vm, windows.clone(), access_share));
-        let access = access.and_then(|access| access.map_err(|why| told("which windows are used", why)).ok());
-        let shared = |sampling| Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) });
-        let access = access.map(|access| SharedAccess(shared(access)));
-
-        let zero =
-            needs.zero.then(|| ZeroSampling::start(vm, rows, share(ZERO_LEAST, ZERO_MOST, ZERO_COST, Duration::ZERO)));
-        let zero = zero.and_then(|zero| zero.map_err(|why| told("which pages are zero", why)).ok());
-
-        let written = needs
-            .written
-            .then(|| WrittenSampling::start(vm, rows, share(1, WRITTEN_MOST, WRITTEN_COST, Duration::ZERO)));
-        let written = written.and_then(|written| written.map_err(|why| told("which pages are written", why)).ok());
-
-        let guest_tables = needs.guest_mapping.then(|| GuestTables::start(vm, rows));
-        let guest_tables =
-            guest_tables.and_then(|tables| tables.map_err(|why| told("which pages the guest itself uses", why)).ok());
-        Sampling { resident: vec![0; windows.len()], windows, access, zero, written, guest_tables }
+    /// Ends the sensors that `needs` does not name, none of which is at work; the others share the budget from now on.
+    pub(super) fn keep_sensors(&mut self, needs: Needs, budget: PerTenThousand) {
+        let Sampling { access, zero, written, guest_tables, .. } = self;
+        access.take_if(|_| !needs.access);
+        zero.take_if(|_| !needs.zero);
+        written.take_if(|_| !needs.written);
+        guest_tables.take_if(|_| !needs.guest_mapping);
+        let budget = part_of_each(budget, needs);
+        access.iter().for_each(|access| access.lock().share.set_budget(budget));
+        zero.iter_mut().for_each(|zero| zero.share.set_budget(budget));
+        written.iter_mut().for_each(|written| written.share.set_budget(budget));
     }
 
     /// Ends what is under way. Afterwards every window is where the guest sees it, and no slot is logged for a sample.
@@ -653,6 +696,12 @@ impl GuestTables {
         let pause = spent.saturating_mul(PerTenThousand::ALL.get() / SAMPLING_BUDGET.get());
         self.next_at = host.now() + self.source.every().max(pause);
     }
+}
+
+/// The sensors that count windows share the budget; the guest's tables have a pace of their own.
+fn part_of_each(budget: PerTenThousand, needs: Needs) -> PerTenThousand {
+    let sharers = [needs.access, needs.zero, needs.written].into_iter().filter(|is_needed| *is_needed).count();
+    PerTenThousand::new(budget.get() / sharers.max(1) as u32)
 }
 
 /// The windows that can be looked at one by one: what is on a giant page can neither be taken aside nor given back.

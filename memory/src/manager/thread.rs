@@ -4,9 +4,13 @@
 //!   spawn ─▶ Waiting ── activate, pause ─▶ Called ─▶ tick ─▶ Active ── time, or urgent at a pulse ─▶ tick …
 //!                                                              └── stop, dropped ─▶ Stopping ─▶ the report
 //! ```
+//!
+//! Another policy takes over between two ticks, whichever of these it is, and who asked for it is answered.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,8 +20,9 @@ use super::live::{self, Live, LiveSlot};
 use super::managed_vm::ManagedVm;
 use super::pacing::Pacing;
 use super::report::ManagerReport;
-use super::sampling::{Sampling, SharedAccess};
+use super::sampling::SharedAccess;
 use super::steering::Steering;
+use super::switching::SwitchError;
 use super::{ManagerConfig, ManagerLoop};
 use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::host::Host;
@@ -32,9 +37,23 @@ pub struct Manager {
     first_touch: Option<FirstTouch>,
     reserved_frames: Option<ReservedFrames>,
     host: Arc<dyn Host>,
-    access: Vec<SharedAccess>,
+    access: Arc<Mutex<Vec<SharedAccess>>>,
     steering: Arc<Steering>,
     live: LiveSlot,
+}
+
+/// What will have become of a policy that was asked for.
+#[derive(Debug)]
+pub struct PolicyAnswer(Receiver<Result<(), SwitchError>>);
+
+impl PolicyAnswer {
+    /// Waits for it: until the end of a tick, and of a giant that is being moved.
+    ///
+    /// # Errors
+    /// [`SwitchError`], with the policy before at work.
+    pub fn wait(self) -> Result<(), SwitchError> {
+        self.0.recv().unwrap_or(Err(SwitchError::Ended))
+    }
 }
 
 /// Why a manager does not start.
@@ -63,8 +82,27 @@ pub enum ManagerError {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<RunState>,
+    wanted: Mutex<Wanted>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wanted {
+    run: RunState,
+    policies: VecDeque<PolicyWish>,
+}
+
+/// A policy, and who wants to hear whether it took over.
+struct PolicyWish {
+    policy: Box<dyn Policy>,
+    answer: Sender<Result<(), SwitchError>>,
+}
+
+/// What the thread does next.
+enum Next {
+    Tick,
+    Switch(PolicyWish),
+    End,
 }
 
 /// What the thread is to do.
@@ -108,21 +146,28 @@ impl Manager {
             .map_err(|source| ManagerError::ReservedFrames { policy: work.report.policy, source })?;
         let should_stop = work.should_stop.clone();
         let (steering, live) = (work.steering.clone(), work.publisher.slot());
-        let (host, access) = (work.host.clone(), work.sampling.iter().filter_map(Sampling::access).collect());
+        let (host, access) = (work.host.clone(), work.access.clone());
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new().name("manager".into()).spawn(move || {
                 thread_starts(ThreadWork::Loop);
+                let _closing = Closing(&shared);
                 let mut pacing = Pacing::new(&work.config, work.host.now());
                 let pulse = work.config.pulse;
                 let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
                     work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), &work.vms)
                 };
-                while !work.has_ended()
-                    && shared.wait(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) == RunState::Active
-                {
-                    let done = work.tick();
-                    pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, work.is_busy(done));
+                while !work.has_ended() {
+                    match shared.next(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) {
+                        Next::Tick => {
+                            let done = work.tick();
+                            let is_busy = work.is_busy(done);
+                            pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, is_busy);
+                        }
+                        // Who asked may have gone meanwhile.
+                        Next::Switch(PolicyWish { policy, answer }) => drop(answer.send(work.switch_policy(policy))),
+                        Next::End => break,
+                    }
                 }
                 work.finish()
             })?
@@ -134,7 +179,9 @@ impl Manager {
     /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
     /// which look unbacked.
     pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
-        let _in_place: Vec<_> = self.access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
+        // Locked as long as that takes: no sensor begins or ends meanwhile.
+        let access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
+        let _in_place: Vec<_> = access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
         look()
     }
 
@@ -154,6 +201,14 @@ impl Manager {
     /// Changes what actions may cost, from the next tick on. A recording keeps the limits it began with.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.steering.set_limits(limits);
+    }
+
+    /// Has another policy take over, before the next tick; also before it was ever active, and while it is paused. Who waits for the
+    /// answer must not be whom a giant that is under way waits for: no vCPU's thread.
+    pub fn set_policy(&self, policy: Box<dyn Policy>) -> PolicyAnswer {
+        let (answer, heard) = channel();
+        self.shared.wish(PolicyWish { policy, answer });
+        PolicyAnswer(heard)
     }
 
     /// How things were at the end of the latest tick.
@@ -193,33 +248,60 @@ impl Drop for Manager {
 
 impl Shared {
     fn set(&self, state: RunState) {
-        let mut current = self.state.lock().expect("nothing panics under this lock");
-        if *current != RunState::Stopping {
-            *current = state;
+        let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
+        if wanted.run != RunState::Stopping {
+            wanted.run = state;
         }
         self.changed.notify_all();
     }
 
-    /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, or until told to stop; while not
-    /// active, until told anything.
-    fn wait(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> RunState {
-        let mut state = self.state.lock().expect("nothing panics under this lock");
+    /// Dropped where the loop has ended, or is to, which is an answer too.
+    fn wish(&self, wish: PolicyWish) {
+        let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
+        if wanted.run != RunState::Stopping {
+            wanted.policies.push_back(wish);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, for a policy that is to take over, or until told
+    /// to stop; while not active, until told anything.
+    fn next(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> Next {
+        let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
         let (mut has_paused, mut left) = (false, pause);
         loop {
-            match *state {
-                RunState::Waiting => state = self.changed.wait(state).expect("nothing panics under this lock"),
+            match wanted.run {
+                RunState::Stopping => return Next::End,
+                RunState::Waiting | RunState::Called | RunState::Active if !wanted.policies.is_empty() => {
+                    if wanted.run == RunState::Active {
+                        wanted.run = RunState::Called;
+                    }
+                    return Next::Switch(wanted.policies.pop_front().expect("it was looked at under this lock"));
+                }
+                RunState::Waiting => wanted = self.changed.wait(wanted).expect("nothing panics under this lock"),
                 RunState::Called => {
-                    *state = RunState::Active;
+                    wanted.run = RunState::Active;
                     has_paused = true;
                 }
                 RunState::Active if !has_paused => {
                     let step = left.min(pulse.unwrap_or(left));
-                    (state, _) = self.changed.wait_timeout(state, step).expect("nothing panics under this lock");
+                    (wanted, _) = self.changed.wait_timeout(wanted, step).expect("nothing panics under this lock");
                     left -= step;
-                    has_paused = left.is_zero() || (*state == RunState::Active && is_urgent());
+                    has_paused = left.is_zero() || (wanted.run == RunState::Active && is_urgent());
                 }
-                RunState::Active | RunState::Stopping => return *state,
+                RunState::Active => return Next::Tick,
             }
         }
+    }
+}
+
+/// The thread's hold of what is wanted: once it has ended, in whatever way, nobody waits for an answer.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut wanted = self.0.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.run = RunState::Stopping;
+        wanted.policies.clear();
     }
 }

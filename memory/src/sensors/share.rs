@@ -63,6 +63,11 @@ impl Share {
         share
     }
 
+    /// The part of a core from now on; what is saved or owed stays.
+    pub fn set_budget(&mut self, budget: PerTenThousand) {
+        self.limits.budget = budget;
+    }
+
     /// How many of `all` windows may be looked at now; none until enough is saved.
     pub fn next(&mut self, now: Moment, all: usize) -> usize {
         let time = now.since(self.credited_at);

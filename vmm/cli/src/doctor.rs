@@ -7,15 +7,17 @@ use comfy_table::{Cell, ContentArrangement};
 use serde::Serialize;
 use wideleaf_memory::capabilities::{Capability, probe};
 use wideleaf_memory::walk_cost::ChosenWalkCost;
+use wideleaf_vmm::sandbox;
 
 use crate::args::DoctorArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::held_path;
 use crate::interrupts::Interrupts;
 use crate::mappings::{MappingReport, check_all};
 use crate::output::Output;
 use crate::report::table;
-use crate::run::guest;
+use crate::run::{devices, guest};
 
 /// Everything the doctor found.
 #[derive(Serialize)]
@@ -41,6 +43,9 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let mut capabilities = guest::capabilities();
     capabilities.extend(probe(Path::new("/")));
+    capabilities.extend(sandbox::probe::probe(Path::new("/")));
+    capabilities.push(held_path::cgroups());
+    capabilities.extend(devices::capabilities());
     let walk = ChosenWalkCost::read(Path::new("/"));
     let mappings = if args.mappings { Some(check_all(&interrupts)?) } else { None };
     let report = DoctorReport {

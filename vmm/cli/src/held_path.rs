@@ -18,11 +18,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::unistd::{AccessFlags, access};
+use wideleaf_memory::capabilities::Capability;
+
 use crate::args::HoldPathArgs;
 use crate::failure::Failure;
 
 /// The file through which a process joins a cgroup.
 const PROCESSES: &str = "cgroup.procs";
+
+/// What is mounted where.
+const MOUNTS: &str = "/proc/self/mounts";
+
+const NONE: &str = "no cgroup2 is mounted here";
 
 /// How often and how long a folder is tried that still has a dying process in it.
 const TRY_EVERY: Duration = Duration::from_millis(10);
@@ -48,9 +56,9 @@ impl HeldCgroup {
     /// [`Failure::Host`] in one line; nothing is made then.
     pub(crate) fn join(path: &Path) -> Result<HeldCgroup, Failure> {
         let said = |why: &dyn std::fmt::Display| Failure::Host(format!("--cgroup {}: {why}", path.display()));
-        let mounts = fs::read_to_string("/proc/self/mounts").map_err(|error| said(&error))?;
+        let mounts = fs::read_to_string(MOUNTS).map_err(|error| said(&error))?;
         let root =
-            mounted_at(&mounts).ok_or_else(|| said(&"no cgroup2 is mounted here; mount one, or leave --cgroup out"))?;
+            mounted_at(&mounts).ok_or_else(|| said(&format_args!("{NONE}; mount one, or leave --cgroup out")))?;
         let folder = root.join(path);
         if !folder.starts_with(&root) || folder.components().any(|part| part.as_os_str() == "..") {
             return Err(said(&format_args!("cgroups (v2) are in {}; name one of them", root.display())));
@@ -73,6 +81,17 @@ impl HeldCgroup {
         joined.map_err(|error| said(&format_args!("cannot join it: {error}")))?;
         Ok(held)
     }
+}
+
+/// The doctor's row of `--cgroup`.
+pub(crate) fn cgroups() -> Capability {
+    let found = fs::read_to_string(MOUNTS).map_err(|error| format!("{MOUNTS}: {error}")).and_then(|mounts| {
+        let root = mounted_at(&mounts).ok_or(NONE)?;
+        let why_not = |errno| format!("{}: this user can make no cgroup there: {errno}", root.display());
+        access(&root, AccessFlags::W_OK).map_err(why_not)?;
+        Ok(root.display().to_string())
+    });
+    Capability::new("cgroup_v2", "--cgroup is refused: a guest's limits are those of who starts it", found)
 }
 
 impl Drop for HeldCgroup {

@@ -75,7 +75,7 @@ pub struct Setup {
     pub host_page: String,
     /// Page size of the guest's tables; `none` for a native run.
     pub guest_page: String,
-    /// Policy.
+    /// Policy at the start.
     pub policy: String,
     /// Why the backing is not what was asked for, if so.
     pub fallback: Option<String>,
@@ -263,6 +263,9 @@ pub struct Region {
 /// What the manager did.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct ManagerSummary {
+    /// Policies that took over from the one of the setup, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policy_changes: Vec<PolicyChange>,
     /// Rounds of the loop.
     pub ticks: u64,
     /// Actions by `mechanism.result`.
@@ -299,6 +302,15 @@ pub struct ManagerSummary {
     pub released_bytes: u64,
     /// What became of the recording, if there is one.
     pub recording: Option<RecordingSummary>,
+}
+
+/// A policy that took over while the guest ran.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct PolicyChange {
+    /// After the manager's start.
+    pub at_s: f64,
+    /// Its name.
+    pub policy: String,
 }
 
 /// What a sensor did and what that cost.
@@ -515,6 +527,9 @@ impl RunReport {
         );
         if self.setup.policy.starts_with("auto") {
             let _ = writeln!(out, "  auto counts {}", self.setup.walk_cost);
+        }
+        for PolicyChange { at_s, policy } in &self.manager.policy_changes {
+            let _ = writeln!(out, "  policy {policy} from {at_s:.1} s on");
         }
         if let Some(why) = &self.setup.fallback {
             let _ = writeln!(out, "  fallback: {why}");

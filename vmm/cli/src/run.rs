@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use console::GuestConsole;
-use control_socket::{ControlSocket, ControlledVm};
+use control_socket::{ControlSocket, Controlled, ControlledVm};
 use devices::{DeviceArgs, Devices};
 use guest::Outside;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -382,19 +382,18 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
-    let mut drivers = Vec::new();
-    let (ended, mut environment, sandboxed) = match &plan {
+    let (ended, mut environment, sandboxed, watched) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
             let environment = Environment::capture();
-            (run_native(spec, &ram, &session, interrupts)?, environment, None)
+            (run_native(spec, &ram, &session, interrupts)?, environment, None, Arc::new(watched))
         }
         Some(plan) => {
             let mut console = (spec.console == Console::Here).then(|| GuestConsole::open(interrupts)).transpose()?;
             let bytes = console.as_ref().map(GuestConsole::sink);
             let outside = Outside { bytes, devices, sandbox: sandbox.clone() };
             let guest = plan.start(ram.clone(), &session, spec.console, outside)?;
-            drivers.extend_from_slice(guest.drivers());
+            let watched = Arc::new(watched.driven_by(guest.drivers()));
             let kvm = guest.second_level();
             let begun = (console.as_mut().map_or(Ok(()), |console| console.begin(guest.machine(), sandbox.as_ref())))
                 .and_then(|()| spec.sandbox.as_ref().map_or(Ok(()), SandboxSpec::check_output))
@@ -402,14 +401,16 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             // A vCPU whose line waits for the manager would keep a guest that is given up from ending.
             let manager = begun.inspect_err(|_| session.attach(None, None))?;
             session.attach(Some(kvm), Some(manager));
-            let policy = Arc::new(PolicySwitch::new(spec.policy.clone()));
+            let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), walk.cost));
             if let Some(socket) = &mut socket {
-                let of_ours = OwnGuest::of_this_process(&ram, opened_at(&host));
-                let name = spec.workload_name();
-                socket.serve(
-                    ControlledVm::new(guest.machine(), &session, policy.clone(), of_ours, name),
-                    sandbox.as_ref(),
-                );
+                let parts = Controlled {
+                    session: Arc::downgrade(&session),
+                    policy: policy.clone(),
+                    guest: OwnGuest::of_this_process(&ram, opened_at(&host)),
+                    devices: watched.clone(),
+                    workload: spec.workload_name(),
+                };
+                socket.serve(ControlledVm::new(guest.machine(), parts), sandbox.as_ref());
             }
             let told = |socket: &PathBuf| Registered::start(socket, &policy, &host, &ram, &session, sandbox.clone());
             let _registered = spec.daemon.as_ref().map(told);
@@ -418,14 +419,14 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             let sandboxed = guest.sandboxed();
             let ended = guest.wait(spec.timeout, interrupts);
             drop(console);
-            (ended, environment, sandboxed)
+            (ended, environment, sandboxed, watched)
         }
     };
     bar.finish_and_clear();
     let manager_report = session.stop_manager();
     let observed = session.observed(manager_report.as_ref(), process_start);
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
-    let devices = watched.reports(&drivers);
+    let devices = watched.reports();
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, .. } = observed;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use wideleaf_memory::manager::{Live, ManagerReport, SensorCost};
+use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, SensorCost, SwitchError};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{
@@ -21,13 +21,13 @@ use wideleaf_memory::{
 };
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment, PageSize};
+use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment, PageSize, Policy};
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
 use crate::report::{
-    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, Problem,
-    RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
+    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, PolicyChange,
+    Problem, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
 };
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
@@ -185,6 +185,16 @@ impl Session {
                 (false, Some(_)) => {}
             }
         });
+    }
+
+    /// Has another policy take over, on or off as the one before.
+    ///
+    /// # Errors
+    /// [`SwitchError`]; the one before goes on.
+    pub fn set_policy(&self, policy: Box<dyn Policy>) -> Result<(), SwitchError> {
+        // The answer is waited for outside the lock: a vCPU's line may want it, and a giant that is under way waits for that vCPU.
+        let answer = self.with_manager(|manager| manager.set_policy(policy));
+        answer.map_or(Err(SwitchError::Ended), PolicyAnswer::wait)
     }
 
     fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
@@ -490,6 +500,11 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
     let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
     let reserved_frames = report.reserved_frames.iter().flat_map(ReservedFramesReport::by_name);
     ManagerSummary {
+        policy_changes: report
+            .policy_changes
+            .iter()
+            .map(|(at, policy)| PolicyChange { at_s: at.since_start().as_secs_f64(), policy: (*policy).to_owned() })
+            .collect(),
         ticks: report.ticks,
         outcomes: report
             .outcomes

@@ -4,14 +4,17 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use comfy_table::Cell;
 use wideleaf_control::vm::{
-    StopHow, VcpuView, VmAnswer, VmClientError, VmRequest, VmState, VmStatistics, VmStatus, ask,
+    DeviceView, DriverView, StopHow, VcpuView, VmAnswer, VmClientError, VmRequest, VmState, VmStatistics, VmStatus, ask,
 };
+use wideleaf_policies::Bytes;
 
 use crate::args::FormatArg;
 use crate::failure::Failure;
-use crate::guests::tables;
+use crate::guests::{settings, tables};
 use crate::output::Output;
+use crate::report::{number, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,6 +24,11 @@ Examples:
     wideleaf vm /run/vm.sock pause
     wideleaf vm /run/vm.sock resume
     wideleaf vm /run/vm.sock set-policy off
+    wideleaf vm /run/vm.sock set-policy auto:horizon_s=120
+
+  A VM with a --balloon: have it take 2 GiB of the guest's RAM, and see what the guest says:
+    wideleaf vm /run/vm.sock balloon 2G
+    wideleaf vm /run/vm.sock statistics
 
   What backs its memory and what its manager has done, for programs:
     wideleaf vm /run/vm.sock statistics --format json
@@ -58,15 +66,21 @@ enum VmCommand {
         #[arg(long, value_enum)]
         how: StopArg,
     },
-    /// Show whether it runs
+    /// Show whether it runs, and which of its devices the guest has drivers for
     Status,
     /// Show what backs its memory, what its manager has done, what its devices count
     Statistics,
-    /// Switch its policy off, or on again
+    /// Have another policy take over, or switch it off
     SetPolicy {
-        /// off, or the policy that it was started with
-        #[arg(value_name = "NAME[:KEY=VALUE,...]")]
+        /// off, or a policy as --policy of `wideleaf run` takes it; one that needs what only a start can give is refused
+        #[arg(value_name = "NAME[:KEY=VALUE,...]", value_parser = settings::parse_policy)]
         policy: String,
+    },
+    /// Have its balloon take so much of the guest's RAM
+    Balloon {
+        /// In all, not in addition; 0 gives it all back
+        #[arg(value_name = "SIZE", value_parser = Bytes::parse)]
+        target: Bytes,
     },
 }
 
@@ -97,6 +111,7 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
     match answer {
         VmAnswer::Status(status) => output.write(&status, status_table),
         VmAnswer::Statistics(statistics) => output.write(&statistics, |all| statistics_table(all)),
+        VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
         VmAnswer::Hello(_) => Err(Failure::Host(format!("{} answers another question", args.socket.display()))),
     }
 }
@@ -110,11 +125,12 @@ fn request(command: &VmCommand) -> VmRequest {
         VmCommand::Status => VmRequest::Status,
         VmCommand::Statistics => VmRequest::Statistics,
         VmCommand::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.clone() },
+        VmCommand::Balloon { target } => VmRequest::Balloon { target_bytes: target.get() },
     }
 }
 
 fn status_table(status: &VmStatus) -> String {
-    let VmStatus { state, workload, pid, uptime_s, vcpus, policy, exit } = status;
+    let VmStatus { state, workload, pid, uptime_s, vcpus, policy, virtio, exit } = status;
     let state = match state {
         VmState::Running => "running",
         VmState::Paused => "paused",
@@ -132,10 +148,23 @@ fn status_table(status: &VmStatus) -> String {
     let (running, paused, finished) = (of(VcpuView::Running), of(VcpuView::Paused), of(VcpuView::Finished));
     line("vCPUs", &format!("{running} running, {paused} paused, {finished} finished"));
     line("policy", policy);
+    for DeviceView { device, driver, .. } in virtio {
+        line("device", &format!("{device}: {}", driver_text(*driver)));
+    }
     if let Some(exit) = exit {
         line("exit", exit);
     }
     out
+}
+
+const fn driver_text(driver: DriverView) -> &'static str {
+    match driver {
+        DriverView::None => "the guest has not found it",
+        DriverView::Found => "the guest has no driver for it",
+        DriverView::Probing => "its driver begins",
+        DriverView::Ready => "driver ready",
+        DriverView::Failed => "its driver failed",
+    }
 }
 
 fn statistics_table(all: &VmStatistics) -> String {
@@ -145,5 +174,62 @@ fn statistics_table(all: &VmStatistics) -> String {
             let _ = writeln!(out, "{} {}: {count}", tables::clean(device), tables::clean(name).replace('_', " "));
         }
     }
+    if !all.virtio.is_empty() {
+        let _ = write!(out, "\n{}", devices_table(&all.virtio));
+    }
     out
+}
+
+/// A row for each counter that counted, and for all that are sizes; a device without any has one for its driver alone.
+fn devices_table(devices: &[DeviceView]) -> String {
+    let mut rows = table(&["device", "driver", "counted", ""]);
+    for DeviceView { device, driver, counters } in devices {
+        let (mut device, mut driver) = (tables::clean(device), driver_text(*driver));
+        let mut shown = counters.iter().filter(|(name, count)| **count > 0 || name.ends_with("_bytes")).peekable();
+        if shown.peek().is_none() {
+            rows.add_row([device.as_str(), driver]);
+        }
+        for (name, count) in shown {
+            let (name, count) = counter(&tables::clean(name), *count);
+            // Said once, at the first.
+            let first = Cell::new(std::mem::take(&mut device));
+            rows.add_row([first, Cell::new(std::mem::take(&mut driver)), Cell::new(name), number(count)]);
+        }
+    }
+    format!("{rows}\n")
+}
+
+/// As people read it: the unit behind the number, where the name has one.
+fn counter(name: &str, count: u64) -> (String, String) {
+    match name.strip_suffix("_bytes") {
+        Some(name) => (name.replace('_', " "), tables::bytes(count)),
+        None => match name.strip_suffix("_ms") {
+            Some(name) => (name.replace('_', " "), format!("{count} ms")),
+            None => (name.replace('_', " "), count.to_string()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn counters_have_the_unit_of_their_name_and_a_device_is_named_once() {
+        let counters = [("guest_free_bytes", 5 << 20), ("guest_age_ms", 12), ("requests", 3), ("reports_cut", 0)];
+        let counters = BTreeMap::from(counters.map(|(name, count)| (name.to_owned(), count)));
+        let balloon = DeviceView { device: "balloon".into(), driver: DriverView::Ready, counters };
+        let rng = DeviceView { device: "rng".into(), driver: DriverView::Found, counters: BTreeMap::new() };
+        let text = devices_table(&[balloon, rng]);
+        let words = text.lines().map(|line| line.split([' ', '│', '┆']).filter(|word| !word.is_empty()));
+        let lines: Vec<Vec<&str>> = words.map(Iterator::collect).collect();
+        let has = |words: &[&str]| assert!(lines.iter().any(|line| line == words), "no {words:?} in\n{text}");
+        has(&["balloon", "driver", "ready", "guest", "age", "12", "ms"]);
+        has(&["guest", "free", "5", "MiB"]);
+        has(&["requests", "3"]);
+        has(&["rng", "the", "guest", "has", "no", "driver", "for", "it"]);
+        assert_eq!(lines.iter().flatten().filter(|word| ["balloon", "cut"].contains(word)).count(), 1);
+    }
 }

@@ -460,6 +460,17 @@ fn help_is_there_for_everything() {
 }
 
 #[test]
+fn the_doctor_says_what_a_sandbox_and_devices_can_have() {
+    let scratch = Scratch::new();
+    let output = scratch.wideleaf(&["doctor", "--format=json"]).assert().success().get_output().stdout.clone();
+    let found: Value = serde_json::from_slice(&output).unwrap();
+    for name in ["seccomp", "landlock", "jail", "cgroup_v2", "tun", "vsock"] {
+        let row = found["capabilities"].as_array().unwrap().iter().find(|row| row["name"] == name);
+        assert!(!row.unwrap_or_else(|| panic!("no row {name}"))["detail"].as_str().unwrap().is_empty(), "{name}");
+    }
+}
+
+#[test]
 fn a_table_in_a_pipe_has_no_control_characters() {
     let scratch = Scratch::new();
     for arguments in [small_and(&[]), vec!["doctor"], vec!["kernels"], vec!["run", "--policy=help"]] {

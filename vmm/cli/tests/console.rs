@@ -165,6 +165,25 @@ fn without_a_terminal_all_bytes_go_through_both_ways() {
     assert_eq!(output.get_output().stdout, [b">", &typed[..]].concat());
 }
 
+/// Reads and drops what it is sent, as a driver that opens the port does, enables the interrupt of what comes from then on, and echoes.
+fn driver() -> Vec<u8> {
+    let times: &[u8] = &[0xb9, 0xd0, 0x07, 0, 0]; // mov ecx, 2000
+    let drop: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xec, 0x66, 0xba, 0xfa, 0x03, 0xec, 0xe2, 0xf4]; // in al from 0x3f8, from 0x3fa; loop
+    let enable: &[u8] = &[0x66, 0xba, 0xf9, 0x03, 0xb0, 0x01, 0xee]; // mov dx, 0x3f9; mov al, 1; out dx, al
+    [times, drop, enable, &echo()].concat()
+}
+
+#[test]
+fn what_is_piped_waits_for_a_driver_that_would_drop_it() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.file("image", &image(&pvh(), &driver()));
+    let output = scratch.wideleaf(&ARGUMENTS).write_stdin("root\nq").assert().success();
+    assert_eq!(output.get_output().stdout, b">root\n");
+}
+
 #[test]
 fn who_does_not_read_does_not_keep_a_vm_from_ending() {
     if !has_kvm() {

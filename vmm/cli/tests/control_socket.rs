@@ -4,6 +4,8 @@
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod tiny_guest;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,13 +14,14 @@ use std::time::Duration;
 
 use program::{Running, Scratch};
 use serde_json::{Value, json};
+use tiny_guest::{image, pvh};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_policies::units::mib;
 
-const ARGUMENTS: [&str; 8] = [
+const ARGUMENTS: [&str; 7] = [
     "run",
     "pattern",
     "--memory=128M",
-    "--policy=greedy",
     "--cmdline=bytes=32M seconds=600",
     "--no-daemon",
     "--control-socket=vm.sock",
@@ -27,7 +30,11 @@ const ARGUMENTS: [&str; 8] = [
 
 /// A guest that rewrites its memory for as long as the test needs.
 fn start(scratch: &Scratch) -> Running {
-    let mut run = Running::start(scratch, &[&ARGUMENTS[..], &["--format=json"]].concat());
+    start_with(scratch, &[&ARGUMENTS[..], &["--policy=greedy"]].concat())
+}
+
+fn start_with(scratch: &Scratch, arguments: &[&str]) -> Running {
+    let mut run = Running::start(scratch, &[arguments, &["--format=json"]].concat());
     // An answer, not only the file: until then there is no VM.
     while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
         assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
@@ -97,16 +104,158 @@ fn its_policy_is_switched_off_and_on_and_its_figures_are_told() {
     let ram = of_vm["ram"].as_array().unwrap().iter().map(|piece| piece["bytes"].as_u64().unwrap()).sum::<u64>();
     assert_eq!(ram, 128 << 20);
     assert!(statistics["devices"]["bus"]["port_reads_unanswered"].is_u64(), "{statistics}");
-    scratch.refuses(
-        &["vm", "vm.sock", "set-policy", "auto"],
-        2,
-        &["its policy stays greedy", "off and greedy can be set"],
-    );
     assert_eq!(vm(&scratch, &["set-policy", "greedy"])["policy"], "greedy");
     scratch.refuses(&["vm", "vm.sock", "stop", "--how=ask"], 2, &["no power button", "stop it with kill"]);
     for words in ["statistics", "status"] {
         scratch.wideleaf(&["vm", "vm.sock", words]).assert().success();
     }
+}
+
+/// With a sandbox, in which a sensor is started that the first policy did not have, on RAM of either kind.
+#[test]
+fn another_policy_takes_over_and_what_needs_a_start_is_refused() {
+    if !has_kvm() {
+        return;
+    }
+    for backing in ["--backing=anon", "--backing=memfd"] {
+        let scratch = Scratch::new();
+        let run = start_with(&scratch, &[&ARGUMENTS[..], &["--policy=never", backing]].concat());
+        let backed_large = || vm(&scratch, &["statistics"])["vm"]["backing"]["huge_2m"].as_u64().unwrap();
+        assert_eq!(backed_large(), 0);
+        let set = |policy: &str| vm(&scratch, &["set-policy", policy])["policy"].clone();
+        // It asks which windows are used, and which pages are zero, which `never` did not.
+        assert_eq!(set("coverage"), "coverage");
+        assert_eq!(set("greedy"), "greedy");
+        while backed_large() < mib(32).get() {
+            std::thread::yield_now();
+        }
+        assert_eq!(vm(&scratch, &["statistics"])["vm"]["policy"], "greedy");
+        assert_eq!(set("auto:horizon_s=120"), "auto:horizon_s=120");
+        assert_eq!((set("off"), set("never")), (json!("off"), json!("never")));
+        let stays = |policy: &str, why: &str| {
+            scratch.refuses(&["vm", "vm.sock", "set-policy", policy], 2, &["its policy stays never: ", why]);
+        };
+        stays("at-fault", "start it with --policy at-fault");
+        stays("reservation", "start it with --policy reservation");
+        stays("prealloc", "windows are not");
+        vm(&scratch, &["stop", "--how=kill"]);
+        assert_eq!(run.end(), (Some(0), String::new()));
+        let report: Value = serde_json::from_slice(&std::fs::read(scratch.path("result.json")).unwrap()).unwrap();
+        let changes = report["manager"]["policy_changes"].as_array().unwrap();
+        let changes: Vec<_> = changes.iter().map(|change| change["policy"].as_str().unwrap()).collect();
+        assert_eq!(
+            (changes, &report["setup"]["policy"]),
+            (vec!["coverage", "greedy", "auto", "never"], &json!("never"))
+        );
+    }
+}
+
+#[test]
+fn a_recorded_run_keeps_its_policy_and_one_that_answers_faults_too() {
+    if !has_kvm() {
+        return;
+    }
+    for (more, why) in [
+        (&["--policy=greedy", "--record=frames"][..], "its policy stays greedy: it is recorded"),
+        (&["--policy=at-fault"], "its policy stays at-fault: at-fault answers the guest's faults"),
+    ] {
+        let scratch = Scratch::new();
+        let _run = start_with(&scratch, &[&ARGUMENTS[..], more].concat());
+        scratch.refuses(&["vm", "vm.sock", "set-policy", "never"], 2, &[why]);
+        scratch.wideleaf(&["vm", "vm.sock", "set-policy", "nope"]).assert().code(2);
+    }
+}
+
+/// `mov dword [address], value`
+fn store(address: u32, value: u32) -> Vec<u8> {
+    [&[0xc7, 0x05][..], &address.to_le_bytes(), &value.to_le_bytes()].concat()
+}
+
+/// A guest that comes so far with each of its devices: their statuses, one after another. It says so by a line, and stays.
+fn statuses_of(devices: &[&[u32]]) -> Vec<u8> {
+    const FIRST: u32 = 0xd000_0000;
+    let (driver_features, features_selector, status_register) = (0x20, 0x24, 0x70);
+    let mut code = Vec::<u8>::new();
+    for (statuses, device) in devices.iter().zip(0_u32..) {
+        let at = FIRST + 0x1000 * device;
+        code.extend(store(at + features_selector, 1));
+        code.extend(store(at + driver_features, 1));
+        statuses.iter().for_each(|status| code.extend(store(at + status_register, *status)));
+    }
+    code.extend([0x66, 0xba, 0xf8, 0x03, 0xb0, b'\n', 0xee, 0xeb, 0xfe]); // mov dx, 0x3f8; mov al, '\n'; out dx, al; jmp to itself
+    code
+}
+
+#[test]
+fn devices_tell_how_far_their_drivers_are_and_a_balloon_takes_its_target() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("disk.img"), vec![0; 1 << 20]).unwrap();
+    // The disk is found, the balloon's driver gives up, the source of random bytes is about to be taken.
+    scratch.file("image", &image(&pvh(), &statuses_of(&[&[1], &[1, 3, 0x83], &[1, 3]])));
+    let arguments = [
+        "run",
+        "image",
+        "--memory=64M",
+        "--policy=never",
+        "--no-daemon",
+        "--control-socket=vm.sock",
+        "--output=result.json",
+        "--disk=disk.img",
+        "--balloon",
+        "--rng",
+    ];
+    let run = start_with(&scratch, &arguments);
+    let drivers = |answer: &Value| -> Vec<(String, String)> {
+        let text = |device: &Value, name: &str| device[name].as_str().unwrap().to_owned();
+        answer["virtio"].as_array().unwrap().iter().map(|of| (text(of, "device"), text(of, "driver"))).collect()
+    };
+    let expected = [("disk disk.img", "found"), ("balloon", "failed"), ("rng", "probing")];
+    let expected = expected.map(|(device, driver)| (device.to_owned(), driver.to_owned()));
+    while drivers(&vm(&scratch, &["status"])) != expected {
+        std::thread::yield_now();
+    }
+    let balloon = vm(&scratch, &["balloon", "16M"]);
+    assert_eq!((&balloon["device"], &balloon["counters"]["target_bytes"]), (&json!("balloon"), &json!(16 << 20)));
+    let statistics = vm(&scratch, &["statistics"]);
+    assert_eq!(drivers(&statistics), expected);
+    assert_eq!(statistics["virtio"][1]["counters"]["target_bytes"], 16 << 20);
+    assert_eq!(
+        (&statistics["virtio"][0]["counters"]["reads"], &statistics["virtio"][2]["counters"]["requests"]),
+        (&json!(0), &json!(0))
+    );
+    let table = scratch.wideleaf(&["vm", "vm.sock", "statistics"]).assert().success();
+    let table = String::from_utf8(table.get_output().stdout.clone()).unwrap();
+    assert!(["disk disk.img", "its driver failed", "16 MiB"].iter().all(|word| table.contains(word)), "{table}");
+    scratch.refuses(
+        &["vm", "vm.sock", "balloon", "65M"],
+        2,
+        &["a balloon of 65 MiB is more than the guest's RAM, 64 MiB: ask for no more than 64 MiB"],
+    );
+    let stream = UnixStream::connect(scratch.path("vm.sock")).unwrap();
+    let hello = say(&stream, r#"{"version":1,"request":"hello"}"#);
+    assert!(hello["ok"]["hello"]["capabilities"].as_array().unwrap().contains(&json!("balloon")), "{hello}");
+    vm(&scratch, &["stop", "--how=kill"]);
+    let (code, stderr) = run.end();
+    assert_eq!(code, Some(0));
+    for word in
+        ["no driver took disk disk.img: the guest's kernel found it", "no driver took balloon: its driver gave up"]
+    {
+        assert!(stderr.contains(word), "{stderr}");
+    }
+}
+
+#[test]
+fn a_vm_without_a_balloon_says_so() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let _run = start(&scratch);
+    scratch.refuses(&["vm", "vm.sock", "balloon", "0"], 2, &["this VM has no balloon: start it with --balloon"]);
+    assert_eq!(vm(&scratch, &["status"]).get("virtio"), None);
 }
 
 #[test]
@@ -159,7 +308,7 @@ fn a_place_that_is_taken_is_refused_and_one_that_is_left_over_is_used() {
     std::fs::remove_file(scratch.path("result.json")).unwrap();
     scratch.file("vm.sock", b"a file of somebody's");
     scratch.refuses(&ARGUMENTS, 4, &["vm.sock is no socket: move it away, or name another path"]);
-    let nowhere = [&ARGUMENTS[..6], &["--control-socket=none/vm.sock"]].concat();
+    let nowhere = [&ARGUMENTS[..5], &["--control-socket=none/vm.sock"]].concat();
     scratch.refuses(&nowhere, 4, &["cannot listen at none/vm.sock: No such file"]);
 }
 

@@ -60,13 +60,15 @@ fn a_run_registers_obeys_and_is_gone_with_its_connection() {
         (run.0.id(), Vmm::Wideleaf, &Care::Managed, Some("greedy"))
     );
     assert_eq!(vm.ram.iter().map(|piece| piece.bytes).sum::<u64>(), 128 << 20);
-    told.answer(Some("auto"));
+    told.answer(Some("at-fault"));
     let refused = told.status(Some("off"));
     assert!(refused.notes.iter().any(|note| note.starts_with("its policy stays greedy")), "{:?}", refused.notes);
     let off = told.status(Some("greedy"));
     assert_eq!((off.care, off.policy.as_deref(), off.notes.len()), (Care::Off, Some("off"), refused.notes.len() - 1));
-    let on = told.status(None);
+    let on = told.status(Some("auto"));
     assert_eq!((on.care, on.policy.as_deref()), (Care::Managed, Some("greedy")));
+    let another = told.status(None);
+    assert_eq!((another.care, another.policy.as_deref()), (Care::Managed, Some("auto")));
     drop(run);
     // At most one status was on its way.
     assert!(told.next().is_none() || told.next().is_none());

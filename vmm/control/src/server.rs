@@ -86,8 +86,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// To the line of that connection. From a registration on it may be silent for a shorter time. Nobody hears it once the server is
-    /// stopping.
+    /// To the line of that connection. From a registration on it may be silent for a shorter time.
     pub fn send<A: Serialize>(&self, connection: ConnectionId, reply: &Reply<A>, is_registration: bool) {
         let _ = self.finish.send(Done { connection, reply: connection::encode(reply), is_registration });
         self.shared.wake();
@@ -169,7 +168,7 @@ impl Listening {
 }
 
 impl LineServer {
-    /// Ends all connections. A request that is under way is waited for. What could not be done is said, in lines.
+    /// Ends all connections. A request that is under way is waited for, and answered. What could not be done is said, in lines.
     pub fn stop(self) -> Vec<String> {
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake();
@@ -210,8 +209,25 @@ impl Shop {
             }
             self.time_out();
         }
-        let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
-        open.into_iter().for_each(|id| self.close(id));
+        self.end();
+    }
+
+    /// Ends all connections, one whose request is being answered with its answer: it may be about what ends us.
+    fn end(self) {
+        let Shop { jobs, done, mut connections, .. } = self;
+        for id in connections.keys() {
+            // Nobody hears it who has ended.
+            let _ = jobs.send(Job::Closed(*id));
+        }
+        connections.retain(|_, connection| connection.interest().is_none());
+        // Whoever answers ends when there is nothing more to answer, and with the last of them nothing more is to come.
+        drop(jobs);
+        for Done { connection: id, reply, .. } in done {
+            if let Some(mut connection) = connections.remove(&id) {
+                connection.reply(reply, false);
+                let _ = connection.advance();
+            }
+        }
     }
 
     /// Sleeps until something can be done. A connection whose request is being answered is not looked at: that it was closed is

@@ -2,8 +2,8 @@
 //! requests and a version of their own.
 //!
 //! ```text
-//!   wideleaf vm PATH pause | resume | stop | status | statistics | set-policy ── VmRequest ──▶ PATH ──▶ wideleaf run
-//!                                                                            ◀── Reply<VmAnswer> ──
+//!   wideleaf vm PATH pause | resume | stop | status | statistics | set-policy | balloon ── VmRequest ──▶ PATH ──▶ wideleaf run
+//!                                                                                      ◀── Reply<VmAnswer> ──
 //! ```
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::Envelope;
-use crate::view::VmView;
+use crate::view::{ByteCount, VmView};
 
 pub use crate::vm_client::{VmClientError, ask};
 
@@ -43,10 +43,16 @@ pub enum VmRequest {
     Status,
     /// What backs its memory, what its manager has done, what its devices count. Answer: [`VmAnswer::Statistics`].
     Statistics,
-    /// Sets the policy, in the form of `--policy`, or `off`. Answer: [`VmAnswer::Status`].
+    /// Sets the policy, in the form of `--policy`, or `off`. Answer: [`VmAnswer::Status`], when it has taken over.
     SetPolicy {
         /// Which.
         policy: String,
+    },
+    /// Has the balloon take so much of the guest's RAM. Answer: [`VmAnswer::Device`], when the guest is told; it does what it can. Only
+    /// where [`VmHello::capabilities`] has `balloon`.
+    Balloon {
+        /// In whole pages of 4 KiB, rounded down.
+        target_bytes: ByteCount,
     },
 }
 
@@ -70,6 +76,8 @@ pub enum VmAnswer {
     Status(VmStatus),
     /// To [`VmRequest::Statistics`].
     Statistics(Box<VmStatistics>),
+    /// To what is said to one device, as it is afterwards.
+    Device(DeviceView),
 }
 
 /// Who answers.
@@ -109,6 +117,35 @@ pub enum VcpuView {
     Finished,
 }
 
+/// How far the guest has come with a device (Virtual I/O Device 1.2, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DriverView {
+    /// It has not looked for devices, or has left this one.
+    None,
+    /// It has found it, and no driver took it.
+    Found,
+    /// A driver is about to take it.
+    Probing,
+    /// A driver works with it.
+    Ready,
+    /// The driver gave up, or broke it: it needs a reset.
+    Failed,
+}
+
+/// A virtio device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceView {
+    /// What it is: `disk FILE`, `rng`.
+    pub device: String,
+    /// Whether the guest has a driver for it.
+    pub driver: DriverView,
+    /// What it counted, by the names of the run's report; left out of a status. A name that ends in `_bytes`, `_s` or `_ms` says its unit,
+    /// others are counts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, u64>,
+}
+
 /// How the VM is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmStatus {
@@ -124,6 +161,9 @@ pub struct VmStatus {
     pub vcpus: Vec<VcpuView>,
     /// As given with `--policy` or set since; `off` where that was set.
     pub policy: String,
+    /// Its virtio devices, in the order in which the guest finds them, without counters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub virtio: Vec<DeviceView>,
     /// How it ended; left out until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<String>,
@@ -134,6 +174,9 @@ pub struct VmStatus {
 pub struct VmStatistics {
     /// Its memory by what backs and maps it, and what its manager has done: what wideleafd would be told of it.
     pub vm: VmView,
-    /// Counters of its devices, by device and name.
+    /// Counters of what every VM has, by device and name.
     pub devices: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Its virtio devices, in the order in which the guest finds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub virtio: Vec<DeviceView>,
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use wideleaf_control::protocol::{Envelope, Reply};
-use wideleaf_control::vm::{VM_VERSION, VmAnswer, VmRequest};
+use wideleaf_control::vm::{DriverView, VM_VERSION, VmAnswer, VmRequest};
 
 /// The lines that begin with `mark`.
 fn examples(mark: &str) -> impl Iterator<Item = &'static str> {
@@ -46,5 +46,14 @@ fn every_example_of_a_reply_is_one_and_none_is_missing() {
     };
     let shown: BTreeSet<String> = examples("< ").filter_map(name_of).collect();
     let unknown = serde_json::from_str::<VmAnswer>(r#""none of them""#).unwrap_err();
+    assert_eq!(shown, known_names(unknown));
+}
+
+#[test]
+fn every_state_of_a_driver_is_in_the_table() {
+    let rows = || include_str!("../VM.md").lines().skip_while(|line| !line.starts_with("| `driver`")).skip(2);
+    let of_row = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
+    let shown: BTreeSet<String> = rows().map_while(of_row).collect();
+    let unknown = serde_json::from_str::<DriverView>(r#""none of them""#).unwrap_err();
     assert_eq!(shown, known_names(unknown));
 }

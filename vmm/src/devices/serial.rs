@@ -1,5 +1,10 @@
 //! The serial port: a 16550 whose output goes, line by line, to a sink.
 //!
+//! ```text
+//!   guest ── data ──▶ bytes ──▶ lines ──▶ the sinks
+//!   guest ◀── 64 bytes ◀── who types; [`SerialPort::is_listened_to`] tells when a driver would not drop them any more
+//! ```
+//!
 //! The sink runs in the thread of the vCPU that wrote the line's last byte, while that vCPU is out of the guest: what the
 //! sink reads of the host (counters above all) belongs to the moment between two instructions of the guest.
 
@@ -7,7 +12,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use vm_superio::serial::NoEvents;
+use vm_superio::serial::{NoEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -111,10 +116,64 @@ impl Write for LineWriter {
 
 type Uart = Serial<SerialInterrupt, NoEvents, LineWriter>;
 
+/// Registers, by their places behind the first port.
+mod register {
+    pub const DATA: u16 = 0;
+    pub const INTERRUPT_ENABLE: u16 = 1;
+    pub const LINE_STATUS: u16 = 5;
+}
+
+/// The interrupt that says that there is something to read.
+const RECEIVED: u8 = 1;
+
+/// Every interrupt there is. Linux's driver enables them for a moment when it looks what kind of port this is (`autoconfig` in
+/// drivers/tty/serial/8250/8250_port.c), and touches nothing else of the port meanwhile.
+const ALL_INTERRUPTS: u8 = 0xf;
+
+/// With this bit of the line control, the first two registers are the divisor.
+const DIVISOR_LATCH: u8 = 0x80;
+
+/// Whoever asks for input so often, and for nothing else of the port in between, waits for it. A driver that opens its port reads both
+/// registers once in a row, and drops what was there (`serial8250_do_startup`); who writes looks whether it may, once for each byte.
+const POLLS: u32 = 16;
+
+/// Whether somebody in the guest listens, by interrupts or by asking again and again.
+#[derive(Debug, Default)]
+struct Listening {
+    has_begun: bool,
+    /// Looks for input in a row.
+    polls: u32,
+}
+
+impl Listening {
+    /// After an access that has left the port like this.
+    fn see(&mut self, offset: u16, is_read: bool, port: &SerialState) {
+        let is_divisor = port.line_control & DIVISOR_LATCH != 0;
+        let is_poll = is_read && (offset == register::LINE_STATUS || (offset == register::DATA && !is_divisor));
+        self.polls = if is_poll { self.polls + 1 } else { 0 };
+        let may_be_probed = offset == register::INTERRUPT_ENABLE && port.interrupt_enable == ALL_INTERRUPTS;
+        let is_enabled = port.interrupt_enable & RECEIVED != 0 && !may_be_probed;
+        self.has_begun |= is_enabled || self.polls >= POLLS;
+    }
+}
+
+struct Port {
+    uart: Uart,
+    listening: Listening,
+}
+
+impl Port {
+    fn has_seen(&mut self, offset: u16, is_read: bool) {
+        if !self.listening.has_begun {
+            self.listening.see(offset, is_read, &self.uart.state());
+        }
+    }
+}
+
 /// The port. Clones are the same port: one is on the bus, one with whoever types.
 #[derive(Clone)]
 pub struct SerialPort {
-    uart: Arc<Mutex<Uart>>,
+    port: Arc<Mutex<Port>>,
     first_byte: Arc<OnceLock<Instant>>,
 }
 
@@ -123,7 +182,8 @@ impl SerialPort {
     pub fn new(interrupt: SerialInterrupt, output: SerialOutput) -> SerialPort {
         let first_byte = Arc::new(OnceLock::new());
         let writer = LineWriter { output, line: Vec::with_capacity(256), first_byte: Arc::clone(&first_byte) };
-        SerialPort { uart: Arc::new(Mutex::new(Serial::new(interrupt, writer))), first_byte }
+        let port = Port { uart: Serial::new(interrupt, writer), listening: Listening::default() };
+        SerialPort { port: Arc::new(Mutex::new(port)), first_byte }
     }
 
     /// When the guest wrote its first byte, if it has.
@@ -133,13 +193,18 @@ impl SerialPort {
 
     /// Types into the guest. Gives back how many bytes its receive buffer of 64 had room for.
     pub fn type_in(&self, bytes: &[u8]) -> usize {
-        let mut uart = self.lock();
+        let uart = &mut self.lock().uart;
         let bytes = &bytes[..bytes.len().min(uart.fifo_capacity())];
         uart.enqueue_raw_bytes(bytes).unwrap_or(0)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Uart> {
-        self.uart.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether somebody in the guest has begun to listen. What is typed before a driver may drop when it opens the port.
+    pub fn is_listened_to(&self) -> bool {
+        self.lock().listening.has_begun
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Port> {
+        self.port.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -151,22 +216,26 @@ impl std::fmt::Debug for SerialPort {
 
 impl PortDevice for SerialPort {
     fn read(&mut self, offset: u16, data: &mut [u8]) {
-        let mut uart = self.lock();
-        data.iter_mut().for_each(|byte| *byte = uart.read(offset as u8));
+        let mut port = self.lock();
+        for byte in data {
+            *byte = port.uart.read(offset as u8);
+            port.has_seen(offset, true);
+        }
     }
 
     fn write(&mut self, offset: u16, data: &[u8]) -> BusEvent {
-        let mut uart = self.lock();
+        let mut port = self.lock();
         for byte in data {
-            if let Err(error) = uart.write(offset as u8, *byte) {
+            if let Err(error) = port.uart.write(offset as u8, *byte) {
                 tracing::warn!(offset, %error, "the serial port cannot interrupt the guest");
             }
+            port.has_seen(offset, false);
         }
         BusEvent::None
     }
 
     fn flush(&mut self) {
-        self.lock().writer_mut().finish();
+        self.lock().uart.writer_mut().finish();
     }
 }
 
@@ -244,5 +313,59 @@ mod tests {
         port.read(0, &mut byte);
         assert_eq!(byte, [b'l']);
         assert_eq!(port.type_in(&[b'x'; 100]), 63);
+    }
+
+    /// As `in` and `out` do it: a register and what is written to it, or that it is read.
+    fn access(port: &mut SerialPort, accesses: &[(u16, Option<u8>)]) {
+        for (register, written) in accesses {
+            match written {
+                Some(byte) => drop(port.write(*register, &[*byte])),
+                None => port.read(*register, &mut [0]),
+            }
+        }
+    }
+
+    #[test]
+    fn a_driver_listens_from_when_it_has_opened_the_port() {
+        let (mut port, _) = port();
+        // What Linux does: looks what it is, sets its speed, prints, drops what is there.
+        let probes =
+            [(1, None), (1, Some(0)), (1, None), (1, Some(0xf)), (1, None), (1, Some(0)), (2, None), (4, None)];
+        let sets_speed =
+            [(3, Some(0x83)), (0, Some(1)), (1, Some(0)), (0, None), (1, Some(1)), (1, Some(0)), (3, Some(3))];
+        let prints = [(5, None), (0, Some(b'x')), (5, None), (0, Some(b'y')), (5, None)];
+        let drops = [(2, Some(7)), (2, Some(0)), (5, None), (0, None), (2, None), (6, None)];
+        for _ in 0..POLLS {
+            for accesses in [&probes[..], &sets_speed, &prints, &drops, &drops] {
+                access(&mut port, accesses);
+                assert!(!port.is_listened_to(), "{accesses:?}");
+            }
+        }
+        access(&mut port, &[(1, Some(5))]);
+        assert!(port.is_listened_to());
+        access(&mut port, &[(1, Some(0))]);
+        assert!(port.is_listened_to(), "it masks its interrupts while it prints");
+    }
+
+    #[test]
+    fn who_enables_all_interrupts_and_goes_on_listens() {
+        let (mut port, _) = port();
+        access(&mut port, &[(1, Some(0xf)), (1, None)]);
+        assert!(!port.is_listened_to());
+        access(&mut port, &[(4, Some(8))]);
+        assert!(port.is_listened_to());
+    }
+
+    #[test]
+    fn who_asks_again_and_again_listens() {
+        for asked in [[(5, None), (5, None)], [(5, None), (0, None)]] {
+            let (mut port, _) = port();
+            let mut rounds = 0;
+            while !port.is_listened_to() {
+                access(&mut port, &asked);
+                rounds += 1;
+                assert!(rounds <= POLLS / 2, "{asked:?}");
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@
 //!    KVM_RUN     madvise   uffd       the daemon's  disks,   the report  │ filter, which is all of these together
 //!    READING     memslots  files of   one socket    sockets  READING     │ and what starts them: in force from before
 //!    uffd        READING   RAM                               uffd        │ the first vCPU runs
+//!                starts threads that answer faults                       │
 //! ```
 //!
 //! A call's numbers are x86-64's; another ABI of the same kernel (`int 0x80`, x32) ends the process too. Lists were made by
@@ -80,12 +81,12 @@ impl ThreadKind {
     fn tables(self) -> &'static [Table] {
         match self {
             ThreadKind::Process => &[
-                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, STARTING,
-                TERMINAL,
+                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, ENTERING,
+                STARTING, TERMINAL,
             ],
             ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
             ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, ASIDE, TERMINAL],
-            ThreadKind::Manager => &[EVERY, READING, MANAGER, ASIDE, RAM_FILE],
+            ThreadKind::Manager => &[EVERY, READING, MANAGER, ASIDE, RAM_FILE, ENTERING],
             ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE],
             ThreadKind::Io => &[EVERY, DEVICES],
             ThreadKind::Status => &[EVERY, READING, ASIDE, DAEMON],
@@ -327,13 +328,16 @@ const CONSOLE: Table =
 const TERMINAL: Table =
     &[(libc::SYS_ioctl, With::Is(1, libc::TCGETS)), (libc::SYS_ioctl, With::Is(1, libc::TIOCGWINSZ))];
 
-/// Between the process's filter and those of its threads.
-const STARTING: Table = &[
+/// A thread that answers faults enters its own filter, and has a userfaultfd: those that are started with the guest, and those of a sensor
+/// that a policy asks for later, which the manager starts. A filter is only ever added, so this takes nothing back.
+const ENTERING: Table = &[
     (libc::SYS_seccomp, With::Any),
     (libc::SYS_prctl, With::Is(0, libc::PR_SET_NO_NEW_PRIVS as u64)),
     (libc::SYS_userfaultfd, With::Any),
-    (libc::SYS_rt_sigaction, With::Is(0, SIGNAL_OF_THE_LIBRARY)),
 ];
+
+/// What the first thread takes that is started.
+const STARTING: Table = &[(libc::SYS_rt_sigaction, With::Is(0, SIGNAL_OF_THE_LIBRARY))];
 
 /// With which the C library tells all threads of a change of user (nptl(7), "the second real-time signal"): it sets the handler
 /// when it starts its first thread.
@@ -362,9 +366,6 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
         ThreadKind::Process if config.has_control_socket => tables.push(ANSWERING),
         ThreadKind::Main if config.has_control_socket => tables.push(WAKING),
         _ => {}
-    }
-    if config.keeps_ptrace && matches!(kind, ThreadKind::Manager) {
-        tables.push(&[(libc::SYS_userfaultfd, With::Any)]);
     }
     let calls = || tables.iter().flat_map(|table| table.iter());
     let mut rules = BTreeMap::<i64, Vec<SeccompRule>>::new();

@@ -35,7 +35,10 @@ pub const READ: &[&str] = &[
 ];
 
 /// Newest rights that are asked for: those of Linux 6.12. An older kernel gives what it has.
-const RIGHTS: ABI = ABI::V6;
+pub(super) const RIGHTS: ABI = ABI::V6;
+
+/// What has all of them, for people.
+pub(super) const NEWEST_ABI: &str = "ABI 6, Linux 6.12";
 
 /// Files that stay accessible, opened before anything is restricted.
 #[derive(Debug)]

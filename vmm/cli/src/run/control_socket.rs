@@ -26,11 +26,13 @@ use wideleaf_control::view::Care;
 use wideleaf_control::vm::{
     StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
+use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::{BusWatch, PowerButton};
 use wideleaf_vmm::run_loop::{RunControl, VcpuState};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 use wideleaf_vmm::{GuestExit, Machine};
 
+use super::devices::Watched;
 use super::policy_switch::PolicySwitch;
 use super::sandboxed;
 use crate::failure::Failure;
@@ -47,6 +49,9 @@ const MODE: u32 = 0o600;
 
 /// At any time.
 const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "statistics", "set_policy"];
+
+/// Beside them, where the VM has one.
+const BALLOON: &str = "balloon";
 
 /// While the guest listens to its power button.
 const STOP_ASK: &str = "stop.ask";
@@ -121,32 +126,31 @@ fn answer_in_a_thread(
     })]
 }
 
+/// What of a run the socket's requests are about, beside its machine.
+pub(crate) struct Controlled {
+    pub(crate) session: Weak<Session>,
+    pub(crate) policy: Arc<PolicySwitch>,
+    /// `None` where the process can not look at itself.
+    pub(crate) guest: Option<OwnGuest>,
+    pub(crate) devices: Arc<Watched>,
+    pub(crate) workload: String,
+}
+
 /// What the socket's requests are done to.
 pub(crate) struct ControlledVm {
     control: Arc<RunControl>,
     bus: BusWatch,
     button: PowerButton,
-    session: Weak<Session>,
-    policy: Arc<PolicySwitch>,
-    guest: Option<OwnGuest>,
-    workload: String,
+    run: Controlled,
     started: Instant,
     /// Whether the users' one pause is among those of `control`.
     is_paused: Mutex<bool>,
 }
 
 impl ControlledVm {
-    pub(crate) fn new(
-        machine: &Machine,
-        session: &Arc<Session>,
-        policy: Arc<PolicySwitch>,
-        guest: Option<OwnGuest>,
-        workload: String,
-    ) -> ControlledVm {
-        let (control, bus, button, started) =
-            (machine.control(), machine.bus(), machine.power_button(), machine.started());
-        let (session, is_paused) = (Arc::downgrade(session), Mutex::new(false));
-        ControlledVm { control, bus, button, session, policy, guest, workload, started, is_paused }
+    pub(crate) fn new(machine: &Machine, run: Controlled) -> ControlledVm {
+        let (control, bus, button) = (machine.control(), machine.bus(), machine.power_button());
+        ControlledVm { control, bus, button, run, started: machine.started(), is_paused: Mutex::new(false) }
     }
 
     fn answer(&self, request: VmRequest) -> Result<VmAnswer, String> {
@@ -158,18 +162,22 @@ impl ControlledVm {
             VmRequest::Stop { how: StopHow::Ask } => self.ask()?,
             VmRequest::Status => {}
             VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
-            VmRequest::SetPolicy { policy } => self.policy.set(&*self.session()?, &policy)?,
+            VmRequest::SetPolicy { policy } => self.run.policy.set(&*self.session()?, &policy)?,
+            VmRequest::Balloon { target_bytes } => {
+                return self.run.devices.set_balloon(Bytes::new(target_bytes)).map(VmAnswer::Device);
+            }
         }
         Ok(VmAnswer::Status(self.status()))
     }
 
     fn hello(&self) -> VmHello {
         let asks = self.button.is_listening().then_some(STOP_ASK);
+        let of_devices = self.run.devices.has_balloon().then_some(BALLOON);
         VmHello {
             version: VM_VERSION,
             wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            capabilities: CAPABILITIES.into_iter().chain(asks).map(str::to_owned).collect(),
+            capabilities: CAPABILITIES.into_iter().chain(of_devices).chain(asks).map(str::to_owned).collect(),
         }
     }
 
@@ -183,7 +191,7 @@ impl ControlledVm {
     }
 
     fn session(&self) -> Result<Arc<Session>, String> {
-        self.session.upgrade().ok_or_else(has_ended)
+        self.run.session.upgrade().ok_or_else(has_ended)
     }
 
     fn pause(&self) -> Result<(), String> {
@@ -217,22 +225,24 @@ impl ControlledVm {
         let exit = self.control.exit().map(|exit| exit.to_string().lines().next().unwrap_or_default().to_owned());
         VmStatus {
             state,
-            workload: self.workload.clone(),
+            workload: self.run.workload.clone(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             vcpus: self.control.states().into_iter().map(vcpu_view).collect(),
-            policy: self.policy.shown(),
+            policy: self.run.policy.shown(),
+            virtio: self.run.devices.drivers(),
             exit,
         }
     }
 
     fn statistics(&self) -> Result<VmStatistics, String> {
-        let guest = self.guest.as_ref().ok_or("this process does not see its own guest: /proc is not mounted")?;
+        let guest = self.run.guest.as_ref().ok_or("this process does not see its own guest: /proc is not mounted")?;
         let (live, mapping) = self.session()?.seen().ok_or_else(has_ended)?;
         let mut vm = guest.view(&live, mapping);
-        vm.policy = Some(self.policy.shown());
-        vm.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
-        Ok(VmStatistics { vm, devices: BTreeMap::from([("bus".to_owned(), self.bus_counters())]) })
+        vm.policy = Some(self.run.policy.shown());
+        vm.care = if self.run.policy.is_off() { Care::Off } else { Care::Managed };
+        let devices = BTreeMap::from([("bus".to_owned(), self.bus_counters())]);
+        Ok(VmStatistics { vm, devices, virtio: self.run.devices.views() })
     }
 
     fn bus_counters(&self) -> BTreeMap<String, u64> {

@@ -2,29 +2,35 @@
 //!
 //! ```text
 //!   --disk, --net, --vsock, --balloon, --rng ─▶ [`DeviceArgs`] ─ open ─▶ [`Devices`] ─▶ the VM
-//!                                                                └─ counters ─▶ [`DeviceReport`]s
+//!                                                                └─ counters, drivers ─▶ [`Watched`] ─▶ control socket, [`DeviceReport`]s
 //! ```
 
 mod net;
 mod vsock;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use wideleaf_control::vm::{DeviceView, DriverView};
+use wideleaf_memory::capabilities::Capability;
 use wideleaf_policies::Bytes;
-use wideleaf_vmm::devices::virtio::balloon::Balloon;
+use wideleaf_vmm::devices::virtio::balloon::{Balloon, BalloonHandle};
 use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskOptions};
 use wideleaf_vmm::devices::virtio::rng::Entropy;
-use wideleaf_vmm::devices::virtio::transport::DriverSeen;
+use wideleaf_vmm::devices::virtio::transport::{DriverSeen, DriverState};
 use wideleaf_vmm::devices::virtio::{DEVICES_MAX, VirtioDevice};
 
 use self::net::NetOptions;
 use self::vsock::VsockOptions;
 use crate::failure::Failure;
 use crate::held_path::HeldPath;
+
+/// What a balloon is called: there is one at most.
+const BALLOON: &str = "balloon";
 
 /// Which devices a guest has.
 #[derive(Args, Clone, Debug, Default)]
@@ -83,13 +89,16 @@ pub(crate) struct Devices {
 #[derive(Default)]
 pub(crate) struct Watched {
     devices: Vec<Watch>,
+    balloon: Option<BalloonHandle>,
+    /// Of the devices, in their order; none before the VM has them.
+    drivers: Vec<DriverSeen>,
     /// Files of theirs, removed when this is dropped.
     held: Vec<HeldPath>,
 }
 
 struct Watch {
     name: String,
-    counters: Box<dyn Fn() -> BTreeMap<String, u64>>,
+    counters: Box<dyn Fn() -> BTreeMap<String, u64> + Send + Sync>,
 }
 
 /// What a device did.
@@ -139,7 +148,8 @@ impl Devices {
                 |error| Failure::Usage(format!("--balloon: {error}: ask for less, or give the guest more --memory"));
             let device = Balloon::new(memory, *target).map_err(too_much)?;
             let handle = device.handle();
-            devices.add("balloon".to_owned(), device, move || by_name(&handle.report()));
+            devices.watched.balloon = Some(handle.clone());
+            devices.add(BALLOON.to_owned(), device, move || by_name(&handle.report()));
         }
         if *rng {
             let device = Entropy::default();
@@ -153,7 +163,7 @@ impl Devices {
         &mut self,
         name: String,
         device: impl VirtioDevice + 'static,
-        counters: impl Fn() -> BTreeMap<String, u64> + 'static,
+        counters: impl Fn() -> BTreeMap<String, u64> + Send + Sync + 'static,
     ) {
         self.devices.push(Box::new(device));
         self.watched.devices.push(Watch { name, counters: Box::new(counters) });
@@ -166,20 +176,87 @@ impl Devices {
 }
 
 impl Watched {
+    /// The VM has the devices, and these tell how far its drivers are.
+    pub(crate) fn driven_by(self, drivers: &[DriverSeen]) -> Watched {
+        Watched { drivers: drivers.to_vec(), ..self }
+    }
+
     /// What each did, in the same order. A device that no driver used is said, for its user looks for it in the guest in vain.
-    pub(crate) fn reports(&self, drivers: &[DriverSeen]) -> Vec<DeviceReport> {
-        let report = |(watch, driver): (&Watch, &DriverSeen)| {
-            let Watch { name, counters } = watch;
-            let has_driver = driver.get();
+    pub(crate) fn reports(&self) -> Vec<DeviceReport> {
+        let report = |(Watch { name, counters }, driver): (&Watch, &DriverSeen)| {
+            let has_driver = driver.has_worked();
             if !has_driver {
-                tracing::warn!(
-                    "no driver took {name}: the guest's kernel has no virtio-mmio (CONFIG_VIRTIO_MMIO), or no driver of it"
-                );
+                tracing::warn!("no driver took {name}: {}", why_no_driver(driver.state()));
             }
             DeviceReport { device: name.clone(), has_driver, counters: counters() }
         };
-        self.devices.iter().zip(drivers).map(report).collect()
+        self.each().map(report).collect()
     }
+
+    /// How far the guest is with each, without counters.
+    pub(crate) fn drivers(&self) -> Vec<DeviceView> {
+        let view = |(watch, driver): (&Watch, &DriverSeen)| watch.view(driver, BTreeMap::new());
+        self.each().map(view).collect()
+    }
+
+    /// All about each. What a guest says of its memory is asked for anew, and comes with a later answer.
+    pub(crate) fn views(&self) -> Vec<DeviceView> {
+        self.balloon.iter().for_each(BalloonHandle::ask_statistics);
+        self.each().map(|(watch, driver)| watch.view(driver, (watch.counters)())).collect()
+    }
+
+    /// Has the balloon take so much of the RAM. How it is then.
+    ///
+    /// # Errors
+    /// One line: there is no balloon, or no so much RAM.
+    pub(crate) fn set_balloon(&self, target: Bytes) -> Result<DeviceView, String> {
+        let balloon = self.balloon.as_ref().ok_or("this VM has no balloon: start it with --balloon")?;
+        balloon.set_target(target).map_err(|error| format!("{error}: ask for no more than {}", error.ram))?;
+        let found = self.views().into_iter().find(|view| view.device == BALLOON);
+        found.ok_or_else(|| "this VM's balloon is gone".to_owned())
+    }
+
+    /// Whether [`Watched::set_balloon`] finds one.
+    pub(crate) fn has_balloon(&self) -> bool {
+        self.balloon.is_some()
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&Watch, &DriverSeen)> {
+        self.devices.iter().zip(&self.drivers)
+    }
+}
+
+impl Watch {
+    fn view(&self, driver: &DriverSeen, counters: BTreeMap<String, u64>) -> DeviceView {
+        let driver = match driver.state() {
+            DriverState::None => DriverView::None,
+            DriverState::Found => DriverView::Found,
+            DriverState::Probing => DriverView::Probing,
+            DriverState::Ready => DriverView::Ready,
+            DriverState::Failed => DriverView::Failed,
+        };
+        DeviceView { device: self.name.clone(), driver, counters }
+    }
+}
+
+/// Of a device that none has ever worked with.
+const fn why_no_driver(state: DriverState) -> &'static str {
+    match state {
+        DriverState::None => "the guest's kernel has no virtio-mmio (CONFIG_VIRTIO_MMIO), or no driver of it",
+        DriverState::Found => "the guest's kernel found it and has no driver for it",
+        DriverState::Probing | DriverState::Ready => "the guest ended before its driver was ready",
+        DriverState::Failed => "its driver gave up; the guest's log says why",
+    }
+}
+
+/// The doctor's rows of devices: what they take of the host beside files and sockets.
+pub(crate) fn capabilities() -> Vec<Capability> {
+    const TUN: &str = "/dev/net/tun";
+    let tun = File::options().read(true).write(true).open(TUN).map(|_| TUN.to_owned());
+    vec![
+        Capability::new("tun", "--net is refused", tun.map_err(|error| format!("{TUN}: {error}"))),
+        Capability::new("vsock", "", Ok("--vsock is served in this process: /dev/vhost-vsock is not needed".into())),
+    ]
 }
 
 /// The whole numbers of a struct; those of a struct in it have the names of both.

@@ -55,12 +55,7 @@ pub fn paging_name() -> Result<&'static str, Failure> {
 
 /// KVM's part of the doctor's table.
 pub fn capabilities() -> Vec<Capability> {
-    let row = |name, without, found: Result<String, String>| Capability {
-        name,
-        is_available: found.is_ok(),
-        detail: found.unwrap_or_else(|why| why),
-        without,
-    };
+    let row = Capability::new;
     let system = KvmSystem::open().map_err(|error| error.to_string());
     let on_system = |ask: &dyn Fn(&KvmSystem) -> Result<String, String>| match &system {
         Ok(system) => ask(system),

@@ -1,78 +1,78 @@
-//! Switches a run's policy off and on again, whoever asks for it: wideleafd, or somebody over the VM's control socket. The latest wish
-//! counts.
+//! Sets a run's policy while it runs, or switches it off, whoever asks for it: wideleafd, or somebody over the VM's control socket. The
+//! latest wish counts.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::PolicyChoice;
+use wideleaf_policies::walk::cost::WalkCost;
 
 use crate::guests::settings::OFF;
 use crate::session::Session;
 
-/// The policy that a run began with, and whether it is off.
+/// The policy of a run, and whether it is off.
 #[derive(Debug)]
 pub(crate) struct PolicySwitch {
+    /// What a TLB miss costs, for policies that ask.
+    walk: WalkCost,
+    set: Mutex<Set>,
+}
+
+#[derive(Debug)]
+struct Set {
     policy: PolicyChoice,
-    is_off: AtomicBool,
+    is_off: bool,
 }
 
 impl PolicySwitch {
     /// On.
-    pub(crate) fn new(policy: PolicyChoice) -> PolicySwitch {
-        PolicySwitch { policy, is_off: AtomicBool::new(false) }
+    pub(crate) fn new(policy: PolicyChoice, walk: WalkCost) -> PolicySwitch {
+        PolicySwitch { walk, set: Mutex::new(Set { policy, is_off: false }) }
     }
 
     /// Whether somebody has set it `off`.
     pub(crate) fn is_off(&self) -> bool {
-        self.is_off.load(Ordering::Relaxed)
+        self.lock().is_off
     }
 
     /// As it is set.
     pub(crate) fn shown(&self) -> String {
-        if self.is_off() { OFF.to_owned() } else { self.policy.to_string() }
+        self.lock().shown()
     }
 
-    /// A run's policy began with its RAM, its sensors and its recording: it can be switched off and on again, and nothing else.
+    /// Has another policy take over, or switches it off or on again. Whoever asks meanwhile waits.
     ///
     /// # Errors
-    /// One line: what it stays, and what can be set.
+    /// One line: what it stays, and why.
     pub(crate) fn set(&self, session: &Session, wanted: &str) -> Result<(), String> {
-        let own = self.policy.to_string();
-        let is_off = match wanted {
-            OFF if works_at_faults(&self.policy) => {
-                return Err(format!("its policy stays {own}: it answers the guest's faults, which can not wait"));
+        let mut set = self.lock();
+        let shown = set.shown();
+        let stays = |why: &dyn std::fmt::Display| format!("its policy stays {shown}: {why}");
+        if wanted == OFF {
+            if set.policy.make().answers_faults() {
+                return Err(stays(&"it answers the guest's faults, which can not wait"));
             }
-            OFF => true,
-            policy if policy == own => false,
-            other => {
-                return Err(format!(
-                    "its policy stays {own}: `wideleaf run` takes {other} at its start alone, with --policy; off and {own} can be set"
-                ));
-            }
-        };
-        self.is_off.store(is_off, Ordering::Relaxed);
-        session.set_off(is_off);
+            set.is_off = true;
+            session.set_off(true);
+            return Ok(());
+        }
+        let wanted = PolicyChoice::parse(wanted).map_err(|error| stays(&error))?;
+        if wanted.to_string() != set.policy.to_string() {
+            session.set_policy(wanted.make_for(&self.walk)).map_err(|error| stays(&error))?;
+            set.policy = wanted;
+        }
+        set.is_off = false;
+        session.set_off(false);
         Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        // Both fields are set after what may fail.
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether it has a service beside the manager's loop that faults of the guest wait for.
-fn works_at_faults(policy: &PolicyChoice) -> bool {
-    let policy = policy.make();
-    policy.decides_at_first_touch() || policy.reserves().is_some()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_policy_that_answers_faults_can_not_be_switched_off() {
-        let policy = |text| PolicyChoice::parse(text).expect("it is in the list");
-        for text in ["at-fault", "reservation"] {
-            assert!(works_at_faults(&policy(text)), "{text}");
-        }
-        for text in ["auto", "greedy", "never"] {
-            assert!(!works_at_faults(&policy(text)), "{text}");
-        }
+impl Set {
+    fn shown(&self) -> String {
+        if self.is_off { OFF.to_owned() } else { self.policy.to_string() }
     }
 }

@@ -84,13 +84,14 @@ pub struct Screen {
     chosen: Option<u32>,
 }
 
-/// Whether a VM can have the policy. Some need what only our own VMM can do, before the guest starts; and a run of ours has the one it was
-/// started with, or none.
+/// Whether a VM can have the policy. Some need what only our own VMM can do, before the guest starts; and a run of ours answers faults from
+/// its start on, or never. What else it has not is its own to say.
 fn is_possible(vm: &VmView, name: &str) -> bool {
+    let of = |name: &str| PolicyChoice::parse(name).ok();
+    let answers_faults = |name: &str| of(name).is_some_and(|choice| choice.make().answers_faults());
     match (vm.vmm, name_of_policy(vm)) {
-        (Vmm::Wideleaf, OFF) => true,
-        (Vmm::Wideleaf, own) => own == name,
-        _ => PolicyChoice::parse(name).is_ok_and(|choice| refuse_policy(&choice).is_none()),
+        (Vmm::Wideleaf, own) => own == name || !(answers_faults(own) || answers_faults(name)),
+        _ => of(name).is_some_and(|choice| refuse_policy(&choice).is_none()),
     }
 }
 

@@ -10,11 +10,12 @@
 //! What comes out of turn is dropped: features after FEATURES_OK, queues before it or after DRIVER_OK. Registers are 32 bits wide and read
 //! and written as such; any other access to them reads zeroes and writes nothing. Configuration may be read in any piece.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use virtio_bindings::virtio_config::{
-    VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
+    VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK,
+    VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
 };
 use virtio_bindings::virtio_mmio::{
     VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_CONFIG_GENERATION, VIRTIO_MMIO_DEVICE_FEATURES, VIRTIO_MMIO_DEVICE_FEATURES_SEL,
@@ -46,14 +47,51 @@ const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
 /// Where a driver writes the number of a queue that it put something into.
 pub const NOTIFY_OFFSET: Bytes = Bytes::new(VIRTIO_MMIO_QUEUE_NOTIFY as u64);
 
-/// Whether a driver ever got so far as to let a device work (DRIVER_OK, 3.1.1): for who has handed the device over.
-#[derive(Clone, Debug, Default)]
-pub struct DriverSeen(Arc<AtomicBool>);
+/// How far the guest has come with a device (3.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverState {
+    /// It has not found it: it never looked, or has reset it and left it.
+    None,
+    /// It knows that there is a device (ACKNOWLEDGE), and no driver has come.
+    Found,
+    /// A driver is about to take it (DRIVER).
+    Probing,
+    /// A driver works with it (DRIVER_OK).
+    Ready,
+    /// The driver gave up (FAILED), or broke a queue, or the host failed it: it needs a reset.
+    Failed,
+}
+
+/// How far a driver has come: for who has handed the device over.
+#[derive(Clone, Debug)]
+pub struct DriverSeen {
+    has_worked: Arc<AtomicBool>,
+    /// As its driver set it.
+    status: Arc<AtomicU32>,
+    interrupt: Arc<Interrupt>,
+}
 
 impl DriverSeen {
-    /// Whether one did.
-    pub fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    fn new(interrupt: Arc<Interrupt>) -> DriverSeen {
+        DriverSeen { has_worked: Arc::default(), status: Arc::default(), interrupt }
+    }
+
+    /// Whether one ever let the device work.
+    pub fn has_worked(&self) -> bool {
+        self.has_worked.load(Ordering::Relaxed)
+    }
+
+    /// How far it is now.
+    pub fn state(&self) -> DriverState {
+        let status = self.status.load(Ordering::Relaxed) | self.interrupt.device_status();
+        let is = |bits| status & bits != 0;
+        match status {
+            0 => DriverState::None,
+            _ if is(VIRTIO_CONFIG_S_FAILED | VIRTIO_CONFIG_S_NEEDS_RESET) => DriverState::Failed,
+            _ if is(VIRTIO_CONFIG_S_DRIVER_OK) => DriverState::Ready,
+            _ if is(VIRTIO_CONFIG_S_DRIVER) => DriverState::Probing,
+            _ => DriverState::Found,
+        }
     }
 }
 
@@ -104,22 +142,23 @@ impl Transport {
     ) -> Transport {
         assert_eq!(kicks.len(), device.queue_sizes().len(), "an event for each queue");
         let queues = fresh_queues(&*device);
+        let interrupt = Arc::new(interrupt);
         Transport {
             device: Arc::new(Mutex::new(device)),
             memory,
             workers,
-            interrupt: Arc::new(interrupt),
+            driver_seen: DriverSeen::new(Arc::clone(&interrupt)),
+            interrupt,
             kicks: kicks.into_iter().map(Arc::new).collect(),
             queues,
             status: 0,
             features: 0,
             feature_halves: (0, 0),
             selected: 0,
-            driver_seen: DriverSeen::default(),
         }
     }
 
-    /// Whether a driver has come, now or later.
+    /// How far a driver has come, now or later.
     pub fn driver_seen(&self) -> DriverSeen {
         self.driver_seen.clone()
     }
@@ -176,7 +215,10 @@ impl Transport {
                 }
             }
             VIRTIO_MMIO_INTERRUPT_ACK => self.interrupt.acknowledge(value),
-            VIRTIO_MMIO_STATUS => self.set_status(value),
+            VIRTIO_MMIO_STATUS => {
+                self.set_status(value);
+                self.driver_seen.status.store(self.status, Ordering::Relaxed);
+            }
             _ => self.write_queue(register, value),
         }
     }
@@ -235,7 +277,7 @@ impl Transport {
             io_thread: Arc::clone(&self.workers.io_thread),
             threads: Arc::clone(&self.workers.threads),
         };
-        self.driver_seen.0.store(true, Ordering::Relaxed);
+        self.driver_seen.has_worked.store(true, Ordering::Relaxed);
         let device = Arc::clone(&self.device);
         if let Err(error) = self.workers.threads.call(move || locked(&device).activate(activation)) {
             tracing::warn!(?kind, %error, "a device cannot start its work");

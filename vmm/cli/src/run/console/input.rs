@@ -23,7 +23,7 @@ use crate::output::say;
 /// Typed ahead of the guest. A terminal of Linux keeps as much (termios(3)) and drops what is more.
 const AHEAD_MAX: usize = 4096;
 
-/// How soon a port that was full is tried again: its 64 bytes take as long at 115200 baud.
+/// How soon a port that was full, or that nobody listened to, is tried again: its 64 bytes take as long at 115200 baud.
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// Standard input, and a pair of sockets by which a thread that waits for it is woken.
@@ -68,7 +68,7 @@ impl Input {
             thread::Builder::new().name(name.into()).spawn(begun)
         };
         input.threads.push(spawn("console-in", Box::new(move || reader.read()))?);
-        input.threads.push(spawn("typist", Box::new(move || type_in(&serial, &control, &to_type)))?);
+        input.threads.push(spawn("typist", Box::new(move || type_in(&serial, &control, &to_type, !has_keys)))?);
         Ok(input)
     }
 }
@@ -142,9 +142,10 @@ impl Reader {
     }
 }
 
-fn type_in(serial: &SerialPort, control: &RunControl, to_type: &Receiver<u8>) {
+/// What a person types goes at once, as on any port. A pipe does not see that it came too early: it waits until somebody listens.
+fn type_in(serial: &SerialPort, control: &RunControl, to_type: &Receiver<u8>, is_piped: bool) {
     for byte in to_type {
-        while serial.type_in(&[byte]) == 0 {
+        while (is_piped && !serial.is_listened_to()) || serial.type_in(&[byte]) == 0 {
             if control.is_stopping() {
                 return;
             }

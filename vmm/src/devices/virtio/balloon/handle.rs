@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 use wideleaf_memory::GuestRam;
@@ -32,6 +33,8 @@ struct State {
     /// Since the first driver.
     ram: Option<Arc<GuestRam>>,
     guest: GuestStatistics,
+    /// When the guest said so.
+    guest_said_at: Option<Instant>,
 }
 
 /// Beside those of the RAM's book.
@@ -72,6 +75,8 @@ pub struct BalloonReport {
     pub pages: GivenBackCounters,
     /// The latest statistics.
     pub guest: GuestStatistics,
+    /// How long ago they came, in milliseconds; `None` before the first.
+    pub guest_age_ms: Option<u64>,
 }
 
 impl BalloonHandle {
@@ -124,9 +129,9 @@ impl BalloonHandle {
     pub fn report(&self) -> BalloonReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { requests, chains_malformed, reports_cut, statistics } = &self.0.counters;
-        let (ram, guest) = {
+        let (ram, guest, said_at) = {
             let state = self.state();
-            (state.ram.clone(), state.guest.clone())
+            (state.ram.clone(), state.guest.clone(), state.guest_said_at)
         };
         BalloonReport {
             target_bytes: self.target().get(),
@@ -137,6 +142,7 @@ impl BalloonHandle {
             statistics: load(statistics),
             pages: ram.map(|ram| ram.given_back().counters()).unwrap_or_default(),
             guest,
+            guest_age_ms: said_at.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
         }
     }
 
@@ -155,7 +161,8 @@ impl BalloonHandle {
 
     pub(super) fn guest_says(&self, guest: GuestStatistics) {
         self.0.counters.statistics.fetch_add(1, Ordering::Relaxed);
-        self.state().guest = guest;
+        let mut state = self.state();
+        (state.guest, state.guest_said_at) = (guest, Some(Instant::now()));
     }
 
     pub(super) fn is_active(&self, ram: Arc<GuestRam>, interrupt: Arc<Interrupt>, ask: EventFd) {

@@ -156,6 +156,7 @@ fn statistics_come_when_they_are_asked_for() {
         driver.set_bytes(BUFFER, &[[4, 0].as_slice(), &free.to_le_bytes()].concat());
         driver.offer(STATISTICS, 0, &[Piece::read(BUFFER, 10)]);
     };
+    assert_eq!(handle.report().guest_age_ms, None);
     offer(&mut driver, 4096);
     wait_until(|| handle.report().guest.0.get("free_bytes") == Some(&4096));
     assert_eq!(driver.used_index(STATISTICS), 0, "the buffer waits until somebody asks");
@@ -164,6 +165,7 @@ fn statistics_come_when_they_are_asked_for() {
     offer(&mut driver, 8192);
     wait_until(|| handle.report().guest.0.get("free_bytes") == Some(&8192));
     assert_eq!(handle.report().statistics, 2);
+    assert!(handle.report().guest_age_ms.is_some());
 }
 
 #[test]

@@ -128,6 +128,30 @@ impl Driver {
 }
 
 #[test]
+fn whoever_handed_the_device_over_sees_how_far_its_driver_is() {
+    let mut driver = driver();
+    let seen = driver.transport.driver_seen();
+    let mut shows = |statuses: &[u32], state| {
+        statuses.iter().for_each(|status| driver.write(VIRTIO_MMIO_STATUS, *status));
+        assert_eq!(seen.state(), state, "{statuses:?}");
+    };
+    shows(&[], DriverState::None);
+    shows(&[1], DriverState::Found);
+    shows(&[READY_STATUS], DriverState::Probing);
+    shows(&[READY_STATUS | VIRTIO_CONFIG_S_FAILED], DriverState::Failed);
+    shows(&[0], DriverState::None);
+    shows(&[READY_STATUS, READY_STATUS | FEATURES_OK], DriverState::Probing);
+    assert!(!seen.has_worked());
+    driver.start();
+    assert_eq!((seen.state(), seen.has_worked()), (DriverState::Ready, true));
+    // What a driver breaks is the device's word, not the driver's.
+    driver.seen.activation.lock().unwrap().as_ref().unwrap().interrupt.needs_reset();
+    assert_eq!(seen.state(), DriverState::Failed);
+    driver.write(VIRTIO_MMIO_STATUS, 0);
+    assert_eq!((seen.state(), seen.has_worked()), (DriverState::None, true));
+}
+
+#[test]
 fn a_driver_finds_what_the_device_is() {
     let mut driver = driver();
     assert_eq!(driver.read(VIRTIO_MMIO_MAGIC_VALUE).to_le_bytes(), *b"virt");

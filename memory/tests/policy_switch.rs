@@ -1,0 +1,143 @@
+//! Another policy for a loop that is at work, on a host in memory: what takes over, and what is refused with the policy before at work.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+
+use wideleaf_memory::GuestRam;
+use wideleaf_memory::backing::{BackingConfig, BackingKind};
+use wideleaf_memory::gate::{Gate, GateState};
+use wideleaf_memory::host::fake::FakeHost;
+use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, SwitchError};
+use wideleaf_memory::recorder::RecordTo;
+use wideleaf_memory::region::RamRange;
+use wideleaf_memory::second_level::fake::FakeSecondLevel;
+use wideleaf_policies::policy::{self, Policy};
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, VmId};
+
+const RAM_AT: Hva = Hva::new(1 << 40);
+const WINDOWS: u64 = 8;
+
+fn range(start: Bytes, bytes: Bytes) -> GpaRange {
+    GpaRange::new(Gpa::new(start.get()), bytes).unwrap()
+}
+
+/// RAM of another process on base pages, all of it present.
+fn vm(host: &FakeHost) -> ManagedVm {
+    let ram = RamRange { gpa: range(Bytes::ZERO, mib(2) * WINDOWS), hva: RAM_AT };
+    host.make_present(RAM_AT, ram.gpa.bytes(), false);
+    host.forbid_huge(RAM_AT, ram.gpa.bytes());
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    ManagedVm { may_collapse_shared: true, ..ManagedVm::of_others(VmId(0), vec![ram], backing, None) }
+}
+
+fn named(name: &str) -> Box<dyn Policy> {
+    policy::by_name(name).unwrap().with_defaults()
+}
+
+fn working(host: &Arc<FakeHost>, policy: &str) -> ManagerLoop {
+    ManagerLoop::new(host.clone(), vec![vm(host)], named(policy), ManagerConfig::default())
+}
+
+#[test]
+fn the_new_policy_begins_with_what_is_there_and_the_report_says_when() {
+    let host = Arc::<FakeHost>::default();
+    let mut work = working(&host, "never");
+    assert_eq!(work.tick(), 0);
+    assert_eq!(work.switch_policy(named("greedy")), Ok(()));
+    assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+    assert_eq!(work.live().policy, "greedy");
+    assert_eq!(work.switch_policy(named("never")), Ok(()));
+    let report = work.finish();
+    let changes: Vec<_> = report.policy_changes.iter().map(|(_, name)| *name).collect();
+    assert_eq!((report.policy, changes), ("never", vec!["greedy", "never"]));
+}
+
+#[test]
+fn what_answers_faults_is_there_from_the_first_or_never() {
+    let host = Arc::<FakeHost>::default();
+    let mut work = working(&host, "greedy");
+    for name in ["at-fault", "reservation"] {
+        assert_eq!(work.switch_policy(named(name)), Err(SwitchError::BeginsAtFirstFault(name)));
+        let mut work = working(&host, name);
+        assert_eq!(work.switch_policy(named("greedy")), Err(SwitchError::AnswersFaults(name)));
+    }
+    assert_eq!((work.report().policy, work.tick()), ("greedy", WINDOWS));
+}
+
+#[test]
+fn a_policy_is_refused_whose_question_nobody_can_answer_unless_the_run_began_with_it() {
+    let host = Arc::<FakeHost>::default();
+    let mut work = working(&host, "greedy");
+    let refused = work.switch_policy(named("utilization")).unwrap_err();
+    let SwitchError::Unanswered { policy: "utilization", question: "which windows are used", .. } = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!((work.report().policy, work.tick()), ("greedy", WINDOWS), "the one before goes on");
+
+    let mut work = working(&host, "utilization");
+    let at_start = work.report().unanswered.clone();
+    assert_eq!(at_start.len(), 1);
+    assert_eq!(work.switch_policy(named("greedy")), Ok(()));
+    assert_eq!(work.report().unanswered, Vec::<String>::new());
+    assert_eq!(work.switch_policy(named("utilization")), Ok(()));
+    assert_eq!(work.report().unanswered, at_start);
+}
+
+#[test]
+fn prealloc_is_for_ram_that_is_huge_already() {
+    let host = Arc::<FakeHost>::default();
+    let mut work = working(&host, "greedy");
+    let not_huge = SwitchError::NotHuge { policy: "prealloc", windows: WINDOWS as usize };
+    assert_eq!(work.switch_policy(named("prealloc")), Err(not_huge));
+    assert_eq!(work.tick(), WINDOWS);
+    assert_eq!(work.switch_policy(named("prealloc")), Ok(()));
+}
+
+#[test]
+fn giants_take_memslots_that_hold_one() {
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let slots =
+        |bytes: Bytes| (0..gib(1).get() / bytes.get()).map(|slot| range(bytes * slot, bytes)).collect::<Vec<_>>();
+    for (ram, slot, is_taken) in
+        [(gib(1), gib(1), true), (gib(1), mib(512), false), (mib(512), mib(64), true), (mib(512), gib(1), true)]
+    {
+        let ram = GuestRam::map(&[range(Bytes::ZERO, ram)], backing).unwrap();
+        let vm = ManagedVm::new(VmId(0), ram, Some(Arc::new(FakeSecondLevel::new(&slots(slot)))));
+        let host = Arc::<FakeHost>::default();
+        let mut work = ManagerLoop::new(host, vec![vm], named("never"), ManagerConfig::default());
+        let expected = if is_taken { Ok(()) } else { Err(SwitchError::SmallSlots("giant")) };
+        assert_eq!(work.switch_policy(named("giant")), expected, "{slot}");
+    }
+}
+
+#[test]
+fn a_recording_is_of_one_policy() {
+    let host = Arc::<FakeHost>::default();
+    let to = RecordTo { file: Box::new(std::io::sink()), facts: Vec::new() };
+    let mut work = working(&host, "never").recorded(to).unwrap();
+    assert_eq!(work.switch_policy(named("greedy")), Err(SwitchError::Recorded));
+    assert_eq!(work.report().policy, "never");
+}
+
+#[test]
+fn whoever_asks_a_thread_is_answered_before_it_acts_and_after_its_end() {
+    struct Gone;
+    impl Gate for Gone {
+        fn state(&self) -> GateState {
+            GateState::Gone
+        }
+        fn keeps_holes(&self) -> bool {
+            false
+        }
+    }
+    let host = Arc::<FakeHost>::default();
+    let vm = ManagedVm { gate: Some(Arc::new(Gone)), ..vm(&host) };
+    let manager = Manager::spawn(host, vec![vm], named("never"), ManagerConfig::default()).unwrap();
+    assert_eq!(manager.set_policy(named("greedy")).wait(), Ok(()));
+    assert_eq!(manager.set_policy(named("at-fault")).wait(), Err(SwitchError::BeginsAtFirstFault("at-fault")));
+    assert_eq!(manager.live().ticks, 0, "nobody has let it act");
+    manager.activate();
+    while manager.set_policy(named("never")).wait() != Err(SwitchError::Ended) {}
+    assert_eq!(manager.stop().ticks, 1);
+}
