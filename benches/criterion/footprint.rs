@@ -13,45 +13,47 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::program;
-use wideleaf_benches::experiment::{Ended, Waiting, bar, needs_kvm, number, run, table};
-use wideleaf_control::vm::{VmAnswer, VmRequest, VmStatistics, ask};
+use wideleaf_benches::experiment::{Ended, bar, needs_kvm, number, run, table};
+use wideleaf_control::vm::{VmAnswer, VmRequest, ask};
+use wideleaf_protocol::{Message, parse};
 
 const KIB_MAX: u64 = 8 << 10;
 const DISK_BYTES: u64 = 16 << 20;
-const PATIENCE: Duration = Duration::from_secs(120);
-const PACE: Duration = Duration::from_millis(20);
-/// Requests to the disk after which everything that a VM sets up once is there.
-const SETTLED_AFTER: u64 = 5000;
+/// Passes of the guest over its disk: some seconds.
+const SETTLED_AFTER: u64 = 20;
 
 fn main() -> ExitCode {
-    run("footprint", |_, waiting| experiment(waiting))
+    run("footprint", |_, _| experiment())
 }
 
-fn experiment(waiting: &Waiting) -> Result<(), Ended> {
+fn experiment() -> Result<(), Ended> {
     needs_kvm()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = fs::File::create(folder.path().join("disk.img")).expect("a file");
     file.set_len(DISK_BYTES).expect("a file");
     let mut vm = Vm(start(&program()?, folder.path()));
-    let socket = folder.path().join("vm.sock");
-    let mut statistics = None;
-    waiting.until("the guest's work on its disk", PATIENCE, PACE, || {
-        statistics = look(&socket).filter(|statistics| requests(statistics) > SETTLED_AFTER);
-        assert!(statistics.is_some() || vm.0.try_wait().expect("it can be waited for").is_none(), "it ended");
-        statistics.is_some()
-    })?;
-    let ram: Vec<Range<u64>> =
-        statistics.iter().flat_map(|statistics| &statistics.vm.ram).map(|ram| ram.hva..ram.hva + ram.bytes).collect();
+    let console = BufReader::new(vm.0.stdout.take().expect("piped"));
+    assert!(console.lines().map_while(Result::ok).any(|line| is_at_work(&line)), "the guest ended, or never worked");
+    let statistics = match ask(&folder.path().join("vm.sock"), VmRequest::Statistics) {
+        Ok(VmAnswer::Statistics(statistics)) => statistics,
+        other => panic!("a VM has statistics: {other:?}"),
+    };
+    let ram: Vec<Range<u64>> = statistics.vm.ram.iter().map(|ram| ram.hva..ram.hva + ram.bytes).collect();
     let taken = processes(vm.0.id()).into_iter().map(|pid| (pid, taken(pid, &ram))).collect::<Vec<_>>();
     print(&taken);
     Ok(())
+}
+
+/// Whether a line says that the guest has gone over its disk so often that all that a VM sets up once is there.
+fn is_at_work(line: &str) -> bool {
+    matches!(parse(line), Some(Ok(Message::Progress { done: SETTLED_AFTER.., .. })))
 }
 
 /// A VM that does not outlive the bench.
@@ -66,27 +68,23 @@ impl Drop for Vm {
 
 fn start(program: &Path, folder: &Path) -> Child {
     let mut command = Command::new(program);
-    command.args(["run", "disk", "--cmdline=bytes=16M seconds=600", "--memory=256M", "--no-daemon", "--console"]);
+    command.args([
+        "run",
+        "disk",
+        "--cmdline=bytes=16M seconds=600",
+        "--memory=256M",
+        "--no-daemon",
+        "--console",
+        "--timeout=5m",
+    ]);
     command.args(["--disk=disk.img", "--vsock=cid=3,socket=v.sock", "--balloon", "--rng", "--control-socket=vm.sock"]);
     // A tap in a network of our own: the machine's is neither seen nor changed.
     match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) if Path::new("/dev/net/tun").exists() => drop(command.arg("--net=tap=wl-footprint")),
         _ => println!("footprint: without a network card: taps take root and /dev/net/tun"),
     }
-    command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn().expect("it was found a moment ago")
-}
-
-fn look(socket: &Path) -> Option<VmStatistics> {
-    match ask(socket, VmRequest::Statistics) {
-        Ok(VmAnswer::Statistics(statistics)) => Some(*statistics),
-        _ => None,
-    }
-}
-
-fn requests(statistics: &VmStatistics) -> u64 {
-    let counters = statistics.devices.get("disk disk.img");
-    counters.and_then(|counters| counters.get("reads")).copied().unwrap_or(0)
 }
 
 /// A process, then its children.
