@@ -131,8 +131,7 @@ impl MutEventSubscriber for Serving {
             // Again, when the others had their turn.
             Ok(false) => drop(queue.kick.write(1)),
             Err(error) => {
-                tracing::warn!(%error, "the entropy device needs a reset");
-                interrupt.needs_reset();
+                interrupt.broken(&"the entropy device", &error);
                 let _ = ops.remove(Events::new(&queue.kick, EventSet::IN));
             }
         }

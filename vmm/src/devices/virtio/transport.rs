@@ -264,10 +264,9 @@ impl Transport {
     }
 
     fn activate(&mut self) {
-        let kind = self.device().kind();
+        let kind = format!("a device of kind {:?}", self.device().kind());
         let Some(queues) = self.take_queues() else {
-            tracing::warn!(?kind, "the guest set up a queue of a device outside its RAM");
-            return self.interrupt.needs_reset();
+            return self.interrupt.broken(&kind, &"its driver set up a queue outside RAM");
         };
         let activation = Activation {
             memory: self.memory.clone(),
@@ -280,8 +279,7 @@ impl Transport {
         self.driver_seen.has_worked.store(true, Ordering::Relaxed);
         let device = Arc::clone(&self.device);
         if let Err(error) = self.workers.threads.call(move || locked(&device).activate(activation)) {
-            tracing::warn!(?kind, %error, "a device cannot start its work");
-            self.interrupt.needs_reset();
+            self.interrupt.broken(&kind, &error);
         }
     }
 

@@ -95,8 +95,7 @@ impl MutEventSubscriber for Serving {
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         if let Err(error) = self.serve(events.data()) {
-            tracing::warn!(%error, "the balloon needs a reset");
-            self.interrupt.needs_reset();
+            self.interrupt.broken(&"the balloon", &error);
             for (number, event) in self.events() {
                 let _ = ops.remove(Events::with_data(event, number, EventSet::IN));
             }

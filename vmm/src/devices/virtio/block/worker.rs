@@ -110,8 +110,7 @@ impl Disk {
         while self.wait(events, &queue.kick) {
             self.counters.wake_ups.add(1);
             if let Err(error) = self.serve(&mut queue) {
-                tracing::warn!(%error, "a disk needs a reset");
-                return self.interrupt.needs_reset();
+                return self.interrupt.broken(&"a disk", &error);
             }
         }
     }

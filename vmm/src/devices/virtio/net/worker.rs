@@ -111,13 +111,12 @@ impl Worker {
 
     /// The guest broke a queue: nothing is served until it resets the card.
     fn give_up(&mut self, error: &BrokenQueue, ops: &mut EventOps<'_>) {
-        tracing::warn!(%error, "a network card stops");
         add(&self.shared.counting.broken_queues, 1);
         self.unwatch(ops);
         for kick in [&self.receiver.queue.kick, &self.transmitter.queue.kick] {
             let _ = ops.remove(Events::new(kick, EventSet::empty()));
         }
-        self.shared.interrupt.needs_reset();
+        self.shared.interrupt.broken(&"a network card", error);
     }
 }
 

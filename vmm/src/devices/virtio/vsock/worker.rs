@@ -135,7 +135,6 @@ impl Worker {
     }
 
     fn give_up(&mut self, error: &BrokenQueue, ops: &mut EventOps<'_>) {
-        tracing::warn!(%error, "the sockets between guest and host stop");
         add(&self.counting.broken_queues, 1);
         self.is_broken = true;
         self.connections.clear(ops);
@@ -143,7 +142,7 @@ impl Worker {
         for kick in [&self.to_guest.kick, &self.from_guest.kick] {
             let _ = ops.remove(Events::new(kick, EventSet::empty()));
         }
-        self.interrupt.needs_reset();
+        self.interrupt.broken(&"the device of sockets between guest and host", error);
     }
 }
 
