@@ -35,6 +35,8 @@ use files::Files;
 use seccomp::Filters;
 pub use user::User;
 
+use crate::sys::allocator::use_one_arena;
+
 /// What a sandbox is to leave, beside a guest's life.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxConfig {
@@ -127,7 +129,8 @@ pub struct Entered {
 }
 
 impl Sandbox {
-    /// Compiles the filters and opens the files. Nothing is restricted yet.
+    /// Compiles the filters and opens the files. Nothing is restricted yet, but that threads to come allocate from the same arena as this one
+    /// ([`use_one_arena`]): for a process that has none yet.
     ///
     /// # Errors
     /// [`SandboxError`] where the sandbox that is asked for can not be had here.
@@ -138,6 +141,7 @@ impl Sandbox {
         if let Some(user) = &config.user {
             user::check(user)?;
         }
+        use_one_arena();
         let filters = Filters::compile(&config)?;
         let files = Files::open(&config);
         Ok(Sandbox { config, filters, files })

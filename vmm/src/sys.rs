@@ -2,11 +2,13 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`allocator`] | whether threads allocate from memory of their own |
 //! | [`random`] | random bytes of the kernel's |
 //! | [`vectored`] | reads a file into pieces of guest RAM, and writes such pieces to one, at once |
 //! | [`tap`] | asks of `/dev/net/tun` |
-#![expect(unsafe_code, reason = "readv, writev, getrandom and ioctl take raw pointers")]
+#![expect(unsafe_code, reason = "readv, writev, getrandom and ioctl take raw pointers, mallopt is the C library's")]
 
+pub mod allocator;
 pub mod random;
 pub mod tap;
 pub mod vectored;

@@ -74,6 +74,12 @@ fn make_executable() -> bool {
     unsafe { libc::mprotect(address, 4096, libc::PROT_READ | libc::PROT_EXEC) == 0 }
 }
 
+/// So much, in pieces that are no mappings of their own, that a heap shrinks.
+fn free_much_memory() -> bool {
+    let pieces: Vec<_> = (0..64).map(|_| vec![1_u8; 64 << 10]).collect();
+    pieces.iter().all(|piece| piece[0] == 1)
+}
+
 fn opens(path: &str) -> bool {
     fs::File::open(path).is_ok()
 }
@@ -161,6 +167,7 @@ const FORBIDDEN: &[Attempt] = &[
             _ => Killed("openat"),
         },
     ),
+    ("free_much_memory", free_much_memory, |_| Works),
     ("take_random_bytes", || wideleaf_vmm::sys::random::fill(&mut [0; 5000]).is_ok(), |_| Works),
     (
         "read_what_the_manager_reads",
