@@ -7,9 +7,10 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use wideleaf_benches::beside_qemu::{BesideQemu, Figure, print, results};
-use wideleaf_benches::experiment::{Arguments, Ended, machine, run};
+use wideleaf_benches::experiment::{Arguments, Ended, Waiting, machine, run};
 
 const ROUNDS: usize = 11;
 const MEMORY: &str = "256M";
@@ -26,18 +27,21 @@ const WAYS: [&str; 2] = ["threads", "io_uring"];
 const PROMISE: f64 = 0.8;
 
 fn main() -> ExitCode {
-    run("disk", |arguments, _| experiment(arguments))
+    run("disk", experiment)
 }
 
-fn experiment(arguments: &Arguments) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let rounds: usize = arguments.number(0, ROUNDS)?;
     let way = WAYS[arguments.word(1, &WAYS, "threads or io_uring")?];
     let beside = BesideQemu::new(MEMORY)?;
     let file = beside.folder().join("disk.img");
     // Written and not only made long: no block of it has to be found while a guest waits.
     std::fs::write(&file, vec![0; DISK_BYTES]).expect("a file");
-    let round = |_| [ours(&beside, &file), qemu(&beside, &file, way)].map(figures);
-    let rounds: Vec<_> = (0..rounds).map(round).collect();
+    let round = |_| {
+        let ours = figures(ours(&beside, &file), waiting)?;
+        Ok([ours, figures(qemu(&beside, &file, way), waiting)?])
+    };
+    let rounds = (0..rounds).map(round).collect::<Result<Vec<_>, Ended>>()?;
     println!("disk: {CMDLINE}; QEMU: cache=writeback, aio={way}; medians of {} alternating rounds", rounds.len());
     println!("{}", machine());
     print(&Figure::all(FIGURES, &rounds), PROMISE);
@@ -57,7 +61,9 @@ fn qemu(beside: &BesideQemu, file: &Path, way: &str) -> Command {
     command
 }
 
-fn figures(mut command: Command) -> [f64; 4] {
+fn figures(mut command: Command, waiting: &Waiting) -> Result<[f64; 4], Ended> {
     let output = command.output().expect("it was found a moment ago");
-    results(&String::from_utf8_lossy(&output.stdout), FIGURES.map(|(name, _)| name))
+    // Ctrl-C ends the guest as well.
+    waiting.pass(Duration::ZERO)?;
+    Ok(results(&String::from_utf8_lossy(&output.stdout), FIGURES.map(|(name, _)| name)))
 }

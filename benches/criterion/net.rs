@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::{BesideQemu, Figure, print, results};
-use wideleaf_benches::experiment::{Arguments, Ended, machine, run};
+use wideleaf_benches::experiment::{Arguments, Ended, Waiting, machine, run};
 use wideleaf_kernels::words::{FIRST_GENERATION, word};
 
 const ROUNDS: usize = 11;
@@ -42,15 +42,18 @@ const BURST: u64 = 64;
 const LOST_AFTER: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
-    run("net", |arguments, _| experiment(arguments))
+    run("net", experiment)
 }
 
-fn experiment(arguments: &Arguments) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let rounds: usize = arguments.number(0, ROUNDS)?;
     let beside = BesideQemu::new(MEMORY)?;
     let socket = network()?;
-    let round = |_| [ours(&beside), qemu(&beside)].map(|command| figures(command, &socket));
-    let rounds: Vec<_> = (0..rounds).map(round).collect();
+    let round = |_| {
+        let ours = figures(ours(&beside), &socket, waiting)?;
+        Ok([ours, figures(qemu(&beside), &socket, waiting)?])
+    };
+    let rounds = (0..rounds).map(round).collect::<Result<Vec<_>, Ended>>()?;
     println!("net: {CMDLINE}; QEMU: tap, vhost=off; medians of {} alternating rounds", rounds.len());
     println!("{}", machine());
     let mut figures = Figure::all(FIGURES, &rounds);
@@ -97,7 +100,7 @@ fn qemu(beside: &BesideQemu) -> Command {
 }
 
 /// The figures of one guest, which is sent frames until it has ended.
-fn figures(mut command: Command, socket: &UdpSocket) -> [f64; 2] {
+fn figures(mut command: Command, socket: &UdpSocket, waiting: &Waiting) -> Result<[f64; 2], Ended> {
     let mut child = command.spawn().expect("it was found a moment ago");
     let is_over = AtomicBool::new(false);
     let console = std::thread::scope(|scope| {
@@ -107,7 +110,9 @@ fn figures(mut command: Command, socket: &UdpSocket) -> [f64; 2] {
         console
     });
     let _ = child.wait();
-    results(&console, FIGURES.map(|(name, _)| name))
+    // Ctrl-C ends the guest as well.
+    waiting.pass(Duration::ZERO)?;
+    Ok(results(&console, FIGURES.map(|(name, _)| name)))
 }
 
 fn console_of(child: &mut Child) -> String {
