@@ -73,5 +73,6 @@ fn status() -> VmStatus {
         vcpus: Vec::new(),
         policy: "off".to_owned(),
         exit: None,
+        virtio: Vec::new(),
     }
 }

@@ -351,7 +351,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     let stolen_before = stolen_ms();
     let walk = walk_cost();
     let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
-    let (devices, watched) = Devices::open(&spec.devices, spec.memory)?.hand_over();
+    let (devices, watched, _held) = Devices::open(&spec.devices, spec.memory)?.hand_over();
     check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };

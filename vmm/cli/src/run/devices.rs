@@ -83,6 +83,7 @@ pub struct DeviceArgs {
 pub(crate) struct Devices {
     devices: Vec<Box<dyn VirtioDevice>>,
     watched: Watched,
+    held: Vec<HeldPath>,
 }
 
 /// What of devices is left to look at when the VM has them.
@@ -92,8 +93,6 @@ pub(crate) struct Watched {
     balloon: Option<BalloonHandle>,
     /// Of the devices, in their order; none before the VM has them.
     drivers: Vec<DriverSeen>,
-    /// Files of theirs, removed when this is dropped.
-    held: Vec<HeldPath>,
 }
 
 struct Watch {
@@ -139,7 +138,7 @@ impl Devices {
         }
         if let Some(options) = vsock {
             let (device, name, held) = vsock::open(options)?;
-            devices.watched.held.push(held);
+            devices.held.push(held);
             let handle = device.handle();
             devices.add(name, device, move || by_name(&handle.counters()));
         }
@@ -169,9 +168,10 @@ impl Devices {
         self.watched.devices.push(Watch { name, counters: Box::new(counters) });
     }
 
-    /// The devices for the VM, in the order in which the guest finds them, and what is left of them here.
-    pub(crate) fn hand_over(self) -> (Vec<Box<dyn VirtioDevice>>, Watched) {
-        (self.devices, self.watched)
+    /// The devices for the VM, in the order in which the guest finds them; what is left of them here; and files of theirs, which are removed when
+    /// these are dropped. That takes system calls, so they belong to no one whom the sandbox lets make none.
+    pub(crate) fn hand_over(self) -> (Vec<Box<dyn VirtioDevice>>, Watched, Vec<HeldPath>) {
+        (self.devices, self.watched, self.held)
     }
 }
 
