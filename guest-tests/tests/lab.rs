@@ -219,11 +219,11 @@ fn memory_that_linux_frees_is_the_hosts_again_and_huge_pages_in_use_stay_whole_i
     let text = script_in_lab("give_back.sh", &[]);
     let states = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"];
     let [ready, promoted, freed, promoted_again, freed_again, inflated, split] = states.map(|state| seen(&text, state));
-    // Three quarters of the file of 64 MiB: its first and last pages share windows with others.
+    // Of the file of 64 MiB: its first and last pages share windows with others, and some of its windows were on huge pages before, or not yet.
     for ((less, less_huge), (more, more_huge)) in
         [(ready, promoted), (freed, promoted), (freed, promoted_again), (freed_again, promoted_again)]
     {
-        assert!(more >= less + 48 * MIB && more_huge >= less_huge + 48 * MIB, "{states:?}");
+        assert!(more >= less + 48 * MIB && more_huge >= less_huge + 32 * MIB, "{states:?}");
     }
     // Pages in the balloon break nothing until the host is short of memory.
     assert!(inflated.1 >= freed_again.1 + 24 * MIB && split.1 + 12 * MIB <= inflated.1);

@@ -73,22 +73,31 @@ look() {
 is_promoted() { tell use used && [ "$(huge_bytes)" -ge $((huge + ($1 << 20))) ]; }
 is_given_back() { [ "$(resident_kib)" -le $((rss - ($1 << 10))) ] && [ "$(huge_bytes)" -le $((huge - ($1 << 20))) ]; }
 
+# Linux reports what is free two seconds after it became so.
+has_settled() {
+    before=$(resident_kib)
+    sleep 5
+    [ "$(resident_kib)" -ge $((before - 512)) ]
+}
+
 wait_for grep -aq 'guest: ready' console
+wait_for has_settled
 look ready
 tell "fill $FILE_MIB" filled
-wait_for is_promoted $((FILE_MIB * 3 / 4))
+wait_for is_promoted $((FILE_MIB / 2))
 tell read read
 look promoted
 tell free freed
-wait_for is_given_back $((FILE_MIB * 3 / 4))
+wait_for is_given_back $((FILE_MIB / 2))
+wait_for has_settled
 look freed
 tell "fill $FILE_MIB" filled
-wait_for is_promoted $((FILE_MIB * 3 / 4))
+wait_for is_promoted $((FILE_MIB / 2))
 tell read read
 look promoted_again
 tell free freed
-wait_for is_given_back $((FILE_MIB * 3 / 4))
-
+wait_for is_given_back $((FILE_MIB / 2))
+wait_for has_settled
 look freed_again
 tell "holes $((FILE_MIB * 2))" filled
 wait_for is_promoted $((FILE_MIB / 2))
