@@ -63,7 +63,7 @@ impl Worker {
     }
 
     fn receive(&mut self, ops: &mut EventOps<'_>) {
-        match self.receiver.serve(&self.shared) {
+        match again_after_others(|| self.receiver.serve(&self.shared)) {
             Ok(Next::Link) => self.watch(EventSet::IN, true, ops),
             // What is left may be in the link, or held already: the link's own event would do for the first alone.
             Ok(Next::Again) => take_another_turn(&self.receiver.queue.kick),
@@ -74,7 +74,7 @@ impl Worker {
     }
 
     fn transmit(&mut self, ops: &mut EventOps<'_>) {
-        match self.transmitter.serve(&self.shared) {
+        match again_after_others(|| self.transmitter.serve(&self.shared)) {
             Ok(Next::Link) => self.watch(EventSet::OUT, true, ops),
             Ok(Next::Buffers) => self.watch(EventSet::OUT, false, ops),
             Ok(Next::Again) => take_another_turn(&self.transmitter.queue.kick),
@@ -117,6 +117,18 @@ impl Worker {
             let _ = ops.remove(Events::new(kick, EventSet::empty()));
         }
         self.shared.interrupt.broken(&"a network card", error);
+    }
+}
+
+/// Serves a queue, and where nothing was left once more after whoever else wants this CPU: on a busy host that is often who makes the next
+/// frames, and a thread that sleeps after each is woken for each.
+fn again_after_others(mut serve: impl FnMut() -> Result<Next, BrokenQueue>) -> Result<Next, BrokenQueue> {
+    match serve()? {
+        Next::Link | Next::Buffers => {
+            std::thread::yield_now();
+            serve()
+        }
+        next => Ok(next),
     }
 }
 
