@@ -80,25 +80,23 @@ has_settled() {
     [ "$(resident_kib)" -ge $((before - 512)) ]
 }
 
+# Fills the file, and frees it when it is promoted: two looks, whose names end as is said.
+fill_and_free() {
+    tell "fill $FILE_MIB" filled
+    wait_for is_promoted $((FILE_MIB / 2))
+    tell read read
+    look "promoted$1"
+    tell free freed
+    wait_for is_given_back $((FILE_MIB / 2))
+    wait_for has_settled
+    look "freed$1"
+}
+
 wait_for grep -aq 'guest: ready' console
 wait_for has_settled
 look ready
-tell "fill $FILE_MIB" filled
-wait_for is_promoted $((FILE_MIB / 2))
-tell read read
-look promoted
-tell free freed
-wait_for is_given_back $((FILE_MIB / 2))
-wait_for has_settled
-look freed
-tell "fill $FILE_MIB" filled
-wait_for is_promoted $((FILE_MIB / 2))
-tell read read
-look promoted_again
-tell free freed
-wait_for is_given_back $((FILE_MIB / 2))
-wait_for has_settled
-look freed_again
+fill_and_free ""
+fill_and_free _again
 tell "holes $((FILE_MIB * 2))" filled
 wait_for is_promoted $((FILE_MIB / 2))
 tell inflate inflates
