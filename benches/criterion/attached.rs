@@ -23,7 +23,7 @@ use wideleaf_attach::{find, ram};
 use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::khugepaged::{Khugepaged, Settings as KhugepagedSettings};
-use wideleaf_benches::ratio::{Interval, bootstrap_median, median};
+use wideleaf_experiments::statistics::{Interval, bootstrap_median, median};
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::host::process::ProcessHost;

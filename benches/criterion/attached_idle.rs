@@ -16,10 +16,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm};
-use wideleaf_benches::ratio::median;
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
+use wideleaf_experiments::statistics::median;
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_policies::units::mib;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::BesideQemu;
 use wideleaf_benches::experiment::{Arguments, Ended, run};
-use wideleaf_benches::ratio::median;
+use wideleaf_experiments::statistics::median;
 
 const ROUNDS: usize = 31;
 const MEMORY: &str = "512M";

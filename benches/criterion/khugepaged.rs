@@ -27,7 +27,7 @@ use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::khugepaged::{Khugepaged, Settings, SettingsLease};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::ratio::median;
+use wideleaf_experiments::statistics::median;
 use wideleaf_memory::host::Advice;
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, Host, LinuxHost};

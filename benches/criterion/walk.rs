@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number, table};
-use wideleaf_benches::ratio::median;
+use wideleaf_experiments::statistics::median;
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
 use wideleaf_policies::walk::simulator::{Lines, Options};

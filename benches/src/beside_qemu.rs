@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use wideleaf_protocol::{Message, Status, parse};
 
 use crate::experiment::{Ended, needs_kvm, number, table};
-use crate::ratio::median;
+use wideleaf_experiments::statistics::median;
 
 /// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
 const CPU: &str = "host,arch-capabilities=off";

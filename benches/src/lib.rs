@@ -10,7 +10,6 @@
 //! | [`coverage`] | how large its memory is backed and mapped |
 //! | [`cpu`] | what threads use |
 //! | [`khugepaged`] | the host's own promotion, with settings on lease |
-//! | [`ratio`] | medians and their intervals |
 
 pub mod beside_qemu;
 pub mod coverage;
@@ -19,7 +18,6 @@ pub mod experiment;
 pub mod guest;
 pub mod khugepaged;
 pub mod managed;
-pub mod ratio;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

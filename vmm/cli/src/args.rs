@@ -9,6 +9,7 @@ use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
 use crate::attach::AttachArgs;
+use crate::experiment::ExperimentArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::image::ImageArgs;
@@ -61,6 +62,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
+    /// Run the experiments: whole comparisons with their statistics, reports and pictures
+    Experiment(ExperimentArgs),
     /// Show the built-in kernels: classes, memory, parameters, the figure that stands for a run
     Kernels(KernelsArgs),
     /// Show what policies would have done in a recorded run, or with the accesses of a kernel on machines of your choice

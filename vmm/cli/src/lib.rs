@@ -7,6 +7,7 @@
 //!            simulate ▶ a recording through policies; a trace through machines ▶ table | JSON | plot
 //!            trace ─▶ every load and store of a kernel ▶ a file; a file ────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
+//!            experiment ▶ many of these by a plan, in turn ─────────────────────▶ a file of results, a report
 //!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table
 //!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
@@ -23,6 +24,7 @@ mod child;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
+pub mod experiment;
 pub mod failure;
 pub mod guests;
 pub mod held_path;

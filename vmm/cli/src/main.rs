@@ -7,8 +7,8 @@ use wideleaf::args::Command;
 use wideleaf::failure::Failure;
 use wideleaf::output::say;
 use wideleaf::{
-    attach, demo, doctor, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate, tlbcost,
-    top, trace, vm,
+    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate,
+    tlbcost, top, trace, vm,
 };
 
 fn main() -> ExitCode {
@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::main(*args, process_start),
         Command::Demo(args) => demo::main(&args),
+        Command::Experiment(args) => experiment::main(&args),
         Command::Kernels(args) => kernels::main(&args),
         Command::Simulate(args) => simulate::main(&args),
         Command::Trace(args) => trace::main(&args),

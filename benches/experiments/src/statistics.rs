@@ -1,5 +1,9 @@
 //! Medians and how far they can be trusted.
 
+use std::fmt;
+
+use crate::metric::Better;
+
 /// A median with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
@@ -56,6 +60,74 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     wideleaf_policies::median::median(&mut values, f64::total_cmp, f64::midpoint).expect("there is one")
 }
 
+/// Two arms compared: the ratios of pairs that were measured in the same round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Comparison {
+    /// Median of the ratios, and its interval.
+    pub interval: Interval,
+    /// How many pairs.
+    pub pairs: usize,
+    /// What can be said.
+    pub verdict: Verdict,
+}
+
+/// What a comparison allows to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The whole interval is on the better side of 1.
+    Better,
+    /// The whole interval is on the worse side.
+    Worse,
+    /// The interval has 1 in it, or neither side is better.
+    Indistinguishable,
+    /// Too few pairs for an interval.
+    Unknown,
+}
+
+impl Verdict {
+    /// What its marks mean, for the text above a table.
+    pub const LEGEND: &str = "= stands where the interval has 1 in it: the two are indistinguishable; ? where there are fewer than six pairs, too few for a 95 % interval.";
+}
+
+impl Comparison {
+    /// The fewest pairs whose median has a 95 % interval at all: all on one side of it has a chance of 2 in 2^6.
+    pub const PAIRS_MIN: usize = 6;
+
+    /// Of the ratios of one arm to another; nothing where there are none.
+    pub fn of(ratios: &[f64], better: Better) -> Option<Comparison> {
+        if ratios.is_empty() {
+            return None;
+        }
+        let interval = bootstrap_median(&[ratios.to_vec()]);
+        let verdict = match better {
+            _ if ratios.len() < Comparison::PAIRS_MIN => Verdict::Unknown,
+            Better::Higher if interval.low > 1.0 => Verdict::Better,
+            Better::Higher if interval.high < 1.0 => Verdict::Worse,
+            Better::Lower if interval.high < 1.0 => Verdict::Better,
+            Better::Lower if interval.low > 1.0 => Verdict::Worse,
+            _ => Verdict::Indistinguishable,
+        };
+        Some(Comparison { interval, pairs: ratios.len(), verdict })
+    }
+
+    /// Half of the interval, as a part of the median.
+    pub fn half_width(&self) -> f64 {
+        (self.interval.high - self.interval.low) / 2.0 / self.interval.median
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Interval { median, low, high } = self.interval;
+        let mark = match self.verdict {
+            Verdict::Better | Verdict::Worse => "",
+            Verdict::Indistinguishable => " =",
+            Verdict::Unknown => " ?",
+        };
+        write!(f, "{median:.3} ({low:.3} - {high:.3}){mark}")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +146,16 @@ mod tests {
         // Two groups, each without spread: half of the draws hold both, a quarter each only one of them.
         let interval = bootstrap_median(&[vec![1.0; 20], vec![2.0; 20]]);
         assert_eq!((interval.low, interval.high), (1.0, 2.0));
+    }
+
+    #[test]
+    fn only_an_interval_without_one_in_it_tells_two_apart() {
+        let verdict = |ratios: &[f64], better| Comparison::of(ratios, better).map(|comparison| comparison.verdict);
+        let faster = [1.1, 1.2, 1.15, 1.12, 1.18, 1.13];
+        assert_eq!(verdict(&faster, Better::Higher), Some(Verdict::Better));
+        assert_eq!(verdict(&faster, Better::Lower), Some(Verdict::Worse));
+        assert_eq!(verdict(&faster[..5], Better::Higher), Some(Verdict::Unknown));
+        assert_eq!(verdict(&[0.9, 1.1, 0.95, 1.05, 1.0, 1.02], Better::Higher), Some(Verdict::Indistinguishable));
+        assert_eq!(verdict(&[], Better::Higher), None);
     }
 }

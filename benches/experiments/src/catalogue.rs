@@ -1,0 +1,30 @@
+//! The experiments there are, a file each: what is run, and what its report says beyond what every report does.
+
+use crate::definition::{Experiment, HostFacts};
+use crate::report::Section;
+use crate::results::Results;
+
+mod quick;
+
+/// An experiment of ours.
+pub trait Catalogued: Sync {
+    /// What somebody types.
+    fn name(&self) -> &'static str;
+
+    /// What it shows, in a line.
+    fn summary(&self) -> &'static str;
+
+    /// What is run on such a host. What the host cannot show is an absent cell, with the reason.
+    fn define(&self, host: &HostFacts) -> Experiment;
+
+    /// What its report has first, before what every report has: its own tables and pictures, its seed's figures beside ours.
+    fn sections(&self, results: &Results) -> Vec<Section>;
+}
+
+/// All of them, in the order of the list.
+pub const ALL: [&dyn Catalogued; 1] = [&quick::Quick];
+
+/// The one of that name.
+pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {
+    ALL.into_iter().find(|experiment| experiment.name() == name)
+}

@@ -1,0 +1,194 @@
+//! An experiment as data: what is compared (arms), on what (cases), and what has to be run for each of both.
+//!
+//! ```text
+//!              arm base      arm auto      arm hugetlb
+//!   case CG A   job           job           job          one round: a row from left to right, each row begins one further
+//!   case IS A   job           job           absent: why
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// An experiment for this host.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Experiment {
+    /// What somebody types.
+    pub name: String,
+    /// What it is called in a report.
+    pub title: String,
+    /// What it asks, in a sentence or two.
+    pub question: String,
+    /// Where its form comes from, if it repeats somebody's measurements.
+    pub source: Option<String>,
+    /// How often each job runs.
+    pub rounds: u32,
+    /// What is compared. Ratios are to the first.
+    pub arms: Vec<Arm>,
+    /// On what.
+    pub cases: Vec<Case>,
+}
+
+/// A way to do it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Arm {
+    /// A word.
+    pub name: String,
+    /// What it is.
+    pub summary: String,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Case {
+    /// As rows are called: `CG A`.
+    pub name: String,
+    /// Unit of its figure.
+    pub unit: String,
+    /// Host memory that is warmed before each of its runs: what the largest of them touches.
+    pub working_set_mib: u64,
+    /// Its part of each arm, in the order of the arms.
+    pub cells: Vec<Cell>,
+}
+
+/// A case in an arm.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cell {
+    /// This is run.
+    Job(Box<Job>),
+    /// Nothing is run, and no figure is made up: this is why.
+    Absent(String),
+}
+
+impl Cell {
+    /// Runs this.
+    pub fn of(job: Job) -> Cell {
+        Cell::Job(Box::new(job))
+    }
+}
+
+/// A run, and what the host has to be like for it.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Job {
+    /// What is run.
+    pub work: Work,
+    /// In what state of the host.
+    #[serde(default)]
+    pub host: HostState,
+    /// How long it is thought to take, before any has run.
+    pub seconds_guess: f64,
+    /// Whether it gives the same each time, so that one round is enough: simulations do.
+    #[serde(default)]
+    pub is_exact: bool,
+}
+
+/// What is run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Work {
+    /// `wideleaf run` with these arguments behind it.
+    Run {
+        /// The first is the kernel.
+        arguments: Vec<String>,
+    },
+}
+
+/// What the host has to be like while a job runs; it is put back afterwards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct HostState {
+    /// Pages of 2 MiB that the hugetlb pool has free.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pool_pages_2m: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Job {
+    /// `wideleaf run` with these arguments.
+    pub fn run(arguments: &[&str], seconds_guess: f64) -> Job {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Job { work: Work::Run { arguments }, host: HostState::default(), seconds_guess, is_exact: false }
+    }
+
+    /// The same with so many pages of 2 MiB free in the hugetlb pool.
+    #[must_use]
+    pub fn with_pool(mut self, pages_2m: u64) -> Job {
+        self.host.pool_pages_2m = pages_2m;
+        self
+    }
+
+    /// As somebody would type it.
+    pub fn command(&self) -> String {
+        match &self.work {
+            Work::Run { arguments } => format!("wideleaf run {}", typed(arguments)),
+        }
+    }
+}
+
+/// Arguments as a shell takes them.
+pub fn typed(arguments: &[String]) -> String {
+    let is_plain = |argument: &str| {
+        !argument.is_empty() && argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c))
+    };
+    let quote = |argument: &String| match is_plain(argument) {
+        true => argument.clone(),
+        false => format!("'{}'", argument.replace('\'', r"'\''")),
+    };
+    arguments.iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
+impl Experiment {
+    /// How often the job of a cell runs.
+    pub fn rounds_of(&self, job: &Job) -> u32 {
+        if job.is_exact { 1 } else { self.rounds }
+    }
+
+    /// The job of a case in an arm, both by their place.
+    pub fn job(&self, case: usize, arm: usize) -> Option<&Job> {
+        match self.cases.get(case)?.cells.get(arm)? {
+            Cell::Job(job) => Some(job),
+            Cell::Absent(_) => None,
+        }
+    }
+}
+
+/// What an experiment is made for: it asks for no more than this host has.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct HostFacts {
+    /// Processors online.
+    pub cpus: u32,
+    /// Memory that is free or can be freed.
+    pub memory_available_mib: u64,
+    /// Why guests cannot be run here, if so.
+    pub why_no_kvm: Option<String>,
+    /// How KVM pages guests: `shadow`, `ept`, `npt`, `none`.
+    pub paging: String,
+    /// Whether QEMU is installed.
+    pub has_qemu: bool,
+    /// Why the hugetlb pool of 2 MiB cannot be made larger, if so.
+    pub why_no_pool_2m: Option<String>,
+    /// Free giant pages.
+    pub free_pages_1g: u64,
+    /// Whether settings of the host may be changed: we are root.
+    pub is_root: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_can_be_typed_as_it_is_shown() {
+        let job = Job::run(&["gups", "--cmdline", "log2_words=25 seed=it's"], 1.0);
+        assert_eq!(job.command(), r"wideleaf run gups --cmdline 'log2_words=25 seed=it'\''s'");
+    }
+
+    #[test]
+    fn a_definition_survives_a_file() {
+        let job = Job::run(&["npb.cg"], 2.5).with_pool(9);
+        let text = serde_json::to_string(&job).expect("plain data");
+        assert_eq!(serde_json::from_str::<Job>(&text).expect("what was written"), job);
+    }
+}

@@ -1,0 +1,219 @@
+//! What every report has: what is missing, the figures of each case and arm, ratios to the first arm, what was run, and on what machine.
+
+use crate::definition::{Cell, Experiment};
+use crate::metric::{Better, Metric};
+use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
+use crate::results::{Environment, Evidence, Results, RunOutcome};
+use crate::statistics::{Comparison, Verdict, bootstrap_median};
+
+/// What is not as it should be comes first.
+pub fn lead(results: &Results) -> Vec<String> {
+    let failed: Vec<String> = results
+        .runs
+        .iter()
+        .filter_map(|run| match &run.outcome {
+            RunOutcome::Failed(why) => Some(format!("{}, {}, round {}: {why}", run.case, run.arm, run.round)),
+            RunOutcome::Measured(_) => None,
+        })
+        .collect();
+    let mut lead = Vec::new();
+    if !failed.is_empty() {
+        lead.push(format!("{} of {} runs failed: {}.", failed.len(), results.runs.len(), failed.join("; ")));
+    }
+    if !results.is_complete {
+        let left = crate::schedule::left(&results.experiment, &results.runs).len();
+        lead.push(format!("This is not all of it: {left} runs were not made."));
+    }
+    lead
+}
+
+/// The sections.
+pub fn sections(results: &Results) -> Vec<Section> {
+    let sections = [ratios(results), figures(results), what_was_run(&results.experiment), machine(results)];
+    sections.into_iter().flatten().collect()
+}
+
+/// Arm by arm against the first one, for what has a better and a worse.
+fn ratios(results: &Results) -> Option<Section> {
+    let experiment = &results.experiment;
+    let (first, others) = experiment.arms.split_first()?;
+    let columns: Vec<Column> = std::iter::once(Column::text("case"))
+        .chain(others.iter().map(|arm| Column::number(format!("{} : {}", arm.name, first.name))))
+        .collect();
+    let mut grid =
+        Grid { caption: "Ratios of the figure within a round: median, 95 % interval".into(), columns, rows: vec![] };
+    let mut bars = Bars {
+        name: "ratios".into(),
+        caption: format!("Figure of each case, as a ratio to {}; median and 95 % interval", first.name),
+        axis: format!("ratio to {}", first.name),
+        reference: Some(1.0),
+        series: others.iter().map(|arm| arm.name.clone()).collect(),
+        groups: vec![],
+    };
+    for case in &experiment.cases {
+        let compare = |arm: &crate::definition::Arm| {
+            Comparison::of(&results.ratios(&case.name, &arm.name, &first.name, Metric::Figure), Better::Higher)
+        };
+        let compared: Vec<Option<Comparison>> = others.iter().map(compare).collect();
+        if compared.iter().all(Option::is_none) {
+            continue;
+        }
+        let cell = |comparison: &Option<Comparison>| comparison.as_ref().map_or("-".into(), Comparison::to_string);
+        grid.rows.push(std::iter::once(case.name.clone()).chain(compared.iter().map(cell)).collect());
+        let bar = |comparison: &Option<Comparison>| {
+            comparison.as_ref().map(|c| (c.interval.median, c.interval.low, c.interval.high))
+        };
+        bars.groups.push(BarGroup { name: case.name.clone(), bars: compared.iter().map(bar).collect() });
+    }
+    if grid.rows.is_empty() {
+        return None;
+    }
+    let what = format!("Above 1 an arm is faster than {}. {}", first.name, Verdict::LEGEND);
+    Some(Section { title: "Ratios".into(), paragraphs: vec![what], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
+}
+
+/// Every metric that some run has, its median over the rounds.
+fn figures(results: &Results) -> Option<Section> {
+    let experiment = &results.experiment;
+    let is_there = |metric: &Metric| {
+        results.runs.iter().any(|run| run.measured().is_some_and(|measured| measured.metrics.contains_key(metric)))
+    };
+    let metrics: Vec<Metric> = Metric::ALL.into_iter().filter(is_there).collect();
+    let heading = |metric: &Metric| match metric.unit() {
+        "" => Column::number(metric.title()),
+        unit => Column::number(format!("{}, {unit}", metric.title())),
+    };
+    let head = [Column::text("case"), Column::text("arm"), Column::number("rounds"), Column::text("evidence")];
+    let mut grid = Grid {
+        caption: "All figures: medians over the rounds".into(),
+        columns: head.into_iter().chain(metrics.iter().map(heading)).collect(),
+        rows: vec![],
+    };
+    for case in &experiment.cases {
+        for (arm, cell) in experiment.arms.iter().zip(&case.cells) {
+            let values = |metric: &Metric| results.values(&case.name, &arm.name, *metric);
+            let median = |metric: &Metric| {
+                let values: Vec<f64> = values(metric).into_iter().map(|(_, value)| value).collect();
+                if values.is_empty() {
+                    return "-".to_owned();
+                }
+                let median = number(crate::statistics::median(values));
+                if *metric == Metric::Figure { format!("{median} {}", case.unit) } else { median }
+            };
+            let rounds = results.runs_of(&case.name, &arm.name).filter(|run| run.measured().is_some()).count();
+            let evidence = results.runs_of(&case.name, &arm.name).find_map(|run| Some(run.measured()?.evidence));
+            let evidence = match (cell, evidence) {
+                (Cell::Absent(_), _) => "absent",
+                (_, Some(Evidence::Measured)) => "measured",
+                (_, Some(Evidence::Simulated)) => "simulated",
+                (_, Some(Evidence::Lab)) => "lab",
+                (_, None) => "-",
+            };
+            let head = [case.name.clone(), arm.name.clone(), rounds.to_string(), evidence.to_owned()];
+            grid.rows.push(head.into_iter().chain(metrics.iter().map(median)).collect());
+        }
+    }
+    (!metrics.is_empty()).then(|| Section { title: "Figures".into(), tables: vec![grid], ..Section::default() })
+}
+
+/// The arms, the commands, and what was not run.
+fn what_was_run(experiment: &Experiment) -> Option<Section> {
+    let mut arms =
+        Grid { caption: "Arms".into(), columns: vec![Column::text("arm"), Column::text("what it is")], rows: vec![] };
+    arms.rows.extend(experiment.arms.iter().map(|arm| vec![arm.name.clone(), arm.summary.clone()]));
+    let columns = vec![Column::text("case"), Column::text("arm"), Column::text("command, or why there is none")];
+    let mut commands = Grid { caption: "Commands".into(), columns, rows: vec![] };
+    for case in &experiment.cases {
+        for (arm, cell) in experiment.arms.iter().zip(&case.cells) {
+            let what = match cell {
+                Cell::Job(job) => job.command(),
+                Cell::Absent(why) => format!("not run: {why}"),
+            };
+            commands.rows.push(vec![case.name.clone(), arm.name.clone(), what]);
+        }
+    }
+    let paragraphs = experiment.source.iter().map(|source| format!("In the form of {source}.")).collect();
+    Some(Section { title: "What was run".into(), paragraphs, tables: vec![arms, commands], plots: vec![] })
+}
+
+/// The machine.
+fn machine(results: &Results) -> Option<Section> {
+    let Environment {
+        wideleaf,
+        kernel,
+        cpu,
+        microcode,
+        cpus,
+        numa_nodes,
+        memory_total_mib,
+        memory_available_mib,
+        paging,
+        is_virtual,
+        has_pmu,
+        thp,
+        khugepaged,
+        governor,
+        load_1m,
+        not_controlled,
+    } = &results.environment;
+    let says = |yes: &bool| if *yes { "yes" } else { "no" }.to_owned();
+    let stolen: f64 = results.runs.iter().filter_map(|run| run.measured()?.metrics.get(&Metric::StolenMs)).sum();
+    let rows = [
+        ("wideleaf", wideleaf.clone()),
+        ("began, ended", format!("{}, {}", results.started, results.ended)),
+        ("ran for", format!("{:.1} min, {} runs", results.elapsed_s / 60.0, results.runs.len())),
+        ("CPU", format!("{cpus} x {cpu}, microcode {microcode}")),
+        ("kernel", kernel.clone()),
+        ("paging of guests", paging.clone()),
+        ("is itself a virtual machine", says(is_virtual)),
+        ("event counters (PMU)", says(has_pmu)),
+        (
+            "memory, MiB",
+            format!("{memory_total_mib}, of which {memory_available_mib} available; {numa_nodes} NUMA nodes"),
+        ),
+        ("THP enabled, shmem, defrag", thp.join(", ")),
+        ("khugepaged", format!("{} pages every {} ms", khugepaged[1], khugepaged[0])),
+        ("frequency governor", if governor.is_empty() { "none".into() } else { governor.clone() }),
+        ("load at the start", load_1m.to_string()),
+        ("stolen by the hypervisor during all runs, ms", format!("{stolen:.0}")),
+        ("not controlled", not_controlled.join(", ")),
+    ];
+    let columns = vec![Column::text("what"), Column::text("value")];
+    let rows = rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
+    let grid = Grid { caption: "The machine".into(), columns, rows };
+    Some(Section { title: "The machine".into(), tables: vec![grid], ..Section::default() })
+}
+
+/// A number with four figures, or whole where it is large.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.1}"),
+        v if v >= 10.0 => format!("{value:.2}"),
+        v if v >= 1.0 => format!("{value:.3}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// The median of values with its interval, as tables print it.
+pub fn interval(values: &[f64]) -> String {
+    if values.is_empty() {
+        return "-".into();
+    }
+    let interval = bootstrap_median(&[values.to_vec()]);
+    format!("{} ({} - {})", number(interval.median), number(interval.low), number(interval.high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_four_figures() {
+        assert_eq!(
+            [0.0, 0.01234, 1.2345, 45.678, 123.456, 123_456.7].map(number),
+            ["0", "0.0123", "1.234", "45.68", "123.5", "123457"]
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! Whose turn it is: arms alternate within a round, and rounds go over all cases before any case has its next one, so that an experiment that
+//! is ended early is a shorter experiment and no other one.
+
+use std::time::Duration;
+
+use crate::definition::Experiment;
+use crate::results::Run;
+
+/// A run that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Place of its case.
+    pub case: usize,
+    /// Place of its arm.
+    pub arm: usize,
+    /// Counted from one.
+    pub round: u32,
+}
+
+/// All turns of an experiment in their order. In each round the arm after the one that began the last begins: none is always the one after the
+/// warming, or after its neighbour.
+pub fn turns(experiment: &Experiment) -> Vec<Turn> {
+    let arms = experiment.arms.len();
+    let mut turns = Vec::new();
+    for round in 1..=experiment.rounds {
+        for case in 0..experiment.cases.len() {
+            for step in 0..arms {
+                let arm = (round as usize - 1 + step) % arms;
+                if experiment.job(case, arm).is_some_and(|job| round <= experiment.rounds_of(job)) {
+                    turns.push(Turn { case, arm, round });
+                }
+            }
+        }
+    }
+    turns
+}
+
+/// The turns that no run was made for.
+pub fn left(experiment: &Experiment, runs: &[Run]) -> Vec<Turn> {
+    let is_made = |turn: &Turn| {
+        let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
+        runs.iter().any(|run| run.case == *case && run.arm == *arm && run.round == turn.round)
+    };
+    turns(experiment).into_iter().filter(|turn| !is_made(turn)).collect()
+}
+
+/// How long a turn is thought to take: as long as the median of those that were made like it, else as guessed.
+pub fn expected(experiment: &Experiment, runs: &[Run], turn: Turn) -> Duration {
+    let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
+    let made: Vec<f64> = runs.iter().filter(|run| run.case == *case && run.arm == *arm).map(|run| run.took_s).collect();
+    let guess = || experiment.job(turn.case, turn.arm).map_or(0.0, |job| job.seconds_guess);
+    let seconds = if made.is_empty() { guess() } else { crate::statistics::median(made) };
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
+/// How long turns are thought to take together.
+pub fn expected_of_all(experiment: &Experiment, runs: &[Run], turns: &[Turn]) -> Duration {
+    turns.iter().map(|turn| expected(experiment, runs, *turn)).sum()
+}
+
+/// The turn to be made next within what is left of the budget. A round of a case is made whole or not at all: half a round has
+/// nothing to be compared with.
+pub fn next(experiment: &Experiment, runs: &[Run], budget_left: Option<Duration>) -> Option<Turn> {
+    let left = left(experiment, runs);
+    let first = *left.first()?;
+    let row: Vec<Turn> =
+        left.into_iter().take_while(|turn| (turn.case, turn.round) == (first.case, first.round)).collect();
+    let is_affordable = budget_left.is_none_or(|budget| expected_of_all(experiment, runs, &row) <= budget);
+    let is_begun =
+        row.len() < turns(experiment).iter().filter(|t| (t.case, t.round) == (first.case, first.round)).count();
+    (is_affordable || is_begun).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::{Arm, Case, Cell, Job};
+    use crate::results::{Measured, RunOutcome};
+
+    fn experiment() -> Experiment {
+        let arm = |name: &str| Arm { name: name.into(), summary: String::new() };
+        let job = || Cell::of(Job::run(&["gups"], 10.0));
+        let exact = || Cell::of(Job { is_exact: true, ..Job::run(&["gups"], 10.0) });
+        let case = |name: &str, cells| Case { name: name.into(), unit: "x".into(), working_set_mib: 1, cells };
+        Experiment {
+            name: "e".into(),
+            title: String::new(),
+            question: String::new(),
+            source: None,
+            rounds: 2,
+            arms: vec![arm("a"), arm("b"), arm("c")],
+            cases: vec![
+                case("one", vec![job(), job(), Cell::Absent("no such page".into())]),
+                case("two", vec![job(), job(), exact()]),
+            ],
+        }
+    }
+
+    fn run(experiment: &Experiment, turn: Turn, took_s: f64) -> Run {
+        Run {
+            case: experiment.cases[turn.case].name.clone(),
+            arm: experiment.arms[turn.arm].name.clone(),
+            round: turn.round,
+            at_s: 0.0,
+            took_s,
+            load_1m: 0.0,
+            outcome: RunOutcome::Measured(Measured::default()),
+        }
+    }
+
+    #[test]
+    fn arms_alternate_and_all_cases_have_a_round_before_any_has_two() {
+        let order: Vec<_> = turns(&experiment()).iter().map(|turn| (turn.round, turn.case, turn.arm)).collect();
+        let first = [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (1, 1, 2)];
+        let second = [(2, 0, 1), (2, 0, 0), (2, 1, 1), (2, 1, 0)]; // b begins; the exact job ran already
+        assert_eq!(order, [&first[..], &second[..]].concat());
+    }
+
+    #[test]
+    fn what_was_run_is_not_run_again_and_teaches_how_long_the_rest_takes() {
+        let experiment = experiment();
+        let all = turns(&experiment);
+        let runs: Vec<Run> = all[..2].iter().map(|turn| run(&experiment, *turn, 3.0)).collect();
+        assert_eq!(next(&experiment, &runs, None), Some(all[2]));
+        // Left: three of case two as guessed, two of case one as they took, two of case two as guessed.
+        let left = left(&experiment, &runs);
+        assert_eq!(expected_of_all(&experiment, &runs, &left), Duration::from_secs(3 * 10 + 2 * 3 + 2 * 10));
+    }
+
+    #[test]
+    fn a_round_that_the_budget_does_not_pay_is_not_begun_but_one_that_is_begun_is_ended() {
+        let experiment = experiment();
+        let all = turns(&experiment);
+        assert_eq!(next(&experiment, &[], Some(Duration::from_secs(19))), None);
+        assert_eq!(next(&experiment, &[], Some(Duration::from_secs(20))), Some(all[0]));
+        let begun = [run(&experiment, all[0], 10.0)];
+        assert_eq!(next(&experiment, &begun, Some(Duration::ZERO)), Some(all[1]));
+    }
+}

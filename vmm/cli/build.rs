@@ -1,0 +1,21 @@
+//! Tells the program which revision it is built from: results of experiments name it.
+
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rustc-env=WIDELEAF_REVISION={}", git(&["describe", "--always", "--dirty", "--abbrev=12"]));
+    println!("cargo::rerun-if-changed=src");
+    for file in ["HEAD", "logs/HEAD"] {
+        let path = git(&["rev-parse", "--git-path", file]);
+        if std::path::Path::new(&path).exists() {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+}
+
+/// What git says, or nothing where there is no git or no repository: a package of sources has neither.
+fn git(arguments: &[&str]) -> String {
+    let output = Command::new("git").args(arguments).output();
+    let said = output.ok().filter(|output| output.status.success());
+    said.and_then(|output| String::from_utf8(output.stdout).ok()).map(|text| text.trim().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,184 @@
+//! `wideleaf experiment`: makes the runs that an experiment consists of, and says what came of them. What is run and what it says is in
+//! `benches/experiments`; here is how.
+//!
+//! ```text
+//!   catalogue::by_name ─▶ define(this host) ─▶ schedule ─▶ jobs: one child a run ─▶ store: the file, whole after each run ─▶ report
+//!                          or a file, --resume ┘     ▲ budget, Ctrl-C
+//! ```
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use wideleaf_experiments::catalogue;
+use wideleaf_experiments::report::{Report, text};
+
+use crate::args::parse_timeout;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::output::say;
+use crate::report::table;
+
+mod environment;
+mod host;
+mod jobs;
+mod runner;
+mod store;
+
+use runner::Runner;
+use store::Store;
+
+const EXAMPLES: &str = "\
+Examples:
+  What there is, and how long it takes here:
+    wideleaf experiment list
+
+  The README's picture, and a page to show:
+    wideleaf experiment run quick --output quick.json --html quick.html
+
+  At most twenty minutes of one; later the rest:
+    wideleaf experiment run policies --budget 20m --output policies.json
+    wideleaf experiment run policies --resume policies.json
+
+  The same results again, as Markdown tables:
+    wideleaf experiment report policies.json --format markdown";
+
+/// `wideleaf experiment`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct ExperimentArgs {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: ExperimentCommand,
+}
+
+/// The subcommands of `wideleaf experiment`.
+#[derive(Debug, Subcommand)]
+pub enum ExperimentCommand {
+    /// Show the experiments, what they ask, and how long they take on this host
+    List,
+    /// Run one: arms in turn, host memory warmed before each run, a file that is whole after every run
+    Run(RunExperimentArgs),
+    /// Show what a file of results says
+    Report(ReportArgs),
+}
+
+/// `wideleaf experiment run`.
+#[derive(Args, Debug)]
+pub struct RunExperimentArgs {
+    /// Which: `wideleaf experiment list` shows them
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// Rounds, instead of the experiment's own; fewer than 6 leave a median without a 95 % interval
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "resume")]
+    pub rounds: Option<u32>,
+
+    /// Begin no round that would end later than this: a number with s, m or h behind it
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    pub budget: Option<Duration>,
+
+    /// Write the results there [default: NAME-DATE.json in this folder]
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    pub output: Option<PathBuf>,
+
+    /// Go on with these results: only what is missing is run
+    #[arg(long, value_name = "FILE")]
+    pub resume: Option<PathBuf>,
+
+    /// Write the report there too, as one HTML file with its pictures
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Show what would be run and how long that takes, and end
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// `wideleaf experiment report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// What `experiment run` wrote
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`Failure`]; the runs that were made are in the file, and nothing else is left.
+pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
+    match &args.command {
+        ExperimentCommand::List => list(),
+        ExperimentCommand::Run(args) => run(args),
+        ExperimentCommand::Report(args) => report(args),
+    }
+}
+
+fn list() -> Result<(), Failure> {
+    let host = host::facts();
+    let mut list = table(&["experiment", "what it shows", "rounds", "runs", "about"]);
+    for known in catalogue::ALL {
+        let experiment = known.define(&host);
+        let turns = wideleaf_experiments::schedule::turns(&experiment);
+        let time = wideleaf_experiments::schedule::expected_of_all(&experiment, &[], &turns);
+        let minutes = format!("{:.0} min", (time.as_secs_f64() / 60.0).ceil());
+        let [rounds, runs] = [experiment.rounds.to_string(), turns.len().to_string()];
+        list.add_row([known.name(), known.summary(), &rounds, &runs, &minutes]);
+    }
+    say_out(&format!("{list}\n"));
+    Ok(())
+}
+
+fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
+    let known = catalogue::by_name(&args.name).ok_or_else(|| unknown(&args.name))?;
+    let interrupts = Interrupts::install()?;
+    let mut store = match &args.resume {
+        Some(file) => Store::resume(file, known.name())?,
+        None => {
+            let mut experiment = known.define(&host::facts());
+            experiment.rounds = args.rounds.unwrap_or(experiment.rounds);
+            if args.dry_run {
+                return dry_run(&experiment);
+            }
+            Store::create(args.output.as_deref(), experiment)?
+        }
+    };
+    let ended = Runner { store: &mut store, budget: args.budget, interrupts: &interrupts }.run();
+    if let Err(failure) = ended {
+        return Err(store.with_way_to_go_on(failure));
+    }
+    let report = Report::of(store.results());
+    say_out(&text::text(&report));
+    say(format_args!("results: {}", store.path().display()));
+    Ok(())
+}
+
+fn dry_run(experiment: &wideleaf_experiments::definition::Experiment) -> Result<(), Failure> {
+    let turns = wideleaf_experiments::schedule::turns(experiment);
+    let time = wideleaf_experiments::schedule::expected_of_all(experiment, &[], &turns);
+    for turn in turns.iter().filter(|turn| turn.round == 1) {
+        let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
+        let command = experiment.job(turn.case, turn.arm).map(|job| job.command()).unwrap_or_default();
+        say_out(&format!("{case}, {arm}: {command}\n"));
+    }
+    say_out(&format!("{} runs, about {:.0} s\n", turns.len(), time.as_secs_f64()));
+    Ok(())
+}
+
+fn report(args: &ReportArgs) -> Result<(), Failure> {
+    let results = store::read(&args.file)?;
+    say_out(&text::text(&Report::of(&results)));
+    Ok(())
+}
+
+fn unknown(name: &str) -> Failure {
+    let known: Vec<&str> = catalogue::ALL.iter().map(|experiment| experiment.name()).collect();
+    Failure::Usage(format!("there is no experiment {name:?}: there are {}", known.join(", ")))
+}
+
+/// Prints to standard output; who does not read it any more is not an error.
+fn say_out(text: &str) {
+    use std::io::Write as _;
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

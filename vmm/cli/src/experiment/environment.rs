@@ -1,0 +1,66 @@
+//! The machine that results are from, read once at the start.
+
+use std::fs;
+use std::path::Path;
+
+use wideleaf_experiments::results::Environment;
+
+use crate::run::guest;
+
+/// Reads it; what cannot be read stays empty.
+pub(super) fn capture() -> Environment {
+    let base = crate::environment::Environment::capture();
+    let thp = |file: &str| chosen(&read(&format!("/sys/kernel/mm/transparent_hugepage/{file}")));
+    let khugepaged = |file: &str| {
+        read(&format!("/sys/kernel/mm/transparent_hugepage/khugepaged/{file}")).parse().unwrap_or_default()
+    };
+    let has_pmu = Path::new("/sys/bus/event_source/devices/cpu").exists();
+    let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    let mut not_controlled = vec!["other load on the machine and on its host".to_owned()];
+    if governor != "performance" {
+        not_controlled.push("CPU frequency".into());
+    }
+    if base.is_virtual {
+        not_controlled.push("page sizes of the hypervisor below".into());
+    }
+    let revision = env!("WIDELEAF_REVISION");
+    Environment {
+        wideleaf: if revision.is_empty() { base.wideleaf } else { format!("{} ({revision})", base.wideleaf) },
+        kernel: base.kernel,
+        cpu: base.cpu,
+        microcode: microcode(&read("/proc/cpuinfo")),
+        cpus: base.cpus,
+        numa_nodes: numa_nodes(Path::new("/sys/devices/system/node")),
+        memory_total_mib: base.memory_total_kib / 1024,
+        memory_available_mib: base.memory_available_kib / 1024,
+        paging: guest::paging_name().unwrap_or("none").to_owned(),
+        is_virtual: base.is_virtual,
+        has_pmu,
+        thp: [thp("enabled"), thp("shmem_enabled"), thp("defrag")],
+        khugepaged: [khugepaged("scan_sleep_millisecs"), khugepaged("pages_to_scan")],
+        governor,
+        load_1m: base.load_1m,
+        not_controlled,
+    }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+/// The word in brackets: `always [madvise] never`.
+fn chosen(setting: &str) -> String {
+    setting.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']')).unwrap_or(setting).to_owned()
+}
+
+fn microcode(cpuinfo: &str) -> String {
+    let value = cpuinfo.lines().find_map(|line| line.strip_prefix("microcode")?.split_once(':'));
+    value.map_or_else(String::new, |(_, revision)| revision.trim().to_owned())
+}
+
+/// `node0`, `node1`, … (Documentation/ABI/stable/sysfs-devices-node).
+fn numa_nodes(folder: &Path) -> u32 {
+    let is_node = |name: &str| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_str().is_some_and(is_node)).count() as u32
+}

@@ -1,0 +1,28 @@
+//! What an experiment is made for: what this host has.
+
+use std::process::{Command, Stdio};
+
+use wideleaf_experiments::definition::HostFacts;
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_policies::PageSize;
+
+use crate::environment::Environment;
+use crate::run::guest;
+
+/// This host's.
+pub(super) fn facts() -> HostFacts {
+    let environment = Environment::capture();
+    let is_root = nix::unistd::geteuid().is_root();
+    let qemu = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let free_1g = HugetlbPools::of_this_machine().status(PageSize::Giant1G).map_or(0, |pool| pool.available());
+    HostFacts {
+        cpus: environment.cpus,
+        memory_available_mib: environment.memory_available_kib / 1024,
+        why_no_kvm: guest::why_no_kvm(),
+        paging: guest::paging_name().unwrap_or("none").to_owned(),
+        has_qemu: qemu.is_ok_and(|status| status.success()),
+        why_no_pool_2m: (!is_root).then(|| "only root may make the hugetlb pool larger".to_owned()),
+        free_pages_1g: free_1g,
+        is_root,
+    }
+}

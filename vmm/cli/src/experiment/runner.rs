@@ -1,0 +1,84 @@
+//! Makes one run after the other.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use wideleaf_experiments::definition::Job;
+use wideleaf_experiments::results::{Run, RunOutcome};
+use wideleaf_experiments::schedule::{self, Turn};
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_policies::units::mib;
+
+use crate::experiment::jobs;
+use crate::experiment::store::Store;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::run::visible_bar;
+
+/// All that is left of an experiment.
+pub(super) struct Runner<'a> {
+    /// Where runs go.
+    pub store: &'a mut Store,
+    /// How long it may take, this time.
+    pub budget: Option<Duration>,
+    /// Ctrl-C.
+    pub interrupts: &'a Interrupts,
+}
+
+impl Runner<'_> {
+    /// Makes the runs that are missing, as far as the budget goes.
+    pub(super) fn run(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        let ran_before = self.store.results().elapsed_s;
+        let left = schedule::left(&self.store.results().experiment, &self.store.results().runs).len();
+        let bar = visible_bar(left as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let budget_left = |budget: Duration| budget.saturating_sub(began.elapsed());
+        while let Some(turn) = self.next(self.budget.map(budget_left)) {
+            self.interrupts.check()?;
+            self.show(&bar, turn);
+            let run = self.make(turn, ran_before + began.elapsed().as_secs_f64())?;
+            self.store.add(run, ran_before + began.elapsed().as_secs_f64())?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn next(&self, budget_left: Option<Duration>) -> Option<Turn> {
+        let results = self.store.results();
+        schedule::next(&results.experiment, &results.runs, budget_left)
+    }
+
+    fn show(&self, bar: &ProgressBar, turn: Turn) {
+        let results = self.store.results();
+        let experiment = &results.experiment;
+        let left = schedule::left(experiment, &results.runs);
+        let minutes = schedule::expected_of_all(experiment, &results.runs, &left).as_secs_f64() / 60.0;
+        let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
+        bar.set_message(format!("round {}: {case}, {arm}; about {minutes:.1} min left", turn.round));
+    }
+
+    /// One run. A run that fails is a result too; only what would make all others fail ends the experiment.
+    fn make(&self, turn: Turn, at_s: f64) -> Result<Run, Failure> {
+        let experiment = &self.store.results().experiment;
+        let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
+        let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
+        let load_1m = crate::environment::Environment::capture().load_1m;
+        let began = Instant::now();
+        let outcome = match self.measure(job, case.working_set_mib) {
+            Ok(measured) => RunOutcome::Measured(measured),
+            Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(failure) => RunOutcome::Failed(failure.to_string()),
+        };
+        self.interrupts.check()?;
+        let (case, arm) = (case.name.clone(), arm.name.clone());
+        Ok(Run { case, arm, round: turn.round, at_s, took_s: began.elapsed().as_secs_f64(), load_1m, outcome })
+    }
+
+    fn measure(&self, job: &Job, working_set_mib: u64) -> Result<wideleaf_experiments::results::Measured, Failure> {
+        warm_host_memory(mib(working_set_mib))
+            .map_err(|error| Failure::Host(format!("cannot warm {working_set_mib} MiB of memory: {error}")))?;
+        jobs::run(job, self.interrupts)
+    }
+}

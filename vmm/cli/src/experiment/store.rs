@@ -1,0 +1,119 @@
+//! The file of results: whole after every run, so that whatever ends an experiment, what was run is not run again.
+
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use wideleaf_experiments::definition::Experiment;
+use wideleaf_experiments::results::{FORMAT, Results, Run};
+use wideleaf_experiments::schedule;
+
+use crate::experiment::environment;
+use crate::failure::Failure;
+
+/// A file of results that grows.
+#[derive(Debug)]
+pub(super) struct Store {
+    path: PathBuf,
+    results: Results,
+}
+
+impl Store {
+    /// A new file, tried at once: an hour of runs is not lost to a typo.
+    pub(super) fn create(path: Option<&Path>, experiment: Experiment) -> Result<Store, Failure> {
+        let now = now();
+        let dated = || PathBuf::from(format!("{}-{}.json", experiment.name, now.replace(':', "").replace('-', "")));
+        let path = path.map_or_else(dated, Path::to_path_buf);
+        let results = Results {
+            wideleaf_experiment: FORMAT,
+            environment: environment::capture(),
+            started: now.clone(),
+            ended: now,
+            elapsed_s: 0.0,
+            is_complete: false,
+            runs: vec![],
+            experiment,
+        };
+        let store = Store { path, results };
+        store.write()?;
+        Ok(store)
+    }
+
+    /// The file of an experiment that was not finished.
+    pub(super) fn resume(path: &Path, name: &str) -> Result<Store, Failure> {
+        let results = read(path)?;
+        if results.experiment.name != name {
+            let has = &results.experiment.name;
+            return Err(Failure::Usage(format!("{} has results of {has}, not of {name}", path.display())));
+        }
+        Ok(Store { path: path.to_path_buf(), results })
+    }
+
+    /// What is in it.
+    pub(super) fn results(&self) -> &Results {
+        &self.results
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One run more, `elapsed_s` after the experiment began.
+    pub(super) fn add(&mut self, run: Run, elapsed_s: f64) -> Result<(), Failure> {
+        self.results.runs.push(run);
+        self.results.ended = now();
+        self.results.elapsed_s = elapsed_s;
+        self.results.is_complete = schedule::left(&self.results.experiment, &self.results.runs).is_empty();
+        self.write()
+    }
+
+    /// The failure, and how to go on.
+    pub(super) fn with_way_to_go_on(&self, failure: Failure) -> Failure {
+        let (made, path) = (self.results.runs.len(), self.path.display());
+        let all = schedule::turns(&self.results.experiment).len();
+        let name = &self.results.experiment.name;
+        let hint =
+            format!("{made} of {all} runs are in {path}; go on with `wideleaf experiment run {name} --resume {path}`");
+        if let Failure::Interrupted = failure {
+            crate::output::say(format_args!("{hint}"));
+            return failure;
+        }
+        failure.during(&hint)
+    }
+
+    /// Puts a new file in the place of the old one, when it is whole.
+    fn write(&self) -> Result<(), Failure> {
+        let cannot = |error: std::io::Error| Failure::Output(format!("cannot write {}: {error}", self.path.display()));
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::Builder::new().prefix(".experiment-").tempfile_in(folder).map_err(cannot)?;
+        let mut writer = BufWriter::new(&mut file);
+        serde_json::to_writer_pretty(&mut writer, &self.results).map_err(|error| cannot(error.into()))?;
+        writer.write_all(b"\n").and_then(|()| writer.flush()).map_err(cannot)?;
+        drop(writer);
+        file.as_file().sync_data().map_err(cannot)?;
+        file.persist(&self.path).map(drop).map_err(|error| cannot(error.error))
+    }
+}
+
+/// Reads results.
+pub(super) fn read(path: &Path) -> Result<Results, Failure> {
+    let shown = path.display();
+    let text = std::fs::read(path).map_err(|error| Failure::Input(format!("cannot read {shown}: {error}")))?;
+    let value: serde_json::Value = serde_json::from_slice(&text)
+        .map_err(|error| Failure::Input(format!("{shown} is no file of results: {error}")))?;
+    match value.get("wideleaf_experiment").and_then(serde_json::Value::as_u64) {
+        Some(version) if version == u64::from(FORMAT) => serde_json::from_value(value)
+            .map_err(|error| Failure::Input(format!("{shown} is damaged, or from another build: {error}"))),
+        Some(version) => Err(Failure::Input(format!(
+            "{shown} has results in form {version}, this program reads form {FORMAT}: use the version of wideleaf that wrote it"
+        ))),
+        None => Err(Failure::Input(format!("{shown} is no file of results of `wideleaf experiment run`"))),
+    }
+}
+
+fn now() -> String {
+    let now = OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    now.format(&Rfc3339).unwrap_or_default()
+}
