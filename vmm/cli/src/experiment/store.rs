@@ -23,7 +23,7 @@ impl Store {
     /// A new file, tried at once: an hour of runs is not lost to a typo.
     pub(super) fn create(path: Option<&Path>, experiment: Experiment) -> Result<Store, Failure> {
         let now = now();
-        let dated = || PathBuf::from(format!("{}-{}.json", experiment.name, now.replace(':', "").replace('-', "")));
+        let dated = || PathBuf::from(format!("{}-{}.json", experiment.name, now.replace([':', '-'], "")));
         let path = path.map_or_else(dated, Path::to_path_buf);
         let results = Results {
             wideleaf_experiment: FORMAT,
