@@ -44,6 +44,7 @@ mod given_back;
 mod live;
 mod managed_vm;
 mod pacing;
+mod refills;
 mod report;
 mod sampling;
 mod sensing;

@@ -21,6 +21,7 @@ use wideleaf_policies::{
     AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
+use super::refills::Refills;
 use super::{ManagedVm, ManagerReport};
 use crate::actuators::swap::Swapper;
 use crate::aside::WindowMover;
@@ -38,7 +39,7 @@ use crate::sensors::written::WriteSensor;
 use crate::sensors::zero_pages::window_zero_pages;
 
 /// Part of a core that all samples of one VM may use: twenty VMs on a host cost a tenth of a core. With a third of a
-/// millisecond for a window it is 15 windows a second.
+/// millisecond for a window it is 15 windows a second. What the guest loses counts too ([`Refills`]).
 pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
 /// Time of a core that the access samples of one VM may use beyond that when much is new, after a change of phase: 300
@@ -180,6 +181,7 @@ pub(super) struct AccessSampling {
     /// Not yet reported.
     cost: SensorCost,
     failures: u64,
+    refills: Refills,
 }
 
 struct ZeroSampling {
@@ -256,7 +258,7 @@ impl Sampling {
         let mut missing = Vec::new();
         let mut told = |question, why| missing.push(Unanswered { question, why });
         if needs.access && self.access.is_none() {
-            let share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, burst);
+            let share = share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, burst).beginning_with_the_least();
             let access = AccessSampling::start(host, vm, self.windows.clone(), share);
             self.access = access.map(SharedAccess::new).map_err(|why| told("which windows are used", why)).ok();
         }
@@ -375,7 +377,9 @@ impl AccessSampling {
             Ok((sampler, mover)) => ("access", sampler, mover),
             Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
         };
-        Ok(AccessSampling { mover, ..AccessSampling::of_sampler(vm.id, name, sampler, windows, share) })
+        // The kernel's monitor takes nothing aside.
+        let refills = Refills::new(vm.second_level.as_ref().filter(|_| name == "access").map(|level| level.paging()));
+        Ok(AccessSampling { mover, refills, ..AccessSampling::of_sampler(vm.id, name, sampler, windows, share) })
     }
 
     /// Nothing was looked at yet, and no windows are moved.
@@ -391,6 +395,7 @@ impl AccessSampling {
             name,
             sampler,
             mover: None,
+            refills: Refills::new(None),
             rotation: Rotation::default(),
             share,
             histories: vec![AccessHistory::default(); windows.len()],
@@ -426,6 +431,7 @@ impl AccessSampling {
             self.cost.ticks_without += u64::from(!backed.is_empty());
             return;
         }
+        self.refills.expect(&share, rows);
         self.sampler.start(host, &share);
         self.is_under_way = true;
     }
@@ -436,6 +442,7 @@ impl AccessSampling {
         }
         let sample = self.sampler.finish(host);
         let (mut unchanged, mut news) = (0, 0);
+        let mut refilling = Duration::ZERO;
         let looked_at = sample.rows.len();
         for (window, seen) in sample.rows {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
@@ -448,6 +455,9 @@ impl AccessSampling {
                 }
                 Seen::Unknown(_) => continue,
             };
+            if was_touched {
+                refilling += self.refills.cost(window);
+            }
             let is_small = self.small.binary_search(&window).is_ok();
             if is_small && self.histories[row].was_touched() != Some(was_touched) {
                 news += 1;
@@ -468,7 +478,7 @@ impl AccessSampling {
             self.share.burst();
         }
         let AccessCost { windows, events, cpu } = sample.cost;
-        self.share.paid(windows, cpu);
+        self.share.paid(windows, cpu + refilling);
         self.cost.add_sample(windows, events, cpu);
     }
 

@@ -63,6 +63,15 @@ impl Share {
         share
     }
 
+    /// The same, with no more saved at first than the least sample costs: for what the watched pay for too, who may not live long enough for a
+    /// large first sample to be earned back. Where that sample brings much that is new, a burst follows.
+    #[must_use]
+    pub fn beginning_with_the_least(mut self) -> Share {
+        let least = u32::try_from(self.limits.least).unwrap_or(u32::MAX);
+        self.credit_ns = nanoseconds(self.cost.saturating_mul(least));
+        self
+    }
+
     /// The part of a core from now on; what is saved or owed stays.
     pub fn set_budget(&mut self, budget: PerTenThousand) {
         self.limits.budget = budget;
@@ -170,6 +179,12 @@ mod tests {
         let mut share = Share::new(LIMITS, COST, at(0));
         // Half a per cent of a second is 5 ms: 20 windows of 250 us.
         assert_eq!(samples(&mut share, 0..4, COST), [32, 20, 20, 20]);
+    }
+
+    #[test]
+    fn who_begins_with_the_least_has_the_same_rate_afterwards() {
+        let mut share = Share::new(LIMITS, COST, at(0)).beginning_with_the_least();
+        assert_eq!(samples(&mut share, 0..4, COST), [4, 20, 20, 20]);
     }
 
     #[test]
