@@ -5,6 +5,7 @@ use crate::report::Section;
 use crate::results::Results;
 
 mod quick;
+mod two_dimensional;
 
 /// An experiment of ours.
 pub trait Catalogued: Sync {
@@ -22,7 +23,7 @@ pub trait Catalogued: Sync {
 }
 
 /// All of them, in the order of the list.
-pub const ALL: [&dyn Catalogued; 1] = [&quick::Quick];
+pub const ALL: [&dyn Catalogued; 2] = [&quick::Quick, &two_dimensional::TwoDimensional];
 
 /// The one of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {

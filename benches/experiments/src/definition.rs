@@ -176,6 +176,23 @@ pub struct HostFacts {
 }
 
 #[cfg(test)]
+impl HostFacts {
+    /// Two CPUs, 20 GiB, guests by shadow tables, root, everything installed.
+    pub(crate) fn of_a_test() -> HostFacts {
+        HostFacts {
+            cpus: 2,
+            memory_available_mib: 20 * 1024,
+            why_no_kvm: None,
+            paging: "shadow".into(),
+            has_qemu: true,
+            why_no_pool_2m: None,
+            free_pages_1g: 0,
+            is_root: true,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

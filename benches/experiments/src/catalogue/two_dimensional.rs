@@ -1,0 +1,212 @@
+//! `two-dimensional`: guest page × host page. A TLB entry covers the smaller of both, and a miss walks both tables, so that each of them is worth what the other
+//! lets it be.
+//!
+//! ```text
+//!                 host 4k   host 2m   host 1g
+//!   guest 4k         1         .         .        the figure by that of 4k over 4k, and what KVM mapped
+//!   guest 2m         .         .         .        cells that this host's KVM cannot show stay empty and say why
+//!   guest 1g         .         .         .
+//! ```
+//!
+//! Where KVM keeps shadow tables there is one table to walk, whose entries are min(guest, host) large: most cells would show another cell's figure again. What
+//! KVM maps in each with tables of two levels was counted in the labs (`benches/data/lab_mappings.csv`): function, no speed.
+
+use crate::catalogue::Catalogued;
+use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
+use crate::metric::{Better, Metric};
+use crate::report::{Column, Grid, Section, every};
+use crate::results::Results;
+use crate::statistics::Comparison;
+
+/// See the head of this file.
+pub struct TwoDimensional;
+
+const PAGES: [&str; 3] = ["4k", "2m", "1g"];
+const ROUNDS: u32 = 12;
+/// A guest whose RAM is one giant page has to have this much.
+const RAM_MIB: u64 = 1024;
+/// Hosts with less memory than this get small guests: the labs.
+const SMALL_HOST_MIB: u64 = 3 * 1024;
+/// What was counted in the labs, by `benches/lab-mappings`.
+const LAB_MAPPINGS: &str = include_str!("../../../data/lab_mappings.csv");
+
+/// A kernel: name in tables, unit, arguments.
+type Kernel = (&'static str, &'static str, &'static [&'static str]);
+
+const KERNELS: [Kernel; 3] = [
+    ("GUPS 2^26", "GUP/s", &["gups", "--cmdline", "log2_words=26 seconds=1"]),
+    ("STREAM", "MB/s", &["stream", "--cmdline", "times=6"]),
+    ("CG A", "Mop/s", &["npb.cg", "--class", "A"]),
+];
+/// For an emulated machine, where nothing is learnt from time.
+const SMALL_KERNELS: [Kernel; 1] = [("GUPS 2^22", "GUP/s", &["gups", "--cmdline", "log2_words=22 rounds=1"])];
+
+impl Catalogued for TwoDimensional {
+    fn name(&self) -> &'static str {
+        "two-dimensional"
+    }
+
+    fn summary(&self) -> &'static str {
+        "guest page by host page: speed, what KVM maps, and what it maps in the labs"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        let kernels: &[Kernel] = if host.memory_available_mib < SMALL_HOST_MIB { &SMALL_KERNELS } else { &KERNELS };
+        let cell = |arguments: &[&str], guest: &str, page: &str| match absence(host, guest, page) {
+            Some(why) => Cell::Absent(why),
+            None => Cell::of(job(arguments, guest, page)),
+        };
+        let case = |(name, unit, arguments): &Kernel, guest: &str| Case {
+            name: format!("{name}, guest {guest}"),
+            unit: (*unit).into(),
+            working_set_mib: RAM_MIB.min(host.memory_available_mib / 2),
+            cells: PAGES.iter().map(|page| cell(arguments, guest, page)).collect(),
+        };
+        let arm = |page: &&str| {
+            let summary = match *page {
+                "4k" => "guest RAM on 4 KiB pages",
+                "2m" => "guest RAM on 2 MiB transparent huge pages",
+                _ => "guest RAM on a 1 GiB page of the hugetlb pool",
+            };
+            Arm { name: format!("host {page}"), summary: summary.into() }
+        };
+        Experiment {
+            name: self.name().into(),
+            title: "Two dimensions: guest page by host page".into(),
+            question: "What is a large page worth in the guest's tables, in the host's, and in both?".into(),
+            source: None,
+            rounds: if host.memory_available_mib < SMALL_HOST_MIB { 1 } else { ROUNDS },
+            arms: PAGES.iter().map(arm).collect(),
+            cases: kernels.iter().flat_map(|kernel| PAGES.iter().map(|guest| case(kernel, guest))).collect(),
+        }
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        let kernels: Vec<&str> =
+            results.experiment.cases.iter().filter_map(|case| case.name.strip_suffix(", guest 4k")).collect();
+        let paging = match results.environment.paging.as_str() {
+            "ept" | "npt" => "Both tables are walked by hardware on a miss.".to_owned(),
+            "shadow" => "KVM keeps shadow tables here: one table is walked, and it maps the smaller of both pages. Cells that such tables cannot tell from another are empty.".to_owned(),
+            other => format!("Paging of guests: {other}."),
+        };
+        let tables = kernels.iter().map(|kernel| grid(results, kernel)).chain([labs()]).collect();
+        vec![Section { title: "Guest page by host page".into(), paragraphs: vec![paging], tables, plots: vec![] }]
+    }
+}
+
+fn job(arguments: &[&str], guest: &str, page: &str) -> Job {
+    let ram = format!("{RAM_MIB}M");
+    let backing = if page == "1g" { "hugetlb" } else { "anon" };
+    let options = [
+        "--memory",
+        &ram,
+        "--guest-page",
+        guest,
+        "--backing",
+        backing,
+        "--host-page",
+        page,
+        "--policy",
+        "never",
+        "--no-daemon",
+    ];
+    Job::run(&[arguments, &options[..]].concat(), 2.5)
+}
+
+/// Why a cell cannot be shown here, if so.
+fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<String> {
+    if let Some(why) = &host.why_no_kvm {
+        return Some(format!("guests cannot be run here: {why}"));
+    }
+    if host.paging == "shadow" {
+        if guest == "1g" {
+            return Some("with shadow tables this KVM offers its guests no 1 GiB pages".into());
+        }
+        if page == "1g" || (guest == "4k" && page == "2m") {
+            return Some(format!("shadow tables map {guest} here, as over host {guest}"));
+        }
+    }
+    (page == "1g" && host.free_pages_1g == 0)
+        .then(|| "the pool has no free 1 GiB page: `wideleaf pool reserve --size 1g --pages 1`".into())
+}
+
+/// A kernel's figures by that of 4k over 4k, and what KVM mapped.
+fn grid(results: &Results, kernel: &str) -> Grid {
+    let name = |guest: &str| format!("{kernel}, guest {guest}");
+    let base = results.values(&name("4k"), "host 4k", Metric::Figure);
+    let cell = |guest: &str, page: &str| {
+        let arm = format!("host {page}");
+        let values = results.values(&name(guest), &arm, Metric::Figure);
+        let of_round = |round: u32| base.iter().find(|(of, _)| *of == round).map(|(_, value)| *value);
+        let ratios: Vec<f64> = values
+            .iter()
+            .filter_map(|(round, value)| Some(value / of_round(*round).filter(|base| *base > 0.0)?))
+            .collect();
+        let Some(comparison) = Comparison::of(&ratios, Better::Higher) else { return "-".to_owned() };
+        let pages = |metric| {
+            let pages: Vec<f64> =
+                results.values(&name(guest), &arm, metric).into_iter().map(|(_, value)| value).collect();
+            if pages.is_empty() { "-".into() } else { every::number(crate::statistics::median(pages)) }
+        };
+        format!("{comparison}; {} / {} / {}", pages(Metric::Pages4k), pages(Metric::Pages2m), pages(Metric::Pages1g))
+    };
+    Grid {
+        caption: format!(
+            "{kernel}: ratio to 4k over 4k in the same round, median and 95 % interval; KVM's leaves of 4k / 2m / 1g"
+        ),
+        columns: std::iter::once(Column::text("guest page"))
+            .chain(PAGES.iter().map(|page| Column::number(format!("host {page}"))))
+            .collect(),
+        rows: PAGES
+            .iter()
+            .map(|guest| {
+                std::iter::once((*guest).to_owned()).chain(PAGES.iter().map(|page| cell(guest, page))).collect()
+            })
+            .collect(),
+    }
+}
+
+/// What the labs counted.
+fn labs() -> Grid {
+    let mut lines = LAB_MAPPINGS.lines().filter(|line| !line.starts_with('#'));
+    let heading = lines.next().unwrap_or_default();
+    Grid {
+        caption: "Mappings counted in the labs (real tables of two levels in emulated machines: function, no speed), GUPS over 32 MiB in 1 GiB of RAM".into(),
+        columns: heading.split(',').map(Column::text).collect(),
+        rows: lines.map(|line| line.split(',').map(str::to_owned).collect()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cells(host: &HostFacts) -> Vec<bool> {
+        let cases = TwoDimensional.define(host).cases;
+        cases[..3].iter().flat_map(|case| &case.cells).map(|cell| matches!(cell, Cell::Job(_))).collect()
+    }
+
+    #[test]
+    fn shadow_tables_show_three_cells_and_two_levels_all_nine() {
+        let mut host = HostFacts { paging: "shadow".into(), free_pages_1g: 1, ..HostFacts::of_a_test() };
+        #[rustfmt::skip]
+        assert_eq!(cells(&host), [
+            true,  false, false,
+            true,  true,  false,
+            false, false, false,
+        ]);
+        host.paging = "ept".into();
+        assert_eq!(cells(&host), [true; 9]);
+        host.free_pages_1g = 0;
+        assert_eq!(cells(&host), [true, true, false, true, true, false, true, true, false]);
+        host.why_no_kvm = Some("there is no /dev/kvm".into());
+        assert_eq!(cells(&host), [false; 9]);
+    }
+
+    #[test]
+    fn the_labs_table_has_every_cell_of_both_labs() {
+        let labs = labs();
+        assert_eq!(labs.columns.len(), 6);
+        assert!(labs.rows.iter().all(|row| row.len() == 6), "{labs:?}");
+    }
+}
