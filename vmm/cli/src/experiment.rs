@@ -74,6 +74,10 @@ pub struct RunExperimentArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "resume")]
     pub rounds: Option<u32>,
 
+    /// Only this case, one of those that --dry-run shows; may be given several times
+    #[arg(long = "case", value_name = "CASE", conflicts_with = "resume")]
+    pub cases: Vec<String>,
+
     /// Begin no round that would end later than this: a number with s, m or h behind it
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub budget: Option<Duration>,
@@ -138,6 +142,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
         None => {
             let mut experiment = known.define(&host::facts());
             experiment.rounds = args.rounds.unwrap_or(experiment.rounds);
+            keep_cases(&mut experiment, &args.cases)?;
             if args.dry_run {
                 return dry_run(&experiment);
             }
@@ -151,6 +156,16 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let report = Report::of(store.results());
     say_out(&text::text(&report));
     say(format_args!("results: {}", store.path().display()));
+    Ok(())
+}
+
+/// Leaves only the cases of these names; all where none is named.
+fn keep_cases(experiment: &mut wideleaf_experiments::definition::Experiment, names: &[String]) -> Result<(), Failure> {
+    let known: Vec<String> = experiment.cases.iter().map(|case| case.name.clone()).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
+        return Err(Failure::Usage(format!("--case: there is no {unknown:?}: there are {}", known.join("; "))));
+    }
+    experiment.cases.retain(|case| names.is_empty() || names.contains(&case.name));
     Ok(())
 }
 

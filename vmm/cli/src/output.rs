@@ -222,7 +222,7 @@ impl Write for NewFile {
 }
 
 /// A file that is removed unless it gets its name.
-fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
+pub(crate) fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".wideleaf-")
         .permissions(Permissions::from_mode(FILE_MODE))

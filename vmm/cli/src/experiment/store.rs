@@ -11,6 +11,7 @@ use wideleaf_experiments::schedule;
 
 use crate::experiment::environment;
 use crate::failure::Failure;
+use crate::output::new_file_in;
 
 /// A file of results that grows.
 #[derive(Debug)]
@@ -87,7 +88,7 @@ impl Store {
     fn write(&self) -> Result<(), Failure> {
         let cannot = |error: std::io::Error| Failure::Output(format!("cannot write {}: {error}", self.path.display()));
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::Builder::new().prefix(".experiment-").tempfile_in(folder).map_err(cannot)?;
+        let mut file = new_file_in(folder).map_err(cannot)?;
         let mut writer = BufWriter::new(&mut file);
         serde_json::to_writer_pretty(&mut writer, &self.results).map_err(|error| cannot(error.into()))?;
         writer.write_all(b"\n").and_then(|()| writer.flush()).map_err(cannot)?;

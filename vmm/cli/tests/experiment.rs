@@ -1,0 +1,141 @@
+//! `wideleaf experiment` as a person uses it: what was run is kept, whatever ends it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::Signal;
+use program::{Running, Scratch};
+use serde_json::Value;
+
+/// Three runs a round, half a second each.
+const SHORT: [&str; 5] = ["experiment", "run", "quick", "--case", "EP W"];
+
+fn results(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// How many runs are in a file; none where there is no file yet.
+fn runs(path: &Path) -> usize {
+    if path.exists() { results(path)["runs"].as_array().unwrap().len() } else { 0 }
+}
+
+fn wait_for_runs(path: &Path, wanted: usize) {
+    let began = Instant::now();
+    while runs(path) < wanted {
+        assert!(began.elapsed() < Duration::from_secs(120), "no {wanted} runs in {}", path.display());
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_short_experiment_has_a_run_of_each_arm_and_says_what_it_was_run_on() {
+    let scratch = Scratch::new();
+    let run = scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
+    let text = String::from_utf8(run.get_output().stdout.clone()).unwrap();
+    for words in ["auto : base", "EP W", "fewer than six pairs", "not controlled"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let results = results(&scratch.path("quick.json"));
+    assert_eq!(results["is_complete"], true);
+    let arms: Vec<_> = results["runs"].as_array().unwrap().iter().map(|run| run["arm"].as_str().unwrap()).collect();
+    assert_eq!(arms, ["base", "auto", "huge"]);
+    let figures =
+        results["runs"].as_array().unwrap().iter().map(|run| &run["outcome"]["measured"]["metrics"]["figure"]);
+    assert!(
+        figures.clone().all(|figure| figure.as_f64().is_some_and(|figure| figure > 0.0)),
+        "{:?}",
+        figures.collect::<Vec<_>>()
+    );
+    assert_eq!(scratch.names(), ["quick.json"], "nothing else is left");
+}
+
+#[test]
+fn an_interrupted_experiment_keeps_its_runs_and_goes_on_with_the_others() {
+    let scratch = Scratch::new();
+    let file = scratch.path("quick.json");
+    let running = Running::start(&scratch, &[&SHORT[..], &["--rounds=4", "--output=quick.json"]].concat());
+    wait_for_runs(&file, 2);
+    running.signal(Signal::SIGINT);
+    let (code, words) = running.end();
+    assert_eq!(code, Some(130), "{words}");
+    assert!(words.contains("go on with `wideleaf experiment run quick --resume quick.json`"), "{words}");
+    let (before, made) = (results(&file), runs(&file));
+    assert!((2..12).contains(&made), "{made}");
+    assert_eq!(scratch.names(), ["quick.json"]);
+
+    scratch.wideleaf(&["experiment", "run", "quick", "--resume=quick.json"]).assert().code(0);
+    let after = results(&file);
+    assert_eq!((runs(&file), &after["is_complete"]), (12, &Value::Bool(true)));
+    assert_eq!(
+        after["runs"].as_array().unwrap()[..made],
+        before["runs"].as_array().unwrap()[..],
+        "what was run is as it was"
+    );
+    assert_eq!(after["started"], before["started"]);
+}
+
+#[test]
+fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() {
+    let scratch = Scratch::new();
+    let arguments = [&SHORT[..], &["--rounds=500", "--budget=4s", "--output=quick.json"]].concat();
+    let run = scratch.wideleaf(&arguments).assert().code(0);
+    let text = String::from_utf8(run.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("This is not all of it"), "{text}");
+    let made = runs(&scratch.path("quick.json"));
+    assert!(made >= 3 && made.is_multiple_of(3), "whole rounds, not {made} runs");
+}
+
+/// A file system of 64 KiB: a few runs fit, twice over while the file is exchanged, a hundred do not.
+struct Small(std::path::PathBuf);
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+#[test]
+fn a_full_disk_loses_no_run_that_was_on_it() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("skipped: only root may mount the small file system of this test");
+    }
+    let scratch = Scratch::new();
+    let folder = scratch.path("small");
+    fs::create_dir(&folder).unwrap();
+    mount(Some("none"), &folder, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
+    let _small = Small(folder.clone());
+    let file = folder.join("quick.json");
+    let arguments = [&SHORT[..], &["--rounds=100", "--output=small/quick.json"]].concat();
+    let (code, words) = Running::start(&scratch, &arguments).end();
+    assert_eq!(code, Some(7), "{words}");
+    for word in ["No space left", "--resume small/quick.json"] {
+        assert!(words.contains(word), "no {word:?} in {words}");
+    }
+    assert!(runs(&file) > 0, "the file is whole");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "and alone");
+}
+
+#[test]
+fn what_cannot_be_run_or_read_is_refused_in_a_line() {
+    let scratch = Scratch::new();
+    scratch.refuses(&["experiment", "run", "qick"], 2, &["no experiment \"qick\"", "quick"]);
+    scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["no \"EP Z\"", "EP W"]);
+    scratch.refuses(
+        &["experiment", "run", "quick", "--output=no/such/folder.json"],
+        7,
+        &["cannot write no/such/folder.json"],
+    );
+    scratch.refuses(&["experiment", "report", "missing.json"], 3, &["cannot read missing.json"]);
+    let other = scratch.file("other.json", b"{\"wideleaf_experiment\": 99}");
+    scratch.refuses(&["experiment", "report", &other], 3, &["form 99", "form 1"]);
+    let foreign = scratch.file("foreign.json", b"{\"figure\": 1}");
+    scratch.refuses(&["experiment", "report", &foreign], 3, &["no file of results"]);
+    let broken = scratch.file("broken.json", b"{\"wideleaf_experiment\": 1");
+    scratch.refuses(&["experiment", "run", "quick", "--resume", &broken], 3, &["broken.json"]);
+}
