@@ -1,6 +1,7 @@
 //! `wideleaf experiment` as a person uses it: what was run is kept, whatever ends it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs;
