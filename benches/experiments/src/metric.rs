@@ -55,6 +55,10 @@ pub enum Metric {
     SavedPercent,
     /// Time that the hypervisor took from all CPUs during the run.
     StolenMs,
+    /// Loads and stores that missed the first level of the data TLB, whether or not the second had them.
+    DtlbL1Misses,
+    /// Accesses that missed the first-level data cache.
+    DataL1Misses,
 }
 
 /// Which way is better.
@@ -70,7 +74,7 @@ pub enum Better {
 
 impl Metric {
     /// All of them, in the order of tables.
-    pub const ALL: [Metric; 22] = [
+    pub const ALL: [Metric; 24] = [
         Metric::Figure,
         Metric::Seconds,
         Metric::FirstByteMs,
@@ -93,6 +97,8 @@ impl Metric {
         Metric::PredictedPercent,
         Metric::SavedPercent,
         Metric::StolenMs,
+        Metric::DtlbL1Misses,
+        Metric::DataL1Misses,
     ];
 
     /// What a column of it is called, without the unit.
@@ -120,6 +126,8 @@ impl Metric {
             Metric::PredictedPercent => "predicted at most",
             Metric::SavedPercent => "saved",
             Metric::StolenMs => "stolen",
+            Metric::DtlbL1Misses => "DTLB L1 misses",
+            Metric::DataL1Misses => "L1 misses of data",
         }
     }
 
@@ -139,7 +147,9 @@ impl Metric {
             | Metric::DtlbMisses
             | Metric::WalkL2Misses
             | Metric::DataL2Misses
-            | Metric::ItlbMisses => "",
+            | Metric::ItlbMisses
+            | Metric::DtlbL1Misses
+            | Metric::DataL1Misses => "",
         }
     }
 
@@ -172,6 +182,6 @@ mod tests {
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
         assert!(sorted, "the list has the order of the enum, so none is left out at its end: {:?}", Metric::ALL);
-        assert_eq!(Metric::StolenMs as usize + 1, Metric::ALL.len());
+        assert_eq!(Metric::DataL1Misses as usize + 1, Metric::ALL.len());
     }
 }
