@@ -4,7 +4,16 @@ use crate::definition::{Experiment, HostFacts};
 use crate::report::Section;
 use crate::results::Results;
 
+mod a64fx;
+mod beside;
+mod freebsd;
+mod lwn;
+#[cfg(test)]
+mod made_up;
+mod openmp;
+mod programs;
 mod quick;
+mod shimizu;
 
 /// An experiment of ours.
 pub trait Catalogued: Sync {
@@ -22,7 +31,8 @@ pub trait Catalogued: Sync {
 }
 
 /// All of them, in the order of the list.
-pub const ALL: [&dyn Catalogued; 1] = [&quick::Quick];
+pub const ALL: [&dyn Catalogued; 6] =
+    [&quick::Quick, &freebsd::FreeBsd, &shimizu::Shimizu, &openmp::OpenMp, &a64fx::A64fx, &lwn::Lwn];
 
 /// The one of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {

@@ -183,7 +183,10 @@ fn simulated(accesses: &Accesses, machine: &str, page: &str) -> String {
         Accesses::Recorded { kernel, parameters, iterations } => {
             let iterations = iterations.map_or(String::new(), |n| format!(" --iterations {n}"));
             let parameters = typed(std::slice::from_ref(parameters));
-            (format!("wideleaf trace record {kernel} --cmdline {parameters}{iterations}"), "the iterations of the class".into())
+            (
+                format!("wideleaf trace record {kernel} --cmdline {parameters}{iterations}"),
+                "the iterations of the class".into(),
+            )
         }
         Accesses::Generated { stream, scale } => (format!("stream {stream}"), format!("a whole run (times {scale})")),
     };

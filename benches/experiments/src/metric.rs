@@ -57,8 +57,6 @@ pub enum Metric {
     StolenMs,
     /// Loads and stores that missed the first level of the data TLB, whether or not the second had them.
     DtlbL1Misses,
-    /// Accesses that missed the first-level data cache.
-    DataL1Misses,
 }
 
 /// Which way is better.
@@ -74,7 +72,7 @@ pub enum Better {
 
 impl Metric {
     /// All of them, in the order of tables.
-    pub const ALL: [Metric; 24] = [
+    pub const ALL: [Metric; 23] = [
         Metric::Figure,
         Metric::Seconds,
         Metric::FirstByteMs,
@@ -98,7 +96,6 @@ impl Metric {
         Metric::SavedPercent,
         Metric::StolenMs,
         Metric::DtlbL1Misses,
-        Metric::DataL1Misses,
     ];
 
     /// What a column of it is called, without the unit.
@@ -127,7 +124,6 @@ impl Metric {
             Metric::SavedPercent => "saved",
             Metric::StolenMs => "stolen",
             Metric::DtlbL1Misses => "DTLB L1 misses",
-            Metric::DataL1Misses => "L1 misses of data",
         }
     }
 
@@ -148,8 +144,7 @@ impl Metric {
             | Metric::WalkL2Misses
             | Metric::DataL2Misses
             | Metric::ItlbMisses
-            | Metric::DtlbL1Misses
-            | Metric::DataL1Misses => "",
+            | Metric::DtlbL1Misses => "",
         }
     }
 
@@ -182,6 +177,6 @@ mod tests {
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
         assert!(sorted, "the list has the order of the enum, so none is left out at its end: {:?}", Metric::ALL);
-        assert_eq!(Metric::DataL1Misses as usize + 1, Metric::ALL.len());
+        assert_eq!(Metric::DtlbL1Misses as usize + 1, Metric::ALL.len());
     }
 }

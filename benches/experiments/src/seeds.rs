@@ -16,7 +16,8 @@ pub mod shimizu;
 /// The rows of a table of ours; an empty cell is `None`.
 fn rows<T: DeserializeOwned>(table: &str) -> Vec<T> {
     let rows = csv::Reader::from_reader(table.as_bytes()).into_deserialize();
-    rows.collect::<Result<_, _>>().expect("the tables are part of the program, and a test reads them to their last rows")
+    rows.collect::<Result<_, _>>()
+        .expect("the tables are part of the program, and a test reads them to their last rows")
 }
 
 /// A number that is printed with commas between thousands, if it is one.

@@ -34,8 +34,9 @@ pub fn improvement(program: &str) -> Option<Claim> {
 
 /// By which factor they let its misses fall there.
 pub fn fall_of_misses(program: &str) -> Option<String> {
-    let is_it =
-        |claim: &Claim| claim.metric == "DTLB misses reduced by factor" && claim.app.split(' ').any(|one| one == program);
+    let is_it = |claim: &Claim| {
+        claim.metric == "DTLB misses reduced by factor" && claim.app.split(' ').any(|one| one == program)
+    };
     claims().into_iter().find(is_it).map(|claim| claim.value)
 }
 

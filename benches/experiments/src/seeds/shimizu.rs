@@ -70,7 +70,9 @@ impl Table {
 impl Row {
     /// As our cases are called: `BT A`, `GUPS 2^25`, `Sweep3D 150`. (One table has `Sweep3D 15`, with the time of 150.)
     pub fn case(&self) -> String {
-        let short = ["NAS ", "HPCC ", "ASCI ", "Class "].iter().fold(self.benchmark.clone(), |name, part| name.replace(part, ""));
+        let short = ["NAS ", "HPCC ", "ASCI ", "Class "]
+            .iter()
+            .fold(self.benchmark.clone(), |name, part| name.replace(part, ""));
         if short == "Sweep3D 15" { "Sweep3D 150".into() } else { short }
     }
 }
