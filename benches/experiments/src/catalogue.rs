@@ -4,8 +4,17 @@ use crate::definition::{Experiment, HostFacts};
 use crate::report::Section;
 use crate::results::Results;
 
+mod a64fx;
+mod beside;
+mod freebsd;
+mod lwn;
+#[cfg(test)]
+mod made_up;
+mod openmp;
+mod programs;
 mod quick;
 mod two_dimensional;
+mod shimizu;
 
 /// An experiment of ours.
 pub trait Catalogued: Sync {
@@ -23,7 +32,7 @@ pub trait Catalogued: Sync {
 }
 
 /// All of them, in the order of the list.
-pub const ALL: [&dyn Catalogued; 2] = [&quick::Quick, &two_dimensional::TwoDimensional];
+pub const ALL: [&dyn Catalogued; 7] = [&quick::Quick, &two_dimensional::TwoDimensional, &freebsd::FreeBsd, &shimizu::Shimizu, &openmp::OpenMp, &a64fx::A64fx, &lwn::Lwn];
 
 /// The one of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {

@@ -90,6 +90,42 @@ pub enum Work {
         /// The first is the kernel.
         arguments: Vec<String>,
     },
+    /// A machine's TLB and caches at the accesses of a kernel, natively. Counts are those of a whole run.
+    Simulation {
+        /// What is accessed.
+        accesses: Accesses,
+        /// One that `wideleaf simulate --machine help` names.
+        machine: String,
+        /// Size of all pages: `4k`, `64k`, `2m`.
+        page: String,
+    },
+    /// `wideleaf tlbcost` with these arguments: what a miss costs; with `--predict` what large pages should gain, and what they do.
+    TlbCost {
+        /// All that is behind it.
+        arguments: Vec<String>,
+    },
+}
+
+/// Loads and stores, in their order.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "from", rename_all = "kebab-case")]
+pub enum Accesses {
+    /// A kernel's own, recorded while it runs. What its timed part does counts for all iterations of the class.
+    Recorded {
+        /// The kernel.
+        kernel: String,
+        /// Its parameters, the class among them.
+        parameters: String,
+        /// Iterations that are recorded; all where the kernel has none.
+        iterations: Option<u32>,
+    },
+    /// A stream of `wideleaf simulate --trace help`.
+    Generated {
+        /// With its parameters.
+        stream: String,
+        /// What it counts, times this, is a whole run's.
+        scale: f64,
+    },
 }
 
 /// What the host has to be like while a job runs; it is put back afterwards.
@@ -112,6 +148,18 @@ impl Job {
         Job { work: Work::Run { arguments }, host: HostState::default(), seconds_guess, is_exact: false }
     }
 
+    /// A simulation. It gives the same each time.
+    pub fn simulation(accesses: Accesses, machine: &str, page: &str, seconds_guess: f64) -> Job {
+        let work = Work::Simulation { accesses, machine: machine.into(), page: page.into() };
+        Job { work, host: HostState::default(), seconds_guess, is_exact: true }
+    }
+
+    /// `wideleaf tlbcost`, which repeats by itself what it measures: one round is enough.
+    pub fn tlbcost(arguments: &[&str], seconds_guess: f64) -> Job {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Job { work: Work::TlbCost { arguments }, host: HostState::default(), seconds_guess, is_exact: true }
+    }
+
     /// The same with so many pages of 2 MiB free in the hugetlb pool.
     #[must_use]
     pub fn with_pool(mut self, pages_2m: u64) -> Job {
@@ -123,8 +171,26 @@ impl Job {
     pub fn command(&self) -> String {
         match &self.work {
             Work::Run { arguments } => format!("wideleaf run {}", typed(arguments)),
+            Work::Simulation { accesses, machine, page } => simulated(accesses, machine, page),
+            Work::TlbCost { arguments } => format!("wideleaf tlbcost {}", typed(arguments)),
         }
     }
+}
+
+/// What a simulation is, as commands where there are some. (No command has pages of 64 KiB, and none scales counts.)
+fn simulated(accesses: &Accesses, machine: &str, page: &str) -> String {
+    let (source, scale) = match accesses {
+        Accesses::Recorded { kernel, parameters, iterations } => {
+            let iterations = iterations.map_or(String::new(), |n| format!(" --iterations {n}"));
+            let parameters = typed(std::slice::from_ref(parameters));
+            (
+                format!("wideleaf trace record {kernel} --cmdline {parameters}{iterations}"),
+                "the iterations of the class".into(),
+            )
+        }
+        Accesses::Generated { stream, scale } => (format!("stream {stream}"), format!("a whole run (times {scale})")),
+    };
+    format!("{source}, on a simulated {machine} with pages of {page}; counts scaled to {scale}")
 }
 
 /// Arguments as a shell takes them.

@@ -19,6 +19,7 @@
 //! | [`schedule`] | whose turn it is |
 //! | [`results`] | what is stored |
 //! | [`metric`] | what can be measured, its unit, and which way is better |
+//! | [`seeds`] | what others measured |
 //! | [`statistics`] | medians and their intervals |
 //! | [`report`] | what results say, for people |
 
@@ -28,4 +29,5 @@ pub mod metric;
 pub mod report;
 pub mod results;
 pub mod schedule;
+pub mod seeds;
 pub mod statistics;

@@ -55,6 +55,8 @@ pub enum Metric {
     SavedPercent,
     /// Time that the hypervisor took from all CPUs during the run.
     StolenMs,
+    /// Loads and stores that missed the first level of the data TLB, whether or not the second had them.
+    DtlbL1Misses,
 }
 
 /// Which way is better.
@@ -70,7 +72,7 @@ pub enum Better {
 
 impl Metric {
     /// All of them, in the order of tables.
-    pub const ALL: [Metric; 22] = [
+    pub const ALL: [Metric; 23] = [
         Metric::Figure,
         Metric::Seconds,
         Metric::FirstByteMs,
@@ -93,6 +95,7 @@ impl Metric {
         Metric::PredictedPercent,
         Metric::SavedPercent,
         Metric::StolenMs,
+        Metric::DtlbL1Misses,
     ];
 
     /// What a column of it is called, without the unit.
@@ -120,6 +123,7 @@ impl Metric {
             Metric::PredictedPercent => "predicted at most",
             Metric::SavedPercent => "saved",
             Metric::StolenMs => "stolen",
+            Metric::DtlbL1Misses => "DTLB L1 misses",
         }
     }
 
@@ -139,7 +143,8 @@ impl Metric {
             | Metric::DtlbMisses
             | Metric::WalkL2Misses
             | Metric::DataL2Misses
-            | Metric::ItlbMisses => "",
+            | Metric::ItlbMisses
+            | Metric::DtlbL1Misses => "",
         }
     }
 
@@ -172,6 +177,6 @@ mod tests {
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
         assert!(sorted, "the list has the order of the enum, so none is left out at its end: {:?}", Metric::ALL);
-        assert_eq!(Metric::StolenMs as usize + 1, Metric::ALL.len());
+        assert_eq!(Metric::DtlbL1Misses as usize + 1, Metric::ALL.len());
     }
 }

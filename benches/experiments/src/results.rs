@@ -76,6 +76,9 @@ pub struct Measured {
     /// What else is to be said, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// What else it told, by its own names: results of the kernel, what a prediction rests on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub told: BTreeMap<String, f64>,
 }
 
 /// How a number is known.
@@ -179,6 +182,14 @@ impl Results {
     /// A metric of a case in an arm, by round; rounds without it are left out.
     pub fn values(&self, case: &str, arm: &str, metric: Metric) -> Vec<(u32, f64)> {
         let value = |run: &Run| Some((run.round, *run.measured()?.metrics.get(&metric)?));
+        let mut values: Vec<_> = self.runs_of(case, arm).filter_map(value).collect();
+        values.sort_by_key(|(round, _)| *round);
+        values
+    }
+
+    /// What the runs of a case in an arm told by that name, by round.
+    pub fn told(&self, case: &str, arm: &str, name: &str) -> Vec<(u32, f64)> {
+        let value = |run: &Run| Some((run.round, *run.measured()?.told.get(name)?));
         let mut values: Vec<_> = self.runs_of(case, arm).filter_map(value).collect();
         values.sort_by_key(|(round, _)| *round);
         values

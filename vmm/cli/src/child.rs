@@ -1,4 +1,4 @@
-//! A `wideleaf run` in a process of its own: what compares runs starts each of them fresh, and a native kernel cannot be ended otherwise.
+//! A `wideleaf` in a process of its own: what compares runs starts each of them fresh, and a native kernel cannot be ended otherwise.
 //!
 //! ```text
 //!   arguments ─▶ spawn ─▶ wait, Ctrl-C kills it ─▶ its report from a file of ours, or its one line and exit code as our failure
@@ -7,9 +7,12 @@
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
 use signal_hook::consts::SIGSYS;
 
 use crate::failure::Failure;
@@ -22,17 +25,41 @@ use crate::report::RunReport;
 /// Its [`Failure`], or that it could not be run; neither it nor a file of it is left. A run whose guest found wrong words is none: its
 /// report says so.
 pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
+    let limit = ["--timeout".to_owned(), format!("{}s", timeout.as_secs())];
+    // It ends itself in time; nothing is asked of it before it is killed, since a native kernel does not listen.
+    let end = End { after: None, grace: Duration::ZERO };
+    report(&[arguments, &limit].concat(), &end, interrupts).map_err(|failure| match failure {
+        Failure::TimedOut(_) => Failure::TimedOut(timeout),
+        other => other,
+    })
+}
+
+/// What `wideleaf` with these arguments writes as JSON. If it takes longer than `timeout` it is ended, politely at first.
+///
+/// # Errors
+/// As of [`run`].
+pub(crate) fn json<T: DeserializeOwned>(
+    arguments: &[String],
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<T, Failure> {
+    /// It has to end what it started itself.
+    const GRACE: Duration = Duration::from_secs(10);
+    report(arguments, &End { after: Some(timeout), grace: GRACE }, interrupts)
+}
+
+fn report<T: DeserializeOwned>(arguments: &[String], end: &End, interrupts: &Interrupts) -> Result<T, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
     let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
     let (file, words) = (folder.path().join("run.json"), folder.path().join("words"));
     let program = std::env::current_exe().map_err(|error| host("find this program", &error))?;
     let stderr = File::create(&words).map_err(|error| host("make a temporary file", &error))?;
     let mut command = Command::new(program);
-    command.args(arguments).args(["--timeout", &format!("{}s", timeout.as_secs())]);
-    command.args(["--format", "json", "--output"]).arg(&file);
+    command.args(arguments).args(["--format", "json", "--output"]).arg(&file);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-    let status = wait(&mut command, interrupts).map_err(|error| host("start a run", &error))?;
+    let status = wait(&mut command, end, interrupts).map_err(|error| host("start a run", &error))?;
     interrupts.check()?;
+    let Some(status) = status else { return Err(Failure::TimedOut(end.after.unwrap_or_default())) };
     match status.code() {
         Some(0 | 1) if file.exists() => read_report(&file),
         code => {
@@ -40,7 +67,7 @@ pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrup
             let why = words.trim().rsplit("wideleaf: ").next().unwrap_or_default();
             let message = format!("wideleaf {}: {why}", arguments.join(" "));
             Err(match code {
-                Some(6) => Failure::TimedOut(timeout),
+                Some(6) => Failure::TimedOut(end.after.unwrap_or_default()),
                 // It says why itself; nobody interrupted it.
                 None if status.signal() == Some(SIGSYS) => Failure::Host(message),
                 code => Failure::from_exit_code(code.unwrap_or(130), message),
@@ -49,26 +76,87 @@ pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrup
     }
 }
 
-/// Runs it to its end. Ctrl-C in a terminal reaches it as well; a `kill` of this process alone does not, and it must not outlive us.
-fn wait(command: &mut Command, interrupts: &Interrupts) -> std::io::Result<ExitStatus> {
-    const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How a child is ended that does not end.
+struct End {
+    /// After this time; `None`: it looks at the clock itself.
+    after: Option<Duration>,
+    /// How long it may take to end once it was asked to.
+    grace: Duration,
+}
+
+/// Runs it to its end, or, with nothing to tell, to that of its time. Ctrl-C in a terminal reaches it as well; a `kill` of this process alone does
+/// not, and it must not outlive us.
+fn wait(command: &mut Command, end: &End, interrupts: &Interrupts) -> std::io::Result<Option<ExitStatus>> {
+    let began = Instant::now();
     let mut child = command.spawn()?;
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(status);
+            return Ok(Some(status));
         }
-        if interrupts.is_set() {
+        if interrupts.is_set() || end.after.is_some_and(|limit| began.elapsed() > limit) {
             // What it has, memory and a file in our temporary folder, goes with it.
-            child.kill()?;
-            return child.wait();
+            stop(&mut child, end.grace)?;
+            return Ok(None);
         }
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-fn read_report(file: &Path) -> Result<RunReport, Failure> {
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Asks it to end, and kills it where it has not done so in `grace`.
+fn stop(child: &mut Child, grace: Duration) -> std::io::Result<ExitStatus> {
+    let asked = Instant::now();
+    if !grace.is_zero() {
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)?;
+    }
+    while asked.elapsed() < grace {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    child.kill()?;
+    child.wait()
+}
+
+fn read_report<T: DeserializeOwned>(file: &Path) -> Result<T, Failure> {
     let failure =
         |error: &dyn std::fmt::Display| Failure::Output(format!("the report of a run is unreadable: {error}"));
     let text = std::fs::read_to_string(file).map_err(|error| failure(&error))?;
     serde_json::from_str(&text).map_err(|error| failure(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_that_is_none_is_a_failure_that_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("run.json");
+        for text in ["", "{", "{\"verification\": 3}", "[]"] {
+            std::fs::write(&file, text).expect("written");
+            let failure = read_report::<RunReport>(&file).expect_err("no report");
+            assert!(failure.to_string().starts_with("the report of a run is unreadable: "), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_child_that_does_not_listen_is_killed_and_one_that_does_may_end_itself() {
+        let start = |script: &str| {
+            let mut command = Command::new("sh");
+            // It says when its trap is set.
+            command.args(["-c", script]).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("a shell");
+            let mut ready = [0];
+            std::io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("it says so");
+            child
+        };
+        let mut deaf = start("trap '' TERM; printf r; while :; do sleep 0.05; done");
+        let status = stop(&mut deaf, Duration::from_millis(200)).expect("ended");
+        assert_eq!(status.signal(), Some(signal_hook::consts::SIGKILL));
+        let mut polite = start("trap 'exit 7' TERM; printf r; while :; do sleep 0.05; done");
+        assert_eq!(stop(&mut polite, Duration::from_secs(60)).expect("ended").code(), Some(7));
+    }
 }

@@ -10,6 +10,8 @@ use crate::failure::Failure;
 use crate::held_pool::HeldPool;
 use crate::interrupts::Interrupts;
 
+mod prediction;
+mod simulation;
 mod wideleaf_run;
 
 /// A run that takes so many times longer than guessed hangs.
@@ -28,6 +30,10 @@ pub(super) fn run(job: &Job, interrupts: &Interrupts) -> Result<Measured, Failur
     let stolen_before = environment::stolen_ms();
     let mut measured = match &job.work {
         Work::Run { arguments } => wideleaf_run::run(arguments, timeout, interrupts),
+        Work::Simulation { accesses, machine, page } => {
+            simulation::run(accesses, &simulation::Place::parse(machine, page)?, timeout, interrupts)
+        }
+        Work::TlbCost { arguments } => prediction::run(arguments, timeout, interrupts),
     }?;
     let stolen = environment::stolen_ms().saturating_sub(stolen_before);
     measured.metrics.insert(wideleaf_experiments::metric::Metric::StolenMs, stolen as f64);

@@ -32,6 +32,7 @@ fn measured(report: &RunReport) -> Measured {
     let timed = timed_part(report);
     let mut measured =
         Measured { series: timed.map(|phase| series(report, phase)).unwrap_or_default(), ..Measured::default() };
+    measured.told = report.results.iter().map(|(name, result)| (name.clone(), result.value)).collect();
     let mut put = |metric, value: Option<f64>| {
         if let Some(value) = value {
             measured.metrics.insert(metric, value);

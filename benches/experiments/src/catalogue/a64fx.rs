@@ -1,0 +1,229 @@
+//! `a64fx`: blocks of cells with their variables side by side, on base pages, the hugetlb pool and THP, in the form of the measurements of FLASH on an A64FX: seven
+//! runs less the fastest and the slowest, ratios of counters. The negative control: misses fell there and time did not.
+
+use crate::catalogue::Catalogued;
+use crate::catalogue::beside::{cell, mean, millions, saved, times, value, values};
+use crate::catalogue::programs::{Pages, program};
+use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
+use crate::metric::Metric;
+use crate::report::{Column, Grid, Section};
+use crate::results::Results;
+use crate::seeds::a64fx;
+use crate::statistics::Verdict;
+
+/// See the head of this file.
+pub struct A64fx;
+
+/// A size, and how long a simulation of one pass takes, if it has one.
+const ROWS: [(&str, Option<f64>); 4] =
+    [("amr 108 MiB", Some(4.0)), ("amr 1 GiB", Some(25.0)), ("amr 4 GiB", None), ("amr 9 GiB", None)];
+
+const ARMS: [(&str, &str); 6] = [
+    ("none", "4 KiB pages"),
+    ("hugetlb", "2 MiB pages of the hugetlb pool"),
+    ("THP", "transparent huge pages of 2 MiB from the start"),
+    ("4K on A64FX", "simulated, A64FX: one pass on 4 KiB pages"),
+    ("64K on A64FX", "simulated, A64FX: the same on 64 KiB pages, which were the base pages there"),
+    ("2M on A64FX", "simulated, A64FX: the same on 2 MiB pages"),
+];
+
+/// Seven runs, as there.
+const ROUNDS: u32 = 7;
+
+impl Catalogued for A64fx {
+    fn name(&self) -> &'static str {
+        "a64fx"
+    }
+
+    fn summary(&self) -> &'static str {
+        "the negative control: blocks of a mesh, none/hugetlb/THP, seven runs less fastest and slowest, ratios"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        Experiment {
+            name: self.name().into(),
+            title: "The negative control: fewer misses, the same time".into(),
+            question: "Where hardly any time goes into misses of the TLB, do large pages leave the time alone?".into(),
+            source: Some("the measurements of FLASH on an A64FX (seven runs less the fastest and the slowest)".into()),
+            rounds: ROUNDS,
+            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            cases: ROWS.iter().map(|(name, seconds)| case(name, *seconds, host)).collect(),
+        }
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        vec![time(results), ratios(results)]
+    }
+}
+
+fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
+    let program = program(name);
+    let run = [Pages::Base, Pages::Hugetlb, Pages::Thp].map(|pages| match name {
+        "amr 9 GiB" => Cell::Absent("left out: runs stay within 4 GiB, so that they fit beside others' work".into()),
+        _ => program.native(pages, host),
+    });
+    let simulated = ["4k", "64k", "2m"].map(|page| match seconds {
+        Some(seconds) => Cell::of(Job::simulation(program.recorded("", Some(1)), "a64fx", page, seconds)),
+        None => Cell::Absent("left out for time: the pass over 1 GiB stands for it".into()),
+    });
+    program.case(run.into_iter().chain(simulated).collect())
+}
+
+/// The mean of what is left without the least and the largest; nothing where nothing is left.
+fn mean_of_the_middle(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)?;
+    mean(values.get(1..last)?)
+}
+
+fn time(results: &Results) -> Section {
+    let numbers = ["runs", "time, s", "to none", "saved, by pairs: median (95 %)"];
+    let mut grid = Grid {
+        caption: "Times: the mean of the runs but the fastest and the slowest".into(),
+        columns: ["size", "pages"].map(Column::text).into_iter().chain(numbers.map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let (mut changed, mut same, mut unknown) = (vec![], vec![], vec![]);
+    for (name, _) in ROWS {
+        let seconds = |arm: &str| mean_of_the_middle(values(results, name, arm, Metric::Seconds));
+        for (arm, _) in &ARMS[..3] {
+            let (here, ours) = (seconds(arm), times(results, name, arm, ARMS[0].0).filter(|_| *arm != ARMS[0].0));
+            let ratio = here.zip(seconds(ARMS[0].0)).map(|(here, none)| here / none);
+            let runs = values(results, name, arm, Metric::Seconds).len().to_string();
+            let saves = ours.as_ref().map_or_else(|| "-".into(), saved);
+            grid.rows.push(vec![name.into(), (*arm).into(), runs, cell(here), cell(ratio), saves.clone()]);
+            let text = format!("{name} on {arm} ({saves})");
+            match ours.map(|ours| ours.verdict) {
+                Some(Verdict::Better | Verdict::Worse) => changed.push(text),
+                Some(Verdict::Indistinguishable) => same.push(text),
+                Some(Verdict::Unknown) => unknown.push(text),
+                None => {}
+            }
+        }
+    }
+    Section {
+        title: "Did the time change?".into(),
+        paragraphs: [control(&changed, &same, &unknown), vec![THEIRS.into()]].concat(),
+        tables: vec![grid],
+        plots: vec![],
+    }
+}
+
+/// Whether the negative control is one here.
+fn control(changed: &[String], same: &[String], unknown: &[String]) -> Vec<String> {
+    let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
+    let all = [
+        sentence("This is no negative control here, time changed (there by 10 % at most, either way)", changed),
+        sentence("Time did not change, as there", same),
+        sentence("Too few rounds to tell", unknown),
+    ];
+    let all: Vec<String> = all.into_iter().flatten().collect();
+    if all.is_empty() { vec!["No time was measured yet.".into()] } else { all }
+}
+
+const THEIRS: &str = "Their cycles on 2 MiB pages were 0.96, 0.94, 1.10 and 1.00 of those on 64 KiB pages, and the 1.10 had 1.22 times the instructions. amr has the memory of FLASH, \
+a sweep over blocks and a sum over each variable; it is no equation of state, and there is no kernel of one. Sizes there were about 1 and 9 GB.";
+
+fn ratios(results: &Results) -> Section {
+    let sizes: Vec<&str> = ROWS.iter().filter(|(_, seconds)| seconds.is_some()).map(|(name, _)| *name).collect();
+    let ours =
+        sizes.iter().flat_map(|name| [format!("{name}, 2M : 64K, simulated"), format!("{name}, 2M : 4K, simulated")]);
+    let theirs = a64fx::COLUMNS.map(|column| format!("theirs, {column}"));
+    let mut grid = Grid {
+        caption: "Ratios of counters, large pages to base pages".into(),
+        columns: [Column::text("counter")].into_iter().chain(ours.chain(theirs).map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let counters = ["CPU_CYCLES".to_owned()].into_iter().chain(a64fx::ratios().into_iter().map(|row| row.counter));
+    for counter in counters {
+        let ours = sizes.iter().flat_map(|name| {
+            let of = |arm: usize| value(results, name, ARMS[arm].0, metric_of(&counter)?);
+            [4, 3].map(|base| of(5).zip(of(base)).map(|(huge, base)| huge / base))
+        });
+        let theirs = a64fx::ratios_of(&counter).map_or([None; 4], |ratios| ratios.map(Some));
+        let cells: Vec<String> = ours.chain(theirs).map(cell).collect();
+        grid.rows.push([counter].into_iter().chain(cells).collect());
+    }
+    let notes = "Counters of ours are of a model of the A64FX, whose numbers are remembered and not verified; - stands where a model of TLBs has no such counter. \
+Caches see the same lines on pages of any size in it. CPU_CYCLES are from their raw counters; ours are not simulated, see the times.";
+    Section {
+        title: "Ratios of counters".into(),
+        paragraphs: fell(results, &sizes).into_iter().chain([notes.into()]).collect(),
+        tables: vec![grid],
+        plots: vec![],
+    }
+}
+
+/// Which of our metrics stands for their counter.
+fn metric_of(counter: &str) -> Option<Metric> {
+    match counter {
+        "DTLB-LOAD-MISSES" | "L1D_TLB_REFILL" => Some(Metric::DtlbL1Misses),
+        "L2D_TLB_REFILL" => Some(Metric::DtlbMisses),
+        _ => None,
+    }
+}
+
+/// Whether misses fell, size by size.
+fn fell(results: &Results, sizes: &[&str]) -> Vec<String> {
+    let of = |name: &str, arm: usize| value(results, name, ARMS[arm].0, Metric::DtlbMisses);
+    let sentence = |name: &&str| {
+        let (base, huge) = (of(name, 4)?, of(name, 5)?);
+        let what = if huge < base { "fall as there" } else { "do not fall, as they did there" };
+        let [base, huge] = [base, huge].map(|misses| millions(Some(misses)));
+        Some(format!("{name}: misses of both levels {what}, from {base} to {huge} million a pass."))
+    };
+    sizes.iter().filter_map(sentence).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::made_up::{host, results_of};
+
+    #[test]
+    fn the_fastest_and_the_slowest_do_not_count() {
+        assert_eq!(mean_of_the_middle(vec![9.0, 1.0, 2.0, 3.0, 4.0, 100.0, 2.0]), Some(4.0));
+        assert_eq!(mean_of_the_middle(vec![1.0, 2.0]), None);
+        assert_eq!(mean_of_the_middle(vec![]), None);
+    }
+
+    #[test]
+    fn seven_runs_and_a_pool_that_is_leased_or_absent_with_the_reason() {
+        let experiment = A64fx.define(&host());
+        assert_eq!(experiment.rounds, 7);
+        let Cell::Job(job) = &experiment.cases[0].cells[1] else { panic!("a job") };
+        assert_eq!(job.host.pool_pages_2m, (108 + 64) / 2);
+        let user = HostFacts { why_no_pool_2m: Some("only root may".into()), ..host() };
+        assert_eq!(A64fx.define(&user).cases[0].cells[1], Cell::Absent("only root may".into()));
+        let small = A64fx.define(&HostFacts { memory_available_mib: 1000, ..host() });
+        assert_eq!(small.cases[1].cells[0], Cell::Absent("needs 1076 MiB: this host has 1000 MiB available".into()));
+    }
+
+    #[test]
+    fn a_control_that_is_none_says_so_first() {
+        let results = results_of(A64fx.define(&host()), |case, arm, round| match (case, arm) {
+            ("amr 108 MiB", "none") => Some((Metric::Seconds, 4.0)),
+            ("amr 108 MiB", "THP") => Some((Metric::Seconds, 3.0)),
+            ("amr 108 MiB", "hugetlb") => Some((Metric::Seconds, 4.0 + if round % 2 == 0 { 0.1 } else { -0.1 })),
+            ("amr 108 MiB", "64K on A64FX") => Some((Metric::DtlbMisses, 1e6)),
+            ("amr 108 MiB", "2M on A64FX") => Some((Metric::DtlbMisses, 1e4)),
+            _ => None,
+        });
+        let [time, ratios] = A64fx.sections(&results).try_into().expect("two");
+        assert!(
+            time.paragraphs[0].contains("time changed") && time.paragraphs[0].contains("amr 108 MiB on THP (25.0 %"),
+            "{:?}",
+            time.paragraphs
+        );
+        assert!(time.paragraphs[1].starts_with("Time did not change, as there: amr 108 MiB on hugetlb"));
+        assert_eq!(time.tables[0].rows[2][..5], ["amr 108 MiB", "THP", "7", "3.000", "0.7500"]);
+        assert!(
+            ratios.paragraphs[0].contains("fall as there, from 1.000 to 0.0100 million"),
+            "{}",
+            ratios.paragraphs[0]
+        );
+        let row = ratios.tables[0].rows.iter().find(|row| row[0] == "L2D_TLB_REFILL").expect("a row");
+        assert_eq!(row[1..3], ["0.0100", "-"]);
+        assert_eq!(row[5..], ["0.0002", "0.0100", "0.0300", "0.0300"]);
+    }
+}

@@ -1,0 +1,139 @@
+//! Ours beside theirs: what tables and sentences of the experiments in others' forms have in common.
+//!
+//! ```text
+//!   theirs: saved 45.9 %   ours: 0.981 (0.962 - 1.004) of the time ──▶ "saved there, indistinguishable here: CG B"
+//! ```
+
+use crate::metric::{Better, Metric};
+use crate::report::every::number;
+use crate::results::Results;
+use crate::statistics::{Comparison, Verdict};
+
+/// Below so many percent a difference that others measured counts as none: the spread of their repeated runs is as much.
+const THEIRS_MIN_PERCENT: f64 = 1.0;
+
+/// A row of both.
+#[derive(Debug)]
+pub(super) struct Pair {
+    /// The program.
+    pub case: String,
+    /// Time that large pages saved there, in percent of that on base pages.
+    pub theirs_percent: f64,
+    /// Time on large pages by that on base pages here, if it was measured.
+    pub ours: Option<Comparison>,
+}
+
+/// Time in one arm by that in another, pair by pair.
+pub(super) fn times(results: &Results, case: &str, arm: &str, to: &str) -> Option<Comparison> {
+    Comparison::of(&results.ratios(case, arm, to, Metric::Seconds), Better::Lower)
+}
+
+/// In sentences, what did not come as there first. Each is made of the numbers.
+pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
+    let (mut opposite, mut not_here, mut only_here, mut alike, mut unknown) = (vec![], vec![], vec![], vec![], vec![]);
+    for pair in pairs {
+        let Some(ours) = &pair.ours else { continue };
+        let sign = match pair.theirs_percent {
+            saved if saved >= THEIRS_MIN_PERCENT => 1,
+            saved if saved <= -THEIRS_MIN_PERCENT => -1,
+            _ => 0,
+        };
+        let here = match ours.verdict {
+            Verdict::Better => 1,
+            Verdict::Worse => -1,
+            Verdict::Indistinguishable => 0,
+            Verdict::Unknown => {
+                unknown.push(pair.case.clone());
+                continue;
+            }
+        };
+        let text = format!("{} ({:.1} % there, {} here)", pair.case, pair.theirs_percent, saved(ours));
+        match (sign, here) {
+            (1, -1) | (-1, 1) => opposite.push(text),
+            (_, 0) if sign != 0 => not_here.push(text),
+            (0, _) if here != 0 => only_here.push(text),
+            _ => alike.push(text),
+        }
+    }
+    let sentence = |what: &str, of: Vec<String>| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
+    let all: Vec<String> = [
+        sentence("Large pages saved time there and cost some here, or the other way round", opposite),
+        sentence("A difference there, indistinguishable here", not_here),
+        sentence("Next to nothing there, a difference here", only_here),
+        sentence("As there", alike),
+        sentence("Too few rounds to tell", unknown),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if all.is_empty() { vec!["No time was measured yet.".into()] } else { all }
+}
+
+/// Time saved in percent, from a ratio of times, with its interval.
+pub(super) fn saved(times: &Comparison) -> String {
+    let percent = |ratio: f64| format!("{:.1}", (1.0 - ratio) * 100.0);
+    let interval = times.interval;
+    let mark = match times.verdict {
+        Verdict::Better | Verdict::Worse => "",
+        Verdict::Indistinguishable => " =",
+        Verdict::Unknown => " ?",
+    };
+    format!("{} % ({} - {}){mark}", percent(interval.median), percent(interval.high), percent(interval.low))
+}
+
+/// The values of a metric, without their rounds.
+pub(super) fn values(results: &Results, case: &str, arm: &str, metric: Metric) -> Vec<f64> {
+    results.values(case, arm, metric).into_iter().map(|(_, value)| value).collect()
+}
+
+/// The only value, or the first.
+pub(super) fn value(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<f64> {
+    values(results, case, arm, metric).first().copied()
+}
+
+/// The mean; nothing of nothing.
+pub(super) fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// A number in a table.
+pub(super) fn cell(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".into(), number)
+}
+
+/// A count in millions.
+pub(super) fn millions(count: Option<f64>) -> String {
+    cell(count.map(|count| count / 1e6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(case: &str, theirs_percent: f64, times: [f64; 6]) -> Pair {
+        Pair { case: case.into(), theirs_percent, ours: Comparison::of(&times, Better::Lower) }
+    }
+
+    #[test]
+    fn what_came_otherwise_is_said_first() {
+        let pairs = [
+            pair("a", 10.0, [0.90, 0.91, 0.92, 0.90, 0.91, 0.92]),
+            pair("b", 10.0, [1.10, 1.11, 1.12, 1.10, 1.11, 1.12]),
+            pair("c", -2.0, [0.99, 1.01, 0.98, 1.02, 1.0, 1.0]),
+            pair("d", 0.5, [0.90, 0.91, 0.92, 0.90, 0.91, 0.92]),
+        ];
+        let told = told(&pairs);
+        assert!(told[0].contains("the other way round: b (10.0 % there, -11"), "{}", told[0]);
+        assert!(told[1].starts_with("A difference there, indistinguishable here: c (-2.0 %"), "{}", told[1]);
+        assert!(told[2].starts_with("Next to nothing there, a difference here: d"), "{}", told[2]);
+        assert!(told[3].starts_with("As there: a (10.0 % there, 9.0 % (8.0 - 10.0) here)"), "{}", told[3]);
+    }
+
+    #[test]
+    fn few_rounds_are_no_result() {
+        let three =
+            Pair { case: "a".into(), theirs_percent: 10.0, ours: Comparison::of(&[0.5, 0.5, 0.5], Better::Lower) };
+        assert_eq!(told(&[three]), ["Too few rounds to tell: a."]);
+        assert_eq!(told(&[]), ["No time was measured yet."]);
+    }
+}

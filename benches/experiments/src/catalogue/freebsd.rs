@@ -1,0 +1,322 @@
+//! `freebsd`: NPB, RandomAccess and Sweep3D on base pages and on superpages in the form of FreeBSD's measurements: fastest and slowest run, and three counters,
+//! which are simulated.
+
+use crate::catalogue::Catalogued;
+use crate::catalogue::beside::{Pair, cell, millions, times, told, value, values};
+use crate::catalogue::programs::{Pages, Program, program};
+use crate::definition::{Accesses, Arm, Case, Cell, Experiment, HostFacts, Job};
+use crate::metric::Metric;
+use crate::report::{Column, Grid, Section};
+use crate::results::Results;
+use crate::seeds::freebsd;
+
+/// See the head of this file.
+pub struct FreeBsd;
+
+/// Whether a program is run here, and whose accesses a simulation has.
+struct Row {
+    name: &'static str,
+    is_run: bool,
+    counters: Counters,
+}
+
+/// Where the accesses of a simulation are from.
+enum Counters {
+    /// An iteration is recorded, the loops in this order; a simulation takes so many seconds.
+    Recorded(&'static str, f64),
+    /// Updates of a table of 2^n words.
+    Gups(u32),
+    /// The generated sweep.
+    Sweep3d,
+    /// None, for this reason.
+    None(&'static str),
+}
+
+const TOO_LONG: &str = "left out for time: recording its accesses takes more than a minute";
+
+const fn row(name: &'static str, is_run: bool, counters: Counters) -> Row {
+    Row { name, is_run, counters }
+}
+
+/// Theirs in their order, and SP of class A for that of class B, which takes too long.
+const ROWS: [Row; 18] = [
+    row("BT A", true, Counters::Recorded("order=reference", 28.0)),
+    row("BT B", false, Counters::None(TOO_LONG)),
+    row("BT C", false, Counters::None(TOO_LONG)),
+    row("CG A", true, Counters::Recorded("", 30.0)),
+    row("CG B", true, Counters::None(TOO_LONG)),
+    row("CG C", false, Counters::None(TOO_LONG)),
+    row("IS B", true, Counters::Recorded("", 40.0)),
+    row("IS C", false, Counters::None(TOO_LONG)),
+    row("LU A", true, Counters::Recorded("order=reference", 15.0)),
+    row("LU B", false, Counters::None(TOO_LONG)),
+    row("LU C", false, Counters::None(TOO_LONG)),
+    row("SP A", true, Counters::Recorded("order=reference", 22.0)),
+    row("SP B", false, Counters::None(TOO_LONG)),
+    row("GUPS 2^25", true, Counters::Gups(25)),
+    row("GUPS 2^26", true, Counters::Gups(26)),
+    row("GUPS 2^27", false, Counters::Gups(27)),
+    row("GUPS 2^28", false, Counters::Gups(28)),
+    row("Sweep3D 150", true, Counters::Sweep3d),
+];
+
+const ARMS: [(&str, &str); 4] = [
+    ("4KB", "4 KiB pages"),
+    ("4KB+2MB", "transparent huge pages of 2 MiB from the start"),
+    ("4KB on K8", "simulated, K8: 4 KiB pages"),
+    ("4KB+2MB on K8", "simulated, K8: all of the kernel's memory on 2 MiB pages"),
+];
+
+impl Catalogued for FreeBsd {
+    fn name(&self) -> &'static str {
+        "freebsd"
+    }
+
+    fn summary(&self) -> &'static str {
+        "NPB, GUPS, Sweep3D natively on base pages and superpages: fastest, slowest, three counters (simulated)"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        Experiment {
+            name: self.name().into(),
+            title: "Base pages and superpages: fastest, slowest, and three counters".into(),
+            question: "What do superpages change for a process: its time, its misses of the TLB, what its walks miss in the L2?".into(),
+            source: Some("the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI Sweep3D)".into()),
+            rounds: 6,
+            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            cases: ROWS.iter().map(|row| case(row, host)).collect(),
+        }
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        vec![in_their_form(results), counters(results)]
+    }
+}
+
+fn case(row: &Row, host: &HostFacts) -> Case {
+    let program = program(row.name);
+    let run = |pages| if row.is_run { program.native(pages, host) } else { program.left_out_for_time() };
+    let cells =
+        [Pages::Base, Pages::Thp].map(run).into_iter().chain(["4k", "2m"].map(|page| simulated(row, program, page)));
+    program.case(cells.collect())
+}
+
+fn simulated(row: &Row, program: &Program, page: &str) -> Cell {
+    let generated = |stream: String, scale| Accesses::Generated { stream, scale };
+    let (accesses, seconds) = match row.counters {
+        Counters::None(why) => return Cell::Absent(why.into()),
+        Counters::Recorded(order, seconds) => (program.recorded(order, Some(1)), seconds),
+        Counters::Gups(log2_words) => {
+            let scale = PASSES * UPDATES_PER_WORD * f64::from(1 << (log2_words - UPDATES_LOG2));
+            (generated(format!("gups:log2_words={log2_words},updates={}", 1 << UPDATES_LOG2), scale), 6.0)
+        }
+        Counters::Sweep3d => (generated("sweep3d:border=1048576".into(), SWEEP3D_ITERATIONS), 40.0),
+    };
+    Cell::of(Job::simulation(accesses, "k8", page, seconds))
+}
+
+/// HPCC makes four updates for each word of its table, and verifies by a second pass, which the counters of a whole process cover too.
+const UPDATES_PER_WORD: f64 = 4.0;
+const PASSES: f64 = 2.0;
+/// Of these so many are simulated: 64 for each line that the L2 has.
+const UPDATES_LOG2: u32 = 24;
+const SWEEP3D_ITERATIONS: f64 = 12.0;
+
+/// Their table: a row for the fastest and the slowest run on each page setting, ours and theirs.
+fn in_their_form(results: &Results) -> Section {
+    let numbers = [
+        "time, s",
+        "theirs",
+        "figure",
+        "theirs",
+        "DTLB misses, M, simulated",
+        "theirs",
+        "L2 misses of walks, M, simulated",
+    ];
+    let numbers = numbers.into_iter().chain(["theirs", "L2 misses of data, M, simulated", "theirs"]);
+    let words = ["program", "pages", "run"].map(Column::text);
+    let mut grid = Grid {
+        caption: "Fastest and slowest run; counters of a whole run, in millions, are of a model of K8 (simulated), theirs of the Opteron".into(),
+        columns: words.into_iter().chain(numbers.map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let theirs = freebsd::runs();
+    for row in &ROWS {
+        for is_huge in [false, true] {
+            let both = ours_and_theirs(results, row, is_huge, &theirs);
+            grid.rows.extend(both);
+        }
+    }
+    let pairs: Vec<Pair> = ROWS.iter().filter_map(|row| pair(results, row, &theirs)).collect();
+    Section {
+        title: "In the form of the original".into(),
+        paragraphs: [told(&pairs), left_out(&results.experiment), KNOWN_FAULTS.map(str::to_owned).to_vec()].concat(),
+        tables: vec![grid],
+        plots: vec![],
+    }
+}
+
+fn ours_and_theirs(results: &Results, row: &Row, is_huge: bool, theirs: &[freebsd::Run]) -> Vec<Vec<String>> {
+    let (arm, simulated) = (ARMS[usize::from(is_huge)].0, ARMS[2 + usize::from(is_huge)].0);
+    let seconds = values(results, row.name, arm, Metric::Seconds);
+    let figures = values(results, row.name, arm, Metric::Figure);
+    let extremes = |values: &[f64]| [values.iter().copied().reduce(f64::min), values.iter().copied().reduce(f64::max)];
+    let ([fastest, slowest], [least, most]) = (extremes(&seconds), extremes(&figures));
+    let counted = [Metric::DtlbMisses, Metric::WalkL2Misses, Metric::DataL2Misses]
+        .map(|metric| value(results, row.name, simulated, metric));
+    let is_anything = fastest.is_some() || counted.iter().any(Option::is_some);
+    let line = |run: &str, seconds: Option<f64>, figure: Option<f64>, counted: [Option<f64>; 3]| {
+        let is_it = |of: &&freebsd::Run| {
+            of.case == row.name
+                && of.is_huge == is_huge
+                && (of.run == run || of.run.contains('/') || (run == "fastest" && of.run.starts_with("only")))
+        };
+        let of_theirs = theirs.iter().find(is_it);
+        let counters = |n: usize| [millions(counted[n]), millions(of_theirs.and_then(|of| of.counters[n]))];
+        let head = [row.name.to_owned(), arm.to_owned(), run.to_owned()];
+        let timed = [
+            cell(seconds),
+            cell(of_theirs.map(|of| of.seconds)),
+            cell(figure),
+            cell(of_theirs.and_then(|of| of.figure)),
+        ];
+        head.into_iter().chain(timed).chain((0..3).flat_map(counters)).collect()
+    };
+    if !is_anything {
+        return vec![];
+    }
+    // A simulation has no slowest run.
+    vec![line("fastest", fastest, most, counted), line("slowest", slowest, least, [None; 3])]
+}
+
+/// By their fastest runs.
+fn pair(results: &Results, row: &Row, theirs: &[freebsd::Run]) -> Option<Pair> {
+    let fastest = |is_huge: bool| {
+        let runs = theirs.iter().filter(|run| run.case == stands_for(row.name) && run.is_huge == is_huge);
+        runs.map(|run| run.seconds).reduce(f64::min)
+    };
+    let theirs_percent = (1.0 - fastest(true)? / fastest(false)?) * 100.0;
+    Some(Pair { case: row.name.into(), theirs_percent, ours: times(results, row.name, ARMS[1].0, ARMS[0].0) })
+}
+
+/// Whose row ours is compared with.
+fn stands_for(name: &str) -> &str {
+    if name == "SP A" { "SP B" } else { name }
+}
+
+fn left_out(experiment: &Experiment) -> Vec<String> {
+    let why = |case: &Case| match case.cells.first() {
+        Some(Cell::Absent(why)) => Some(format!("{} ({why})", case.name)),
+        _ => None,
+    };
+    let all: Vec<String> = experiment.cases.iter().filter_map(why).collect();
+    if all.is_empty() { vec![] } else { vec![format!("Not run: {}.", all.join("; "))] }
+}
+
+/// Whether superpages let the misses fall or rise, simulated and measured there.
+fn counters(results: &Results) -> Section {
+    let numbers = ["DTLB misses, 2M : 4K, simulated", "theirs", "L2 misses of walks, 2M : 4K, simulated", "theirs"];
+    let mut grid = Grid {
+        caption: "What superpages make of the counters; below 1 they let them fall".into(),
+        columns: [Column::text("program")].into_iter().chain(numbers.map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let theirs = freebsd::runs();
+    let (mut alike, mut otherwise) = (0, vec![]);
+    for row in &ROWS {
+        let simulated = |metric| {
+            let [base, huge] = [ARMS[2].0, ARMS[3].0].map(|arm| value(results, row.name, arm, metric));
+            huge.zip(base).map(|(huge, base)| huge / base)
+        };
+        let measured = |n: usize| {
+            let of = |is_huge| theirs.iter().find(|run| run.case == row.name && run.is_huge == is_huge)?.counters[n];
+            Some(of(true)? / of(false)?)
+        };
+        let (misses, walks) = (simulated(Metric::DtlbMisses), simulated(Metric::WalkL2Misses));
+        let Some(ratio) = misses else { continue };
+        match measured(0) {
+            Some(there) if (there > 1.0) != (ratio > 1.0) => {
+                otherwise.push(format!("{} ({ratio:.2} simulated, {there:.2} there)", row.name))
+            }
+            Some(_) => alike += 1,
+            None => {}
+        }
+        grid.rows.push(vec![row.name.into(), cell(misses), cell(measured(0)), cell(walks), cell(measured(1))]);
+    }
+    let otherwise_told =
+        (!otherwise.is_empty()).then(|| format!("Misses go the other way than there in: {}.", otherwise.join(", ")));
+    let told =
+        format!("Misses rise or fall as there in {alike} of {} programs that both have.", alike + otherwise.len());
+    Section {
+        title: "Counters, simulated".into(),
+        paragraphs: otherwise_told.into_iter().chain([told, SIMULATED.into()]).collect(),
+        tables: vec![grid],
+        plots: vec![],
+    }
+}
+
+const SIMULATED: &str = "This host's counters are not asked: these are of a model of K8, the same on any machine. Of a recorded program one iteration is simulated and counted as often as its class has iterations, set-up and check once; BT, LU and SP make the reference's loops. No recording has the stack, the code and the system. RandomAccess: 2^24 of the updates of both passes; Sweep3D: one of 12 iterations, its arrays at a MiB each.";
+
+/// What is known of the original's tables (benches/data/seeds/README.md).
+const KNOWN_FAULTS: [&str; 2] = [
+    "Known faults of the original: IS B has the same time with and without superpages though its counters differ; LU A has no slowest run at 4 KiB, LU C none with superpages; \
+GUPS at 2^28 words with superpages is faster than its neighbours by a third with the same misses.",
+    "SP of class A is compared with theirs of class B. Sentences go by their fastest runs, and by our pairs: = stands where the interval has 0 % in it.",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::made_up::{host, results_of};
+
+    fn cell_of(experiment: &Experiment, case: &str, arm: usize) -> Cell {
+        experiment.cases.iter().find(|one| one.name == case).expect("a row").cells[arm].clone()
+    }
+
+    #[test]
+    fn it_needs_neither_kvm_nor_a_second_cpu_and_says_what_memory_is_missing() {
+        let poor = HostFacts { why_no_kvm: Some("no /dev/kvm".into()), cpus: 1, memory_available_mib: 300, ..host() };
+        let experiment = FreeBsd.define(&poor);
+        assert!(matches!(cell_of(&experiment, "CG B", 0), Cell::Job(_)));
+        assert_eq!(
+            cell_of(&experiment, "GUPS 2^25", 1),
+            Cell::Absent("needs 320 MiB: this host has 300 MiB available".into())
+        );
+        assert_eq!(cell_of(&experiment, "BT C", 0), Cell::Absent("left out for time: a run takes about 290 s".into()));
+    }
+
+    #[test]
+    fn a_simulation_of_random_access_counts_both_passes() {
+        let Cell::Job(job) = cell_of(&FreeBsd.define(&host()), "GUPS 2^26", 2) else { panic!("a job") };
+        assert!(job.is_exact);
+        // 2 passes of 4 * 2^26 updates, of which 2^24 are simulated.
+        let accesses = Accesses::Generated { stream: "gups:log2_words=26,updates=16777216".into(), scale: 32.0 };
+        assert_eq!(job.work, crate::definition::Work::Simulation { accesses, machine: "k8".into(), page: "4k".into() });
+    }
+
+    #[test]
+    fn fastest_slowest_and_counters_stand_beside_theirs() {
+        let results = results_of(FreeBsd.define(&host()), |case, arm, round| match (case, arm) {
+            ("CG B", "4KB") => Some((Metric::Seconds, 30.0 + f64::from(round))),
+            ("CG B", "4KB+2MB") => Some((Metric::Seconds, 40.0)),
+            ("CG A", "4KB on K8") => Some((Metric::DtlbMisses, 2e6)),
+            ("CG A", "4KB+2MB on K8") => Some((Metric::DtlbMisses, 4e6)),
+            _ => None,
+        });
+        let [form, counters] = FreeBsd.sections(&results).try_into().expect("two");
+        let rows = &form.tables[0].rows;
+        let row = |pages: &str, run: &str| {
+            rows.iter().find(|row| row[0] == "CG B" && row[1] == pages && row[2] == run).expect("a row")
+        };
+        assert_eq!(row("4KB", "fastest")[3..5], ["31.00", "244.1"]);
+        assert_eq!(row("4KB", "slowest")[3..5], ["36.00", "286.0"]);
+        assert!(form.paragraphs[0].contains("the other way round: CG B (3.4 % there"), "{:?}", form.paragraphs[0]);
+        let a = rows.iter().find(|row| row[0] == "CG A").expect("its simulation alone is a row");
+        assert_eq!(a[3..9], ["-", "4.780", "-", "313.0", "2.000", "3.107"]);
+        assert!(
+            counters.paragraphs[0]
+                .starts_with("Misses go the other way than there in: CG A (2.00 simulated, 0.21 there)")
+        );
+        assert!(counters.paragraphs[1].contains("in 0 of 1 programs"), "{}", counters.paragraphs[1]);
+    }
+}

@@ -1,0 +1,250 @@
+//! `lwn`: what a miss costs, what that lets expect of large pages, and what they do, in the form of "Huge pages part 5: a deeper look at TLBs and costs".
+//!
+//! ```text
+//!   cost (a chase) ──▶ prediction (a kernel's own accesses, replayed) ──▶ check (the kernel on both page sizes, in pairs)
+//! ```
+
+use crate::catalogue::Catalogued;
+use crate::catalogue::beside::{cell, mean, saved, times, value};
+use crate::catalogue::programs::{Pages, program};
+use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
+use crate::metric::Metric;
+use crate::report::{Column, Grid, Section};
+use crate::results::Results;
+use crate::seeds::lwn;
+
+/// See the head of this file.
+pub struct Lwn;
+
+const ARMS: [(&str, &str); 3] = [
+    ("base", "4 KiB pages"),
+    ("huge", "2 MiB pages"),
+    ("predicted", "from the accesses alone; then the kernel on both page sizes, six pairs of its own"),
+];
+
+const COST: &str = "TLB miss";
+
+/// What is predicted and measured, what `tlbcost --predict` is asked for, how long that takes, and the memory that it takes.
+const PROGRAMS: [(&str, &[&str], f64, u64); 2] = [
+    ("STREAM 1 GiB", &["--predict", "stream", "--cmdline", "words=44739240"], 150.0, 2048),
+    ("GUPS 2^26", &["--predict", "gups", "--log2-words", "26"], 200.0, 1024),
+];
+
+impl Catalogued for Lwn {
+    fn name(&self) -> &'static str {
+        "lwn"
+    }
+
+    fn summary(&self) -> &'static str {
+        "what a TLB miss costs, what 2 MiB pages should gain STREAM and GUPS by that, and what they do gain"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        Experiment {
+            name: self.name().into(),
+            title: "The cost of a miss, a prediction, and a check".into(),
+            question:
+                "What does a miss of the TLB cost, how much time should large pages save by that, and how much do they?"
+                    .into(),
+            source: Some("\"Huge pages part 5: a deeper look at TLBs and costs\" (LWN, 2010)".into()),
+            rounds: 6,
+            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            cases: [cost()].into_iter().chain(PROGRAMS.map(|of| case(of, host))).collect(),
+        }
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        vec![check(results), costs(results), stream(results)]
+    }
+}
+
+fn cost() -> Case {
+    let of = |page| Cell::of(Job::tlbcost(&["--native", "--host-page", page], 60.0));
+    let cells = vec![of("4k"), of("2m"), Cell::Absent("there is nothing to predict".into())];
+    Case { name: COST.into(), unit: "cycles".into(), working_set_mib: 256, cells }
+}
+
+fn case((name, arguments, seconds, needed): (&str, &[&str], f64, u64), host: &HostFacts) -> Case {
+    let available = host.memory_available_mib;
+    let predicted = match needed > available {
+        true => Cell::Absent(format!("needs {needed} MiB: this host has {available} MiB available")),
+        false => Cell::of(Job::tlbcost(arguments, seconds)),
+    };
+    let run = [Pages::Base, Pages::Thp].map(|pages| program(name).native(pages, host));
+    program(name).case(run.into_iter().chain([predicted]).collect())
+}
+
+/// Prediction and measurement side by side.
+fn check(results: &Results) -> Section {
+    let numbers =
+        ["predicted at most, %", "saved in its own pairs, % (95 %)", "saved in the pairs of this experiment (95 %)"];
+    let mut grid = Grid {
+        caption: "Predicted and saved".into(),
+        columns: [Column::text("program")]
+            .into_iter()
+            .chain(numbers.map(Column::number))
+            .chain([Column::text("a bound?")])
+            .collect(),
+        rows: vec![],
+    };
+    let (mut more, mut held) = (vec![], vec![]);
+    for (name, ..) in PROGRAMS {
+        let of = |metric| value(results, name, ARMS[2].0, metric);
+        let told = |what| results.told(name, ARMS[2].0, what).first().map(|(_, value)| *value);
+        let (predicted, own) = (of(Metric::PredictedPercent), of(Metric::SavedPercent));
+        let interval = told("saved_low_percent").zip(told("saved_high_percent"));
+        let ours = times(results, name, ARMS[1].0, ARMS[0].0);
+        let is_bound = told("is_bound").map(|is_bound| is_bound > 0.0);
+        if let (Some(predicted), Some((low, _))) = (predicted, interval) {
+            let text = format!("{name} ({} % predicted, {} % saved)", cell(Some(predicted)), cell(own));
+            if low > predicted { more.push(text) } else { held.push(text) }
+        }
+        let own = own
+            .zip(interval)
+            .map_or_else(|| "-".into(), |(own, (low, high))| format!("{own:.1} ({low:.1} - {high:.1})"));
+        let bound = is_bound
+            .map_or("-", |is_bound| if is_bound { "yes" } else { "no: the kernel is faster than all of its replays" });
+        let saves = ours.as_ref().map_or_else(|| "-".into(), saved);
+        grid.rows.push(vec![name.into(), cell(predicted), own, saves, bound.into()]);
+    }
+    grid.rows.extend(theirs());
+    let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
+    let told = [
+        sentence("More was saved than predicted as the most", &more),
+        sentence("What was saved is not more than predicted as the most, as there", &held),
+    ];
+    let none = (more.is_empty() && held.is_empty()).then(|| "No prediction was made yet.".to_owned());
+    Section {
+        title: "Cost, prediction, check".into(),
+        paragraphs: none.into_iter().chain(told.into_iter().flatten()).chain([METHOD.into()]).collect(),
+        tables: vec![grid],
+        plots: vec![],
+    }
+}
+
+/// The example that they worked: predicted from a kernel's profile and from all of STREAM; saved, by its elapsed times.
+fn theirs() -> Vec<Vec<String>> {
+    let predicted = [
+        ("theirs, first estimate", lwn::worked("percent_time_1", "PercentageTimeTLBMiss (printed)")),
+        ("theirs, STREAM", lwn::worked("percent_time_2", "predicted percent (printed)")),
+    ];
+    let base = lwn::worked("validation", "elapsed base pages");
+    let saved =
+        base.zip(lwn::worked("validation", "elapsed huge pages")).map(|(base, huge)| (1.0 - huge / base) * 100.0);
+    let row = |(name, predicted): (&str, Option<f64>)| {
+        vec![name.to_owned(), cell(predicted), "-".into(), cell(saved), "misses times cost".into()]
+    };
+    predicted.map(row).to_vec()
+}
+
+const METHOD: &str = "Theirs is misses (sampled by a profiler) times what a miss costs, which counts misses that overlap as if they did not. Ours is no product: \
+the kernel's accesses are replayed on both page sizes without its arithmetic, and no mix of replays as fast as the kernel saves more.";
+
+fn costs(results: &Results) -> Section {
+    let mut grid = Grid {
+        caption: "What a miss of all levels of the TLB costs".into(),
+        columns: vec![Column::text("machine"), Column::number("cycles"), Column::number("ns")],
+        rows: vec![],
+    };
+    for (arm, summary) in &ARMS[..2] {
+        let told = |what| results.told(COST, arm, what).first().map(|(_, value)| *value);
+        let cycles = value(results, COST, arm, Metric::WalkCycles);
+        let cpu = &results.environment.cpu;
+        grid.rows.push(vec![format!("this one ({cpu}), {summary}"), cell(cycles), cell(told("walk_ns"))]);
+    }
+    for cost in lwn::miss_costs() {
+        grid.rows.push(vec![format!("theirs: {}", cost.machine), cell(Some(cost.cycles)), cell(cost.ns)]);
+    }
+    let worked = lwn::worked("tlb_miss_cost", "TLBMissCost");
+    grid.rows.push(vec!["theirs: the machine of the example, by its counters".into(), cell(worked), "-".into()]);
+    let notes = "Cycles of ours are ticks of the time stamp counter. In a virtual machine a miss walks two tables; how large the pages of the lower one are is not known here.";
+    Section { title: "The cost of a miss".into(), paragraphs: vec![notes.into()], tables: vec![grid], plots: vec![] }
+}
+
+fn stream(results: &Results) -> Section {
+    let numbers = ["base, MB/s", "huge, MB/s", "gain, %", "theirs, base", "theirs, huge (16 MiB)", "theirs, gain, %"];
+    let mut grid = Grid {
+        caption: "STREAM's four functions, 3 x 44,739,240 words; means of the rounds".into(),
+        columns: [Column::text("function")].into_iter().chain(numbers.map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let mut less = Vec::new();
+    for function in ["Copy", "Scale", "Add", "Triad"] {
+        let of = |arm: &str| {
+            let told = results.told(PROGRAMS[0].0, arm, &function.to_lowercase());
+            mean(&told.into_iter().map(|(_, value)| value).collect::<Vec<_>>())
+        };
+        let gain = |[base, huge]: [f64; 2]| (huge / base - 1.0) * 100.0;
+        let (base, huge, theirs) = (of(ARMS[0].0), of(ARMS[1].0), lwn::stream_rates(function));
+        let ours = base.zip(huge).map(|(base, huge)| gain([base, huge]));
+        if let Some(gained) = ours.filter(|gained| *gained <= 0.0) {
+            less.push(format!("{function} ({gained:.1} %)"));
+        }
+        let rates = theirs.map_or([None; 2], |rates| rates.map(Some));
+        grid.rows.push(vec![
+            function.into(),
+            cell(base),
+            cell(huge),
+            cell(ours),
+            cell(rates[0]),
+            cell(rates[1]),
+            cell(theirs.map(gain)),
+        ]);
+    }
+    let less = (!less.is_empty()).then(|| format!("No gain here, where all four gained there: {}.", less.join(", ")));
+    Section { title: "STREAM".into(), paragraphs: less.into_iter().collect(), tables: vec![grid], plots: vec![] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::made_up::{host, results_of};
+    use crate::definition::Work;
+    use crate::results::RunOutcome;
+
+    /// Results in which the prediction for GUPS was 20 % at most, and that was saved, from `low` on.
+    fn predicted(saved: f64, low: f64) -> Results {
+        let mut results = results_of(Lwn.define(&host()), |case, arm, _| match (case, arm) {
+            ("GUPS 2^26", "predicted") => Some((Metric::PredictedPercent, 20.0)),
+            _ => None,
+        });
+        for run in &mut results.runs {
+            if let RunOutcome::Measured(measured) = &mut run.outcome {
+                measured.metrics.insert(Metric::SavedPercent, saved);
+                let told = [("saved_low_percent", low), ("saved_high_percent", saved + 1.0), ("is_bound", 1.0)];
+                measured.told.extend(told.map(|(name, value)| (name.to_owned(), value)));
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn a_prediction_that_was_too_low_is_said_first() {
+        let first = |results: &Results| Lwn.sections(results)[0].paragraphs[0].clone();
+        let broken = first(&predicted(26.0, 25.0));
+        assert!(
+            broken
+                .starts_with("More was saved than predicted as the most: GUPS 2^26 (20.00 % predicted, 26.00 % saved)"),
+            "{broken}"
+        );
+        assert!(first(&predicted(15.0, 14.0)).starts_with("What was saved is not more"));
+        // The interval reaches below the bound: nothing is said against it.
+        assert!(first(&predicted(21.0, 19.0)).starts_with("What was saved is not more"));
+        assert_eq!(first(&results_of(Lwn.define(&host()), |_, _, _| None)), "No prediction was made yet.");
+    }
+
+    #[test]
+    fn the_worked_numbers_stand_below_ours() {
+        let rows = &Lwn.sections(&predicted(15.0, 14.0))[0].tables[0].rows;
+        assert_eq!(rows[1][..3], ["GUPS 2^26", "20.00", "15.0 (14.0 - 16.0)"]);
+        assert_eq!(rows[3][..4], ["theirs, STREAM", "17.84", "-", "12.71"], "12.7 of 17.8 %, as benches say elsewhere");
+    }
+
+    #[test]
+    fn a_host_without_the_memory_predicts_nothing_and_every_host_has_a_cost() {
+        let cells = Lwn.define(&HostFacts { memory_available_mib: 1500, ..host() }).cases;
+        assert_eq!(cells[1].cells[2], Cell::Absent("needs 2048 MiB: this host has 1500 MiB available".into()));
+        let Cell::Job(job) = &cells[0].cells[0] else { panic!("a job") };
+        assert!(matches!(&job.work, Work::TlbCost { arguments } if arguments[..2] == ["--native", "--host-page"]));
+    }
+}

@@ -1,0 +1,42 @@
+//! Hosts and results for tests.
+
+use crate::definition::{Experiment, HostFacts};
+use crate::metric::Metric;
+use crate::results::{Environment, FORMAT, Measured, Results, Run, RunOutcome};
+use crate::schedule;
+
+/// A host with all there is, and two CPUs.
+pub(super) fn host() -> HostFacts {
+    HostFacts {
+        cpus: 2,
+        memory_available_mib: 24 << 10,
+        why_no_kvm: None,
+        paging: "ept".into(),
+        has_qemu: true,
+        why_no_pool_2m: None,
+        free_pages_1g: 0,
+        is_root: true,
+    }
+}
+
+/// Results in which a run measured what `metric` says of its case, arm and round; the others failed.
+pub(super) fn results_of(experiment: Experiment, metric: impl Fn(&str, &str, u32) -> Option<(Metric, f64)>) -> Results {
+    let runs = schedule::turns(&experiment).into_iter().map(|turn| {
+        let (case, arm) = (experiment.cases[turn.case].name.clone(), experiment.arms[turn.arm].name.clone());
+        let outcome = match metric(&case, &arm, turn.round) {
+            Some(one) => RunOutcome::Measured(Measured { metrics: [one].into(), ..Measured::default() }),
+            None => RunOutcome::Failed("nothing was made up for it".into()),
+        };
+        Run { case, arm, round: turn.round, at_s: 0.0, took_s: 1.0, load_1m: 0.0, outcome }
+    });
+    Results {
+        wideleaf_experiment: FORMAT,
+        environment: Environment::default(),
+        started: String::new(),
+        ended: String::new(),
+        elapsed_s: 0.0,
+        is_complete: true,
+        runs: runs.collect(),
+        experiment,
+    }
+}

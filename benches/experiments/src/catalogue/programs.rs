@@ -1,0 +1,149 @@
+//! The programs that others measured, as they run here: natively, by the name of a row.
+//!
+//! ```text
+//!   "CG B" ─▶ npb.cg --class B ── on base pages, on THP, on the hugetlb pool ─▶ a job, or why there is none
+//! ```
+
+use crate::definition::{Accesses, Case, Cell, HostFacts, Job};
+
+/// A program with its size.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// As rows are called: `CG B`.
+    pub name: &'static str,
+    /// What its figure counts.
+    pub unit: &'static str,
+    kernel: &'static str,
+    parameters: &'static str,
+    /// Memory that it works on.
+    pub mib: u64,
+    /// How long a run of one thread takes, set-up and check included, on base pages of an EPYC of the fourth generation.
+    pub seconds: f64,
+}
+
+/// What backs the memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// 4 KiB.
+    Base,
+    /// Transparent huge pages from the start.
+    Thp,
+    /// The hugetlb pool.
+    Hugetlb,
+}
+
+const fn npb(name: &'static str, kernel: &'static str, parameters: &'static str, mib: u64, seconds: f64) -> Program {
+    Program { name, unit: "Mop/s", kernel, parameters, mib, seconds }
+}
+
+const fn gups(name: &'static str, parameters: &'static str, mib: u64, seconds: f64) -> Program {
+    Program { name, unit: "GUP/s", kernel: "gups", parameters, mib, seconds }
+}
+
+const fn amr(name: &'static str, parameters: &'static str, mib: u64, seconds: f64) -> Program {
+    Program { name, unit: "M/s", kernel: "amr", parameters, mib, seconds }
+}
+
+/// All of them. Those that take longer than a minute are extrapolated from the operations of their class.
+const ALL: [Program; 26] = [
+    npb("BT A", "npb.bt", "class=A", 59, 17.0),
+    npb("BT B", "npb.bt", "class=B", 185, 70.0),
+    npb("BT C", "npb.bt", "class=C", 701, 290.0),
+    npb("CG A", "npb.cg", "class=A", 29, 1.2),
+    npb("CG B", "npb.cg", "class=B", 206, 32.0),
+    npb("CG C", "npb.cg", "class=C", 511, 90.0),
+    npb("FT A", "npb.ft", "class=A", 324, 2.0),
+    npb("IS B", "npb.is", "class=B", 264, 2.1),
+    npb("IS C", "npb.is", "class=C", 1056, 11.0),
+    npb("LU A", "npb.lu", "class=A", 42, 7.0),
+    npb("LU B", "npb.lu", "class=B", 144, 30.0),
+    npb("LU C", "npb.lu", "class=C", 565, 120.0),
+    npb("MG A", "npb.mg", "class=A", 434, 1.3),
+    npb("MG B", "npb.mg", "class=B", 434, 5.3),
+    npb("SP A", "npb.sp", "class=A", 63, 13.6),
+    npb("SP B", "npb.sp", "class=B", 195, 60.0),
+    gups("GUPS 2^25", "log2_words=25", 256, 5.0),
+    gups("GUPS 2^26", "log2_words=26", 512, 10.0),
+    gups("GUPS 2^27", "log2_words=27", 1024, 21.0),
+    gups("GUPS 2^28", "log2_words=28", 2048, 45.0),
+    Program { name: "Sweep3D 150", unit: "M/s", kernel: "sweep3d", parameters: "n=150", mib: 419, seconds: 9.7 },
+    // 3 arrays of the 44,739,240 words that LWN's run had; so often that a run takes some seconds.
+    Program {
+        name: "STREAM 1 GiB",
+        unit: "MB/s",
+        kernel: "stream",
+        parameters: "words=44739240 times=40",
+        mib: 1024,
+        seconds: 6.0,
+    },
+    amr("amr 108 MiB", "passes=80", 108, 5.0),
+    amr("amr 1 GiB", "blocks=2400 passes=10", 1012, 8.0),
+    amr("amr 4 GiB", "blocks=9600 passes=3", 4048, 12.0),
+    amr("amr 9 GiB", "blocks=21500 passes=3", 9065, 27.0),
+];
+
+/// The one of that name.
+///
+/// # Panics
+/// Where there is none: the experiments name them.
+pub(super) fn program(name: &str) -> &'static Program {
+    ALL.iter().find(|program| program.name == name).expect("experiments name programs that there are")
+}
+
+/// Memory of a run beside what the kernel works on: the process, its tables.
+const BESIDE_MIB: u64 = 64;
+
+impl Program {
+    /// A run on one thread.
+    pub(super) fn native(&self, pages: Pages, host: &HostFacts) -> Cell {
+        self.native_on(pages, 1, host)
+    }
+
+    /// A run on `threads`; absent where the host has fewer CPUs, or not the memory.
+    pub(super) fn native_on(&self, pages: Pages, threads: u32, host: &HostFacts) -> Cell {
+        if let Some(why) = self.why_not(pages, threads, host) {
+            return Cell::Absent(why);
+        }
+        let threads_text = threads.to_string();
+        let mut arguments = vec![self.kernel, "--native", "--cmdline", self.parameters, "--vcpus", &threads_text];
+        arguments.extend_from_slice(match pages {
+            Pages::Base => &["--host-page", "4k"],
+            Pages::Thp => &["--host-page", "2m"],
+            Pages::Hugetlb => &["--backing", "hugetlb", "--host-page", "2m"],
+        });
+        arguments.extend_from_slice(&["--policy", "never", "--no-daemon"]);
+        let job = Job::run(&arguments, self.seconds / f64::from(threads));
+        Cell::of(if pages == Pages::Hugetlb { job.with_pool((self.mib + BESIDE_MIB).div_ceil(2)) } else { job })
+    }
+
+    fn why_not(&self, pages: Pages, threads: u32, host: &HostFacts) -> Option<String> {
+        let (needed, available, cpus) = (self.mib + BESIDE_MIB, host.memory_available_mib, host.cpus);
+        if threads > cpus {
+            return Some(format!("{threads} threads: this host has {cpus} CPU{}", if cpus == 1 { "" } else { "s" }));
+        }
+        if needed > available {
+            return Some(format!("needs {needed} MiB: this host has {available} MiB available"));
+        }
+        host.why_no_pool_2m.clone().filter(|_| pages == Pages::Hugetlb)
+    }
+
+    /// Why it is not run where only time forbids it.
+    pub(super) fn left_out_for_time(&self) -> Cell {
+        Cell::Absent(format!("left out for time: a run takes about {:.0} s", self.seconds))
+    }
+
+    /// What `iterations` of its timed part do to memory. `order` is a further parameter, of the kernels that have one.
+    pub(super) fn recorded(&self, order: &str, iterations: Option<u32>) -> Accesses {
+        let parameters = format!("{} {order}", self.parameters).trim_end().to_owned();
+        Accesses::Recorded { kernel: self.kernel.into(), parameters, iterations }
+    }
+
+    /// A row of it with these cells, in the order of the arms.
+    pub(super) fn case(&self, cells: Vec<Cell>) -> Case {
+        let working_set_mib = self.mib + BESIDE_MIB;
+        // A simulation is not warmed for; a row without a run of the program is not either.
+        let is_run = |cell: &Cell| matches!(cell, Cell::Job(job) if !job.is_exact);
+        let working_set_mib = if cells.iter().any(is_run) { working_set_mib } else { 0 };
+        Case { name: self.name.into(), unit: self.unit.into(), working_set_mib, cells }
+    }
+}

@@ -1,0 +1,283 @@
+//! A machine's TLB and caches at the accesses of a kernel, recorded while it runs or generated; nothing is kept on disk.
+//!
+//! ```text
+//!   kernel, one iteration ── recorder ── trace ── pipe ──▶ simulator ──▶ counts of each phase
+//!                                                              init × 1, compute × iterations of the class, verify × 1 ──▶ a whole run
+//! ```
+
+use std::io::{BufWriter, Read};
+use std::time::{Duration, Instant};
+
+use wideleaf_experiments::definition::Accesses;
+use wideleaf_experiments::metric::Metric;
+use wideleaf_experiments::results::{Evidence, Measured};
+use wideleaf_kernels::registry::by_name;
+use wideleaf_policies::walk::streams::Access;
+use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Simulator, machine};
+use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_recorder::{RecordError, Request, record};
+use wideleaf_trace::TraceReader;
+
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::simulate::source::Source;
+
+/// The phase whose accesses stand for those of all iterations.
+const REPEATED: &str = "compute";
+
+/// A machine, and the pages it has.
+#[derive(Debug)]
+pub(super) struct Place {
+    machine: &'static Machine,
+    page: PageSize,
+    /// Pages are 2^`shift` times as large as `page`: addresses are divided by that, so that page numbers and tables are those of the larger pages. Data
+    /// lines are not, 2^`shift` of them fall together.
+    shift: u32,
+}
+
+impl Place {
+    /// By the names that a definition has.
+    pub(super) fn parse(name: &str, page: &str) -> Result<Place, Failure> {
+        let machine = machine(name).ok_or_else(|| {
+            Failure::Input(format!("there is no machine {name:?} to simulate: see `wideleaf simulate --machine help`"))
+        })?;
+        let (page, shift) = match page {
+            "64k" => (PageSize::Base4K, 4),
+            other => (PageSize::parse(other).map_err(|why| Failure::Input(format!("pages of {other:?}: {why}")))?, 0),
+        };
+        Ok(Place { machine, page, shift })
+    }
+}
+
+/// Simulates all of it; a machine that takes longer than `timeout` is given up.
+pub(super) fn run(
+    accesses: &Accesses,
+    place: &Place,
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<Measured, Failure> {
+    let began = Instant::now();
+    let is_over = || interrupts.is_set() || began.elapsed() > timeout;
+    let sums = match accesses {
+        Accesses::Recorded { kernel, parameters, iterations } => {
+            recorded(kernel, parameters, *iterations, place, &is_over)
+        }
+        Accesses::Generated { stream, scale } => generated(stream, *scale, place, &is_over),
+    };
+    interrupts.check()?;
+    // What was ended by us for its time says that it was interrupted.
+    match sums {
+        Err(Failure::Interrupted) => Err(Failure::TimedOut(timeout)),
+        other => other.map(|sums| sums.measured(place)),
+    }
+}
+
+/// Records in a process of its own and simulates at the same time.
+fn recorded(
+    kernel: &str,
+    parameters: &str,
+    iterations: Option<u32>,
+    place: &Place,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Sums, Failure> {
+    let known = by_name(kernel).ok_or_else(|| Failure::Input(format!("there is no kernel {kernel:?} to record")))?;
+    let request = Request { kernel: known, parameters, iterations, phase: None, bytes_max: None };
+    let cannot = |error: &dyn std::fmt::Display| format!("cannot record {kernel}: {error}");
+    let (reader, writer) = std::io::pipe().map_err(|error| Failure::Host(cannot(&error)))?;
+    std::thread::scope(|scope| {
+        let simulator = scope.spawn(move || of_trace(reader, place));
+        let recorded = record(&request, BufWriter::new(writer), &mut |_| !is_over());
+        // The pipe ends with the recording, and the simulator with the pipe. Where it ended first, its reason is the one.
+        let sums = simulator.join().expect("the simulator does not panic");
+        match recorded {
+            Err(RecordError::Interrupted) => Err(Failure::Interrupted),
+            Err(error) => Err(sums.err().unwrap_or_else(|| Failure::Host(cannot(&error)))),
+            Ok(_) => sums,
+        }
+    })
+}
+
+/// A trace, to its end.
+fn of_trace(trace: impl Read, place: &Place) -> Result<Sums, Failure> {
+    let unusable = |error| Failure::Host(format!("cannot read what was recorded: {error}"));
+    let mut reader = TraceReader::open(trace).map_err(unusable)?;
+    let header = reader.header().clone();
+    let factor = of_all_iterations(header.iterations, header.class_iterations);
+    let mut counter = Counter::new(place, header.arena_bytes);
+    let mut block = Vec::new();
+    while reader.next_block(&mut block).map_err(unusable)? {
+        counter.run(block.iter().map(|&wideleaf_trace::Access { address, is_write, repeats }| Access {
+            address,
+            is_write,
+            repeats,
+        }));
+        counter.sum_up(if reader.phase() == REPEATED { factor } else { 1.0 });
+    }
+    Ok(counter.sums)
+}
+
+/// How often what was recorded happens in a whole run; once where the kernel does not say.
+fn of_all_iterations(recorded: u32, of_class: u32) -> f64 {
+    match (recorded, of_class) {
+        (0, _) | (_, 0) => 1.0,
+        (recorded, of_class) => f64::from(of_class) / f64::from(recorded),
+    }
+}
+
+fn generated(stream: &str, scale: f64, place: &Place, is_over: &dyn Fn() -> bool) -> Result<Sums, Failure> {
+    let mut blocks = Source::parse(stream)?.open()?;
+    let mut counter = Counter::new(place, blocks.info.arena.get());
+    let mut block = Vec::new();
+    while blocks.next(&mut block)? {
+        counter.run(block.iter().map(|&wideleaf_trace::Access { address, is_write, repeats }| Access {
+            address,
+            is_write,
+            repeats,
+        }));
+        if is_over() {
+            return Err(Failure::Interrupted);
+        }
+    }
+    counter.sum_up(scale);
+    Ok(counter.sums)
+}
+
+/// A simulator, and what it has counted by now.
+struct Counter {
+    simulator: Simulator,
+    shift: u32,
+    sums: Sums,
+}
+
+/// What is counted, weighted part by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Sums {
+    dtlb_l1: f64,
+    dtlb: f64,
+    walk_l2: f64,
+    data_l2: f64,
+}
+
+impl Counter {
+    /// A process whose memory is `bytes` long; everything is cold.
+    fn new(place: &Place, bytes: u64) -> Counter {
+        let space = AddressSpace::native(Bytes::new((bytes >> place.shift).max(1)), place.page);
+        Counter { simulator: Simulator::new(place.machine, space), shift: place.shift, sums: Sums::default() }
+    }
+
+    fn run(&mut self, accesses: impl Iterator<Item = Access>) {
+        let shift = self.shift;
+        self.simulator.run(accesses.map(|access| Access { address: access.address >> shift, ..access }));
+    }
+
+    /// What was counted since the last time counts so many times.
+    fn sum_up(&mut self, weight: f64) {
+        let counts: &Counts = self.simulator.counts();
+        let misses = counts.data_misses();
+        self.sums.dtlb_l1 += (counts.tlb_hits[1] + misses) as f64 * weight;
+        self.sums.dtlb += misses as f64 * weight;
+        self.sums.walk_l2 += counts.references_missed(2) as f64 * weight;
+        self.sums.data_l2 += counts.data.missed(2) as f64 * weight;
+        self.simulator.reset_counts();
+    }
+}
+
+impl Sums {
+    fn measured(self, place: &Place) -> Measured {
+        let mut metrics = vec![
+            (Metric::DtlbL1Misses, self.dtlb_l1),
+            (Metric::DtlbMisses, self.dtlb),
+            (Metric::WalkL2Misses, self.walk_l2),
+        ];
+        // Of divided addresses these are no lines.
+        if place.shift == 0 {
+            metrics.push((Metric::DataL2Misses, self.data_l2));
+        }
+        let notes = vec![format!("simulated: {}; a model, the same on any machine", place.machine.title)];
+        Measured {
+            evidence: Evidence::Simulated,
+            metrics: metrics.into_iter().collect(),
+            notes,
+            ..Measured::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_trace::{Header, TraceWriter};
+
+    fn k8(page: &str) -> Place {
+        Place::parse("k8", page).expect("there is one")
+    }
+
+    /// A trace with a first touch of each of 64 pages in `init`, and of 64 others in `compute`.
+    fn trace(iterations: u32, class_iterations: u32) -> Vec<u8> {
+        let header = Header {
+            kernel: "npb.cg".into(),
+            class: "S".into(),
+            parameters: String::new(),
+            arena_bytes: 128 << 12,
+            iterations,
+            class_iterations,
+        };
+        let mut writer = TraceWriter::create(Vec::new(), &header).expect("a header");
+        for (phase, first) in [("init", 0), ("compute", 64)] {
+            writer.phase(phase).expect("a phase");
+            for page in first..first + 64 {
+                let access = wideleaf_trace::Access { address: page << 12, is_write: true, repeats: 1 };
+                writer.push(&access).expect("in the arena");
+            }
+        }
+        writer.finish(false).expect("an end").1
+    }
+
+    #[test]
+    fn the_timed_part_counts_for_all_iterations_and_the_set_up_once() {
+        let misses = |trace: Vec<u8>| of_trace(trace.as_slice(), &k8("4k")).expect("a whole trace").dtlb;
+        assert_eq!(misses(trace(1, 15)), 64.0 + 64.0 * 15.0);
+        assert_eq!(misses(trace(3, 15)), 64.0 + 64.0 * 5.0);
+        assert_eq!(misses(trace(0, 0)), 128.0, "a kernel without iterations");
+    }
+
+    #[test]
+    fn pages_of_64_kib_are_missed_once_for_sixteen_of_4_kib() {
+        let sums = |page| of_trace(trace(1, 1).as_slice(), &k8(page)).expect("a whole trace");
+        assert_eq!((sums("4k").dtlb, sums("64k").dtlb, sums("2m").dtlb), (128.0, 8.0, 1.0));
+        let has_data = |page| sums(page).measured(&k8(page)).metrics.contains_key(&Metric::DataL2Misses);
+        assert!(has_data("4k") && !has_data("64k"));
+        assert_eq!(sums("4k").measured(&k8("4k")).evidence, Evidence::Simulated);
+    }
+
+    #[test]
+    fn what_was_generated_is_scaled_to_a_whole_run() {
+        let misses = |scale| {
+            let sums = generated("stride:log2_bytes=30,stride=4096,loads=100000", scale, &k8("4k"), &|| false);
+            sums.expect("a stream").dtlb
+        };
+        assert_eq!((misses(1.0), misses(2.5)), (1e5, 2.5e5));
+    }
+
+    #[test]
+    fn a_trace_that_ends_early_and_names_that_are_none_are_refused() {
+        let whole = trace(1, 15);
+        let failure = of_trace(&whole[..whole.len() - 9], &k8("4k")).expect_err("it is cut");
+        assert!(failure.to_string().starts_with("cannot read what was recorded: "), "{failure}");
+        assert!(Place::parse("z80", "4k").is_err_and(|why| why.to_string().contains("no machine \"z80\"")));
+        assert!(Place::parse("k8", "3k").is_err());
+        let ended = generated("gups", 1.0, &k8("4k"), &|| true);
+        assert!(matches!(ended, Err(Failure::Interrupted)));
+    }
+
+    #[test]
+    fn a_kernel_is_recorded_and_simulated_without_a_file() {
+        let accesses = Accesses::Recorded { kernel: "npb.is".into(), parameters: "class=S".into(), iterations: Some(1) };
+        let Accesses::Recorded { kernel, parameters, iterations } = &accesses else { unreachable!("it is recorded") };
+        let sums = |page| recorded(kernel, parameters, *iterations, &k8(page), &|| false).expect("it runs anywhere");
+        let (base, huge) = (sums("4k"), sums("2m"));
+        assert!(base.dtlb > huge.dtlb && huge.dtlb > 0.0, "{base:?} {huge:?}");
+        assert!(base.dtlb_l1 >= base.dtlb);
+        assert!(recorded("no.such", "", None, &k8("4k"), &|| false).is_err());
+    }
+}
