@@ -55,6 +55,10 @@ pub enum Metric {
     SavedPercent,
     /// Time that the hypervisor took from all CPUs during the run.
     StolenMs,
+    /// Of several guests with the same work, the lowest figure by the highest.
+    Fairness,
+    /// Actions that the kernel refused: there was no huge page, or the memory was busy.
+    Refusals,
 }
 
 /// Which way is better.
@@ -70,7 +74,7 @@ pub enum Better {
 
 impl Metric {
     /// All of them, in the order of tables.
-    pub const ALL: [Metric; 22] = [
+    pub const ALL: [Metric; 24] = [
         Metric::Figure,
         Metric::Seconds,
         Metric::FirstByteMs,
@@ -93,6 +97,8 @@ impl Metric {
         Metric::PredictedPercent,
         Metric::SavedPercent,
         Metric::StolenMs,
+        Metric::Fairness,
+        Metric::Refusals,
     ];
 
     /// What a column of it is called, without the unit.
@@ -120,6 +126,8 @@ impl Metric {
             Metric::PredictedPercent => "predicted at most",
             Metric::SavedPercent => "saved",
             Metric::StolenMs => "stolen",
+            Metric::Fairness => "lowest : highest",
+            Metric::Refusals => "refused",
         }
     }
 
@@ -139,14 +147,16 @@ impl Metric {
             | Metric::DtlbMisses
             | Metric::WalkL2Misses
             | Metric::DataL2Misses
-            | Metric::ItlbMisses => "",
+            | Metric::ItlbMisses
+            | Metric::Fairness
+            | Metric::Refusals => "",
         }
     }
 
     /// Which way is better.
     pub const fn better(self) -> Better {
         match self {
-            Metric::Figure | Metric::CoveragePercent | Metric::SavedPercent => Better::Higher,
+            Metric::Figure | Metric::CoveragePercent | Metric::SavedPercent | Metric::Fairness => Better::Higher,
             Metric::Pages4k | Metric::Pages2m | Metric::Pages1g | Metric::PredictedPercent | Metric::StolenMs => {
                 Better::Neither
             }
@@ -172,6 +182,6 @@ mod tests {
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
         assert!(sorted, "the list has the order of the enum, so none is left out at its end: {:?}", Metric::ALL);
-        assert_eq!(Metric::StolenMs as usize + 1, Metric::ALL.len());
+        assert_eq!(Metric::Refusals as usize + 1, Metric::ALL.len());
     }
 }

@@ -1,0 +1,301 @@
+//! Host memory that is broken up on purpose: free memory, and next to no 2 MiB of it in one piece.
+//!
+//! ```text
+//!   a free block of 2 MiB ─ fault ─▶ a huge page ─ MADV_COLD ─▶ 512 base pages ─ vmsplice ─▶ one of them is in a pipe as well
+//!                                                                               └ unmap ──▶ 511 are free again, and the block is
+//!                                                                                           no block for as long as the pipe is
+//! ```
+//!
+//! Whoever reads the pipe needs that page where it is, so that compaction cannot move it (mm/migrate.c counts references). Blocks are taken a
+//! chunk at a time until the kernel has none left, by compaction neither; then as many as are to be left are given back. What
+//! is held is one page of each block, a 512th of the free memory, and for a moment a chunk: memory is never short by it. All of it is in a
+//! child, so that the kernel gives it back however the experiment ends.
+
+use std::fs;
+use std::io::{self, IoSlice, PipeReader, PipeWriter, Read as _};
+use std::os::fd::AsFd as _;
+
+use clap::Args;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
+use wideleaf_memory::host::{Advice, HostError};
+use wideleaf_memory::{Host as _, LinuxHost};
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, Hva, PageSize};
+
+use crate::failure::Failure;
+use crate::held::{self, Held};
+
+const BLOCK: usize = PageSize::Huge2M.bytes().get() as usize;
+const PAGE: usize = PageSize::Base4K.bytes().get() as usize;
+
+/// Memory taken at once. Enough that the C library maps it anew, whatever its threshold is (mallopt(3): 32 MiB at most).
+const CHUNK: Bytes = mib(256);
+/// With less than this available nothing is begun: a chunk, and what the machine needs meanwhile.
+const AVAILABLE_MIN: Bytes = gib(2);
+/// Chunks without a single huge page in them, one after another, after which there is none left. The kernel compacts less eagerly after
+/// compaction has failed (mm/compaction.c, `defer_compaction`), so that one of them says little.
+const EMPTY_CHUNKS: u32 = 3;
+/// Of such a chunk no more is touched than this.
+const EMPTY_LOOK: usize = 16;
+/// Pages that a pipe is asked to hold: the most that fs.pipe-max-size lets everybody have by default, 1 MiB.
+const PIPE_BYTES: i32 = 1 << 20;
+
+/// Arguments of what keeps memory in pieces for an experiment.
+#[derive(Debug, Args)]
+pub struct HoldFragmentsArgs {
+    /// Pages of 2 MiB that can still be had
+    #[arg(long, value_name = "N")]
+    pub huge_pages_left: u64,
+}
+
+/// The child: runs until its standard input ends.
+///
+/// # Errors
+/// [`Failure::Host`] where memory is short, or the kernel lets nothing be held.
+pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
+    let mut fragments = Fragments::default();
+    let broken = fragments.break_all().map_err(|why| Failure::Host(format!("cannot break up free memory: {why}")))?;
+    fragments.give_back(args.huge_pages_left).map_err(|why| Failure::Host(format!("cannot read a pipe: {why}")))?;
+    let free = free_blocks(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default());
+    let left = args.huge_pages_left.min(broken);
+    held::until_nobody_wants_it(&format!(
+        "{} blocks of 2 MiB in pieces, {left} given back; /proc/buddyinfo has {free} whole ones",
+        broken - left
+    ))
+}
+
+/// Broken until this is dropped or the process ends.
+#[derive(Debug)]
+pub(super) struct HeldFragments(Held);
+
+impl HeldFragments {
+    /// Breaks up all free memory but for so many pages of 2 MiB.
+    ///
+    /// # Errors
+    /// The reason why it cannot be done.
+    pub(super) fn hold(huge_pages_left: u64) -> Result<HeldFragments, String> {
+        Held::start(&["hold-fragments", "--huge-pages-left", &huge_pages_left.to_string()]).map(HeldFragments)
+    }
+
+    /// How it is.
+    pub(super) fn said(&self) -> &str {
+        self.0.said()
+    }
+}
+
+/// Pages that are in a pipe, one of each block.
+#[derive(Debug, Default)]
+struct Fragments {
+    pipes: Vec<Pipe>,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    reader: PipeReader,
+    writer: PipeWriter,
+    pages: u64,
+}
+
+/// Why memory stays as it is.
+#[derive(Debug, thiserror::Error)]
+enum FragmentError {
+    #[error("{available} are available, it takes {AVAILABLE_MIN} so that nobody else gets short")]
+    Short { available: Bytes },
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error("a pipe: {0}")]
+    Pipe(#[from] io::Error),
+}
+
+impl From<Errno> for FragmentError {
+    fn from(errno: Errno) -> FragmentError {
+        FragmentError::Pipe(errno.into())
+    }
+}
+
+impl Fragments {
+    /// Takes blocks until there are none. How many were broken.
+    fn break_all(&mut self) -> Result<u64, FragmentError> {
+        let host = LinuxHost::open()?;
+        let (mut broken, mut empty) = (0, 0);
+        while empty < EMPTY_CHUNKS {
+            let windows = if empty == 0 { CHUNK.pages(PageSize::Huge2M) as usize } else { EMPTY_LOOK };
+            match self.break_some(&host, windows)? {
+                0 => empty += 1,
+                some => (broken, empty) = (broken + some, 0),
+            }
+        }
+        Ok(broken)
+    }
+
+    /// Takes so many blocks at most, and keeps a page of each. How many there were.
+    fn break_some(&mut self, host: &LinuxHost, blocks: usize) -> Result<u64, FragmentError> {
+        let available = Bytes::new(crate::environment::memory_available_kib() * 1024);
+        if available < AVAILABLE_MIN {
+            return Err(FragmentError::Short { available });
+        }
+        // Asked for whole, so that it is a mapping of its own, and zeroed, which touches nothing of it.
+        let mut memory = vec![0_u8; CHUNK.get() as usize + BLOCK];
+        let start = memory.as_ptr().align_offset(BLOCK);
+        let memory = &mut memory[start..start + blocks * BLOCK];
+        let address = Hva::new(memory.as_ptr() as u64);
+        host.advise(address, Bytes::new(memory.len() as u64), Advice::HugePage)?;
+        // Not zero: the kernel drops pages of zeroes when it splits.
+        memory.chunks_mut(BLOCK).for_each(|block| block[0] = 1);
+        let is_huge = huge_blocks(host, address, blocks)?;
+        for index in (0..blocks).filter(|index| is_huge[*index]) {
+            let page = address + Bytes::new((index * BLOCK) as u64);
+            host.advise(page, Bytes::new(PAGE as u64), Advice::Cold)?;
+        }
+        let is_whole = huge_blocks(host, address, blocks)?;
+        let mut broken = 0;
+        // One that the kernel did not split would be kept whole.
+        for index in (0..blocks).filter(|index| is_huge[*index] && !is_whole[*index]) {
+            self.keep(&memory[index * BLOCK..index * BLOCK + PAGE])?;
+            broken += 1;
+        }
+        Ok(broken)
+    }
+
+    /// Keeps a page, also when it is unmapped.
+    fn keep(&mut self, page: &[u8]) -> Result<(), FragmentError> {
+        if let Some(pipe) = self.pipes.last_mut() {
+            match pipe.take(page) {
+                Err(Errno::EAGAIN) => {} // it is full
+                taken => return Ok(taken?),
+            }
+        }
+        let (reader, writer) = io::pipe()?;
+        fcntl(&writer, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES))?;
+        let mut pipe = Pipe { reader, writer, pages: 0 };
+        pipe.take(page)?;
+        self.pipes.push(pipe);
+        Ok(())
+    }
+
+    /// Lets go of so many pages: their blocks are whole again.
+    fn give_back(&mut self, mut blocks: u64) -> io::Result<()> {
+        let mut page = [0; PAGE];
+        for pipe in &mut self.pipes {
+            let now = blocks.min(pipe.pages);
+            (0..now).try_for_each(|_| pipe.reader.read_exact(&mut page))?;
+            pipe.pages -= now;
+            blocks -= now;
+        }
+        Ok(())
+    }
+}
+
+impl Pipe {
+    fn take(&mut self, page: &[u8]) -> Result<(), Errno> {
+        vmsplice(self.writer.as_fd(), &[IoSlice::new(page)], SpliceFFlags::SPLICE_F_NONBLOCK)?;
+        self.pages += 1;
+        Ok(())
+    }
+}
+
+/// Which blocks from `address` on are huge pages.
+fn huge_blocks(host: &LinuxHost, address: Hva, blocks: usize) -> Result<Vec<bool>, HostError> {
+    let mut runs = Vec::new();
+    host.scan(address, Bytes::new((blocks * BLOCK) as u64), &mut runs)?;
+    let mut is_huge = vec![false; blocks];
+    for run in runs.iter().filter(|run| run.is_huge) {
+        let first = ((run.start - address).get() as usize) / BLOCK;
+        let after = ((run.start + run.bytes - address).get() as usize).div_ceil(BLOCK);
+        is_huge[first..after].fill(true);
+    }
+    Ok(is_huge)
+}
+
+/// Free blocks of 2 MiB by `/proc/buddyinfo` (proc(5)): a column for each order from 0 on, 9 being 2 MiB.
+fn free_blocks(buddyinfo: &str) -> u64 {
+    const ORDER: usize = BLOCK.ilog2() as usize - PAGE.ilog2() as usize;
+    let of_line = |line: &str| {
+        let counts = line.split_once("zone")?.1.split_whitespace().skip(1).map(|n| n.parse::<u64>().unwrap_or(0));
+        Some(counts.enumerate().skip(ORDER).map(|(order, count)| count << (order - ORDER)).sum::<u64>())
+    };
+    buddyinfo.lines().filter_map(of_line).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    /// Bit of `/proc/kpageflags` (Documentation/admin-guide/mm/pagemap.rst): a free page.
+    const BUDDY: u64 = 1 << 10;
+
+    fn flags(frame: u64) -> u64 {
+        let mut entry = [0; 8];
+        let file = File::open("/proc/kpageflags").expect("root may");
+        file.read_exact_at(&mut entry, frame * 8).expect("a frame of this machine");
+        u64::from_ne_bytes(entry)
+    }
+
+    /// The frame behind an address; nothing where the kernel hides it.
+    fn frame(address: u64) -> Option<u64> {
+        let mut entry = [0; 8];
+        File::open("/proc/self/pagemap").ok()?.read_exact_at(&mut entry, address / PAGE as u64 * 8).ok()?;
+        Some(u64::from_ne_bytes(entry) & ((1 << 55) - 1)).filter(|frame| *frame != 0)
+    }
+
+    fn resident_kib() -> u64 {
+        let text = fs::read_to_string("/proc/self/smaps_rollup").expect("it is there since Linux 4.14");
+        let line = text.lines().find(|line| line.starts_with("Rss:")).expect("all have it");
+        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn whole_blocks_are_counted_from_their_order_on() {
+        let two = "Node 0, zone   DMA32  3 2 4 2 5 4 4 4 5 3 10 \nNode 0, zone  Normal  9 9 9 9 9 9 9 9 9 1 0 \n";
+        assert_eq!(free_blocks(two), (3 + 2 * 10) + 1);
+        assert_eq!(free_blocks(""), 0);
+    }
+
+    #[test]
+    fn a_kept_page_stays_where_it_is_through_a_compaction_and_goes_when_it_is_given_back() {
+        const COMPACT: &str = "/proc/sys/vm/compact_memory";
+        let page = vec![1_u8; 2 * PAGE];
+        let page = &page[page.as_ptr().align_offset(PAGE)..][..PAGE];
+        let Some(frame) = frame(page.as_ptr() as u64).filter(|_| File::options().write(true).open(COMPACT).is_ok())
+        else {
+            return println!("skipped: frame numbers and compaction are root's");
+        };
+        let mut fragments = Fragments::default();
+        fragments.keep(page).expect("a pipe");
+        fs::write(COMPACT, "1").expect("root may");
+        assert_eq!(flags(frame) & BUDDY, 0, "it is in the pipe");
+        assert_eq!(super::tests::frame(page.as_ptr() as u64), Some(frame), "and not moved");
+        fragments.give_back(1).expect("one was kept");
+        assert_eq!(fragments.pipes[0].pages, 0);
+    }
+
+    #[test]
+    fn what_is_kept_of_a_block_is_one_page() {
+        let host = LinuxHost::open().expect("/proc is mounted");
+        let mut fragments = Fragments::default();
+        let before = resident_kib();
+        let broken = fragments.break_some(&host, EMPTY_LOOK).expect("some memory");
+        let grown = resident_kib().saturating_sub(before);
+        assert!(grown < BLOCK as u64 / 1024 * EMPTY_LOOK as u64 / 2, "{grown} KiB for {broken} blocks");
+        assert_eq!(fragments.pipes.iter().map(|pipe| pipe.pages).sum::<u64>(), broken);
+    }
+
+    #[test]
+    #[ignore = "takes all blocks of the machine for some seconds: others who need huge pages then get none"]
+    fn there_is_no_huge_page_where_all_is_broken_and_as_many_as_are_given_back() {
+        const LEFT: u64 = 64;
+        let host = LinuxHost::open().expect("/proc is mounted");
+        let mut fragments = Fragments::default();
+        let broken = fragments.break_all().expect("root, and memory");
+        assert!(broken > LEFT, "{broken} were free before");
+        let had = |fragments: &mut Fragments| fragments.break_some(&host, 128).expect("memory");
+        assert_eq!(had(&mut Fragments::default()), 0, "none is left");
+        fragments.give_back(LEFT).expect("so many were kept");
+        let again = had(&mut Fragments::default());
+        assert!(again >= LEFT * 9 / 10, "{again} of {LEFT} can be had again");
+    }
+}
