@@ -4,6 +4,10 @@ use crate::definition::{Experiment, HostFacts};
 use crate::report::Section;
 use crate::results::Results;
 
+mod by_policy;
+mod consolidation;
+mod fragmented;
+mod policies;
 mod quick;
 
 /// An experiment of ours.
@@ -19,10 +23,16 @@ pub trait Catalogued: Sync {
 
     /// What its report has first, before what every report has: its own tables and pictures, its seed's figures beside ours.
     fn sections(&self, results: &Results) -> Vec<Section>;
+
+    /// Paragraphs that stand before all others: what did not come as promised.
+    fn lead(&self, _results: &Results) -> Vec<String> {
+        vec![]
+    }
 }
 
 /// All of them, in the order of the list.
-pub const ALL: [&dyn Catalogued; 1] = [&quick::Quick];
+pub const ALL: [&dyn Catalogued; 4] =
+    [&quick::Quick, &policies::Policies, &fragmented::Fragmented, &consolidation::Consolidation];
 
 /// The one of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {

@@ -249,6 +249,8 @@ pub struct HostFacts {
     pub paging: String,
     /// Whether QEMU is installed.
     pub has_qemu: bool,
+    /// Whether wideleafd is beside this program.
+    pub has_daemon: bool,
     /// Why the hugetlb pool of 2 MiB cannot be made larger, if so.
     pub why_no_pool_2m: Option<String>,
     /// Free giant pages.

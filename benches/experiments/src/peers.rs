@@ -176,6 +176,7 @@ mod tests {
             why_no_kvm: None,
             paging: "shadow".into(),
             has_qemu: true,
+            has_daemon: true,
             why_no_pool_2m: None,
             free_pages_1g: 0,
             is_root: true,

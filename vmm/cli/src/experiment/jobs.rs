@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 
 mod qemu;
-mod together;
+pub(super) mod together;
 mod wideleaf_run;
 
 /// A run that takes so many times longer than guessed hangs.
