@@ -6,7 +6,7 @@ use wideleaf_experiments::definition::{Job, Work};
 use wideleaf_experiments::results::Measured;
 
 use crate::environment;
-use crate::experiment::host_state::HeldState;
+use crate::experiment::host_state::{HeldState, KeptState};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 
@@ -20,8 +20,8 @@ const TIMES_TOO_LONG: f64 = 20.0;
 const TIMEOUT_MIN: Duration = Duration::from_secs(300);
 
 /// Brings the host into the job's state, does the work, puts the host back.
-pub(super) fn run(job: &Job, interrupts: &Interrupts) -> Result<Measured, Failure> {
-    let host = HeldState::take(&job.host)?;
+pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> Result<Measured, Failure> {
+    let host = HeldState::take(&job.host, kept)?;
     let timeout =
         Duration::try_from_secs_f64(job.seconds_guess * TIMES_TOO_LONG).unwrap_or(TIMEOUT_MIN).max(TIMEOUT_MIN);
     let stolen_before = environment::stolen_ms();

@@ -6,13 +6,13 @@
 //!                                                                                           no block for as long as the pipe is
 //! ```
 //!
-//! Whoever reads the pipe needs that page where it is, so that compaction cannot move it (mm/migrate.c counts references). Blocks are taken a
-//! chunk at a time until the kernel has none left, by compaction neither; then as many as are to be left are given back. What
-//! is held is one page of each block, a 512th of the free memory, and for a moment a chunk: memory is never short by it. All of it is in a
-//! child, so that the kernel gives it back however the experiment ends.
+//! Whoever reads the pipe needs that page where it is, so that compaction cannot move it (mm/migrate.c counts references). As many blocks as
+//! are to be left are set aside whole; then blocks are taken a chunk at a time until the kernel has none left, by compaction neither;
+//! then those aside are freed. What is held is one page of each block, a 512th of the free memory, and for a moment a chunk: memory is
+//! never short by it. All of it is in a child, so that the kernel gives it back however the experiment ends.
 
 use std::fs;
-use std::io::{self, IoSlice, PipeReader, PipeWriter, Read as _};
+use std::io::{self, IoSlice, PipeReader, PipeWriter};
 use std::os::fd::AsFd as _;
 
 use clap::Args;
@@ -38,6 +38,8 @@ const AVAILABLE_MIN: Bytes = gib(2);
 const EMPTY_CHUNKS: u32 = 3;
 /// Of such a chunk no more is touched than this.
 const EMPTY_LOOK: usize = 16;
+/// So many whole blocks more than were left are no reason to begin anew.
+const DRIFT_MAX: u64 = 16;
 /// Pages that a pipe is asked to hold: the most that fs.pipe-max-size lets everybody have by default, 1 MiB.
 const PIPE_BYTES: i32 = 1 << 20;
 
@@ -55,19 +57,18 @@ pub struct HoldFragmentsArgs {
 /// [`Failure::Host`] where memory is short, or the kernel lets nothing be held.
 pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
     let mut fragments = Fragments::default();
-    let broken = fragments.break_all().map_err(|why| Failure::Host(format!("cannot break up free memory: {why}")))?;
-    fragments.give_back(args.huge_pages_left).map_err(|why| Failure::Host(format!("cannot read a pipe: {why}")))?;
-    let free = free_blocks(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default());
-    let left = args.huge_pages_left.min(broken);
-    held::until_nobody_wants_it(&format!(
-        "{} blocks of 2 MiB in pieces, {left} given back; /proc/buddyinfo has {free} whole ones",
-        broken - left
-    ))
+    let [broken, left] = fragments
+        .break_all_but(args.huge_pages_left)
+        .map_err(|why| Failure::Host(format!("cannot break up free memory: {why}")))?;
+    held::until_nobody_wants_it(&format!("{broken} blocks of 2 MiB are in pieces, {left} were left whole"))
 }
 
 /// Broken until this is dropped or the process ends.
 #[derive(Debug)]
-pub(super) struct HeldFragments(Held);
+pub(in crate::experiment) struct HeldFragments {
+    held: Held,
+    huge_pages_left: u64,
+}
 
 impl HeldFragments {
     /// Breaks up all free memory but for so many pages of 2 MiB.
@@ -75,12 +76,18 @@ impl HeldFragments {
     /// # Errors
     /// The reason why it cannot be done.
     pub(super) fn hold(huge_pages_left: u64) -> Result<HeldFragments, String> {
-        Held::start(&["hold-fragments", "--huge-pages-left", &huge_pages_left.to_string()]).map(HeldFragments)
+        let held = Held::start(&["hold-fragments", "--huge-pages-left", &huge_pages_left.to_string()])?;
+        Ok(HeldFragments { held, huge_pages_left })
+    }
+
+    /// Whether memory is still as broken as that: what others freed meanwhile may have made blocks.
+    pub(super) fn still_leaves(&self, huge_pages_left: u64) -> bool {
+        self.huge_pages_left == huge_pages_left && free_blocks_now() <= huge_pages_left + DRIFT_MAX
     }
 
     /// How it is.
-    pub(super) fn said(&self) -> &str {
-        self.0.said()
+    pub(super) fn said(&self) -> String {
+        format!("{}; /proc/buddyinfo has {} whole ones", self.held.said(), free_blocks_now())
     }
 }
 
@@ -92,9 +99,8 @@ struct Fragments {
 
 #[derive(Debug)]
 struct Pipe {
-    reader: PipeReader,
     writer: PipeWriter,
-    pages: u64,
+    _reader: PipeReader,
 }
 
 /// Why memory stays as it is.
@@ -115,44 +121,33 @@ impl From<Errno> for FragmentError {
 }
 
 impl Fragments {
-    /// Takes blocks until there are none. How many were broken.
-    fn break_all(&mut self) -> Result<u64, FragmentError> {
+    /// Takes blocks until there are none but so many. How many were broken, and how many left.
+    fn break_all_but(&mut self, huge_pages_left: u64) -> Result<[u64; 2], FragmentError> {
         let host = LinuxHost::open()?;
+        let aside = Blocks::take(&host, huge_pages_left as usize)?;
+        let left = aside.is_huge.iter().filter(|is_huge| **is_huge).count() as u64;
         let (mut broken, mut empty) = (0, 0);
         while empty < EMPTY_CHUNKS {
-            let windows = if empty == 0 { CHUNK.pages(PageSize::Huge2M) as usize } else { EMPTY_LOOK };
-            match self.break_some(&host, windows)? {
+            let blocks = if empty == 0 { CHUNK.pages(PageSize::Huge2M) as usize } else { EMPTY_LOOK };
+            match self.break_some(&host, blocks)? {
                 0 => empty += 1,
                 some => (broken, empty) = (broken + some, 0),
             }
         }
-        Ok(broken)
+        Ok([broken, left])
     }
 
     /// Takes so many blocks at most, and keeps a page of each. How many there were.
     fn break_some(&mut self, host: &LinuxHost, blocks: usize) -> Result<u64, FragmentError> {
-        let available = Bytes::new(crate::environment::memory_available_kib() * 1024);
-        if available < AVAILABLE_MIN {
-            return Err(FragmentError::Short { available });
+        let taken = Blocks::take(host, blocks)?;
+        for index in taken.huge() {
+            host.advise(taken.address(index), Bytes::new(PAGE as u64), Advice::Cold)?;
         }
-        // Asked for whole, so that it is a mapping of its own, and zeroed, which touches nothing of it.
-        let mut memory = vec![0_u8; CHUNK.get() as usize + BLOCK];
-        let start = memory.as_ptr().align_offset(BLOCK);
-        let memory = &mut memory[start..start + blocks * BLOCK];
-        let address = Hva::new(memory.as_ptr() as u64);
-        host.advise(address, Bytes::new(memory.len() as u64), Advice::HugePage)?;
-        // Not zero: the kernel drops pages of zeroes when it splits.
-        memory.chunks_mut(BLOCK).for_each(|block| block[0] = 1);
-        let is_huge = huge_blocks(host, address, blocks)?;
-        for index in (0..blocks).filter(|index| is_huge[*index]) {
-            let page = address + Bytes::new((index * BLOCK) as u64);
-            host.advise(page, Bytes::new(PAGE as u64), Advice::Cold)?;
-        }
-        let is_whole = huge_blocks(host, address, blocks)?;
+        let is_whole = huge_blocks(host, taken.address(0), blocks)?;
         let mut broken = 0;
         // One that the kernel did not split would be kept whole.
-        for index in (0..blocks).filter(|index| is_huge[*index] && !is_whole[*index]) {
-            self.keep(&memory[index * BLOCK..index * BLOCK + PAGE])?;
+        for index in taken.huge().filter(|index| !is_whole[*index]) {
+            self.keep(taken.first_page(index))?;
             broken += 1;
         }
         Ok(broken)
@@ -168,30 +163,57 @@ impl Fragments {
         }
         let (reader, writer) = io::pipe()?;
         fcntl(&writer, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES))?;
-        let mut pipe = Pipe { reader, writer, pages: 0 };
+        let mut pipe = Pipe { writer, _reader: reader };
         pipe.take(page)?;
         self.pipes.push(pipe);
-        Ok(())
-    }
-
-    /// Lets go of so many pages: their blocks are whole again.
-    fn give_back(&mut self, mut blocks: u64) -> io::Result<()> {
-        let mut page = [0; PAGE];
-        for pipe in &mut self.pipes {
-            let now = blocks.min(pipe.pages);
-            (0..now).try_for_each(|_| pipe.reader.read_exact(&mut page))?;
-            pipe.pages -= now;
-            blocks -= now;
-        }
         Ok(())
     }
 }
 
 impl Pipe {
     fn take(&mut self, page: &[u8]) -> Result<(), Errno> {
-        vmsplice(self.writer.as_fd(), &[IoSlice::new(page)], SpliceFFlags::SPLICE_F_NONBLOCK)?;
-        self.pages += 1;
-        Ok(())
+        vmsplice(self.writer.as_fd(), &[IoSlice::new(page)], SpliceFFlags::SPLICE_F_NONBLOCK).map(drop)
+    }
+}
+
+/// Memory at a border of 2 MiB, as much of it in huge pages as the kernel has.
+struct Blocks {
+    memory: Vec<u8>,
+    start: usize,
+    is_huge: Vec<bool>,
+}
+
+impl Blocks {
+    /// So many, all of them touched.
+    fn take(host: &LinuxHost, blocks: usize) -> Result<Blocks, FragmentError> {
+        let bytes = blocks * BLOCK;
+        let available = Bytes::new(crate::environment::memory_available_kib() * 1024);
+        if available < AVAILABLE_MIN + Bytes::new(bytes as u64) {
+            return Err(FragmentError::Short { available });
+        }
+        // Asked for whole, so that it is a mapping of its own, and zeroed, which touches nothing of it.
+        let mut memory = vec![0_u8; bytes.max(CHUNK.get() as usize) + BLOCK];
+        let start = memory.as_ptr().align_offset(BLOCK);
+        let address = Hva::new(memory[start..].as_ptr() as u64);
+        if bytes > 0 {
+            host.advise(address, Bytes::new(bytes as u64), Advice::HugePage)?;
+        }
+        // Not zero, any page of it: when it splits the kernel looks through the zeroes of a huge page, and drops them.
+        memory[start..start + bytes].chunks_mut(PAGE).for_each(|page| page[0] = 1);
+        let is_huge = huge_blocks(host, address, blocks)?;
+        Ok(Blocks { memory, start, is_huge })
+    }
+
+    fn huge(&self) -> impl Iterator<Item = usize> {
+        (0..self.is_huge.len()).filter(|index| self.is_huge[*index])
+    }
+
+    fn first_page(&self, index: usize) -> &[u8] {
+        &self.memory[self.start + index * BLOCK..][..PAGE]
+    }
+
+    fn address(&self, index: usize) -> Hva {
+        Hva::new(self.first_page(index).as_ptr() as u64)
     }
 }
 
@@ -206,6 +228,11 @@ fn huge_blocks(host: &LinuxHost, address: Hva, blocks: usize) -> Result<Vec<bool
         is_huge[first..after].fill(true);
     }
     Ok(is_huge)
+}
+
+/// Of this machine.
+fn free_blocks_now() -> u64 {
+    free_blocks(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default())
 }
 
 /// Free blocks of 2 MiB by `/proc/buddyinfo` (proc(5)): a column for each order from 0 on, 9 being 2 MiB.
@@ -256,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_page_stays_where_it_is_through_a_compaction_and_goes_when_it_is_given_back() {
+    fn a_kept_page_stays_where_it_is_through_a_compaction() {
         const COMPACT: &str = "/proc/sys/vm/compact_memory";
         let page = vec![1_u8; 2 * PAGE];
         let page = &page[page.as_ptr().align_offset(PAGE)..][..PAGE];
@@ -269,8 +296,6 @@ mod tests {
         fs::write(COMPACT, "1").expect("root may");
         assert_eq!(flags(frame) & BUDDY, 0, "it is in the pipe");
         assert_eq!(super::tests::frame(page.as_ptr() as u64), Some(frame), "and not moved");
-        fragments.give_back(1).expect("one was kept");
-        assert_eq!(fragments.pipes[0].pages, 0);
     }
 
     #[test]
@@ -281,7 +306,7 @@ mod tests {
         let broken = fragments.break_some(&host, EMPTY_LOOK).expect("some memory");
         let grown = resident_kib().saturating_sub(before);
         assert!(grown < BLOCK as u64 / 1024 * EMPTY_LOOK as u64 / 2, "{grown} KiB for {broken} blocks");
-        assert_eq!(fragments.pipes.iter().map(|pipe| pipe.pages).sum::<u64>(), broken);
+        assert!(broken == 0 || fragments.pipes.len() == 1, "a pipe holds them all");
     }
 
     #[test]
@@ -290,12 +315,12 @@ mod tests {
         const LEFT: u64 = 64;
         let host = LinuxHost::open().expect("/proc is mounted");
         let mut fragments = Fragments::default();
-        let broken = fragments.break_all().expect("root, and memory");
-        assert!(broken > LEFT, "{broken} were free before");
-        let had = |fragments: &mut Fragments| fragments.break_some(&host, 128).expect("memory");
-        assert_eq!(had(&mut Fragments::default()), 0, "none is left");
-        fragments.give_back(LEFT).expect("so many were kept");
-        let again = had(&mut Fragments::default());
-        assert!(again >= LEFT * 9 / 10, "{again} of {LEFT} can be had again");
+        let [broken, left] = fragments.break_all_but(LEFT).expect("root, and memory");
+        assert!(broken > LEFT && left == LEFT, "{broken} were broken, {left} set aside: it takes a host that has some");
+        let had = Blocks::take(&host, 2 * LEFT as usize).expect("memory").huge().count() as u64;
+        assert!((LEFT / 2..=LEFT + DRIFT_MAX).contains(&had), "{had} can be had, {LEFT} were left");
+        drop(fragments);
+        let had = Blocks::take(&host, 4 * LEFT as usize).expect("memory").huge().count() as u64;
+        assert_eq!(had, 4 * LEFT, "all is as it was");
     }
 }
