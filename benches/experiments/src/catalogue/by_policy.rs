@@ -102,16 +102,19 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// In each case where `auto` ran.
+    /// In each case where `auto` ran, and others to compare it with: `never` and one more.
     pub(super) fn all(results: &Results) -> Vec<Standing> {
         results.experiment.cases.iter().filter_map(|case| Standing::of(results, &case.name)).collect()
     }
 
     fn of(results: &Results, case: &str) -> Option<Standing> {
-        middle(results, case, AUTO, Metric::Figure)?;
         let names = || POLICIES.iter().map(|policy| policy.name);
-        let figures = names().filter_map(|name| Some((name, middle(results, case, name, Metric::Figure)?)));
-        let (best, _) = figures.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        let figures: Vec<(&str, f64)> =
+            names().filter_map(|name| Some((name, middle(results, case, name, Metric::Figure)?))).collect();
+        if figures.len() < 3 || [NEVER, AUTO].iter().any(|wanted| figures.iter().all(|(name, _)| name != wanted)) {
+            return None;
+        }
+        let (best, _) = figures.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
         let ratios = || results.ratios(case, AUTO, best, Metric::Figure);
         let to_best = (best != AUTO).then(|| Comparison::of(&ratios(), Better::Higher)).flatten();
         let mut bloat: Vec<(String, f64)> =
@@ -163,7 +166,7 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
     let unknown = results.experiment.cases.len() - all.len();
     let unknown = match unknown {
         0 => String::new(),
-        some => format!(" In {some} cases it has no figure."),
+        some => format!(" In {some} more there is nothing to compare it with."),
     };
     match (all.len(), complaints.len()) {
         (0, _) => vec![],

@@ -17,13 +17,41 @@ pub struct Fragmented;
 const ROUNDS: u32 = 6;
 /// Others that take what the kernel finds. A pool is not among them: one that was reserved before does not notice, a later one is not to be had.
 const PEERS: [Peer; 3] = [Peer::Thp, Peer::ThpTuned, Peer::QemuThp];
-/// Breaking up the free memory takes about so long, on top of the run.
-const BREAKING_S: f64 = 3.0;
+/// What breaking up the free memory adds to a run: half a minute, but the runs of a case in a round share it.
+const BREAKING_S: f64 = 2.0;
 
-/// What runs: name, unit, kernel, parameters, MiB of its data, MiB of RAM, seconds, guessed.
-const KERNELS: [(&str, &str, &str, &str, u64, u64, f64); 2] = [
-    ("GUPS", "GUP/s", "gups", "log2_words=24", 128, 192, 2.0),
-    ("Phases", "updates/s", "phases", "phase_ms=400", 224, 320, 3.0),
+/// A kernel, and how it is run.
+struct Kernel {
+    name: &'static str,
+    /// Of its figure.
+    unit: &'static str,
+    kernel: &'static str,
+    cmdline: &'static str,
+    data_mib: u64,
+    memory_mib: u64,
+    /// Of a run with its start and its check, guessed.
+    seconds: f64,
+}
+
+const KERNELS: [Kernel; 2] = [
+    Kernel {
+        name: "GUPS",
+        unit: "GUP/s",
+        kernel: "gups",
+        cmdline: "log2_words=24",
+        data_mib: 128,
+        memory_mib: 192,
+        seconds: 2.0,
+    },
+    Kernel {
+        name: "Phases",
+        unit: "updates/s",
+        kernel: "phases",
+        cmdline: "phase_ms=400",
+        data_mib: 224,
+        memory_mib: 320,
+        seconds: 3.0,
+    },
 ];
 
 /// How much is left of the huge pages that the kernel's data would fill.
@@ -40,15 +68,15 @@ impl Catalogued for Fragmented {
 
     fn define(&self, host: &HostFacts) -> Experiment {
         let mut cases = Vec::new();
-        for (kernel, unit, program, cmdline, data_mib, memory_mib, seconds) in KERNELS {
+        for Kernel { name, unit, kernel, cmdline, data_mib, memory_mib, seconds } in KERNELS {
             for (degree, percent_left) in DEGREES {
-                let guest = Guest::new(program, cmdline, memory_mib);
+                let guest = Guest::new(kernel, cmdline, memory_mib);
                 let left = data_mib / 2 * percent_left / 100;
                 let seconds = seconds + BREAKING_S;
                 let peers = PEERS.map(|peer| peer.cell(&guest, seconds, host)).to_vec();
                 let cells = [by_policy::cells(&guest, seconds, host), peers].concat();
                 let cells = cells.into_iter().map(|cell| in_pieces(cell, left, host)).collect();
-                let name = format!("{kernel}, {degree}");
+                let name = format!("{name}, {degree}");
                 cases.push(Case { name, unit: unit.into(), working_set_mib: memory_mib, cells });
             }
         }

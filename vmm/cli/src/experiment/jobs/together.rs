@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
 use wideleaf_experiments::metric::Metric;
+use wideleaf_experiments::report::every::number;
 use wideleaf_experiments::results::Measured;
 
 use super::wideleaf_run;
@@ -70,7 +71,8 @@ fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
         of.map(|(_, one)| one.metrics.get(&metric).copied()).collect::<Option<Vec<f64>>>().filter(|v| !v.is_empty())
     };
     let longest = |values: Vec<f64>| values.into_iter().fold(0.0, f64::max);
-    let mut metrics: BTreeMap<Metric, f64> = ADDED_UP.into_iter().map(|metric| (metric, all(metric).sum())).collect();
+    let mut metrics: BTreeMap<Metric, f64> =
+        ADDED_UP.into_iter().map(|metric| (metric, all(metric).fold(0.0, |sum, one| sum + one))).collect();
     metrics.extend(judged(Metric::Figure).map(|figures| (Metric::Figure, figures.iter().sum())));
     metrics.extend(judged(Metric::Figure).and_then(|figures| Some((Metric::Fairness, fairness(&figures)?))));
     metrics.extend(judged(Metric::Seconds).map(|seconds| (Metric::Seconds, longest(seconds))));
@@ -90,7 +92,7 @@ fn fairness(figures: &[f64]) -> Option<f64> {
 
 /// One guest in a sentence.
 fn note(guest: &GuestAmongOthers, one: &Measured) -> String {
-    let of = |metric: Metric| one.metrics.get(&metric).map_or("unknown".to_owned(), |value| format!("{value:.4}"));
+    let of = |metric: Metric| one.metrics.get(&metric).map_or("unknown".to_owned(), |value| number(*value));
     let (figure, coverage, resident) = (of(Metric::Figure), of(Metric::CoveragePercent), of(Metric::ResidentMib));
     format!("{}: figure {figure}, coverage {coverage} %, resident {resident} MiB.", guest.name)
 }

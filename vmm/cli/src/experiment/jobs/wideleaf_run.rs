@@ -62,8 +62,9 @@ fn measured(report: &RunReport) -> Measured {
     put(Metric::CopiedMib, Some(report.manager.copied_bytes as f64 / MIB));
     put(Metric::ManagerCpuS, Some(report.manager.cpu_s));
     let is_refusal = |name: &str| name.contains(".refused_");
-    let refused = report.manager.outcomes.iter().filter(|(name, _)| is_refusal(name)).map(|(_, count)| *count as f64);
-    put(Metric::Refusals, Some(refused.sum()));
+    let refused: u64 =
+        report.manager.outcomes.iter().filter(|(name, _)| is_refusal(name)).map(|(_, count)| count).sum();
+    put(Metric::Refusals, Some(refused as f64));
     put(Metric::GapP99Us, report.gaps.iter().map(|gap| gap.p99_ns as f64 / 1e3).reduce(f64::max));
     put(Metric::GapMaxUs, report.gaps.iter().map(|gap| gap.max_ns as f64 / 1e3).reduce(f64::max));
     measured
