@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use wideleaf_memory::khugepaged::KhugepagedError;
 
 /// Why an experiment has no result.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,12 @@ pub enum Ended {
         /// How long.
         limit: Duration,
     },
+}
+
+impl From<KhugepagedError> for Ended {
+    fn from(error: KhugepagedError) -> Ended {
+        Ended::Skipped(error.to_string())
+    }
 }
 
 /// Runs an experiment where `cargo bench` asks for it (`cargo test --benches` runs the same program), and says why where

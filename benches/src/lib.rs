@@ -9,14 +9,12 @@
 //! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turn |
 //! | [`coverage`] | how large its memory is backed and mapped |
 //! | [`cpu`] | what threads use |
-//! | [`khugepaged`] | the host's own promotion, with settings on lease |
 
 pub mod beside_qemu;
 pub mod coverage;
 pub mod cpu;
 pub mod experiment;
 pub mod guest;
-pub mod khugepaged;
 pub mod managed;
 
 use std::ops::ControlFlow;

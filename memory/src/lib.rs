@@ -19,6 +19,7 @@
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
 //! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
 //! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
+//! | [`khugepaged`] | `/sys/kernel/mm/transparent_hugepage/khugepaged` | root |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
@@ -42,6 +43,7 @@ pub mod first_touch;
 pub mod gate;
 pub mod given_back;
 pub mod host;
+pub mod khugepaged;
 pub mod manager;
 pub mod mishaps;
 pub mod mover;

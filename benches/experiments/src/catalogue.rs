@@ -6,15 +6,19 @@ use crate::results::Results;
 
 mod a64fx;
 mod beside;
+mod by_policy;
+mod consolidation;
+mod fragmented;
 mod freebsd;
 mod lwn;
 #[cfg(test)]
 mod made_up;
 mod openmp;
+mod policies;
 mod programs;
 mod quick;
-mod two_dimensional;
 mod shimizu;
+mod two_dimensional;
 
 /// An experiment of ours.
 pub trait Catalogued: Sync {
@@ -29,10 +33,26 @@ pub trait Catalogued: Sync {
 
     /// What its report has first, before what every report has: its own tables and pictures, its seed's figures beside ours.
     fn sections(&self, results: &Results) -> Vec<Section>;
+
+    /// Paragraphs that stand before all others: what did not come as promised.
+    fn lead(&self, _results: &Results) -> Vec<String> {
+        vec![]
+    }
 }
 
 /// All of them, in the order of the list.
-pub const ALL: [&dyn Catalogued; 7] = [&quick::Quick, &two_dimensional::TwoDimensional, &freebsd::FreeBsd, &shimizu::Shimizu, &openmp::OpenMp, &a64fx::A64fx, &lwn::Lwn];
+pub const ALL: [&dyn Catalogued; 10] = [
+    &quick::Quick,
+    &two_dimensional::TwoDimensional,
+    &policies::Policies,
+    &fragmented::Fragmented,
+    &consolidation::Consolidation,
+    &freebsd::FreeBsd,
+    &shimizu::Shimizu,
+    &openmp::OpenMp,
+    &a64fx::A64fx,
+    &lwn::Lwn,
+];
 
 /// The one of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {

@@ -8,6 +8,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::peers::{Guest, QemuRam};
+
 /// An experiment for this host.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Experiment {
@@ -104,6 +106,20 @@ pub enum Work {
         /// All that is behind it.
         arguments: Vec<String>,
     },
+    /// A guest of the built-in image in QEMU.
+    Qemu {
+        /// The guest.
+        guest: Guest,
+        /// What stands behind its RAM.
+        ram: QemuRam,
+    },
+    /// Several `wideleaf run` at once.
+    Together {
+        /// The guests; they begin together.
+        guests: Vec<GuestAmongOthers>,
+        /// Who has the budget.
+        budget: BudgetOf,
+    },
 }
 
 /// Loads and stores, in their order.
@@ -128,12 +144,55 @@ pub enum Accesses {
     },
 }
 
+/// A guest that is not alone.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct GuestAmongOthers {
+    /// What it is called.
+    pub name: String,
+    /// Whether its figure counts: the others are there to be in the way.
+    pub is_judged: bool,
+    /// For `wideleaf run`; the first is the kernel. Nothing of a daemon: that is the work's.
+    pub arguments: Vec<String>,
+}
+
+/// Who may spend how much on promotion where several guests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BudgetOf {
+    /// Each guest's manager has its own.
+    Each,
+    /// All of them share that of a wideleafd, which is there for them alone.
+    All,
+}
+
 /// What the host has to be like while a job runs; it is put back afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HostState {
     /// Pages of 2 MiB that the hugetlb pool has free.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pool_pages_2m: u64,
+    /// What the host's khugepaged may do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub khugepaged: Option<KhugepagedSettings>,
+    /// Free memory is broken up on purpose, so that no more than so many pages of 2 MiB can be had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_pages_left: Option<u64>,
+}
+
+/// How much the host's khugepaged scans, and how often (Documentation/admin-guide/mm/transhuge.rst).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct KhugepagedSettings {
+    /// Milliseconds between two scans; with 0 it never rests.
+    pub scan_sleep_ms: u64,
+    /// Base pages looked at in one scan.
+    pub pages_to_scan: u64,
+}
+
+impl KhugepagedSettings {
+    /// What Linux starts with (mm/khugepaged.c).
+    pub const DEFAULTS: KhugepagedSettings = KhugepagedSettings { scan_sleep_ms: 10_000, pages_to_scan: 4_096 };
+    /// As fast as it goes: no rest, and a gibibyte in one scan.
+    pub const FASTEST: KhugepagedSettings = KhugepagedSettings { scan_sleep_ms: 0, pages_to_scan: 262_144 };
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
@@ -167,12 +226,35 @@ impl Job {
         self
     }
 
+    /// The same with khugepaged set so.
+    #[must_use]
+    pub fn with_khugepaged(mut self, settings: KhugepagedSettings) -> Job {
+        self.host.khugepaged = Some(settings);
+        self
+    }
+
+    /// The same on a host whose memory is in pieces.
+    #[must_use]
+    pub fn with_huge_pages_left(mut self, pages: u64) -> Job {
+        self.host.huge_pages_left = Some(pages);
+        self
+    }
+
     /// As somebody would type it.
     pub fn command(&self) -> String {
         match &self.work {
             Work::Run { arguments } => format!("wideleaf run {}", typed(arguments)),
             Work::Simulation { accesses, machine, page } => simulated(accesses, machine, page),
             Work::TlbCost { arguments } => format!("wideleaf tlbcost {}", typed(arguments)),
+            Work::Qemu { guest, ram } => guest.qemu_command(*ram),
+            Work::Together { guests, budget } => {
+                let daemon = match budget {
+                    BudgetOf::Each => "--no-daemon",
+                    BudgetOf::All => "--daemon control.sock",
+                };
+                let command = |guest: &GuestAmongOthers| format!("wideleaf run {} {daemon}", typed(&guest.arguments));
+                guests.iter().map(command).collect::<Vec<_>>().join(" & ")
+            }
         }
     }
 }
@@ -233,6 +315,8 @@ pub struct HostFacts {
     pub paging: String,
     /// Whether QEMU is installed.
     pub has_qemu: bool,
+    /// Whether wideleafd is beside this program.
+    pub has_daemon: bool,
     /// Why the hugetlb pool of 2 MiB cannot be made larger, if so.
     pub why_no_pool_2m: Option<String>,
     /// Free giant pages.

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`definition`] | an experiment as data |
 //! | [`catalogue`] | the experiments there are, a file each |
+//! | [`peers`] | guests of ours and of others with the same image |
 //! | [`schedule`] | whose turn it is |
 //! | [`results`] | what is stored |
 //! | [`metric`] | what can be measured, its unit, and which way is better |
@@ -26,6 +27,7 @@
 pub mod catalogue;
 pub mod definition;
 pub mod metric;
+pub mod peers;
 pub mod report;
 pub mod results;
 pub mod schedule;

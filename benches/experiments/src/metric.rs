@@ -57,6 +57,10 @@ pub enum Metric {
     StolenMs,
     /// Loads and stores that missed the first level of the data TLB, whether or not the second had them.
     DtlbL1Misses,
+    /// Of several guests with the same work, the lowest figure by the highest.
+    Fairness,
+    /// Actions that the kernel refused: there was no huge page, or the memory was busy.
+    Refusals,
 }
 
 /// Which way is better.
@@ -72,7 +76,7 @@ pub enum Better {
 
 impl Metric {
     /// All of them, in the order of tables.
-    pub const ALL: [Metric; 23] = [
+    pub const ALL: [Metric; 25] = [
         Metric::Figure,
         Metric::Seconds,
         Metric::FirstByteMs,
@@ -96,6 +100,8 @@ impl Metric {
         Metric::SavedPercent,
         Metric::StolenMs,
         Metric::DtlbL1Misses,
+        Metric::Fairness,
+        Metric::Refusals,
     ];
 
     /// What a column of it is called, without the unit.
@@ -124,6 +130,8 @@ impl Metric {
             Metric::SavedPercent => "saved",
             Metric::StolenMs => "stolen",
             Metric::DtlbL1Misses => "DTLB L1 misses",
+            Metric::Fairness => "lowest : highest",
+            Metric::Refusals => "refused",
         }
     }
 
@@ -144,14 +152,16 @@ impl Metric {
             | Metric::WalkL2Misses
             | Metric::DataL2Misses
             | Metric::ItlbMisses
-            | Metric::DtlbL1Misses => "",
+            | Metric::DtlbL1Misses
+            | Metric::Fairness
+            | Metric::Refusals => "",
         }
     }
 
     /// Which way is better.
     pub const fn better(self) -> Better {
         match self {
-            Metric::Figure | Metric::CoveragePercent | Metric::SavedPercent => Better::Higher,
+            Metric::Figure | Metric::CoveragePercent | Metric::SavedPercent | Metric::Fairness => Better::Higher,
             Metric::Pages4k | Metric::Pages2m | Metric::Pages1g | Metric::PredictedPercent | Metric::StolenMs => {
                 Better::Neither
             }
@@ -177,6 +187,6 @@ mod tests {
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
         assert!(sorted, "the list has the order of the enum, so none is left out at its end: {:?}", Metric::ALL);
-        assert_eq!(Metric::DtlbL1Misses as usize + 1, Metric::ALL.len());
+        assert_eq!(Metric::Refusals as usize + 1, Metric::ALL.len());
     }
 }

@@ -145,8 +145,10 @@ impl Report {
     /// What these results say.
     pub fn of(results: &Results) -> Report {
         let experiment = &results.experiment;
-        let own = catalogue::by_name(&experiment.name).map(|known| known.sections(results)).unwrap_or_default();
-        let lead = [every::lead(results), vec![experiment.question.clone()]].concat();
+        let known = catalogue::by_name(&experiment.name);
+        let own = known.map(|known| known.sections(results)).unwrap_or_default();
+        let own_lead = known.map(|known| known.lead(results)).unwrap_or_default();
+        let lead = [own_lead, every::lead(results), vec![experiment.question.clone()]].concat();
         Report { title: experiment.title.clone(), lead, sections: [own, every::sections(results)].concat() }
     }
 }

@@ -10,6 +10,8 @@ use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
 use crate::attach::AttachArgs;
 use crate::experiment::ExperimentArgs;
+use crate::experiment::host_state::fragmentation::HoldFragmentsArgs;
+use crate::experiment::host_state::khugepaged::HoldKhugepagedArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::image::ImageArgs;
@@ -110,6 +112,12 @@ pub enum Command {
     /// Remove a cgroup when standard input ends: what a run in a new one starts, so that it cannot leave it behind
     #[command(hide = true)]
     HoldPath(HoldPathArgs),
+    /// Hold settings of khugepaged until standard input ends: what an experiment starts, so that it cannot leave them behind
+    #[command(hide = true)]
+    HoldKhugepaged(HoldKhugepagedArgs),
+    /// Keep free memory in pieces until standard input ends: what an experiment starts, so that it cannot leave it so
+    #[command(hide = true)]
+    HoldFragments(HoldFragmentsArgs),
 }
 
 const POOL_EXAMPLES: &str = "\

@@ -19,6 +19,8 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::RunReport;
 
+const SETPRIV: &str = "setpriv";
+
 /// Runs `wideleaf` with these arguments, which begin with `run`, and this time at most.
 ///
 /// # Errors
@@ -74,6 +76,18 @@ fn report<T: DeserializeOwned>(arguments: &[String], end: &End, interrupts: &Int
             })
         }
     }
+}
+
+/// A program of others that the kernel kills when the thread that starts it ends, however it ends: `setpriv` of util-linux asks for that
+/// (`PR_SET_PDEATHSIG`) and becomes the program. Where there is no `setpriv` the program itself, which a `SIGKILL` of ours leaves running.
+pub(crate) fn that_ends_with_us(program: &Path) -> Command {
+    let has_setpriv = Command::new(SETPRIV).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !has_setpriv.is_ok_and(|status| status.success()) {
+        return Command::new(program);
+    }
+    let mut command = Command::new(SETPRIV);
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
 }
 
 /// How a child is ended that does not end.

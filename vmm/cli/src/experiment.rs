@@ -21,6 +21,7 @@ use crate::report::table;
 
 mod environment;
 mod host;
+pub mod host_state;
 mod jobs;
 mod runner;
 mod store;

@@ -27,6 +27,7 @@ pub mod environment;
 pub mod experiment;
 pub mod failure;
 pub mod guests;
+mod held;
 pub mod held_path;
 pub mod held_pool;
 pub mod hook;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use wideleaf::args::Command;
+use wideleaf::experiment::host_state::{fragmentation, khugepaged};
 use wideleaf::failure::Failure;
 use wideleaf::output::say;
 use wideleaf::{
@@ -49,6 +50,8 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::pages(&args),
         Command::HoldPool(args) => held_pool::main(&args),
         Command::HoldPath(args) => held_path::main(&args),
+        Command::HoldKhugepaged(args) => khugepaged::main(&args),
+        Command::HoldFragments(args) => fragmentation::main(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,6 +7,7 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 
 use crate::environment::Environment;
+use crate::experiment::jobs;
 use crate::run::guest;
 
 /// This host's.
@@ -20,6 +21,7 @@ pub(super) fn facts() -> HostFacts {
         memory_available_mib: environment.memory_available_kib / 1024,
         why_no_kvm: guest::why_no_kvm(),
         paging: guest::paging_name().unwrap_or("none").to_owned(),
+        has_daemon: jobs::together::program().is_some(),
         has_qemu: qemu.is_ok_and(|status| status.success()),
         why_no_pool_2m: (!is_root).then(|| "only root may make the hugetlb pool larger".to_owned()),
         free_pages_1g: free_1g,

@@ -6,12 +6,14 @@ use wideleaf_experiments::definition::{Job, Work};
 use wideleaf_experiments::results::Measured;
 
 use crate::environment;
+use crate::experiment::host_state::{HeldState, KeptState};
 use crate::failure::Failure;
-use crate::held_pool::HeldPool;
 use crate::interrupts::Interrupts;
 
 mod prediction;
+mod qemu;
 mod simulation;
+pub(super) mod together;
 mod wideleaf_run;
 
 /// A run that takes so many times longer than guessed hangs.
@@ -20,11 +22,8 @@ const TIMES_TOO_LONG: f64 = 20.0;
 const TIMEOUT_MIN: Duration = Duration::from_secs(300);
 
 /// Brings the host into the job's state, does the work, puts the host back.
-pub(super) fn run(job: &Job, interrupts: &Interrupts) -> Result<Measured, Failure> {
-    let _pool = match job.host.pool_pages_2m {
-        0 => None,
-        pages => Some(HeldPool::lease(pages).map_err(Failure::Host)?),
-    };
+pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> Result<Measured, Failure> {
+    let host = HeldState::take(&job.host, kept)?;
     let timeout =
         Duration::try_from_secs_f64(job.seconds_guess * TIMES_TOO_LONG).unwrap_or(TIMEOUT_MIN).max(TIMEOUT_MIN);
     let stolen_before = environment::stolen_ms();
@@ -34,8 +33,11 @@ pub(super) fn run(job: &Job, interrupts: &Interrupts) -> Result<Measured, Failur
             simulation::run(accesses, &simulation::Place::parse(machine, page)?, timeout, interrupts)
         }
         Work::TlbCost { arguments } => prediction::run(arguments, timeout, interrupts),
+        Work::Qemu { guest, ram } => qemu::run(guest, *ram, timeout, interrupts),
+        Work::Together { guests, budget } => together::run(guests, *budget, timeout, interrupts),
     }?;
     let stolen = environment::stolen_ms().saturating_sub(stolen_before);
     measured.metrics.insert(wideleaf_experiments::metric::Metric::StolenMs, stolen as f64);
+    host.tell(&mut measured);
     Ok(measured)
 }

@@ -9,6 +9,7 @@ use wideleaf_experiments::schedule::{self, Turn};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_policies::units::mib;
 
+use crate::experiment::host_state::KeptState;
 use crate::experiment::jobs;
 use crate::experiment::store::Store;
 use crate::failure::Failure;
@@ -33,11 +34,12 @@ impl Runner<'_> {
         let left = schedule::left(&self.store.results().experiment, &self.store.results().runs).len();
         let bar = visible_bar(left as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
         bar.enable_steady_tick(Duration::from_millis(200));
+        let mut kept = KeptState::default();
         let budget_left = |budget: Duration| budget.saturating_sub(began.elapsed());
         while let Some(turn) = self.next(self.budget.map(budget_left)) {
             self.interrupts.check()?;
             self.show(&bar, turn);
-            let run = self.make(turn, ran_before + began.elapsed().as_secs_f64())?;
+            let run = self.make(turn, &mut kept, ran_before + began.elapsed().as_secs_f64())?;
             self.store.add(run, ran_before + began.elapsed().as_secs_f64())?;
             bar.inc(1);
         }
@@ -60,13 +62,13 @@ impl Runner<'_> {
     }
 
     /// One run. A run that fails is a result too; only what would make all others fail ends the experiment.
-    fn make(&self, turn: Turn, at_s: f64) -> Result<Run, Failure> {
+    fn make(&self, turn: Turn, kept: &mut KeptState, at_s: f64) -> Result<Run, Failure> {
         let experiment = &self.store.results().experiment;
         let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
         let load_1m = crate::environment::Environment::capture().load_1m;
         let began = Instant::now();
-        let outcome = match self.measure(job, case.working_set_mib) {
+        let outcome = match self.measure(job, kept, case.working_set_mib) {
             Ok(measured) => RunOutcome::Measured(measured),
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(failure) => RunOutcome::Failed(failure.to_string()),
@@ -76,9 +78,14 @@ impl Runner<'_> {
         Ok(Run { case, arm, round: turn.round, at_s, took_s: began.elapsed().as_secs_f64(), load_1m, outcome })
     }
 
-    fn measure(&self, job: &Job, working_set_mib: u64) -> Result<wideleaf_experiments::results::Measured, Failure> {
+    fn measure(
+        &self,
+        job: &Job,
+        kept: &mut KeptState,
+        working_set_mib: u64,
+    ) -> Result<wideleaf_experiments::results::Measured, Failure> {
         warm_host_memory(mib(working_set_mib))
             .map_err(|error| Failure::Host(format!("cannot warm {working_set_mib} MiB of memory: {error}")))?;
-        jobs::run(job, self.interrupts)
+        jobs::run(job, kept, self.interrupts)
     }
 }

@@ -10,16 +10,20 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::{Phase, RunReport};
 
-const MIB: f64 = (1 << 20) as f64;
+pub(super) const MIB: f64 = (1 << 20) as f64;
 /// Coverage that counts as reached.
-const COVERED_PERCENT: f64 = 95.0;
+pub(super) const COVERED_PERCENT: f64 = 95.0;
 
 /// Runs it; words that the guest found wrong are a failure.
 pub(super) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<Measured, Failure> {
     let arguments = [&["run".to_owned()], arguments].concat();
-    let report = child::run(&arguments, timeout, interrupts)?;
+    verified(&child::run(&arguments, timeout, interrupts)?)
+}
+
+/// What a run tells whose guest found its memory right.
+pub(super) fn verified(report: &RunReport) -> Result<Measured, Failure> {
     match &report.verification {
-        Some(verification) if verification.passed => Ok(measured(&report)),
+        Some(verification) if verification.passed => Ok(measured(report)),
         Some(verification) => {
             Err(Failure::GuestFailed(format!("the guest found {} wrong words or results", verification.errors)))
         }
@@ -58,6 +62,10 @@ fn measured(report: &RunReport) -> Measured {
     put(Metric::BloatMib, Some(report.manager.bloat_bytes as f64 / MIB));
     put(Metric::CopiedMib, Some(report.manager.copied_bytes as f64 / MIB));
     put(Metric::ManagerCpuS, Some(report.manager.cpu_s));
+    let is_refusal = |name: &str| name.contains(".refused_");
+    let refused: u64 =
+        report.manager.outcomes.iter().filter(|(name, _)| is_refusal(name)).map(|(_, count)| count).sum();
+    put(Metric::Refusals, Some(refused as f64));
     put(Metric::GapP99Us, report.gaps.iter().map(|gap| gap.p99_ns as f64 / 1e3).reduce(f64::max));
     put(Metric::GapMaxUs, report.gaps.iter().map(|gap| gap.max_ns as f64 / 1e3).reduce(f64::max));
     measured
@@ -65,8 +73,13 @@ fn measured(report: &RunReport) -> Measured {
 
 /// The longest phase that is neither the set-up nor the check.
 fn timed_part(report: &RunReport) -> Option<&Phase> {
-    let timed = report.phases.iter().filter(|phase| !["init", "verify", "check"].contains(&phase.name.as_str()));
+    let timed = report.phases.iter().filter(|phase| is_timed(&phase.name));
     timed.max_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
+/// Whether a phase of that name is work that is timed.
+pub(super) fn is_timed(phase: &str) -> bool {
+    !["init", "verify", "check"].contains(&phase)
 }
 
 /// From the begin of the timed part until large pages back as much as 95 % of the kernel's data.

@@ -1,10 +1,13 @@
 //! The host's khugepaged: what it may do, borrowed for an experiment. Files and their meaning:
 //! Documentation/admin-guide/mm/transhuge.rst.
+//!
+//! ```text
+//!   settings ──▶ lease(others) ── they hold ──▶ dropped: the settings of before
+//! ```
 
+use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-
-use crate::experiment::Ended;
 
 /// How much it scans, and how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,22 @@ impl Settings {
     pub const DEFAULTS: Settings = Settings { scan_sleep_ms: 10_000, pages_to_scan: 4_096 };
     /// As fast as it goes: no rest, and a gibibyte in one scan.
     pub const FASTEST: Settings = Settings { scan_sleep_ms: 0, pages_to_scan: 262_144 };
+}
+
+/// Why its settings are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum KhugepagedError {
+    /// Two leases at a time would put back each other's settings.
+    #[error("somebody else tries other settings of khugepaged")]
+    Leased,
+    /// A file of its is not there, or has something else in it, or may not be written.
+    #[error("{}: {why}", file.display())]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// What the kernel says, or what is wrong with it.
+        why: String,
+    },
 }
 
 /// Its settings, or those of a captured tree.
@@ -45,8 +64,8 @@ impl Khugepaged {
     /// What holds now.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] where the kernel does not say.
-    pub fn settings(&self) -> Result<Settings, Ended> {
+    /// [`KhugepagedError::File`] where the kernel does not say.
+    pub fn settings(&self) -> Result<Settings, KhugepagedError> {
         let read = |name| {
             let file = self.folder.join(name);
             let text = fs::read_to_string(&file).map_err(|error| cannot(&file, &error))?;
@@ -58,12 +77,12 @@ impl Khugepaged {
     /// Other settings, until the lease is dropped. One lease at a time: the second would put back what the first had set.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] where somebody has it, or the kernel does not let us.
-    pub fn lease(&self, settings: Settings) -> Result<SettingsLease, Ended> {
+    /// [`KhugepagedError`] where somebody has it, or the kernel does not let us.
+    pub fn lease(&self, settings: Settings) -> Result<SettingsLease, KhugepagedError> {
         let file = self.folder.join(Self::SCAN_SLEEP);
         let lock = File::open(&file).map_err(|error| cannot(&file, &error))?;
         lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Ended::Skipped("somebody else tries other settings of khugepaged".into()),
+            TryLockError::WouldBlock => KhugepagedError::Leased,
             TryLockError::Error(error) => cannot(&file, &error),
         })?;
         let lease = SettingsLease { of: self.clone(), before: self.settings()?, _lock: lock };
@@ -71,7 +90,7 @@ impl Khugepaged {
         Ok(lease)
     }
 
-    fn set(&self, settings: Settings) -> Result<(), Ended> {
+    fn set(&self, settings: Settings) -> Result<(), KhugepagedError> {
         let values = [(Self::PAGES_TO_SCAN, settings.pages_to_scan), (Self::SCAN_SLEEP, settings.scan_sleep_ms)];
         values.into_iter().try_for_each(|(name, value)| {
             let file = self.folder.join(name);
@@ -80,11 +99,12 @@ impl Khugepaged {
     }
 }
 
-fn cannot(file: &Path, why: &dyn std::fmt::Display) -> Ended {
-    Ended::Skipped(format!("{}: {why}", file.display()))
+fn cannot(file: &Path, why: &dyn fmt::Display) -> KhugepagedError {
+    KhugepagedError::File { file: file.to_owned(), why: why.to_string() }
 }
 
-/// Settings that are put back on drop, also by a panic. (`SIGKILL` leaves them.)
+/// Settings that are put back on drop, also by a panic. (`SIGKILL` leaves them: who may be
+/// killed lets a child hold the lease.)
 #[derive(Debug)]
 pub struct SettingsLease {
     of: Khugepaged,
@@ -102,7 +122,7 @@ impl SettingsLease {
 impl Drop for SettingsLease {
     fn drop(&mut self) {
         if let Err(error) = self.of.set(self.before) {
-            println!("cannot put {:?} of khugepaged back: {error}", self.before);
+            tracing::error!("cannot put {:?} of khugepaged back: {error}", self.before);
         }
     }
 }
@@ -147,7 +167,7 @@ mod tests {
         let (_root, khugepaged) = tree();
         let _lease = khugepaged.lease(TRIED).expect("nobody else has it");
         let second = khugepaged.lease(Settings::FASTEST).expect_err("the first is alive").to_string();
-        assert_eq!(second, "skipped: somebody else tries other settings of khugepaged");
+        assert_eq!(second, "somebody else tries other settings of khugepaged");
         assert_eq!(khugepaged.settings().expect("numbers"), TRIED);
     }
 
@@ -155,7 +175,7 @@ mod tests {
     fn what_cannot_be_read_is_not_changed() {
         let (_root, khugepaged) = tree();
         fs::remove_file(khugepaged.folder.join(Khugepaged::PAGES_TO_SCAN)).expect("it was there");
-        assert!(matches!(khugepaged.lease(TRIED), Err(Ended::Skipped(_))));
+        assert!(matches!(khugepaged.lease(TRIED), Err(KhugepagedError::File { .. })));
         let sleep = fs::read_to_string(khugepaged.folder.join(Khugepaged::SCAN_SLEEP)).expect("it is there");
         assert_eq!(sleep, Settings::DEFAULTS.scan_sleep_ms.to_string());
     }

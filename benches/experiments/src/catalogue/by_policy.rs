@@ -1,0 +1,312 @@
+//! What experiments over policies share: an arm for each policy there is, and what became of `auto` beside the others.
+//!
+//! ```text
+//!   figures of a case ──▶ the best policy ──▶ auto : best, each round for itself ──┐
+//!   resident memory less that under `never` ──▶ whose bloat is least, second-least ┴▶ Standing ──▶ what is not as promised
+//! ```
+
+use wideleaf_policies::policy::POLICIES;
+
+use crate::definition::{Arm, Cell, HostFacts};
+use crate::metric::{Better, Metric};
+use crate::peers::Guest;
+use crate::report::every::number;
+use crate::report::{Column, Grid};
+use crate::results::Results;
+use crate::statistics::{Comparison, Verdict, median};
+
+/// The policy that is for everybody.
+pub(super) const AUTO: &str = "auto";
+/// The one that does nothing: what others take more than it is bloat.
+const NEVER: &str = "never";
+/// Makes pages of 1 GiB.
+const GIANT: &str = "giant";
+const GIANT_MIB: u64 = 1024;
+
+/// Less than this is as fast as the best.
+const RATIO_MIN: f64 = 0.98;
+/// Bloat that differs by less than two windows is the same: so much differs between two runs of one policy.
+const BLOAT_SAME_MIB: f64 = 4.0;
+
+/// An arm for each policy.
+pub(super) fn arms() -> Vec<Arm> {
+    let arm = |policy: &wideleaf_policies::policy::PolicyInfo| Arm {
+        name: policy.name.into(),
+        summary: policy.summary.into(),
+    };
+    POLICIES.iter().map(arm).collect()
+}
+
+/// A guest under each of them, in that order.
+pub(super) fn cells(guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Vec<Cell> {
+    POLICIES.iter().map(|policy| cell(policy.name, guest, seconds_guess, host)).collect()
+}
+
+fn cell(policy: &str, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Cell {
+    if let Some(why) = &host.why_no_kvm {
+        return Cell::Absent(why.clone());
+    }
+    if policy == GIANT && host.free_pages_1g == 0 {
+        return Cell::Absent("the hugetlb pool has no free page of 1 GiB".into());
+    }
+    // A giant page covers a giant of RAM.
+    let memory_mib = if policy == GIANT { guest.memory_mib.max(GIANT_MIB) } else { guest.memory_mib };
+    Cell::of(Guest { memory_mib, ..guest.clone() }.run(&["--policy", policy], seconds_guess))
+}
+
+/// The median of a metric; nothing where no round has it.
+pub(super) fn middle(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<f64> {
+    let values: Vec<f64> = results.values(case, arm, metric).into_iter().map(|(_, value)| value).collect();
+    (!values.is_empty()).then(|| median(values))
+}
+
+/// How much more is resident in an arm than under `never`, in the same round: the median. Below zero it is none.
+pub(super) fn bloat_mib(results: &Results, case: &str, arm: &str) -> Option<f64> {
+    let least = results.values(case, NEVER, Metric::ResidentMib);
+    let of_round = |round: u32| least.iter().find(|(other, _)| *other == round).map(|(_, value)| *value);
+    let more: Vec<f64> = results
+        .values(case, arm, Metric::ResidentMib)
+        .into_iter()
+        .filter_map(|(round, value)| Some(value - of_round(round)?))
+        .collect();
+    (!more.is_empty()).then(|| median(more).max(0.0))
+}
+
+/// A table with a row for each arm that ran and a column for each case.
+pub(super) fn arms_by_case(results: &Results, caption: &str, value: impl Fn(&str, &str) -> Option<f64>) -> Grid {
+    let cases = &results.experiment.cases;
+    let columns = cases.iter().map(|case| Column::number(&*case.name));
+    let columns = std::iter::once(Column::text("arm")).chain(columns).collect();
+    let mut rows = Vec::new();
+    for arm in &results.experiment.arms {
+        let values: Vec<Option<f64>> = cases.iter().map(|case| value(&case.name, &arm.name)).collect();
+        if values.iter().any(Option::is_some) {
+            let cells = values.into_iter().map(|value| value.map_or("-".to_owned(), number));
+            rows.push(std::iter::once(arm.name.clone()).chain(cells).collect());
+        }
+    }
+    Grid { caption: caption.into(), columns, rows }
+}
+
+/// How `auto` stands in a case.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Standing {
+    /// The case.
+    pub case: String,
+    /// The fastest policy by its median.
+    pub best: String,
+    /// `auto` to it; nothing where `auto` is the fastest.
+    pub to_best: Option<Comparison>,
+    /// Bloat of each policy, the least first.
+    pub bloat: Vec<(String, f64)>,
+}
+
+impl Standing {
+    /// In each case where `auto` ran, and others to compare it with: `never` and one more.
+    pub(super) fn all(results: &Results) -> Vec<Standing> {
+        results.experiment.cases.iter().filter_map(|case| Standing::of(results, &case.name)).collect()
+    }
+
+    fn of(results: &Results, case: &str) -> Option<Standing> {
+        let names = || POLICIES.iter().map(|policy| policy.name);
+        let figures: Vec<(&str, f64)> =
+            names().filter_map(|name| Some((name, middle(results, case, name, Metric::Figure)?))).collect();
+        if figures.len() < 3 || [NEVER, AUTO].iter().any(|wanted| figures.iter().all(|(name, _)| name != wanted)) {
+            return None;
+        }
+        let (best, _) = figures.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        let ratios = || results.ratios(case, AUTO, best, Metric::Figure);
+        let to_best = (best != AUTO).then(|| Comparison::of(&ratios(), Better::Higher)).flatten();
+        let mut bloat: Vec<(String, f64)> =
+            names().filter_map(|name| Some((name.to_owned(), bloat_mib(results, case, name)?))).collect();
+        bloat.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+        Some(Standing { case: case.into(), best: best.into(), to_best, bloat })
+    }
+
+    /// Whether it is the best, nearly as fast, or not to be told apart.
+    pub(super) fn is_fast(&self) -> bool {
+        self.to_best.is_none_or(|to| to.interval.median >= RATIO_MIN || to.verdict == Verdict::Indistinguishable)
+    }
+
+    /// Bloat of `auto`.
+    pub(super) fn bloat_of_auto(&self) -> Option<f64> {
+        self.bloat.iter().find(|(name, _)| name == AUTO).map(|(_, mib)| *mib)
+    }
+
+    /// Whether its bloat is the least or the second-least; nothing is said where it is not known.
+    pub(super) fn is_lean(&self) -> bool {
+        let Some(own) = self.bloat_of_auto() else { return true };
+        let mut steps = 0;
+        let mut of_step = self.bloat.first().map_or(own, |(_, least)| *least);
+        for (_, mib) in self.bloat.iter().filter(|(_, mib)| *mib <= own) {
+            if mib - of_step > BLOAT_SAME_MIB {
+                (steps, of_step) = (steps + 1, *mib);
+            }
+        }
+        steps <= 1
+    }
+
+    /// What is not as promised, in words.
+    fn complaint(&self) -> Option<String> {
+        let slow = self.to_best.filter(|_| !self.is_fast()).map(|to| format!("{to} of {}'s figure", self.best));
+        let fat = self.bloat_of_auto().filter(|_| !self.is_lean()).map(|own| {
+            let less = self.bloat.iter().filter(|(_, mib)| own - mib > BLOAT_SAME_MIB);
+            let less: Vec<String> = less.map(|(name, mib)| format!("{name} {}", number(*mib))).collect();
+            format!("{} MiB of bloat, where there is less under others ({} MiB)", number(own), less.join(", "))
+        });
+        let said: Vec<String> = [slow, fat].into_iter().flatten().collect();
+        (!said.is_empty()).then(|| format!("{}: {}", self.case, said.join(", and ")))
+    }
+}
+
+/// Whether `auto` is as promised, in one paragraph; nothing where it did not run.
+pub(super) fn lead(results: &Results) -> Vec<String> {
+    let all = Standing::all(results);
+    let complaints: Vec<String> = all.iter().filter_map(Standing::complaint).collect();
+    let unknown = results.experiment.cases.len() - all.len();
+    let unknown = match unknown {
+        0 => String::new(),
+        some => format!(" In {some} more there is nothing to compare it with."),
+    };
+    match (all.len(), complaints.len()) {
+        (0, _) => vec![],
+        (cases, 0) => vec![format!(
+            "In all {cases} cases auto is the fastest policy, within 2 % of it or not to be told apart from it, and its bloat is the least or \
+             the second-least.{unknown}"
+        )],
+        (cases, some) => vec![format!(
+            "auto is not as good as it should be in {some} of {cases} cases (within 2 % of the fastest policy, or not to be told apart from \
+             it; the least or the second-least bloat). {}.{unknown}",
+            complaints.join("; ")
+        )],
+    }
+}
+
+/// How `auto` stands, case by case.
+pub(super) fn standings(results: &Results) -> Grid {
+    let units = |case: &str| results.experiment.cases.iter().find(|c| c.name == case).map_or("", |c| &c.unit);
+    let row = |standing: &Standing| {
+        let figure = middle(results, &standing.case, &standing.best, Metric::Figure).map_or("-".into(), number);
+        let least = standing.bloat.first().map_or("-".into(), |(name, mib)| format!("{} ({name})", number(*mib)));
+        vec![
+            standing.case.clone(),
+            standing.best.clone(),
+            format!("{figure} {}", units(&standing.case)),
+            standing.to_best.map_or("it is auto".into(), |to| to.to_string()),
+            standing.bloat_of_auto().map_or("-".into(), number),
+            least,
+            match (standing.is_fast(), standing.is_lean()) {
+                (true, true) => "yes",
+                (true, false) => "no: bloat",
+                (false, true) => "no: speed",
+                (false, false) => "no: speed and bloat",
+            }
+            .into(),
+        ]
+    };
+    let columns = vec![
+        Column::text("case"),
+        Column::text("fastest policy"),
+        Column::number("its figure"),
+        Column::number("auto : fastest"),
+        Column::number("bloat of auto, MiB"),
+        Column::number("least bloat, MiB"),
+        Column::text("as it should be"),
+    ];
+    let rows = Standing::all(results).iter().map(row).collect();
+    Grid { caption: "The fastest policy of each case, and auto beside it".into(), columns, rows }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::catalogue::Catalogued;
+    use crate::results::{FORMAT, Measured, Run, RunOutcome};
+
+    /// A host that has everything but giant pages.
+    pub(in crate::catalogue) fn host() -> HostFacts {
+        HostFacts {
+            cpus: 2,
+            memory_available_mib: 16 << 10,
+            why_no_kvm: None,
+            paging: "shadow".into(),
+            has_qemu: true,
+            has_daemon: true,
+            why_no_pool_2m: None,
+            free_pages_1g: 0,
+            is_root: true,
+        }
+    }
+
+    /// Results of an experiment in which all cases are alike: six rounds of what each arm has.
+    pub(in crate::catalogue) fn made_up(of: &dyn Catalogued, has: impl Fn(&str) -> Vec<(Metric, f64)>) -> Results {
+        let experiment = of.define(&host());
+        let run = |case: &str, arm: &str, round: u32| Run {
+            case: case.into(),
+            arm: arm.into(),
+            round,
+            at_s: 0.0,
+            took_s: 1.0,
+            load_1m: 0.0,
+            outcome: RunOutcome::Measured(Measured { metrics: has(arm).into_iter().collect(), ..Measured::default() }),
+        };
+        let turns = crate::schedule::turns(&experiment);
+        let runs = turns
+            .iter()
+            .map(|turn| run(&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name, turn.round))
+            .collect();
+        Results {
+            wideleaf_experiment: FORMAT,
+            environment: Default::default(),
+            started: String::new(),
+            ended: String::new(),
+            elapsed_s: 1.0,
+            is_complete: true,
+            runs,
+            experiment,
+        }
+    }
+
+    fn standing(to_best: Option<&[f64]>, bloat: &[(&str, f64)]) -> Standing {
+        let to_best = to_best.and_then(|ratios| Comparison::of(ratios, Better::Higher));
+        let bloat = bloat.iter().map(|(name, mib)| ((*name).to_owned(), *mib)).collect();
+        Standing { case: "GUPS".into(), best: "greedy".into(), to_best, bloat }
+    }
+
+    #[test]
+    fn two_percent_are_forgiven_and_so_is_what_cannot_be_told_apart() {
+        let is_fast = |ratios: &[f64]| standing(Some(ratios), &[]).is_fast();
+        assert!(is_fast(&[0.98; 6]));
+        assert!(!is_fast(&[0.97; 6]));
+        assert!(is_fast(&[0.9, 0.91, 0.96, 0.97, 1.05, 1.1]), "its interval has 1 in it");
+        assert!(!is_fast(&[0.9; 3]), "three pairs tell nothing apart, but they are no excuse either");
+        assert!(standing(None, &[]).is_fast(), "it is the fastest");
+    }
+
+    #[test]
+    fn the_second_least_bloat_is_forgiven_the_third_is_not() {
+        let is_lean = |bloat: &[(&str, f64)]| standing(None, bloat).is_lean();
+        assert!(is_lean(&[("never", 0.0), ("thp", 1.0), ("coverage", 3.0), (AUTO, 3.5), ("greedy", 128.0)]));
+        assert!(is_lean(&[("never", 0.0), (AUTO, 64.0), ("greedy", 128.0)]));
+        assert!(!is_lean(&[("never", 0.0), ("thp", 32.0), (AUTO, 64.0), ("greedy", 128.0)]));
+    }
+
+    #[test]
+    fn what_is_worse_is_said_with_its_numbers() {
+        let both = standing(Some(&[0.5; 6]), &[("never", 0.0), ("thp", 32.0), (AUTO, 64.0)]);
+        let said = both.complaint().expect("it is slow, and fat");
+        assert!(said.starts_with("GUPS: 0.500 (0.500 - 0.500) of greedy's figure, and 64.00 MiB of bloat"), "{said}");
+        assert!(said.ends_with("(never 0, thp 32.00 MiB)"), "{said}");
+        assert_eq!(standing(None, &[(AUTO, 0.0)]).complaint(), None);
+    }
+
+    #[test]
+    fn giant_pages_are_absent_where_there_is_none_and_have_a_guest_that_holds_one_where_there_is() {
+        let guest = Guest::new("gups", "", 320);
+        assert!(matches!(cell(GIANT, &guest, 1.0, &host()), Cell::Absent(_)));
+        let Cell::Job(job) = cell(GIANT, &guest, 1.0, &HostFacts { free_pages_1g: 1, ..host() }) else {
+            panic!("there is a page")
+        };
+        assert_eq!(job.command(), "wideleaf run gups --memory 1024M --policy giant --no-daemon");
+    }
+}

@@ -1,0 +1,209 @@
+//! `consolidation`: four guests on one host, two of which would gain by large pages, one that has memory and does nothing with it, and one that
+//! uses a little of much. Who promotes them, with one budget or with four, and what becomes of the host's memory?
+
+use super::by_policy::{bloat_mib, middle};
+use crate::catalogue::Catalogued;
+use crate::definition::{
+    Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, HostFacts, HostState, Job, KhugepagedSettings, Work,
+};
+use crate::metric::{Better, Metric};
+use crate::peers::Guest;
+use crate::report::every::{interval, number};
+use crate::report::{Column, Grid, Section};
+use crate::results::Results;
+use crate::statistics::{Comparison, Verdict};
+
+/// See the head of this file.
+pub struct Consolidation;
+
+const ROUNDS: u32 = 6;
+/// The hot guests update for so long at least, whole rounds, and the others are there as long.
+const HOT_S: u64 = 5;
+const BESIDE_MS: u64 = HOT_S * 1000 + 1000;
+/// Of a run: the hot guests share two CPUs with two others, and check their tables at the end.
+const SECONDS_GUESS: f64 = 12.0;
+
+/// Tables of the hot guests: name of the case, log2 of the words, MiB of RAM of each.
+const CASES: [(&str, u32, u64); 2] = [("hot 2 x 128 MiB", 24, 192), ("hot 2 x 256 MiB", 25, 320)];
+
+/// Who promotes: name, what it is, how each guest runs, whose budget.
+const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
+    ("never", "base pages only", &["--policy", "never"], BudgetOf::Each),
+    ("greedy", "greedy in each guest, each with its own budget", &["--policy", "greedy"], BudgetOf::Each),
+    ("auto", "auto in each guest, each with its own budget", &["--policy", "auto"], BudgetOf::Each),
+    ("auto, one budget", "auto in each guest, all registered with one wideleafd", &["--policy", "auto"], BudgetOf::All),
+    (
+        HOST_THP,
+        "all RAM advised (MADV_HUGEPAGE), khugepaged without a rest",
+        &["--host-page", "2m", "--policy", "never"],
+        BudgetOf::Each,
+    ),
+];
+const HOST_THP: &str = "host THP, tuned";
+
+impl Catalogued for Consolidation {
+    fn name(&self) -> &'static str {
+        "consolidation"
+    }
+
+    fn summary(&self) -> &'static str {
+        "four guests at once, two hot, one idle, one sparse: each with its own budget, with one of a daemon's, and under host THP"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        let case = |(name, log2_words, memory_mib): (&str, u32, u64)| {
+            let guests = guests(log2_words, memory_mib);
+            let working_set_mib = guests.iter().map(|(_, _, guest)| guest.memory_mib).sum();
+            let cells = ARMS.map(|(arm, _, more, budget)| cell(arm, more, budget, &guests, host)).to_vec();
+            Case { name: name.into(), unit: "GUP/s".into(), working_set_mib, cells }
+        };
+        Experiment {
+            name: self.name().into(),
+            title: "Four guests, one host".into(),
+            question: "Do the guests that gain by large pages get them, soon and in equal parts, and does the host keep the memory that the others \
+                       do not need?"
+                .into(),
+            source: None,
+            rounds: ROUNDS,
+            arms: ARMS.map(|(name, summary, ..)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            cases: CASES.map(case).to_vec(),
+        }
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        let what = format!(
+            "Speed is the sum of both hot guests' updates; it is beside never's in the same round. Lowest : highest is of these two, 1 is fair; time to \
+             coverage is of the later one. Bloat is the resident memory of all four less that under never. A vCPU of the idle and of the sparse \
+             guest is busy all the time, with 2 MiB of its own. {}",
+            Verdict::LEGEND
+        );
+        let tables = results.experiment.cases.iter().map(|case| of_case(results, case)).collect();
+        vec![
+            Section { title: "All four".into(), paragraphs: vec![what], tables, plots: vec![] },
+            Section { title: "Each guest".into(), tables: vec![each_guest(results)], ..Section::default() },
+        ]
+    }
+}
+
+/// Name, whether its figure counts, and what it is.
+fn guests(log2_words: u32, memory_mib: u64) -> [(&'static str, bool, Guest); 4] {
+    let hot = || Guest::new("gups", &format!("log2_words={log2_words} seconds={HOT_S}"), memory_mib);
+    let beside = |sets: &str, memory_mib| {
+        let line = format!("hot=2M range=2M constant=0 {sets} phases=1 phase_ms={BESIDE_MS}");
+        Guest::new("phases", &line, memory_mib)
+    };
+    [
+        ("hot a", true, hot()),
+        ("hot b", true, hot()),
+        ("idle", false, beside("sparse=0 cold=128M", 192)),
+        ("sparse", false, beside("sparse=256M cold=0", 320)),
+    ]
+}
+
+fn cell(arm: &str, more: &[&str], budget: BudgetOf, guests: &[(&str, bool, Guest)], host: &HostFacts) -> Cell {
+    if let Some(why) = &host.why_no_kvm {
+        return Cell::Absent(why.clone());
+    }
+    if budget == BudgetOf::All && !host.has_daemon {
+        return Cell::Absent("wideleafd is not beside this program: build or install it as well".into());
+    }
+    if arm == HOST_THP && !host.is_root {
+        return Cell::Absent("only root may set khugepaged".into());
+    }
+    let among = |(name, is_judged, guest): &(&str, bool, Guest)| GuestAmongOthers {
+        name: (*name).into(),
+        is_judged: *is_judged,
+        arguments: guest.arguments().into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect(),
+    };
+    let khugepaged = (arm == HOST_THP).then_some(KhugepagedSettings::FASTEST);
+    let work = Work::Together { guests: guests.iter().map(among).collect(), budget };
+    let host = HostState { khugepaged, ..HostState::default() };
+    Cell::of(Job { work, host, seconds_guess: SECONDS_GUESS, is_exact: false })
+}
+
+fn of_case(results: &Results, case: &Case) -> Grid {
+    let columns = vec![
+        Column::text("arm"),
+        Column::number("speed, GUP/s"),
+        Column::number("speed : never's"),
+        Column::number("lowest : highest"),
+        Column::number("to coverage, s"),
+        Column::number("bloat, MiB"),
+        Column::number("CPU of all managers, s"),
+    ];
+    let row = |arm: &Arm| {
+        let speeds: Vec<f64> =
+            results.values(&case.name, &arm.name, Metric::Figure).into_iter().map(|(_, value)| value).collect();
+        if speeds.is_empty() {
+            return None;
+        }
+        let ratio = Comparison::of(&results.ratios(&case.name, &arm.name, "never", Metric::Figure), Better::Higher);
+        let text = |value: Option<f64>| value.map_or("-".to_owned(), number);
+        let of = |metric| text(middle(results, &case.name, &arm.name, metric));
+        Some(vec![
+            arm.name.clone(),
+            interval(&speeds),
+            ratio.map_or("-".into(), |ratio| ratio.to_string()),
+            of(Metric::Fairness),
+            of(Metric::TimeToCoverageS),
+            text(bloat_mib(results, &case.name, &arm.name)),
+            of(Metric::ManagerCpuS),
+        ])
+    };
+    Grid { caption: case.name.clone(), columns, rows: results.experiment.arms.iter().filter_map(row).collect() }
+}
+
+/// What the runs of the first round say of each guest.
+fn each_guest(results: &Results) -> Grid {
+    let columns = vec![Column::text("case"), Column::text("arm"), Column::text("guests, in the first round")];
+    let row =
+        |run: &crate::results::Run| Some(vec![run.case.clone(), run.arm.clone(), run.measured()?.notes.join(" ")]);
+    let rows = results.runs.iter().filter(|run| run.round == 1).filter_map(row).collect();
+    Grid { caption: "Each guest".into(), columns, rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::by_policy::tests::{host, made_up};
+    use super::*;
+
+    #[test]
+    fn one_budget_is_absent_where_there_is_no_daemon_and_the_rest_runs() {
+        let experiment = Consolidation.define(&HostFacts { has_daemon: false, ..host() });
+        let absent = |cell: &Cell| matches!(cell, Cell::Absent(why) if why.contains("wideleafd"));
+        for case in &experiment.cases {
+            assert_eq!(case.cells.iter().map(absent).collect::<Vec<_>>(), [false, false, false, true, false]);
+        }
+    }
+
+    #[test]
+    fn the_guests_are_the_same_in_all_arms_but_for_who_promotes() {
+        let experiment = Consolidation.define(&host());
+        for case in &experiment.cases {
+            let mut programs: Vec<Vec<String>> = Vec::new();
+            for cell in &case.cells {
+                let Cell::Job(job) = cell else { panic!("this host has everything") };
+                let Work::Together { guests, .. } = &job.work else { panic!("four guests") };
+                let until_policy = |guest: &GuestAmongOthers| {
+                    let at = guest.arguments.iter().position(|word| word == "--cmdline").expect("all have one");
+                    guest.arguments[..at + 2].join(" ")
+                };
+                programs.push(guests.iter().map(until_policy).collect());
+            }
+            programs.dedup();
+            assert_eq!(programs.len(), 1, "{programs:?}");
+            assert_eq!(programs[0].len(), 4);
+        }
+    }
+
+    #[test]
+    fn bloat_is_beside_never_in_the_same_round() {
+        let results = made_up(&Consolidation, |arm| {
+            let resident = if arm == "greedy" { 900.0 } else { 500.0 };
+            vec![(Metric::Figure, 1.0), (Metric::ResidentMib, resident), (Metric::Fairness, 0.9)]
+        });
+        let rows = &Consolidation.sections(&results)[0].tables[0].rows;
+        let bloat = |arm: &str| rows.iter().find(|row| row[0] == arm).map(|row| row[5].as_str());
+        assert_eq!((bloat("greedy"), bloat("auto")), (Some("400.0"), Some("0")));
+    }
+}

@@ -1,0 +1,324 @@
+//! `policies`: every policy with every kernel, and what else a host has for large pages. Speed, memory, time to coverage, and what all that costs.
+
+use super::by_policy::{self, AUTO, arms_by_case, bloat_mib, middle};
+use crate::catalogue::Catalogued;
+use crate::definition::{Arm, Case, Experiment, HostFacts};
+use crate::metric::{Better, Metric};
+use crate::peers::{Guest, Peer};
+use crate::report::every::{interval, number};
+use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
+use crate::results::{Measured, Results};
+use crate::statistics::Comparison;
+
+/// See the head of this file.
+pub struct Policies;
+
+const ROUNDS: u32 = 6;
+
+/// A kernel, and how it is run.
+struct Kernel {
+    name: &'static str,
+    /// Of its figure.
+    unit: &'static str,
+    kernel: &'static str,
+    cmdline: &'static str,
+    memory_mib: u64,
+    /// Of a run with its start and its check, guessed.
+    seconds: f64,
+}
+
+const fn kernel(
+    name: &'static str,
+    [kernel, cmdline, unit]: [&'static str; 3],
+    memory_mib: u64,
+    seconds: f64,
+) -> Kernel {
+    Kernel { name, unit, kernel, cmdline, memory_mib, seconds }
+}
+
+/// Each runs for one to four seconds; 16 policies and peers six times each are then below an hour. Where a class of at least 128 MiB
+/// would take longer, a smaller one has to do: BT, LU and SP of class A are 6 to 16 s.
+const KERNELS: [Kernel; 13] = [
+    kernel("GUPS", ["gups", "log2_words=25", "GUP/s"], 320, 4.0),
+    kernel("GUPS, half sparse", ["gups", "log2_words=24 sparse=128M", "GUP/s"], 320, 2.5),
+    kernel("BT W", ["npb.bt", "class=W", "Mop/s"], 64, 1.6),
+    kernel("CG A", ["npb.cg", "class=A", "Mop/s"], 128, 1.6),
+    kernel("FT A", ["npb.ft", "class=A", "Mop/s"], 448, 2.0),
+    kernel("IS B", ["npb.is", "class=B", "Mop/s"], 384, 2.5),
+    kernel("LU W", ["npb.lu", "class=W", "Mop/s"], 64, 1.6),
+    kernel("MG A", ["npb.mg", "class=A", "Mop/s"], 512, 1.8),
+    kernel("SP W", ["npb.sp", "class=W", "Mop/s"], 64, 2.5),
+    kernel("STREAM", ["stream", "", "MB/s"], 448, 2.5),
+    kernel("Sweep3D 100", ["sweep3d", "n=100", "M/s"], 192, 3.0),
+    kernel("AMR", ["amr", "", "M/s"], 192, 2.0),
+    kernel("Phases", ["phases", "phase_ms=400", "updates/s"], 320, 3.0),
+];
+
+/// The case whose memory is shown over time.
+const SHOWN: &str = "GUPS";
+
+impl Catalogued for Policies {
+    fn name(&self) -> &'static str {
+        "policies"
+    }
+
+    fn summary(&self) -> &'static str {
+        "every policy with every kernel, beside QEMU, the host's khugepaged and hugetlb: speed, bloat, time to coverage, cost"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        let case = |Kernel { name, unit, kernel, cmdline, memory_mib, seconds }: Kernel| {
+            let guest = Guest::new(kernel, cmdline, memory_mib);
+            let peers = Peer::ALL.map(|peer| peer.cell(&guest, seconds, host));
+            let cells = [by_policy::cells(&guest, seconds, host), peers.to_vec()].concat();
+            Case { name: name.into(), unit: unit.into(), working_set_mib: memory_mib, cells }
+        };
+        Experiment {
+            name: self.name().into(),
+            title: "Every policy, every kernel".into(),
+            question: "Which policy makes which kernel how much faster, what does it take of the host for that, and does auto do as well as \
+                       whichever is best?"
+                .into(),
+            source: None,
+            rounds: ROUNDS,
+            arms: arms(),
+            cases: KERNELS.map(case).to_vec(),
+        }
+    }
+
+    fn lead(&self, results: &Results) -> Vec<String> {
+        by_policy::lead(results)
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        vec![standing(results), memory(results), coverage(results), cost(results), peers(results)]
+    }
+}
+
+fn arms() -> Vec<Arm> {
+    by_policy::arms().into_iter().chain(Peer::ALL.map(Peer::arm)).collect()
+}
+
+fn standing(results: &Results) -> Section {
+    let what = "The fastest is the policy with the highest median; of many that are equally good, chance names one. \
+                Bloat is resident memory less that of the same round under never.";
+    Section {
+        title: "auto beside the fastest".into(),
+        paragraphs: vec![what.into()],
+        tables: vec![by_policy::standings(results)],
+        plots: vec![Plot::Bars(bars_of_auto(results))],
+    }
+}
+
+/// `auto` to `never` and to every peer: one group a case.
+fn bars_of_auto(results: &Results) -> Bars {
+    let others: Vec<String> =
+        std::iter::once("never".to_owned()).chain(Peer::ALL.map(|peer| peer.arm().name)).collect();
+    let bar = |case: &str, other: &String| {
+        let ratios = results.ratios(case, AUTO, other, Metric::Figure);
+        Comparison::of(&ratios, Better::Higher).map(|c| (c.interval.median, c.interval.low, c.interval.high))
+    };
+    let group = |case: &Case| BarGroup {
+        name: case.name.clone(),
+        bars: others.iter().map(|other| bar(&case.name, other)).collect(),
+    };
+    Bars {
+        name: "auto".into(),
+        caption: "Figure under auto, as a ratio to that of others; median and 95 % interval".into(),
+        axis: "auto : other".into(),
+        reference: Some(1.0),
+        series: others.clone(),
+        groups: results.experiment.cases.iter().map(group).collect(),
+    }
+}
+
+fn memory(results: &Results) -> Section {
+    let grid = arms_by_case(results, "Bloat, MiB: medians", |case, arm| bloat_mib(results, case, arm));
+    Section { title: "Memory".into(), tables: vec![grid], ..Section::default() }
+}
+
+fn coverage(results: &Results) -> Section {
+    let grid = |caption: &str, metric| arms_by_case(results, caption, |case, arm| middle(results, case, arm, metric));
+    let what = "A figure is of the whole timed part, in which a policy may have promoted for long: how long says the time to coverage. \
+                - stands where 95 % were never reached.";
+    let tables = vec![
+        grid(
+            "From the begin of the timed part to 95 % of the data on large pages, s: medians",
+            Metric::TimeToCoverageS,
+        ),
+        grid("Data on large pages at the end, %: medians", Metric::CoveragePercent),
+    ];
+    let plots = vec![Plot::Lines(over_time(results))];
+    Section { title: "Coverage".into(), paragraphs: vec![what.into()], tables, plots }
+}
+
+/// Of each arm the first round that was measured.
+fn over_time(results: &Results) -> Lines {
+    let first = |arm: &Arm| results.runs_of(SHOWN, &arm.name).find_map(|run| run.measured());
+    let line = |arm: &Arm| Some((arm.name.clone(), percent_over_time(first(arm)?)));
+    let lines = results.experiment.arms.iter().filter_map(line).filter(|(_, points)| !points.is_empty());
+    Lines {
+        name: "coverage".into(),
+        caption: format!("{SHOWN}: guest RAM on large pages, of what is resident; one run of each arm"),
+        x_axis: "time since the begin of the timed part, s".into(),
+        y_axis: "on large pages, %".into(),
+        y_max: Some(100.0),
+        lines: lines.collect(),
+    }
+}
+
+fn percent_over_time(measured: &Measured) -> Vec<(f64, f64)> {
+    let percent = |sample: &crate::results::Sample| {
+        let large = sample.huge_mib + sample.giant_mib;
+        let all = large + sample.base_mib;
+        (all > 0.0).then(|| (sample.at_s, large * 100.0 / all))
+    };
+    measured.series.iter().filter_map(percent).collect()
+}
+
+fn cost(results: &Results) -> Section {
+    let grid = |caption: &str, metric| arms_by_case(results, caption, |case, arm| middle(results, case, arm, metric));
+    let what = "The manager's CPU time is that of its loop and its sensors; in the arms of the host's THP it is khugepaged's. What page faults \
+                take to clear a huge page is in the guest's time instead.";
+    let tables = vec![
+        grid("CPU time of who promotes, s: medians", Metric::ManagerCpuS),
+        grid("Copied, MiB: medians", Metric::CopiedMib),
+    ];
+    Section { title: "Cost".into(), paragraphs: vec![what.into()], tables, plots: vec![] }
+}
+
+/// Start, speed and memory of what is not ours.
+fn peers(results: &Results) -> Section {
+    let columns = vec![
+        Column::text("case"),
+        Column::text("arm"),
+        Column::number("figure : auto's"),
+        Column::number("to the first line, ms"),
+        Column::number("resident, MiB"),
+    ];
+    let mut rows = Vec::new();
+    for case in &results.experiment.cases {
+        for name in std::iter::once(AUTO.to_owned()).chain(Peer::ALL.map(|peer| peer.arm().name)) {
+            let all =
+                |metric| results.values(&case.name, &name, metric).into_iter().map(|(_, v)| v).collect::<Vec<_>>();
+            if all(Metric::Figure).is_empty() {
+                continue;
+            }
+            let ratio = Comparison::of(&results.ratios(&case.name, &name, AUTO, Metric::Figure), Better::Higher);
+            let resident = middle(results, &case.name, &name, Metric::ResidentMib);
+            rows.push(vec![
+                case.name.clone(),
+                name.clone(),
+                ratio.map_or("-".into(), |ratio| ratio.to_string()),
+                interval(&all(Metric::FirstByteMs)),
+                resident.map_or("-".into(), number),
+            ]);
+        }
+    }
+    let caption = "auto, and others with the same image, command line and RAM".into();
+    let what = "The first line is the guest's own, from the start of the process on; QEMU loads the image through its firmware, and a start of its \
+                includes a millisecond for what ties it to ours.";
+    let tables = vec![Grid { caption, columns, rows }];
+    Section { title: "Peers".into(), paragraphs: vec![what.into()], tables, plots: vec![] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::by_policy::tests::{host, made_up};
+    use super::*;
+    use crate::definition::Cell;
+    use crate::report::Report;
+
+    fn figures(auto: f64, bloat_of_auto: f64) -> Results {
+        made_up(&Policies, |arm| {
+            let (figure, resident) = match arm {
+                "never" => (1.0, 100.0),
+                "thp" => (1.1, 120.0),
+                "greedy" => (1.5, 228.0),
+                AUTO => (auto, 100.0 + bloat_of_auto),
+                _ => (1.2, 228.0),
+            };
+            vec![(Metric::Figure, figure), (Metric::ResidentMib, resident)]
+        })
+    }
+
+    #[test]
+    fn where_auto_is_worse_the_first_paragraph_says_so_with_case_and_number() {
+        let first = |results: &Results| Report::of(results).lead.first().cloned().expect("there is a lead");
+        let slow = first(&figures(1.2, 0.0));
+        assert!(slow.starts_with("auto is not as good as it should be in 13 of 13 cases"), "{slow}");
+        assert!(slow.contains("GUPS: 0.800 (0.800 - 0.800) of greedy's figure;"), "{slow}");
+        let fat = first(&figures(1.5, 64.0));
+        assert!(
+            fat.contains("MG A: 64.00 MiB of bloat, where there is less under others (never 0, thp 20.00 MiB)"),
+            "{fat}"
+        );
+        assert!(!fat.contains("figure"), "it is as fast: {fat}");
+        let good = first(&figures(1.48, 2.0));
+        assert!(good.starts_with("In all 13 cases auto is the fastest policy, within 2 %"), "{good}");
+    }
+
+    #[test]
+    fn a_case_without_auto_is_counted_and_not_passed_over() {
+        let mut results = figures(1.5, 0.0);
+        results.runs.retain(|run| run.case != "GUPS" || run.arm != AUTO);
+        let lead = Policies.lead(&results);
+        assert!(
+            lead[0].starts_with("In all 12 cases")
+                && lead[0].ends_with("In 1 more there is nothing to compare it with."),
+            "{lead:?}"
+        );
+    }
+
+    #[test]
+    fn nothing_is_claimed_where_only_auto_ran() {
+        let mut results = figures(1.5, 0.0);
+        results.runs.retain(|run| run.arm == AUTO);
+        assert_eq!(Policies.lead(&results), [""; 0]);
+        results.runs.clear();
+        assert_eq!(Policies.lead(&results), [""; 0]);
+    }
+
+    #[test]
+    fn a_peer_has_the_same_guest_and_every_arm_has_a_cell_in_every_case() {
+        let experiment = Policies.define(&host());
+        for case in &experiment.cases {
+            assert_eq!(case.cells.len(), experiment.arms.len(), "{}", case.name);
+        }
+        let absent = |cell: &Cell| matches!(cell, Cell::Absent(_));
+        let absent: Vec<&str> = experiment
+            .arms
+            .iter()
+            .zip(&experiment.cases[0].cells)
+            .filter(|(_, cell)| absent(cell))
+            .map(|(arm, _)| arm.name.as_str())
+            .collect();
+        assert_eq!(absent, ["giant"]);
+    }
+
+    #[test]
+    fn a_host_without_kvm_has_nothing_to_run_and_says_why_in_every_cell() {
+        let host = HostFacts { why_no_kvm: Some("there is no /dev/kvm".into()), ..host() };
+        let experiment = Policies.define(&host);
+        assert_eq!(crate::schedule::turns(&experiment), []);
+        let says = |cell: &Cell| *cell == Cell::Absent("there is no /dev/kvm".into());
+        assert!(experiment.cases.iter().all(|case| case.cells.iter().all(says)));
+    }
+
+    #[test]
+    fn it_is_over_within_an_hour() {
+        let experiment = Policies.define(&host());
+        let turns = crate::schedule::turns(&experiment);
+        let minutes = crate::schedule::expected_of_all(&experiment, &[], &turns).as_secs_f64() / 60.0;
+        assert!((20.0..60.0).contains(&minutes), "{minutes}");
+    }
+
+    #[test]
+    fn coverage_over_time_is_of_what_is_resident() {
+        let sample =
+            |at_s, base_mib, huge_mib| crate::results::Sample { at_s, base_mib, huge_mib, ..Default::default() };
+        let series = vec![sample(-1.0, 0.0, 0.0), sample(0.0, 100.0, 0.0), sample(1.0, 25.0, 75.0)];
+        let measured = Measured { series, ..Measured::default() };
+        assert_eq!(percent_over_time(&measured), [(0.0, 0.0), (1.0, 75.0)]);
+    }
+}

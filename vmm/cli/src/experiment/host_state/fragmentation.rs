@@ -1,0 +1,326 @@
+//! Host memory that is broken up on purpose: free memory, and next to no 2 MiB of it in one piece.
+//!
+//! ```text
+//!   a free block of 2 MiB ─ fault ─▶ a huge page ─ MADV_COLD ─▶ 512 base pages ─ vmsplice ─▶ one of them is in a pipe as well
+//!                                                                               └ unmap ──▶ 511 are free again, and the block is
+//!                                                                                           no block for as long as the pipe is
+//! ```
+//!
+//! Whoever reads the pipe needs that page where it is, so that compaction cannot move it (mm/migrate.c counts references). As many blocks as
+//! are to be left are set aside whole; then blocks are taken a chunk at a time until the kernel has none left, by compaction neither;
+//! then those aside are freed. What is held is one page of each block, a 512th of the free memory, and for a moment a chunk: memory is
+//! never short by it. All of it is in a child, so that the kernel gives it back however the experiment ends.
+
+use std::fs;
+use std::io::{self, IoSlice, PipeReader, PipeWriter};
+use std::os::fd::AsFd as _;
+
+use clap::Args;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
+use wideleaf_memory::host::{Advice, HostError};
+use wideleaf_memory::{Host as _, LinuxHost};
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, Hva, PageSize};
+
+use crate::failure::Failure;
+use crate::held::{self, Held};
+
+const BLOCK: usize = PageSize::Huge2M.bytes().get() as usize;
+const PAGE: usize = PageSize::Base4K.bytes().get() as usize;
+
+/// Memory taken at once. Enough that the C library maps it anew, whatever its threshold is (mallopt(3): 32 MiB at most).
+const CHUNK: Bytes = mib(256);
+/// With less than this available nothing is begun: a chunk, and what the machine needs meanwhile.
+const AVAILABLE_MIN: Bytes = gib(2);
+/// Chunks without a single huge page in them, one after another, after which there is none left. The kernel compacts less eagerly after
+/// compaction has failed (mm/compaction.c, `defer_compaction`), so that one of them says little.
+const EMPTY_CHUNKS: u32 = 3;
+/// Of such a chunk no more is touched than this.
+const EMPTY_LOOK: usize = 16;
+/// So many whole blocks more than were left are no reason to begin anew.
+const DRIFT_MAX: u64 = 16;
+/// Pages that a pipe is asked to hold: the most that fs.pipe-max-size lets everybody have by default, 1 MiB.
+const PIPE_BYTES: i32 = 1 << 20;
+
+/// Arguments of what keeps memory in pieces for an experiment.
+#[derive(Debug, Args)]
+pub struct HoldFragmentsArgs {
+    /// Pages of 2 MiB that can still be had
+    #[arg(long, value_name = "N")]
+    pub huge_pages_left: u64,
+}
+
+/// The child: runs until its standard input ends.
+///
+/// # Errors
+/// [`Failure::Host`] where memory is short, or the kernel lets nothing be held.
+pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
+    let mut fragments = Fragments::default();
+    let [broken, left] = fragments
+        .break_all_but(args.huge_pages_left)
+        .map_err(|why| Failure::Host(format!("cannot break up free memory: {why}")))?;
+    held::until_nobody_wants_it(&format!("{broken} blocks of 2 MiB are in pieces, {left} were left whole"))
+}
+
+/// Broken until this is dropped or the process ends.
+#[derive(Debug)]
+pub(in crate::experiment) struct HeldFragments {
+    held: Held,
+    huge_pages_left: u64,
+}
+
+impl HeldFragments {
+    /// Breaks up all free memory but for so many pages of 2 MiB.
+    ///
+    /// # Errors
+    /// The reason why it cannot be done.
+    pub(super) fn hold(huge_pages_left: u64) -> Result<HeldFragments, String> {
+        let held = Held::start(&["hold-fragments", "--huge-pages-left", &huge_pages_left.to_string()])?;
+        Ok(HeldFragments { held, huge_pages_left })
+    }
+
+    /// Whether memory is still as broken as that: what others freed meanwhile may have made blocks.
+    pub(super) fn still_leaves(&self, huge_pages_left: u64) -> bool {
+        self.huge_pages_left == huge_pages_left && free_blocks_now() <= huge_pages_left + DRIFT_MAX
+    }
+
+    /// How it is.
+    pub(super) fn said(&self) -> String {
+        format!("{}; /proc/buddyinfo has {} whole ones", self.held.said(), free_blocks_now())
+    }
+}
+
+/// Pages that are in a pipe, one of each block.
+#[derive(Debug, Default)]
+struct Fragments {
+    pipes: Vec<Pipe>,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    writer: PipeWriter,
+    _reader: PipeReader,
+}
+
+/// Why memory stays as it is.
+#[derive(Debug, thiserror::Error)]
+enum FragmentError {
+    #[error("{available} are available, it takes {AVAILABLE_MIN} so that nobody else gets short")]
+    Short { available: Bytes },
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error("a pipe: {0}")]
+    Pipe(#[from] io::Error),
+}
+
+impl From<Errno> for FragmentError {
+    fn from(errno: Errno) -> FragmentError {
+        FragmentError::Pipe(errno.into())
+    }
+}
+
+impl Fragments {
+    /// Takes blocks until there are none but so many. How many were broken, and how many left.
+    fn break_all_but(&mut self, huge_pages_left: u64) -> Result<[u64; 2], FragmentError> {
+        let host = LinuxHost::open()?;
+        let aside = Blocks::take(&host, huge_pages_left as usize)?;
+        let left = aside.is_huge.iter().filter(|is_huge| **is_huge).count() as u64;
+        let (mut broken, mut empty) = (0, 0);
+        while empty < EMPTY_CHUNKS {
+            let blocks = if empty == 0 { CHUNK.pages(PageSize::Huge2M) as usize } else { EMPTY_LOOK };
+            match self.break_some(&host, blocks)? {
+                0 => empty += 1,
+                some => (broken, empty) = (broken + some, 0),
+            }
+        }
+        Ok([broken, left])
+    }
+
+    /// Takes so many blocks at most, and keeps a page of each. How many there were.
+    fn break_some(&mut self, host: &LinuxHost, blocks: usize) -> Result<u64, FragmentError> {
+        let taken = Blocks::take(host, blocks)?;
+        for index in taken.huge() {
+            host.advise(taken.address(index), Bytes::new(PAGE as u64), Advice::Cold)?;
+        }
+        let is_whole = huge_blocks(host, taken.address(0), blocks)?;
+        let mut broken = 0;
+        // One that the kernel did not split would be kept whole.
+        for index in taken.huge().filter(|index| !is_whole[*index]) {
+            self.keep(taken.first_page(index))?;
+            broken += 1;
+        }
+        Ok(broken)
+    }
+
+    /// Keeps a page, also when it is unmapped.
+    fn keep(&mut self, page: &[u8]) -> Result<(), FragmentError> {
+        if let Some(pipe) = self.pipes.last_mut() {
+            match pipe.take(page) {
+                Err(Errno::EAGAIN) => {} // it is full
+                taken => return Ok(taken?),
+            }
+        }
+        let (reader, writer) = io::pipe()?;
+        fcntl(&writer, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES))?;
+        let mut pipe = Pipe { writer, _reader: reader };
+        pipe.take(page)?;
+        self.pipes.push(pipe);
+        Ok(())
+    }
+}
+
+impl Pipe {
+    fn take(&mut self, page: &[u8]) -> Result<(), Errno> {
+        vmsplice(self.writer.as_fd(), &[IoSlice::new(page)], SpliceFFlags::SPLICE_F_NONBLOCK).map(drop)
+    }
+}
+
+/// Memory at a border of 2 MiB, as much of it in huge pages as the kernel has.
+struct Blocks {
+    memory: Vec<u8>,
+    start: usize,
+    is_huge: Vec<bool>,
+}
+
+impl Blocks {
+    /// So many, all of them touched.
+    fn take(host: &LinuxHost, blocks: usize) -> Result<Blocks, FragmentError> {
+        let bytes = blocks * BLOCK;
+        let available = Bytes::new(crate::environment::memory_available_kib() * 1024);
+        if available < AVAILABLE_MIN + Bytes::new(bytes as u64) {
+            return Err(FragmentError::Short { available });
+        }
+        // Asked for whole, so that it is a mapping of its own, and zeroed, which touches nothing of it.
+        let mut memory = vec![0_u8; bytes.max(CHUNK.get() as usize) + BLOCK];
+        let start = memory.as_ptr().align_offset(BLOCK);
+        let address = Hva::new(memory[start..].as_ptr() as u64);
+        if bytes > 0 {
+            host.advise(address, Bytes::new(bytes as u64), Advice::HugePage)?;
+        }
+        // Not zero, any page of it: when it splits the kernel looks through the zeroes of a huge page, and drops them.
+        memory[start..start + bytes].chunks_mut(PAGE).for_each(|page| page[0] = 1);
+        let is_huge = huge_blocks(host, address, blocks)?;
+        Ok(Blocks { memory, start, is_huge })
+    }
+
+    fn huge(&self) -> impl Iterator<Item = usize> {
+        (0..self.is_huge.len()).filter(|index| self.is_huge[*index])
+    }
+
+    fn first_page(&self, index: usize) -> &[u8] {
+        &self.memory[self.start + index * BLOCK..][..PAGE]
+    }
+
+    fn address(&self, index: usize) -> Hva {
+        Hva::new(self.first_page(index).as_ptr() as u64)
+    }
+}
+
+/// Which blocks from `address` on are huge pages.
+fn huge_blocks(host: &LinuxHost, address: Hva, blocks: usize) -> Result<Vec<bool>, HostError> {
+    let mut runs = Vec::new();
+    host.scan(address, Bytes::new((blocks * BLOCK) as u64), &mut runs)?;
+    let mut is_huge = vec![false; blocks];
+    for run in runs.iter().filter(|run| run.is_huge) {
+        let first = ((run.start - address).get() as usize) / BLOCK;
+        let after = ((run.start + run.bytes - address).get() as usize).div_ceil(BLOCK);
+        is_huge[first..after].fill(true);
+    }
+    Ok(is_huge)
+}
+
+/// Of this machine.
+fn free_blocks_now() -> u64 {
+    free_blocks(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default())
+}
+
+/// Free blocks of 2 MiB by `/proc/buddyinfo` (proc(5)): a column for each order from 0 on, 9 being 2 MiB.
+fn free_blocks(buddyinfo: &str) -> u64 {
+    const ORDER: usize = BLOCK.ilog2() as usize - PAGE.ilog2() as usize;
+    let of_line = |line: &str| {
+        let counts = line.split_once("zone")?.1.split_whitespace().skip(1).map(|n| n.parse::<u64>().unwrap_or(0));
+        Some(counts.enumerate().skip(ORDER).map(|(order, count)| count << (order - ORDER)).sum::<u64>())
+    };
+    buddyinfo.lines().filter_map(of_line).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    /// Bit of `/proc/kpageflags` (Documentation/admin-guide/mm/pagemap.rst): a free page.
+    const BUDDY: u64 = 1 << 10;
+
+    fn flags(frame: u64) -> u64 {
+        let mut entry = [0; 8];
+        let file = File::open("/proc/kpageflags").expect("root may");
+        file.read_exact_at(&mut entry, frame * 8).expect("a frame of this machine");
+        u64::from_ne_bytes(entry)
+    }
+
+    /// The frame behind an address; nothing where the kernel hides it.
+    fn frame(address: u64) -> Option<u64> {
+        let mut entry = [0; 8];
+        File::open("/proc/self/pagemap").ok()?.read_exact_at(&mut entry, address / PAGE as u64 * 8).ok()?;
+        Some(u64::from_ne_bytes(entry) & ((1 << 55) - 1)).filter(|frame| *frame != 0)
+    }
+
+    fn resident_kib() -> u64 {
+        let text = fs::read_to_string("/proc/self/smaps_rollup").expect("it is there since Linux 4.14");
+        let line = text.lines().find(|line| line.starts_with("Rss:")).expect("all have it");
+        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn whole_blocks_are_counted_from_their_order_on() {
+        let two = "Node 0, zone   DMA32  3 2 4 2 5 4 4 4 5 3 10 \nNode 0, zone  Normal  9 9 9 9 9 9 9 9 9 1 0 \n";
+        assert_eq!(free_blocks(two), (3 + 2 * 10) + 1);
+        assert_eq!(free_blocks(""), 0);
+    }
+
+    #[test]
+    fn a_kept_page_stays_where_it_is_through_a_compaction() {
+        const COMPACT: &str = "/proc/sys/vm/compact_memory";
+        let page = vec![1_u8; 2 * PAGE];
+        let page = &page[page.as_ptr().align_offset(PAGE)..][..PAGE];
+        let Some(frame) = frame(page.as_ptr() as u64).filter(|_| File::options().write(true).open(COMPACT).is_ok())
+        else {
+            return println!("skipped: frame numbers and compaction are root's");
+        };
+        let mut fragments = Fragments::default();
+        fragments.keep(page).expect("a pipe");
+        fs::write(COMPACT, "1").expect("root may");
+        assert_eq!(flags(frame) & BUDDY, 0, "it is in the pipe");
+        assert_eq!(super::tests::frame(page.as_ptr() as u64), Some(frame), "and not moved");
+    }
+
+    #[test]
+    fn what_is_kept_of_a_block_is_one_page() {
+        let host = LinuxHost::open().expect("/proc is mounted");
+        let mut fragments = Fragments::default();
+        let before = resident_kib();
+        let broken = fragments.break_some(&host, EMPTY_LOOK).expect("some memory");
+        let grown = resident_kib().saturating_sub(before);
+        assert!(grown < BLOCK as u64 / 1024 * EMPTY_LOOK as u64 / 2, "{grown} KiB for {broken} blocks");
+        assert!(broken == 0 || fragments.pipes.len() == 1, "a pipe holds them all");
+    }
+
+    #[test]
+    #[ignore = "takes all blocks of the machine for some seconds: others who need huge pages then get none"]
+    fn there_is_no_huge_page_where_all_is_broken_and_as_many_as_are_given_back() {
+        const LEFT: u64 = 64;
+        let host = LinuxHost::open().expect("/proc is mounted");
+        let mut fragments = Fragments::default();
+        let [broken, left] = fragments.break_all_but(LEFT).expect("root, and memory");
+        assert!(broken > LEFT && left == LEFT, "{broken} were broken, {left} set aside: it takes a host that has some");
+        let had = Blocks::take(&host, 2 * LEFT as usize).expect("memory").huge().count() as u64;
+        assert!((LEFT / 2..=LEFT + DRIFT_MAX).contains(&had), "{had} can be had, {LEFT} were left");
+        drop(fragments);
+        let had = Blocks::take(&host, 4 * LEFT as usize).expect("memory").huge().count() as u64;
+        assert_eq!(had, 4 * LEFT, "all is as it was");
+    }
+}

@@ -1,0 +1,310 @@
+//! The built-in image in a guest of QEMU's: what it says on its console, and what backs its RAM meanwhile, seen from outside.
+//!
+//! ```text
+//!   exec ──▶ first line ─▶ region lines ─▶ begin ─▶ … ─▶ end ─▶ exit line     the console, each line with the time it came
+//!              │ start time                  ▲ looks at RAM, every 50 ms ▲     series, coverage of the regions, resident memory
+//! ```
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use wideleaf_attach::find;
+use wideleaf_attach::process::Places;
+use wideleaf_attach::ram::{self, RamPiece};
+use wideleaf_experiments::metric::Metric;
+use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
+use wideleaf_experiments::results::{Measured, Sample};
+use wideleaf_memory::ProcessHost;
+use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_policies::account::HostBacking;
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange};
+use wideleaf_protocol::{Message, parse};
+
+use super::wideleaf_run::{COVERED_PERCENT, MIB, is_timed};
+use crate::child;
+use crate::failure::Failure;
+use crate::image::results::GuestReport;
+use crate::interrupts::Interrupts;
+
+/// How often RAM is looked at: a look at 512 MiB of base pages takes 2 ms.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// More of a console is not read: a kernel prints some kilobytes.
+const CONSOLE_BYTES_MAX: u64 = 64 << 20;
+
+/// Runs it to its end.
+pub(super) fn run(
+    guest: &Guest,
+    ram: QemuRam,
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<Measured, Failure> {
+    let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
+    let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
+    let (image, words) = (folder.path().join("guest.elf"), folder.path().join("words"));
+    wideleaf_guest_image::write_to(&image).map_err(|error| host("write the guest's image", &error))?;
+    let stderr = fs::File::create(&words).map_err(|error| host("make a temporary file", &error))?;
+    let mut command = child::that_ends_with_us(Path::new(QEMU));
+    command.args(guest.qemu_arguments(ram, &image.display().to_string()));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+    let began = Instant::now();
+    let mut qemu = Qemu(command.spawn().map_err(|error| host("start QEMU", &error))?);
+    let lines = listen(qemu.0.stdout.take().expect("a pipe was asked for"));
+    let seen = Watch { pid: qemu.0.id(), ram: vec![], host: None, sensor: HostBackingSensor::default() };
+    let seen = seen.until_it_ends(&lines, began + timeout, interrupts)?.ok_or(Failure::TimedOut(timeout))?;
+    qemu.0.wait().map_err(|error| host("wait for QEMU", &error))?;
+    let report = GuestReport::of_log(&seen.log()).map_err(|failure| {
+        let words = fs::read_to_string(&words).unwrap_or_default();
+        failure.during(words.trim().lines().last().unwrap_or(QEMU))
+    })?;
+    report.judge()?;
+    Ok(measured(&report, &seen, began))
+}
+
+/// A process that does not outlive us.
+#[derive(Debug)]
+struct Qemu(Child);
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // It has ended, or is not wanted any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Each line with the time it came, until the console is closed.
+fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
+    let (sender, lines) = mpsc::channel();
+    let work = move || {
+        for line in BufReader::new(console.take(CONSOLE_BYTES_MAX)).split(b'\n').map_while(Result::ok) {
+            if sender.send((Instant::now(), String::from_utf8_lossy(&line).into_owned())).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::spawn(work);
+    lines
+}
+
+/// Who looks at it.
+struct Watch {
+    pid: u32,
+    ram: Vec<RamPiece>,
+    host: Option<ProcessHost>,
+    sensor: HostBackingSensor,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+struct Seen {
+    lines: Vec<(Instant, String)>,
+    looks: Vec<Look>,
+}
+
+/// RAM at one instant.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at: Instant,
+    backing: HostBacking,
+    /// Windows of the kernel's data, and how many of these are large.
+    windows: u64,
+    windows_large: u64,
+    resident: Option<Bytes>,
+}
+
+impl Watch {
+    /// Looks and listens until the console is closed; nothing where that takes too long.
+    fn until_it_ends(
+        mut self,
+        lines: &Receiver<(Instant, String)>,
+        deadline: Instant,
+        interrupts: &Interrupts,
+    ) -> Result<Option<Seen>, Failure> {
+        let mut seen = Seen::default();
+        let mut data = Vec::new();
+        let mut next_look = Instant::now();
+        loop {
+            interrupts.check()?;
+            match lines.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+                Ok((at, line)) => {
+                    data.extend(region(&line));
+                    seen.lines.push((at, line));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(seen)),
+                Err(RecvTimeoutError::Timeout) => {
+                    seen.looks.extend(self.look(&data));
+                    next_look = Instant::now() + LOOK_EVERY;
+                }
+            }
+            if Instant::now() > deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Nothing before it has RAM, or once it has none any more.
+    fn look(&mut self, data: &[GpaRange]) -> Option<Look> {
+        if self.ram.is_empty() {
+            let process = find::with_pid(&Places::default(), self.pid).ok()?;
+            self.ram = ram::map(&process, None).pieces;
+            self.host = ProcessHost::open(self.pid).ok();
+        }
+        let host = self.host.as_ref()?;
+        let at = Instant::now();
+        let mut look = Look { at, backing: HostBacking::default(), windows: 0, windows_large: 0, resident: None };
+        for piece in &self.ram {
+            for WindowBacking { window, resident, backing } in
+                self.sensor.sample(host, piece.range, piece.kind.fixed_page()).ok()?
+            {
+                look.backing.add_window(resident, backing);
+                if data.iter().any(|range| range.windows().any(|of| of == window)) {
+                    look.windows += 1;
+                    look.windows_large += u64::from(matches!(backing, Backing::Huge2M | Backing::Giant1G));
+                }
+            }
+        }
+        look.resident = resident(&fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?);
+        // Of a process that ends, RAM goes first.
+        (look.backing.resident() > Bytes::ZERO).then_some(look)
+    }
+}
+
+/// What a line says of the kernel's data.
+fn region(line: &str) -> Option<GpaRange> {
+    match parse(line)?.ok()? {
+        Message::Region { address, bytes, .. } => GpaRange::new(Gpa::new(address), Bytes::new(bytes)),
+        _ => None,
+    }
+}
+
+/// `VmRSS`, which does not count the hugetlb pool's pages, and `HugetlbPages` (proc_pid_status(5)).
+fn resident(status: &str) -> Option<Bytes> {
+    let of = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    Some(Bytes::new((of("VmRSS")? + of("HugetlbPages").unwrap_or(0)) * 1024))
+}
+
+impl Seen {
+    fn log(&self) -> String {
+        self.lines.iter().map(|(_, line)| format!("{line}\n")).collect()
+    }
+
+    /// When the line came that begins, or ends, a phase.
+    fn when(&self, is_it: impl Fn(&Message<'_>) -> bool) -> Option<Instant> {
+        let is_that = |line: &str| parse(line).is_some_and(|message| message.is_ok_and(|message| is_it(&message)));
+        self.lines.iter().find(|(_, line)| is_that(line)).map(|(at, _)| *at)
+    }
+}
+
+/// What the guest said and what was seen of it, together.
+fn measured(report: &GuestReport, seen: &Seen, began: Instant) -> Measured {
+    let timed = report.phases.iter().filter(|phase| is_timed(&phase.name));
+    let seconds = |phase: &&crate::image::results::GuestPhase| phase.seconds.unwrap_or(0.0);
+    let timed = timed.max_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+    let name = timed.map(|phase| phase.name.as_str());
+    let begin = seen.when(|m| matches!(m, Message::Begin { phase, .. } if Some(phase.as_str()) == name));
+    let end = seen.when(|m| matches!(m, Message::End { phase, .. } if Some(phase.as_str()) == name));
+    let mut measured = Measured::default();
+    let mut put = |metric, value: Option<f64>| measured.metrics.extend(value.map(|value| (metric, value)));
+    put(Metric::Figure, report.figure.as_ref().map(|figure| figure.value));
+    put(Metric::Seconds, report.results.get("seconds").map(|s| s.value).or(timed.and_then(|phase| phase.seconds)));
+    let first = seen.lines.iter().find(|(_, line)| parse(line).is_some());
+    put(Metric::FirstByteMs, first.map(|(at, _)| (*at - began).as_secs_f64() * 1e3));
+    let covered = |look: &&Look| look.windows > 0;
+    let percent = |look: &Look| look.windows_large as f64 * 100.0 / look.windows as f64;
+    let last = end.and_then(|end| seen.looks.iter().rfind(|look| look.at <= end));
+    put(Metric::ResidentMib, last.and_then(|look| look.resident).map(|bytes| bytes.get() as f64 / MIB));
+    put(Metric::CoveragePercent, last.filter(covered).map(percent));
+    let reached = seen.looks.iter().filter(covered).find(|look| percent(look) >= COVERED_PERCENT);
+    let after = |at: Instant| begin.map(|begin| at.saturating_duration_since(begin).as_secs_f64());
+    put(Metric::TimeToCoverageS, reached.and_then(|look| after(look.at)));
+    put(Metric::GapP99Us, report.gaps.iter().map(|gap| gap.p99_ns as f64 / 1e3).reduce(f64::max));
+    put(Metric::GapMaxUs, report.gaps.iter().map(|gap| gap.max_ns as f64 / 1e3).reduce(f64::max));
+    measured.series =
+        begin.map(|begin| seen.looks.iter().map(|look| sample(look, begin)).collect()).unwrap_or_default();
+    measured
+}
+
+fn sample(look: &Look, begin: Instant) -> Sample {
+    let mib = |bytes: Bytes| bytes.get() as f64 / MIB;
+    let before = begin.saturating_duration_since(look.at).as_secs_f64();
+    Sample {
+        at_s: look.at.saturating_duration_since(begin).as_secs_f64() - before,
+        base_mib: mib(look.backing.base_4k),
+        huge_mib: mib(look.backing.huge_2m),
+        giant_mib: mib(look.backing.giant_1g),
+        rate_per_s: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_policies::units::mib;
+
+    use super::*;
+
+    const CONSOLE: &str = "\
+@wideleaf hello version=1 kernel=gups vcpus=1 guest_page=2m tsc_hz=1000 entry=pvh
+@wideleaf region name=table address=0x400000 bytes=8388608
+@wideleaf begin phase=init tsc=0
+@wideleaf end phase=init tsc=9000
+@wideleaf begin phase=update tsc=9000
+@wideleaf end phase=update tsc=11000
+@wideleaf result name=gups value=0.05 unit=GUP/s
+@wideleaf verify status=pass errors=0 checked=1
+@wideleaf exit code=0
+";
+
+    /// A line every 100 ms, and a look between two of them: of the table's four windows so many are large.
+    fn seen(began: Instant, large: &[u64]) -> Seen {
+        let at = |ms: usize| began + Duration::from_millis(ms as u64);
+        let lines = CONSOLE.lines().enumerate().map(|(index, line)| (at(100 * (index + 1)), line.to_owned()));
+        let look = |(index, large): (usize, &u64)| {
+            let mut backing = HostBacking::default();
+            backing.huge_2m = mib(2) * *large;
+            let resident = Some(mib(100 + index as u64));
+            Look { at: at(100 * index + 50), backing, windows: 4, windows_large: *large, resident }
+        };
+        Seen { lines: lines.collect(), looks: large.iter().enumerate().map(look).collect() }
+    }
+
+    #[test]
+    fn what_was_seen_counts_from_the_begin_of_the_timed_part_to_its_end() {
+        let began = Instant::now();
+        // The timed part is `update`, although `init` is longer: its lines are the fifth and the sixth.
+        let seen = seen(began, &[0, 0, 0, 0, 3, 4, 1]);
+        let report = GuestReport::of_log(&seen.log()).expect("a whole run");
+        let measured = measured(&report, &seen, began);
+        let value = |metric| measured.metrics.get(&metric).map(|value| (value * 1e3).round() / 1e3);
+        assert_eq!(value(Metric::FirstByteMs), Some(100.0));
+        assert_eq!((value(Metric::Figure), value(Metric::Seconds)), (Some(0.05), Some(2.0)));
+        // The look of 550 ms is the last before the end at 600, and the first with all four windows; the begin was at 500.
+        assert_eq!((value(Metric::CoveragePercent), value(Metric::TimeToCoverageS)), (Some(100.0), Some(0.05)));
+        assert_eq!(value(Metric::ResidentMib), Some(105.0));
+        assert_eq!(measured.series.len(), 7);
+        assert!((measured.series[0].at_s + 0.45).abs() < 1e-9, "what was before the begin is negative");
+    }
+
+    #[test]
+    fn coverage_that_is_never_reached_has_no_time() {
+        let began = Instant::now();
+        let seen = seen(began, &[0, 0, 0, 0, 3, 3]);
+        let report = GuestReport::of_log(&seen.log()).expect("a whole run");
+        let metrics = measured(&report, &seen, began).metrics;
+        assert_eq!(metrics.get(&Metric::CoveragePercent), Some(&75.0));
+        assert_eq!(metrics.get(&Metric::TimeToCoverageS), None);
+    }
+
+    #[test]
+    fn pages_of_the_pool_are_resident_as_well() {
+        assert_eq!(resident("Name:\tqemu\nVmRSS:\t    1024 kB\nHugetlbPages:\t    2048 kB\n"), Some(mib(3)));
+        assert_eq!(resident("VmRSS:\t 4 kB\n"), Some(Bytes::new(4096)));
+        assert_eq!(resident("Name:\tqemu\n"), None, "a zombie has none");
+    }
+}

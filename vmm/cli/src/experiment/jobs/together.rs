@@ -1,0 +1,213 @@
+//! Several `wideleaf run` at once, each with a manager of its own; each has its own budget, or all share that of a wideleafd that is there
+//! for them alone.
+//!
+//! ```text
+//!   temporary folder ── wideleafd.toml, control.sock, state.json ──▶ wideleafd ◀── registers, obeys ── wideleaf run × n
+//!                                                                       └ CPU time
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
+use wideleaf_experiments::metric::Metric;
+use wideleaf_experiments::report::every::number;
+use wideleaf_experiments::results::Measured;
+
+use super::wideleaf_run;
+use crate::child;
+use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+
+/// The daemon's program, beside ours.
+pub(in crate::experiment) const DAEMON: &str = "wideleafd";
+/// A daemon that does not listen by then never will.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Runs all of them to their ends.
+pub(super) fn run(
+    guests: &[GuestAmongOthers],
+    budget: BudgetOf,
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<Measured, Failure> {
+    let daemon = match budget {
+        BudgetOf::Each => None,
+        BudgetOf::All => Some(Daemon::start(interrupts)?),
+    };
+    let whom = daemon.as_ref().map_or(vec!["--no-daemon".to_owned()], |daemon| {
+        vec!["--daemon".to_owned(), daemon.socket().display().to_string()]
+    });
+    let one = |guest: &GuestAmongOthers| {
+        let arguments = [&guest.arguments[..], &whom].concat();
+        wideleaf_run::run(&arguments, timeout, interrupts).map_err(|failure| failure.during(&guest.name))
+    };
+    let ended: Vec<Result<Measured, Failure>> = thread::scope(|scope| {
+        let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();
+        running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
+    });
+    let each: Vec<Measured> = ended.into_iter().collect::<Result<_, _>>()?;
+    let mut together = together(guests, &each);
+    if let Some(cpu) = daemon.as_ref().and_then(Daemon::cpu_time) {
+        *together.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
+    }
+    Ok(together)
+}
+
+/// One result of all: what they took added up, what they gave of those that are judged.
+fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
+    const ADDED_UP: [Metric; 5] =
+        [Metric::ResidentMib, Metric::BloatMib, Metric::CopiedMib, Metric::ManagerCpuS, Metric::Refusals];
+    let all = |metric: Metric| each.iter().filter_map(move |one| one.metrics.get(&metric).copied());
+    let judged = |metric: Metric| {
+        let of = guests.iter().zip(each).filter(|(guest, _)| guest.is_judged);
+        of.map(|(_, one)| one.metrics.get(&metric).copied()).collect::<Option<Vec<f64>>>().filter(|v| !v.is_empty())
+    };
+    let longest = |values: Vec<f64>| values.into_iter().fold(0.0, f64::max);
+    let mut metrics: BTreeMap<Metric, f64> =
+        ADDED_UP.into_iter().map(|metric| (metric, all(metric).fold(0.0, |sum, one| sum + one))).collect();
+    metrics.extend(judged(Metric::Figure).map(|figures| (Metric::Figure, figures.iter().sum())));
+    metrics.extend(judged(Metric::Figure).and_then(|figures| Some((Metric::Fairness, fairness(&figures)?))));
+    metrics.extend(judged(Metric::Seconds).map(|seconds| (Metric::Seconds, longest(seconds))));
+    // Not there where one of them never got so far.
+    metrics.extend(judged(Metric::TimeToCoverageS).map(|times| (Metric::TimeToCoverageS, longest(times))));
+    let lowest = |values: Vec<f64>| values.into_iter().fold(100.0, f64::min);
+    metrics.extend(judged(Metric::CoveragePercent).map(|shares| (Metric::CoveragePercent, lowest(shares))));
+    let notes = guests.iter().zip(each).map(|(guest, one)| note(guest, one)).collect();
+    Measured { metrics, notes, ..Measured::default() }
+}
+
+/// The lowest by the highest: 1 is fair.
+fn fairness(figures: &[f64]) -> Option<f64> {
+    let highest = figures.iter().copied().reduce(f64::max).filter(|highest| *highest > 0.0)?;
+    Some(figures.iter().copied().reduce(f64::min)? / highest)
+}
+
+/// One guest in a sentence.
+fn note(guest: &GuestAmongOthers, one: &Measured) -> String {
+    let of = |metric: Metric| one.metrics.get(&metric).map_or("unknown".to_owned(), |value| number(*value));
+    let (figure, coverage, resident) = (of(Metric::Figure), of(Metric::CoveragePercent), of(Metric::ResidentMib));
+    format!("{}: figure {figure}, coverage {coverage} %, resident {resident} MiB.", guest.name)
+}
+
+/// A wideleafd for one job. Dropping it ends it.
+#[derive(Debug)]
+struct Daemon {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// Starts one that listens in a folder of its own, and waits until it does.
+    fn start(interrupts: &Interrupts) -> Result<Daemon, Failure> {
+        let program = program().ok_or_else(|| Failure::Host(format!("{DAEMON} is not beside this program")))?;
+        let cannot = |what: &str, error: std::io::Error| Failure::Host(format!("cannot {what}: {error}"));
+        let folder = tempfile::tempdir().map_err(|error| cannot("make a temporary folder", error))?;
+        let file = folder.path().join("wideleafd.toml");
+        fs::write(&file, configuration(folder.path())).map_err(|error| cannot("write a temporary file", error))?;
+        let words =
+            File::create(folder.path().join("words")).map_err(|error| cannot("write a temporary file", error))?;
+        let mut command = child::that_ends_with_us(&program);
+        command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(words);
+        let child = command.spawn().map_err(|error| cannot("start wideleafd", error))?;
+        let mut daemon = Daemon { child, folder };
+        let began = Instant::now();
+        while UnixStream::connect(daemon.socket()).is_err() {
+            interrupts.check()?;
+            let has_ended = daemon.child.try_wait().map_err(|error| cannot("wait for wideleafd", error))?.is_some();
+            if has_ended || began.elapsed() > LISTENS_WITHIN {
+                let words = fs::read_to_string(daemon.folder.path().join("words")).unwrap_or_default();
+                let last = words.lines().last().unwrap_or("it says nothing").to_owned();
+                return Err(Failure::Host(format!("{DAEMON} does not listen: {last}")));
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(daemon)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("control.sock")
+    }
+
+    /// CPU time that it had so far: the sum over its threads (`schedstat`, its first number, in nanoseconds).
+    fn cpu_time(&self) -> Option<Duration> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).ok()?.flatten();
+        let of = |task: fs::DirEntry| {
+            let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+        };
+        Some(tasks.filter_map(of).sum())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Everything of it in this folder, nobody else's guests, and the rest by default.
+fn configuration(folder: &Path) -> String {
+    let path = |name: &str| folder.join(name);
+    format!(
+        "[socket]\npath = {:?}\n[state]\npath = {:?}\n[metrics]\nlisten = \"off\"\n[attach]\nautomatic = \"none\"\n",
+        path("control.sock"),
+        path("state.json")
+    )
+}
+
+/// The daemon's program, if it was built with ours.
+pub(in crate::experiment) fn program() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?.with_file_name(DAEMON);
+    program.is_file().then_some(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(name: &str, is_judged: bool) -> GuestAmongOthers {
+        GuestAmongOthers { name: name.into(), is_judged, arguments: vec![] }
+    }
+
+    fn measured(metrics: &[(Metric, f64)]) -> Measured {
+        Measured { metrics: metrics.iter().copied().collect(), ..Measured::default() }
+    }
+
+    #[test]
+    fn what_is_taken_counts_of_all_and_what_is_given_of_those_that_are_judged() {
+        let guests = [guest("hot a", true), guest("hot b", true), guest("idle", false)];
+        let each = [
+            measured(&[(Metric::Figure, 3.0), (Metric::BloatMib, 1.0), (Metric::TimeToCoverageS, 0.5)]),
+            measured(&[(Metric::Figure, 4.0), (Metric::BloatMib, 2.0), (Metric::TimeToCoverageS, 0.75)]),
+            measured(&[(Metric::Figure, 1e9), (Metric::BloatMib, 4.0)]),
+        ];
+        let together = together(&guests, &each);
+        let value = |metric| together.metrics.get(&metric).copied();
+        assert_eq!((value(Metric::Figure), value(Metric::Fairness)), (Some(7.0), Some(0.75)));
+        assert_eq!((value(Metric::BloatMib), value(Metric::TimeToCoverageS)), (Some(7.0), Some(0.75)));
+        assert_eq!(together.notes.len(), 3);
+    }
+
+    #[test]
+    fn time_to_coverage_is_unknown_where_one_guest_never_got_so_far() {
+        let guests = [guest("hot a", true), guest("hot b", true)];
+        let each = [measured(&[(Metric::TimeToCoverageS, 0.5)]), measured(&[])];
+        assert_eq!(together(&guests, &each).metrics.get(&Metric::TimeToCoverageS), None);
+    }
+
+    #[test]
+    fn guests_that_did_nothing_are_not_said_to_be_fair() {
+        assert_eq!(fairness(&[0.0, 0.0]), None);
+        assert_eq!(fairness(&[]), None);
+        assert_eq!(fairness(&[2.0, 2.0]), Some(1.0));
+    }
+}
