@@ -64,6 +64,15 @@ impl Cell {
     pub fn of(job: Job) -> Cell {
         Cell::Job(Box::new(job))
     }
+
+    /// Whether the same is run in both, on a host in the same state; the reason why nothing is does not matter.
+    pub fn runs_the_same(&self, other: &Cell) -> bool {
+        match (self, other) {
+            (Cell::Job(job), Cell::Job(other)) => job.work == other.work && job.host == other.host,
+            (Cell::Absent(_), Cell::Absent(_)) => true,
+            _ => false,
+        }
+    }
 }
 
 /// A run, and what the host has to be like for it.
@@ -79,6 +88,10 @@ pub struct Job {
     /// Whether it gives the same each time, so that one round is enough: simulations do.
     #[serde(default)]
     pub is_exact: bool,
+    /// Whether its run of the first round is recorded too, for a map of guest RAM over time and for what actions cost. Only a
+    /// [`Work::Run`] can be.
+    #[serde(default)]
+    pub wants_map: bool,
 }
 
 /// What is run.
@@ -109,13 +122,26 @@ impl Job {
     /// `wideleaf run` with these arguments.
     pub fn run(arguments: &[&str], seconds_guess: f64) -> Job {
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Job { work: Work::Run { arguments }, host: HostState::default(), seconds_guess, is_exact: false }
+        Job {
+            work: Work::Run { arguments },
+            host: HostState::default(),
+            seconds_guess,
+            is_exact: false,
+            wants_map: false,
+        }
     }
 
     /// The same with so many pages of 2 MiB free in the hugetlb pool.
     #[must_use]
     pub fn with_pool(mut self, pages_2m: u64) -> Job {
         self.host.pool_pages_2m = pages_2m;
+        self
+    }
+
+    /// The same, with a map of its memory from the first round.
+    #[must_use]
+    pub fn with_map(mut self) -> Job {
+        self.wants_map = true;
         self
     }
 

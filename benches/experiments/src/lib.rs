@@ -21,8 +21,10 @@
 //! | [`metric`] | what can be measured, its unit, and which way is better |
 //! | [`statistics`] | medians and their intervals |
 //! | [`report`] | what results say, for people |
+//! | [`compare`] | what two results of one experiment say of each other |
 
 pub mod catalogue;
+pub mod compare;
 pub mod definition;
 pub mod metric;
 pub mod report;
