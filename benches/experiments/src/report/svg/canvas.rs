@@ -185,11 +185,28 @@ impl Scale {
 
     /// Values to be named, with their names: none twice as near to the next as it is wide.
     fn ticks(&self) -> Vec<(f64, String)> {
-        let values = self.range.key_points(((self.pixels.1 - self.pixels.0).unsigned_abs() / 70).max(2) as usize);
-        let step = values.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min);
+        let is_upwards = self.pixels.1 < self.pixels.0;
+        let apart = if is_upwards { 2 * LINE } else { 70 };
+        let values = self.range.key_points(((self.pixels.1 - self.pixels.0).abs() / apart).max(2) as usize);
+        let (unit, prefix) = prefix(values.iter().fold(0.0, |most: f64, value| most.max(value.abs())));
+        let step = values.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min) / unit;
         let decimals =
             if step.is_finite() && step > 0.0 { (-step.log10().floor()).clamp(0.0, 6.0) as usize } else { 0 };
-        values.into_iter().map(|value| (value, format!("{value:.decimals$}"))).collect()
+        let name = |value: f64| match value {
+            0.0 => "0".to_owned(),
+            value => format!("{:.decimals$}{prefix}", value / unit),
+        };
+        values.into_iter().map(|value| (value, name(value))).collect()
+    }
+}
+
+/// In what numbers on an axis are told whose largest is this.
+fn prefix(largest: f64) -> (f64, &'static str) {
+    match largest {
+        largest if largest >= 1e9 => (1e9, " G"),
+        largest if largest >= 1e6 => (1e6, " M"),
+        largest if largest >= 1e5 => (1e3, " k"),
+        _ => (1.0, ""),
     }
 }
 

@@ -27,7 +27,7 @@ struct Drawn<'a> {
 
 /// The picture.
 pub(super) fn draw(lines: &Lines) -> String {
-    let top = caption_height(&lines.caption) + LINE + 4;
+    let top = caption_height(&lines.caption) + LINE + 8;
     let names = lines.lines.iter().map(|(name, _)| text_width(name, TEXT_PX)).max().unwrap_or(0).min(NAMES_MAX);
     let right = WIDTH - MARGIN - names - 30;
     let (x, y) = scales(lines, (MARGIN + NUMBERS, right), (top + HEIGHT, top));
@@ -35,7 +35,7 @@ pub(super) fn draw(lines: &Lines) -> String {
     let drawn: Vec<Drawn<'_>> = drawn.into_iter().filter(|line| !line.points.is_empty()).collect();
     picture(top + HEIGHT + AXIS + MARGIN / 2, |canvas| {
         canvas.caption(&lines.caption);
-        canvas.colored_text((MARGIN, top - LINE / 2 - 4), HPos::Left, TEXT_PX, GREY, &lines.y_axis);
+        canvas.colored_text((MARGIN, top - LINE / 2 - 8), HPos::Left, TEXT_PX, GREY, &lines.y_axis);
         canvas.axis_left(&y, [MARGIN + NUMBERS, right]);
         canvas.axis_below(&x, [top + HEIGHT, top + HEIGHT + 4], &lines.x_axis);
         canvas.frame((MARGIN + NUMBERS, top), (right, top + HEIGHT), GREY);
@@ -52,7 +52,8 @@ pub(super) fn draw(lines: &Lines) -> String {
 fn scales(lines: &Lines, x_pixels: Point, y_pixels: Point) -> (Scale, Scale) {
     let points = || lines.lines.iter().flat_map(|(_, points)| points).filter(|point| is_finite(point));
     let end = |of: fn(&(f64, f64)) -> f64, pick: fn(f64, f64) -> f64| points().map(of).fold(0.0, pick);
-    let y_high = lines.y_max.unwrap_or_else(|| end(|point| point.1, f64::max) * 1.05);
+    // Room above, so that no line lies on the frame.
+    let y_high = lines.y_max.unwrap_or_else(|| end(|point| point.1, f64::max)) * 1.05;
     let x = Scale::new(end(|point| point.0, f64::min), end(|point| point.0, f64::max), x_pixels);
     (x, Scale::new(end(|point| point.1, f64::min), y_high, y_pixels))
 }

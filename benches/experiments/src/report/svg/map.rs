@@ -37,11 +37,13 @@ const LETTERS: [(u8, &str, RGBColor); 6] = [
     (b'1', "1 GiB", BLACK),
 ];
 
-/// What a panel shows: which letters, and how many windows share a row.
+/// What a panel shows.
 struct Panel<'a> {
     title: String,
     legend: Vec<Key>,
     letters: fn(&MapColumn) -> &str,
+    /// Nothing for what is not known.
+    color: fn(u8) -> Option<RGBColor>,
     /// Of the windows of a row.
     together: fn(&[u8]) -> u8,
     map: &'a MemoryMap,
@@ -77,12 +79,19 @@ fn panels(map: &MemoryMap) -> Vec<Panel<'_>> {
         }
         None => "second level, inferred".into(),
     };
-    let panel = |title: &str, legend, letters, together| Panel { title: title.into(), legend, letters, together, map };
-    let all = [
-        panel("host backing", letter_keys(map, |c| &c.backing), |c| &c.backing, of_sizes),
-        panel(&inferred, letter_keys(map, |c| &c.second_level), |c| &c.second_level, of_sizes),
-        panel("heat: share of looks at which the guest had touched it", heat_keys(), |c| &c.heat, hottest),
-    ];
+    let sizes = |title: &str, letters: fn(&MapColumn) -> &str| {
+        let legend = letter_keys(map, letters);
+        Panel { title: title.into(), legend, letters, color: size_color, together: of_sizes, map }
+    };
+    let heat = Panel {
+        title: "heat: at what share of the looks the guest had touched it".into(),
+        legend: heat_keys(),
+        letters: |column| &column.heat,
+        color: heat_color,
+        together: hottest,
+        map,
+    };
+    let all = [sizes("host backing", |column| &column.backing), sizes(&inferred, |column| &column.second_level), heat];
     let is_there = |panel: &Panel<'_>| map.columns.iter().any(|column| !(panel.letters)(column).trim().is_empty());
     all.into_iter().filter(is_there).collect()
 }
@@ -100,7 +109,7 @@ fn letter_keys(map: &MemoryMap, letters: fn(&MapColumn) -> &str) -> Vec<Key> {
 
 fn heat_keys() -> Vec<Key> {
     let key = |(digit, meaning): (u8, &str)| Key { letter: digit, meaning: meaning.into() };
-    [(b'0', "never"), (b'3', ""), (b'6', ""), (b'9', "always"), (b' ', "not known")].map(key).into()
+    [(b'0', "none"), (b'3', "a third"), (b'6', "two thirds"), (b'9', "all"), (b' ', "not known")].map(key).into()
 }
 
 impl Panel<'_> {
@@ -120,7 +129,7 @@ impl Panel<'_> {
             &format!("{}; guest-physical MiB upwards", self.title),
         );
         canvas.legend(y + LINE, &self.entries(), |index, from, to| {
-            cell(canvas, self.legend[index].letter, from, to);
+            self.cell(canvas, self.legend[index].letter, from, to);
             canvas.frame(from, to, INK);
         });
         let top = y + LINE + legend_height(&self.entries());
@@ -150,18 +159,25 @@ impl Panel<'_> {
         };
         let mut row = 0;
         for alike in rows.chunk_by(|a, b| a == b) {
-            cell(canvas, alike[0], (x[0], at(row + alike.len())), (x[1], at(row)));
+            self.cell(canvas, alike[0], (x[0], at(row + alike.len())), (x[1], at(row)));
             row += alike.len();
+        }
+    }
+
+    fn cell(&self, canvas: &Canvas<'_>, letter: u8, from: Point, to: Point) {
+        match (self.color)(letter) {
+            Some(color) => canvas.rect(from, to, color),
+            None => canvas.hatched(from, to),
         }
     }
 }
 
-fn cell(canvas: &Canvas<'_>, letter: u8, from: Point, to: Point) {
-    match (letter, LETTERS.iter().find(|(known, ..)| *known == letter)) {
-        (b'0'..=b'9', None) => canvas.rect(from, to, heat(letter - b'0')),
-        (_, Some((.., color))) => canvas.rect(from, to, *color),
-        _ => canvas.hatched(from, to),
-    }
+fn size_color(letter: u8) -> Option<RGBColor> {
+    LETTERS.iter().find(|(known, ..)| *known == letter).map(|(.., color)| *color)
+}
+
+fn heat_color(digit: u8) -> Option<RGBColor> {
+    digit.is_ascii_digit().then(|| heat(digit - b'0'))
 }
 
 /// Columns that are drawn, the last always.
@@ -215,6 +231,14 @@ mod tests {
         for pair in pairs {
             assert!(lightness(pair[0].2) > lightness(pair[1].2) + 0.07, "{} and {}", pair[0].1, pair[1].1);
         }
+    }
+
+    #[test]
+    fn a_digit_of_heat_is_no_page_size() {
+        let heats: Vec<RGBColor> = (b'0'..=b'9').filter_map(heat_color).collect();
+        assert_eq!(heats.len(), 10);
+        assert!(LETTERS.iter().all(|(.., color)| !heats.contains(color)), "{heats:?}");
+        assert_eq!([b' ', b'?', b'.'].map(heat_color), [None; 3]);
     }
 
     #[test]

@@ -22,14 +22,14 @@ const FILLS: [RGBColor; 7] = [BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, YELL
 /// For thin lines on white, where yellow cannot be seen.
 const STROKES: [RGBColor; 7] = [BLACK, BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE];
 
-/// The fill of one of `count` series: as far apart as the palette allows.
+/// The fill of one of `count` series: as far apart as the palette allows, the palest only where it is needed.
 pub(super) fn fill(index: usize, count: usize) -> RGBColor {
-    spread(&FILLS, index, count)
+    spread(&FILLS[..count.clamp(6, FILLS.len())], index, count)
 }
 
 /// The line of one of `count` series.
 pub(super) fn stroke(index: usize, count: usize) -> RGBColor {
-    spread(&STROKES, index, count)
+    spread(&STROKES[..count.clamp(5, STROKES.len())], index, count)
 }
 
 fn spread(colors: &[RGBColor], index: usize, count: usize) -> RGBColor {
@@ -80,6 +80,6 @@ mod tests {
             colors.dedup();
             assert_eq!(colors.len(), count);
         }
-        assert_eq!([fill(0, 2), fill(1, 2)], [BLUE, YELLOW]);
+        assert_eq!([fill(0, 2), fill(1, 2)], [BLUE, ORANGE]);
     }
 }

@@ -83,7 +83,7 @@ fn lines_differ_in_more_than_colour_and_are_named_at_their_ends() {
     assert!(["base", "auto", "greedy"].iter().all(|name| texts.iter().any(|text| text == name)), "{texts:?}");
     // A solid line is one polyline, a dashed one is many.
     let pieces = |color: &str| svg.lines().filter(|line| line.contains("<polyline") && line.contains(color)).count();
-    let [solid, dashed] = ["stroke=\"#000000\"", "stroke=\"#009E73\""].map(pieces);
+    let [solid, dashed] = ["stroke=\"#000000\"", "stroke=\"#D55E00\""].map(pieces);
     assert!(solid <= 3 && dashed > 10, "{solid} {dashed}");
 }
 
