@@ -16,16 +16,30 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::RunReport;
 
-/// Runs `wideleaf` with these arguments, which begin with `run`, and this time at most.
+/// Runs this program with these arguments, which begin with `run`, and this time at most.
+///
+/// # Errors
+/// As [`run_program`].
+pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
+    let program =
+        std::env::current_exe().map_err(|error| Failure::Host(format!("cannot find this program: {error}")))?;
+    run_program(&program, arguments, timeout, interrupts)
+}
+
+/// Runs a `wideleaf`, perhaps of another revision.
 ///
 /// # Errors
 /// Its [`Failure`], or that it could not be run; neither it nor a file of it is left. A run whose guest found wrong words is none: its
 /// report says so.
-pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
+pub(crate) fn run_program(
+    program: &Path,
+    arguments: &[String],
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<RunReport, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
     let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
     let (file, words) = (folder.path().join("run.json"), folder.path().join("words"));
-    let program = std::env::current_exe().map_err(|error| host("find this program", &error))?;
     let stderr = File::create(&words).map_err(|error| host("make a temporary file", &error))?;
     let mut command = Command::new(program);
     command.args(arguments).args(["--timeout", &format!("{}s", timeout.as_secs())]);

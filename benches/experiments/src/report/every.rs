@@ -1,7 +1,7 @@
 //! What every report has: what is missing, what the numbers are evidence of, ratios to the first arm, the figures of each case and arm, how they
 //! came about, what was run, and on what machine.
 
-use crate::definition::{Cell, Experiment};
+use crate::definition::{Arm, Cell, Experiment};
 use crate::metric::{Better, Metric};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Environment, Results, RunOutcome};
@@ -36,6 +36,7 @@ pub fn lead(results: &Results) -> Vec<String> {
 /// The sections.
 pub fn sections(results: &Results) -> Vec<Section> {
     let sections = [
+        two_programs(results),
         ratios(results),
         figures::section(results),
         over_time::section(results),
@@ -45,6 +46,25 @@ pub fn sections(results: &Results) -> Vec<Section> {
         machine(results),
     ];
     sections.into_iter().flatten().collect()
+}
+
+/// Each arm with the other program against the same with this one, where an experiment was run with two.
+fn two_programs(results: &Results) -> Option<Section> {
+    let pairs = results.experiment.arms_of_two_programs();
+    let columns = pairs.iter().map(|(a, b)| Column::number(format!("{} : {}", b.name, a.name)));
+    let caption = "Ratios of the figure within a round, B : A: median, 95 % interval".into();
+    let mut grid =
+        Grid { caption, columns: std::iter::once(Column::text("case")).chain(columns).collect(), rows: vec![] };
+    for case in &results.experiment.cases {
+        let ratio = |(a, b): &(&Arm, &Arm)| {
+            let ratios = results.ratios(&case.name, &b.name, &a.name, Metric::Figure);
+            Comparison::of(&ratios, Better::Higher).map_or("-".into(), |ratio| ratio.to_string())
+        };
+        grid.rows.push(std::iter::once(case.name.clone()).chain(pairs.iter().map(ratio)).collect());
+    }
+    let what = format!("Above 1 the other program, B, is faster. {}", Verdict::LEGEND);
+    let title = "B : A".into();
+    (!pairs.is_empty()).then(|| Section { title, paragraphs: vec![what], tables: vec![grid], plots: vec![] })
 }
 
 /// Arm by arm against the first one, for what has a better and a worse.
@@ -65,7 +85,7 @@ fn ratios(results: &Results) -> Option<Section> {
         groups: vec![],
     };
     for case in &experiment.cases {
-        let compare = |arm: &crate::definition::Arm| {
+        let compare = |arm: &Arm| {
             Comparison::of(&results.ratios(&case.name, &arm.name, &first.name, Metric::Figure), Better::Higher)
         };
         let compared: Vec<Option<Comparison>> = others.iter().map(compare).collect();

@@ -27,7 +27,7 @@ pub(super) fn run(job: &Job, interrupts: &Interrupts) -> Result<Measured, Failur
         Duration::try_from_secs_f64(job.seconds_guess * TIMES_TOO_LONG).unwrap_or(TIMEOUT_MIN).max(TIMEOUT_MIN);
     let stolen_before = environment::stolen_ms();
     let mut measured = match &job.work {
-        Work::Run { arguments } => wideleaf_run::run(arguments, timeout, interrupts),
+        Work::Run { arguments } => wideleaf_run::run(job, arguments, timeout, interrupts),
     }?;
     let stolen = environment::stolen_ms().saturating_sub(stolen_before);
     measured.metrics.insert(wideleaf_experiments::metric::Metric::StolenMs, stolen as f64);

@@ -1,5 +1,6 @@
 //! How memory and speed went: a picture for each case, a line for each arm. Of its rounds an arm shows the one in the middle.
 
+use crate::definition::Arm;
 use crate::metric::Metric;
 use crate::report::agreement::agreement;
 use crate::report::{Lines, MapPlot, Plot, Section};
@@ -26,8 +27,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
 
 /// Lines of the arms that have any.
 fn lines(results: &Results, case: &str, points: fn(&[Sample]) -> Vec<(f64, f64)>) -> Vec<(String, Vec<(f64, f64)>)> {
-    let line =
-        |arm: &crate::definition::Arm| Some((arm.name.clone(), points(&middle(results, case, &arm.name)?.series)));
+    let line = |arm: &Arm| Some((arm.name.clone(), points(&middle(results, case, &arm.name)?.series)));
     results.experiment.arms.iter().filter_map(line).filter(|(_, points)| !points.is_empty()).collect()
 }
 

@@ -172,7 +172,9 @@ impl Panel<'_> {
     }
 }
 
+/// Where the guest has no RAM there is nothing.
 fn size_color(letter: u8) -> Option<RGBColor> {
+    let letter = if letter == b' ' { b'.' } else { letter };
     LETTERS.iter().find(|(known, ..)| *known == letter).map(|(.., color)| *color)
 }
 
