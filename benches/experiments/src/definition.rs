@@ -66,6 +66,26 @@ impl Cell {
     pub fn of(job: Job) -> Cell {
         Cell::Job(Box::new(job))
     }
+
+    /// The same by another program; nothing where no program of ours is run.
+    fn with_program(self, program: &str) -> Cell {
+        match self {
+            Cell::Job(job) if matches!(job.work, Work::Run { .. }) => {
+                Cell::of(Job { program: Some(program.to_owned()), ..*job })
+            }
+            Cell::Job(_) => Cell::Absent("only runs of wideleaf are made with two programs".into()),
+            absent => absent,
+        }
+    }
+
+    /// Whether the same is run in both, on a host in the same state; the reason why nothing is does not matter.
+    pub fn runs_the_same(&self, other: &Cell) -> bool {
+        match (self, other) {
+            (Cell::Job(job), Cell::Job(other)) => (&job.work, &job.host) == (&other.work, &other.host),
+            (Cell::Absent(_), Cell::Absent(_)) => true,
+            _ => false,
+        }
+    }
 }
 
 /// A run, and what the host has to be like for it.
@@ -81,6 +101,13 @@ pub struct Job {
     /// Whether it gives the same each time, so that one round is enough: simulations do.
     #[serde(default)]
     pub is_exact: bool,
+    /// Whether its run of the first round is recorded too, for a map of guest RAM over time and for what actions cost. Only a
+    /// [`Work::Run`] can be.
+    #[serde(default)]
+    pub wants_map: bool,
+    /// The wideleaf that a [`Work::Run`] runs, where it is not the one that makes the experiment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 /// What is run.
@@ -201,22 +228,25 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Job {
+    /// This work on the host as it is.
+    pub fn of(work: Work, seconds_guess: f64) -> Job {
+        Job { work, host: HostState::default(), seconds_guess, is_exact: false, wants_map: false, program: None }
+    }
+
     /// `wideleaf run` with these arguments.
     pub fn run(arguments: &[&str], seconds_guess: f64) -> Job {
-        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Job { work: Work::Run { arguments }, host: HostState::default(), seconds_guess, is_exact: false }
+        Job::of(Work::Run { arguments: words(arguments) }, seconds_guess)
     }
 
     /// A simulation. It gives the same each time.
     pub fn simulation(accesses: Accesses, machine: &str, page: &str, seconds_guess: f64) -> Job {
         let work = Work::Simulation { accesses, machine: machine.into(), page: page.into() };
-        Job { work, host: HostState::default(), seconds_guess, is_exact: true }
+        Job { is_exact: true, ..Job::of(work, seconds_guess) }
     }
 
     /// `wideleaf tlbcost`, which repeats by itself what it measures: one round is enough.
     pub fn tlbcost(arguments: &[&str], seconds_guess: f64) -> Job {
-        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Job { work: Work::TlbCost { arguments }, host: HostState::default(), seconds_guess, is_exact: true }
+        Job { is_exact: true, ..Job::of(Work::TlbCost { arguments: words(arguments) }, seconds_guess) }
     }
 
     /// The same with so many pages of 2 MiB free in the hugetlb pool.
@@ -240,10 +270,21 @@ impl Job {
         self
     }
 
+    /// The same, with a map of its memory from the first round.
+    #[must_use]
+    pub fn with_map(mut self) -> Job {
+        self.wants_map = true;
+        self
+    }
+
     /// As somebody would type it.
     pub fn command(&self) -> String {
         match &self.work {
-            Work::Run { arguments } => format!("wideleaf run {}", typed(arguments)),
+            Work::Run { arguments } => {
+                let program = self.program.iter().cloned().collect::<Vec<_>>();
+                let program = if program.is_empty() { "wideleaf".to_owned() } else { typed(&program) };
+                format!("{program} run {}", typed(arguments))
+            }
             Work::Simulation { accesses, machine, page } => simulated(accesses, machine, page),
             Work::TlbCost { arguments } => format!("wideleaf tlbcost {}", typed(arguments)),
             Work::Qemu { guest, ram } => guest.qemu_command(*ram),
@@ -275,6 +316,10 @@ fn simulated(accesses: &Accesses, machine: &str, page: &str) -> String {
     format!("{source}, on a simulated {machine} with pages of {page}; counts scaled to {scale}")
 }
 
+fn words(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|argument| (*argument).to_owned()).collect()
+}
+
 /// Arguments as a shell takes them.
 pub fn typed(arguments: &[String]) -> String {
     let is_plain = |argument: &str| {
@@ -287,7 +332,36 @@ pub fn typed(arguments: &[String]) -> String {
     arguments.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
+/// Behind the name of an arm that is the same with another program.
+const OTHER_PROGRAM: &str = " (B)";
+
 impl Experiment {
+    /// The same with each arm doubled: with this program, and with another one, `B`. Both run next to each other in every round, so that what
+    /// the machine does in a round it does to both.
+    #[must_use]
+    pub fn against(self, program: &str, version: &str) -> Experiment {
+        let other = |arm: &Arm| Arm {
+            name: format!("{}{OTHER_PROGRAM}", arm.name),
+            summary: format!("{}; by {version} ({program})", arm.summary),
+        };
+        let cases = self.cases.into_iter().map(|case| {
+            let cells = case.cells.into_iter().flat_map(|cell| [cell.clone(), cell.with_program(program)]).collect();
+            Case { cells, ..case }
+        });
+        Experiment {
+            title: format!("{}, with two programs", self.title),
+            arms: self.arms.iter().flat_map(|arm| [arm.clone(), other(arm)]).collect(),
+            cases: cases.collect(),
+            ..self
+        }
+    }
+
+    /// Arms that are the same with two programs: this one's, the other's.
+    pub fn arms_of_two_programs(&self) -> Vec<(&Arm, &Arm)> {
+        let pairs = self.arms.iter().zip(self.arms.iter().skip(1));
+        pairs.filter(|(a, b)| b.name.strip_suffix(OTHER_PROGRAM) == Some(&a.name)).collect()
+    }
+
     /// How often the job of a cell runs.
     pub fn rounds_of(&self, job: &Job) -> u32 {
         if job.is_exact { 1 } else { self.rounds }
@@ -338,6 +412,7 @@ impl HostFacts {
             why_no_pool_2m: None,
             free_pages_1g: 0,
             is_root: true,
+            has_daemon: true,
         }
     }
 }
@@ -350,6 +425,28 @@ mod tests {
     fn a_command_can_be_typed_as_it_is_shown() {
         let job = Job::run(&["gups", "--cmdline", "log2_words=25 seed=it's"], 1.0);
         assert_eq!(job.command(), r"wideleaf run gups --cmdline 'log2_words=25 seed=it'\''s'");
+    }
+
+    #[test]
+    fn against_another_program_each_arm_stands_beside_its_other() {
+        let arm = |name: &str| Arm { name: name.into(), summary: "it".into() };
+        let case = |cells| Case { name: "one".into(), unit: "x".into(), working_set_mib: 1, cells };
+        let experiment = Experiment {
+            name: "e".into(),
+            title: "E".into(),
+            question: String::new(),
+            source: None,
+            rounds: 2,
+            arms: vec![arm("base"), arm("auto")],
+            cases: vec![case(vec![Cell::of(Job::run(&["gups"], 1.0)), Cell::Absent("why".into())])],
+        };
+        let both = experiment.against("/b/wide leaf", "wideleaf 2");
+        let names: Vec<&str> = both.arms.iter().map(|arm| arm.name.as_str()).collect();
+        assert_eq!(names, ["base", "base (B)", "auto", "auto (B)"]);
+        assert_eq!(both.arms_of_two_programs(), [(&both.arms[0], &both.arms[1]), (&both.arms[2], &both.arms[3])]);
+        let commands: Vec<Option<String>> = (0..4).map(|arm| both.job(0, arm).map(Job::command)).collect();
+        assert_eq!(commands[..2], [Some("wideleaf run gups".to_owned()), Some("'/b/wide leaf' run gups".to_owned())]);
+        assert_eq!(commands[2..], [None, None], "what is absent stays so");
     }
 
     #[test]

@@ -23,8 +23,10 @@
 //! | [`seeds`] | what others measured |
 //! | [`statistics`] | medians and their intervals |
 //! | [`report`] | what results say, for people |
+//! | [`compare`] | what two results of one experiment say of each other |
 
 pub mod catalogue;
+pub mod compare;
 pub mod definition;
 pub mod metric;
 pub mod peers;

@@ -9,7 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::definition::{Arm, Cell, HostFacts, HostState, Job, KhugepagedSettings, Work};
+use crate::definition::{Arm, Cell, HostFacts, Job, KhugepagedSettings, Work};
 
 /// The program.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -97,7 +97,7 @@ impl Guest {
 
     fn qemu(&self, ram: QemuRam, seconds_guess: f64) -> Job {
         let work = Work::Qemu { guest: self.clone(), ram };
-        Job { work, host: HostState::default(), seconds_guess: seconds_guess + QEMU_START_S, is_exact: false }
+        Job::of(work, seconds_guess + QEMU_START_S)
     }
 
     /// Pages of 2 MiB that its RAM takes.

@@ -8,7 +8,15 @@
 use crate::catalogue;
 use crate::results::Results;
 
+mod agreement;
 pub mod every;
+#[cfg(test)]
+pub(crate) mod fixture;
+pub mod html;
+pub mod markdown;
+pub mod svg;
+#[cfg(test)]
+mod tests;
 pub mod text;
 
 /// A whole report.
@@ -91,14 +99,14 @@ pub struct Bars {
     pub reference: Option<f64>,
     /// What the colours stand for, in the order of the bars of a group.
     pub series: Vec<String>,
-    /// Groups from left to right.
+    /// Groups from top to bottom.
     pub groups: Vec<BarGroup>,
 }
 
 /// Bars that stand together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BarGroup {
-    /// What is written below.
+    /// What is written beside it.
     pub name: String,
     /// A bar for each of the series: where it is, from where to where it may be. `None` where there is nothing.
     pub bars: Vec<Option<(f64, f64, f64)>>,
@@ -139,6 +147,15 @@ impl Plot {
             Plot::Bars(Bars { name, .. }) | Plot::Lines(Lines { name, .. }) | Plot::Map(MapPlot { name, .. }) => name,
         }
     }
+
+    /// What it shows.
+    pub fn caption(&self) -> &str {
+        match self {
+            Plot::Bars(Bars { caption, .. })
+            | Plot::Lines(Lines { caption, .. })
+            | Plot::Map(MapPlot { caption, .. }) => caption,
+        }
+    }
 }
 
 impl Report {
@@ -151,4 +168,15 @@ impl Report {
         let lead = [own_lead, every::lead(results), vec![experiment.question.clone()]].concat();
         Report { title: experiment.title.clone(), lead, sections: [own, every::sections(results)].concat() }
     }
+
+    /// Its pictures in their order, each with the name of its file. The number keeps names apart.
+    pub fn pictures(&self) -> Vec<(String, &Plot)> {
+        let plots = self.sections.iter().flat_map(|section| &section.plots).enumerate();
+        plots.map(|(index, plot)| (format!("{:02}-{}.svg", index + 1, file_word(plot.name())), plot)).collect()
+    }
+}
+
+/// A name without what shells and file systems give a meaning.
+fn file_word(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect()
 }

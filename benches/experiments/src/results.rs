@@ -76,9 +76,25 @@ pub struct Measured {
     /// What else is to be said, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// What the manager did, by `mechanism.result`: `collapse.done`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub actions: BTreeMap<String, Actions>,
     /// What else it told, by its own names: results of the kernel, what a prediction rests on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub told: BTreeMap<String, f64>,
+}
+
+/// Actions of one kind with one result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Actions {
+    /// How many.
+    pub count: u64,
+    /// CPU time of all, where the run was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<f64>,
+    /// The longest that a window was out of the guest's reach, where the run was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unavailable_max_us: Option<f64>,
 }
 
 /// How a number is known.
@@ -124,10 +140,17 @@ pub struct MemoryMap {
 pub struct MapColumn {
     /// After the start of the timed part.
     pub at_s: f64,
-    /// A letter for each window: `.` nothing there, `4` base pages, `2` a huge page, `1` a part of a giant page, `a` aside.
+    /// A letter for each window: `.` nothing there, `4` base pages, `2` a huge page, `1` a part of a giant page, `a` aside; a space where
+    /// the guest has no RAM.
     pub backing: String,
     /// A digit for each window, how hot: 0 to 9; a space where it is not known.
     pub heat: String,
+    /// The same letters, for what the second level is inferred to map; `?` where it cannot be inferred.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub second_level: String,
+    /// What it does map, all windows together: KVM's leaf mappings of 4 KiB, 2 MiB and 1 GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kvm_pages: Option<[u64; 3]>,
 }
 
 /// The machine, and what of it is not under control.

@@ -42,6 +42,19 @@ pub fn bootstrap_median(groups: &[Vec<f64>]) -> Interval {
     Interval { median, low: medians[RESAMPLES / 40], high: medians[RESAMPLES - 1 - RESAMPLES / 40] }
 }
 
+/// The median of `a` by the median of `b`, with its 95 % interval: both are resampled on their own, because nothing pairs them.
+///
+/// # Panics
+/// Where one has no value, or one that is not a number.
+pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Interval {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut drawn = |of: &[f64]| median((0..of.len()).map(|_| of[random.usize(..of.len())]).collect());
+    let mut ratios: Vec<f64> = (0..RESAMPLES).map(|_| drawn(a) / drawn(b)).collect();
+    ratios.sort_by(f64::total_cmp);
+    let median = median(a.to_vec()) / median(b.to_vec());
+    Interval { median, low: ratios[RESAMPLES / 40], high: ratios[RESAMPLES - 1 - RESAMPLES / 40] }
+}
+
 /// The ratio of arm `a` to arm `b` within each turn of each set, where a turn has a rate of each arm.
 ///
 /// # Panics
@@ -87,6 +100,24 @@ pub enum Verdict {
 impl Verdict {
     /// What its marks mean, for the text above a table.
     pub const LEGEND: &str = "= stands where the interval has 1 in it: the two are indistinguishable; ? where there are fewer than six pairs, too few for a 95 % interval.";
+
+    fn of(interval: Interval, pairs: usize, better: Better) -> Verdict {
+        match better {
+            _ if pairs < Comparison::PAIRS_MIN => Verdict::Unknown,
+            Better::Higher if interval.low > 1.0 => Verdict::Better,
+            Better::Higher if interval.high < 1.0 => Verdict::Worse,
+            Better::Lower if interval.high < 1.0 => Verdict::Better,
+            Better::Lower if interval.low > 1.0 => Verdict::Worse,
+            _ => Verdict::Indistinguishable,
+        }
+    }
+}
+
+impl Interval {
+    /// Whether some value may be both.
+    pub fn overlaps(&self, other: &Interval) -> bool {
+        self.low <= other.high && other.low <= self.high
+    }
 }
 
 impl Comparison {
@@ -99,15 +130,18 @@ impl Comparison {
             return None;
         }
         let interval = bootstrap_median(&[ratios.to_vec()]);
-        let verdict = match better {
-            _ if ratios.len() < Comparison::PAIRS_MIN => Verdict::Unknown,
-            Better::Higher if interval.low > 1.0 => Verdict::Better,
-            Better::Higher if interval.high < 1.0 => Verdict::Worse,
-            Better::Lower if interval.high < 1.0 => Verdict::Better,
-            Better::Lower if interval.low > 1.0 => Verdict::Worse,
-            _ => Verdict::Indistinguishable,
-        };
+        let verdict = Verdict::of(interval, ratios.len(), better);
         Some(Comparison { interval, pairs: ratios.len(), verdict })
+    }
+
+    /// Two medians that no round pairs: all values of one by all of the other. Nothing where one has none above zero.
+    pub fn of_unpaired(values: &[f64], to: &[f64], better: Better) -> Option<Comparison> {
+        let is_usable = |values: &[f64]| !values.is_empty() && values.iter().all(|value| *value > 0.0);
+        (is_usable(values) && is_usable(to)).then(|| {
+            let pairs = values.len().min(to.len());
+            let interval = bootstrap_ratio(values, to);
+            Comparison { interval, pairs, verdict: Verdict::of(interval, pairs, better) }
+        })
     }
 
     /// Half of the interval, as a part of the median.
@@ -146,6 +180,23 @@ mod tests {
         // Two groups, each without spread: half of the draws hold both, a quarter each only one of them.
         let interval = bootstrap_median(&[vec![1.0; 20], vec![2.0; 20]]);
         assert_eq!((interval.low, interval.high), (1.0, 2.0));
+    }
+
+    #[test]
+    fn a_ratio_of_medians_is_as_uncertain_as_both() {
+        let [sure, unsure]: [Vec<f64>; 2] = [vec![2.0; 9], (1..=9).map(f64::from).collect()];
+        assert_eq!(bootstrap_ratio(&sure, &sure), Interval { median: 1.0, low: 1.0, high: 1.0 });
+        let ratio = bootstrap_ratio(&unsure, &sure);
+        assert!(ratio.median == 2.5 && ratio.low < 2.0 && ratio.high > 3.0, "{ratio:?}");
+        assert_eq!(Comparison::of_unpaired(&[0.0; 9], &sure, Better::Higher), None);
+    }
+
+    #[test]
+    fn intervals_that_touch_overlap() {
+        let interval = |low, high| Interval { median: low, low, high };
+        assert!(interval(1.0, 2.0).overlaps(&interval(2.0, 3.0)));
+        assert!(!interval(1.0, 2.0).overlaps(&interval(2.1, 3.0)));
+        assert!(interval(1.0, 4.0).overlaps(&interval(2.0, 3.0)));
     }
 
     #[test]

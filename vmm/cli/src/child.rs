@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,16 +21,29 @@ use crate::report::RunReport;
 
 const SETPRIV: &str = "setpriv";
 
-/// Runs `wideleaf` with these arguments, which begin with `run`, and this time at most.
+/// Runs this program with these arguments, which begin with `run`, and this time at most.
+///
+/// # Errors
+/// As [`run_program`].
+pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
+    run_program(&this_program()?, arguments, timeout, interrupts)
+}
+
+/// Runs a `wideleaf`, perhaps of another revision.
 ///
 /// # Errors
 /// Its [`Failure`], or that it could not be run; neither it nor a file of it is left. A run whose guest found wrong words is none: its
 /// report says so.
-pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
+pub(crate) fn run_program(
+    program: &Path,
+    arguments: &[String],
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<RunReport, Failure> {
     let limit = ["--timeout".to_owned(), format!("{}s", timeout.as_secs())];
     // It ends itself in time; nothing is asked of it before it is killed, since a native kernel does not listen.
     let end = End { after: None, grace: Duration::ZERO };
-    report(&[arguments, &limit].concat(), &end, interrupts).map_err(|failure| match failure {
+    report(program, &[arguments, &limit].concat(), &end, interrupts).map_err(|failure| match failure {
         Failure::TimedOut(_) => Failure::TimedOut(timeout),
         other => other,
     })
@@ -47,14 +60,22 @@ pub(crate) fn json<T: DeserializeOwned>(
 ) -> Result<T, Failure> {
     /// It has to end what it started itself.
     const GRACE: Duration = Duration::from_secs(10);
-    report(arguments, &End { after: Some(timeout), grace: GRACE }, interrupts)
+    report(&this_program()?, arguments, &End { after: Some(timeout), grace: GRACE }, interrupts)
 }
 
-fn report<T: DeserializeOwned>(arguments: &[String], end: &End, interrupts: &Interrupts) -> Result<T, Failure> {
+fn this_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::Host(format!("cannot find this program: {error}")))
+}
+
+fn report<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[String],
+    end: &End,
+    interrupts: &Interrupts,
+) -> Result<T, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
     let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
     let (file, words) = (folder.path().join("run.json"), folder.path().join("words"));
-    let program = std::env::current_exe().map_err(|error| host("find this program", &error))?;
     let stderr = File::create(&words).map_err(|error| host("make a temporary file", &error))?;
     let mut command = Command::new(program);
     command.args(arguments).args(["--format", "json", "--output"]).arg(&file);

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use wideleaf_experiments::catalogue;
-use wideleaf_experiments::report::{Report, text};
+use wideleaf_experiments::report::Report;
+use wideleaf_experiments::{catalogue, compare};
 
 use crate::args::parse_timeout;
 use crate::failure::Failure;
@@ -19,13 +19,18 @@ use crate::interrupts::Interrupts;
 use crate::output::say;
 use crate::report::table;
 
+mod against;
 mod environment;
 mod host;
 pub mod host_state;
 mod jobs;
+mod memory_map;
+mod rendered;
 mod runner;
 mod store;
 
+use rendered::Rendering;
+pub use rendered::{RenderArgs, ReportFormat};
 use runner::Runner;
 use store::Store;
 
@@ -42,7 +47,13 @@ Examples:
     wideleaf experiment run policies --resume policies.json
 
   The same results again, as Markdown tables:
-    wideleaf experiment report policies.json --format markdown";
+    wideleaf experiment report policies.json --format markdown
+
+  As a page with its pictures, and the pictures alone:
+    wideleaf experiment report policies.json --html policies.html --svg pictures
+
+  Whether another day, machine or build repeats them:
+    wideleaf experiment compare monday.json tuesday.json";
 
 /// `wideleaf experiment`.
 #[derive(Args, Debug)]
@@ -62,6 +73,8 @@ pub enum ExperimentCommand {
     Run(RunExperimentArgs),
     /// Show what a file of results says
     Report(ReportArgs),
+    /// Compare two files of results of the same experiment
+    Compare(CompareArgs),
 }
 
 /// `wideleaf experiment run`.
@@ -98,6 +111,10 @@ pub struct RunExperimentArgs {
     /// Show what would be run and how long that takes, and end
     #[arg(long)]
     pub dry_run: bool,
+
+    /// Make each run with this other wideleaf too, in turns: B (benches/two-revisions)
+    #[arg(long, value_name = "PROGRAM", hide = true, conflicts_with = "resume")]
+    pub against: Option<PathBuf>,
 }
 
 /// `wideleaf experiment report`.
@@ -106,6 +123,26 @@ pub struct ReportArgs {
     /// What `experiment run` wrote
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+
+    /// In which forms
+    #[command(flatten)]
+    pub render: RenderArgs,
+}
+
+/// `wideleaf experiment compare`.
+#[derive(Args, Debug)]
+pub struct CompareArgs {
+    /// Results of `experiment run`
+    #[arg(value_name = "A.json")]
+    pub a: PathBuf,
+
+    /// Other results of the same experiment, which are shown as ratios to the first
+    #[arg(value_name = "B.json")]
+    pub b: PathBuf,
+
+    /// In which forms
+    #[command(flatten)]
+    pub render: RenderArgs,
 }
 
 /// Runs the subcommand.
@@ -117,6 +154,7 @@ pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
         ExperimentCommand::List => list(),
         ExperimentCommand::Run(args) => run(args),
         ExperimentCommand::Report(args) => report(args),
+        ExperimentCommand::Compare(args) => compare(args),
     }
 }
 
@@ -137,6 +175,8 @@ fn list() -> Result<(), Failure> {
 
 fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let known = catalogue::by_name(&args.name).ok_or_else(|| unknown(&args.name))?;
+    let format = Some(ReportFormat::Table);
+    let rendering = Rendering::open(&RenderArgs { format, html: args.html.clone(), ..RenderArgs::default() })?;
     let interrupts = Interrupts::install()?;
     let mut store = match &args.resume {
         Some(file) => Store::resume(file, known.name())?,
@@ -144,6 +184,9 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
             let mut experiment = known.define(&host::facts());
             experiment.rounds = args.rounds.unwrap_or(experiment.rounds);
             keep_cases(&mut experiment, &args.cases)?;
+            if let Some(program) = &args.against {
+                experiment = against::against(experiment, program)?;
+            }
             if args.dry_run {
                 return dry_run(&experiment);
             }
@@ -154,8 +197,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     if let Err(failure) = ended {
         return Err(store.with_way_to_go_on(failure));
     }
-    let report = Report::of(store.results());
-    say_out(&text::text(&report));
+    rendering.put(&Report::of(store.results()))?;
     say(format_args!("results: {}", store.path().display()));
     Ok(())
 }
@@ -183,9 +225,17 @@ fn dry_run(experiment: &wideleaf_experiments::definition::Experiment) -> Result<
 }
 
 fn report(args: &ReportArgs) -> Result<(), Failure> {
-    let results = store::read(&args.file)?;
-    say_out(&text::text(&Report::of(&results)));
-    Ok(())
+    let rendering = Rendering::open(&args.render)?;
+    rendering.put(&Report::of(&store::read(&args.file)?))
+}
+
+fn compare(args: &CompareArgs) -> Result<(), Failure> {
+    let rendering = Rendering::open(&args.render)?;
+    let [a, b] = [&args.a, &args.b].map(|file| store::read(file));
+    let report = compare::report(&a?, &b?).map_err(|why| {
+        Failure::Usage(format!("cannot compare {} (A) with {} (B): {why}", args.a.display(), args.b.display()))
+    })?;
+    rendering.put(&report)
 }
 
 fn unknown(name: &str) -> Failure {

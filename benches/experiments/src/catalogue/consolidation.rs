@@ -118,7 +118,7 @@ fn cell(arm: &str, more: &[&str], budget: BudgetOf, guests: &[(&str, bool, Guest
     let khugepaged = (arm == HOST_THP).then_some(KhugepagedSettings::FASTEST);
     let work = Work::Together { guests: guests.iter().map(among).collect(), budget };
     let host = HostState { khugepaged, ..HostState::default() };
-    Cell::of(Job { work, host, seconds_guess: SECONDS_GUESS, is_exact: false })
+    Cell::of(Job { host, ..Job::of(work, SECONDS_GUESS) })
 }
 
 fn of_case(results: &Results, case: &Case) -> Grid {

@@ -7,16 +7,7 @@ use crate::schedule;
 
 /// A host with all there is, and two CPUs.
 pub(super) fn host() -> HostFacts {
-    HostFacts {
-        cpus: 2,
-        memory_available_mib: 24 << 10,
-        why_no_kvm: None,
-        paging: "ept".into(),
-        has_qemu: true,
-        why_no_pool_2m: None,
-        free_pages_1g: 0,
-        is_root: true,
-    }
+    HostFacts { memory_available_mib: 24 << 10, paging: "ept".into(), ..HostFacts::of_a_test() }
 }
 
 /// Results in which a run measured what `metric` says of its case, arm and round; the others failed.

@@ -1,10 +1,15 @@
-//! What every report has: what is missing, the figures of each case and arm, ratios to the first arm, what was run, and on what machine.
+//! What every report has: what is missing, what the numbers are evidence of, ratios to the first arm, the figures of each case and arm, how they
+//! came about, what was run, and on what machine.
 
-use crate::definition::{Cell, Experiment};
+use crate::definition::{Arm, Cell, Experiment};
 use crate::metric::{Better, Metric};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
-use crate::results::{Environment, Evidence, Results, RunOutcome};
+use crate::results::{Environment, Results, RunOutcome};
 use crate::statistics::{Comparison, Verdict, bootstrap_median};
+
+mod actions;
+mod figures;
+mod over_time;
 
 /// What is not as it should be comes first.
 pub fn lead(results: &Results) -> Vec<String> {
@@ -24,13 +29,42 @@ pub fn lead(results: &Results) -> Vec<String> {
         let left = crate::schedule::left(&results.experiment, &results.runs).len();
         lead.push(format!("This is not all of it: {left} runs were not made."));
     }
+    lead.push(figures::evidence_line(results));
     lead
 }
 
 /// The sections.
 pub fn sections(results: &Results) -> Vec<Section> {
-    let sections = [ratios(results), figures(results), what_was_run(&results.experiment), machine(results)];
+    let sections = [
+        two_programs(results),
+        ratios(results),
+        figures::section(results),
+        over_time::section(results),
+        actions::section(results),
+        notes(results),
+        what_was_run(&results.experiment),
+        machine(results),
+    ];
     sections.into_iter().flatten().collect()
+}
+
+/// Each arm with the other program against the same with this one, where an experiment was run with two.
+fn two_programs(results: &Results) -> Option<Section> {
+    let pairs = results.experiment.arms_of_two_programs();
+    let columns = pairs.iter().map(|(a, b)| Column::number(format!("{} : {}", b.name, a.name)));
+    let caption = "Ratios of the figure within a round, B : A: median, 95 % interval".into();
+    let mut grid =
+        Grid { caption, columns: std::iter::once(Column::text("case")).chain(columns).collect(), rows: vec![] };
+    for case in &results.experiment.cases {
+        let ratio = |(a, b): &(&Arm, &Arm)| {
+            let ratios = results.ratios(&case.name, &b.name, &a.name, Metric::Figure);
+            Comparison::of(&ratios, Better::Higher).map_or("-".into(), |ratio| ratio.to_string())
+        };
+        grid.rows.push(std::iter::once(case.name.clone()).chain(pairs.iter().map(ratio)).collect());
+    }
+    let what = format!("Above 1 the other program, B, is faster. {}", Verdict::LEGEND);
+    let title = "B : A".into();
+    (!pairs.is_empty()).then(|| Section { title, paragraphs: vec![what], tables: vec![grid], plots: vec![] })
 }
 
 /// Arm by arm against the first one, for what has a better and a worse.
@@ -51,7 +85,7 @@ fn ratios(results: &Results) -> Option<Section> {
         groups: vec![],
     };
     for case in &experiment.cases {
-        let compare = |arm: &crate::definition::Arm| {
+        let compare = |arm: &Arm| {
             Comparison::of(&results.ratios(&case.name, &arm.name, &first.name, Metric::Figure), Better::Higher)
         };
         let compared: Vec<Option<Comparison>> = others.iter().map(compare).collect();
@@ -70,50 +104,6 @@ fn ratios(results: &Results) -> Option<Section> {
     }
     let what = format!("Above 1 an arm is faster than {}. {}", first.name, Verdict::LEGEND);
     Some(Section { title: "Ratios".into(), paragraphs: vec![what], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
-}
-
-/// Every metric that some run has, its median over the rounds.
-fn figures(results: &Results) -> Option<Section> {
-    let experiment = &results.experiment;
-    let is_there = |metric: &Metric| {
-        results.runs.iter().any(|run| run.measured().is_some_and(|measured| measured.metrics.contains_key(metric)))
-    };
-    let metrics: Vec<Metric> = Metric::ALL.into_iter().filter(is_there).collect();
-    let heading = |metric: &Metric| match metric.unit() {
-        "" => Column::number(metric.title()),
-        unit => Column::number(format!("{}, {unit}", metric.title())),
-    };
-    let head = [Column::text("case"), Column::text("arm"), Column::number("rounds"), Column::text("evidence")];
-    let mut grid = Grid {
-        caption: "All figures: medians over the rounds".into(),
-        columns: head.into_iter().chain(metrics.iter().map(heading)).collect(),
-        rows: vec![],
-    };
-    for case in &experiment.cases {
-        for (arm, cell) in experiment.arms.iter().zip(&case.cells) {
-            let values = |metric: &Metric| results.values(&case.name, &arm.name, *metric);
-            let median = |metric: &Metric| {
-                let values: Vec<f64> = values(metric).into_iter().map(|(_, value)| value).collect();
-                if values.is_empty() {
-                    return "-".to_owned();
-                }
-                let median = number(crate::statistics::median(values));
-                if *metric == Metric::Figure { format!("{median} {}", case.unit) } else { median }
-            };
-            let rounds = results.runs_of(&case.name, &arm.name).filter(|run| run.measured().is_some()).count();
-            let evidence = results.runs_of(&case.name, &arm.name).find_map(|run| Some(run.measured()?.evidence));
-            let evidence = match (cell, evidence) {
-                (Cell::Absent(_), _) => "absent",
-                (_, Some(Evidence::Measured)) => "measured",
-                (_, Some(Evidence::Simulated)) => "simulated",
-                (_, Some(Evidence::Lab)) => "lab",
-                (_, None) => "-",
-            };
-            let head = [case.name.clone(), arm.name.clone(), rounds.to_string(), evidence.to_owned()];
-            grid.rows.push(head.into_iter().chain(metrics.iter().map(median)).collect());
-        }
-    }
-    (!metrics.is_empty()).then(|| Section { title: "Figures".into(), tables: vec![grid], ..Section::default() })
 }
 
 /// The arms, the commands, and what was not run.
@@ -136,8 +126,30 @@ fn what_was_run(experiment: &Experiment) -> Option<Section> {
     Some(Section { title: "What was run".into(), paragraphs, tables: vec![arms, commands], plots: vec![] })
 }
 
+/// What runs had to say, each once.
+fn notes(results: &Results) -> Option<Section> {
+    let mut paragraphs: Vec<String> = Vec::new();
+    for run in &results.runs {
+        for note in run.measured().into_iter().flat_map(|measured| &measured.notes) {
+            let note = format!("{}, {}: {note}", run.case, run.arm);
+            if !paragraphs.contains(&note) {
+                paragraphs.push(note);
+            }
+        }
+    }
+    (!paragraphs.is_empty()).then(|| Section { title: "Notes".into(), paragraphs, ..Section::default() })
+}
+
 /// The machine.
 fn machine(results: &Results) -> Option<Section> {
+    let columns = vec![Column::text("what"), Column::text("value")];
+    let rows = machine_rows(results).into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
+    let grid = Grid { caption: "What it ran on".into(), columns, rows };
+    Some(Section { title: "The machine".into(), tables: vec![grid], ..Section::default() })
+}
+
+/// What is known of it, and when.
+pub(crate) fn machine_rows(results: &Results) -> Vec<(&'static str, String)> {
     let Environment {
         wideleaf,
         kernel,
@@ -157,8 +169,9 @@ fn machine(results: &Results) -> Option<Section> {
         not_controlled,
     } = &results.environment;
     let says = |yes: &bool| if *yes { "yes" } else { "no" }.to_owned();
-    let stolen: f64 = results.runs.iter().filter_map(|run| run.measured()?.metrics.get(&Metric::StolenMs)).sum();
-    let rows = [
+    let stolen_ms = results.runs.iter().filter_map(|run| run.measured()?.metrics.get(&Metric::StolenMs));
+    let stolen_ms = stolen_ms.fold(0.0, |sum, ms| sum + ms);
+    vec![
         ("wideleaf", wideleaf.clone()),
         ("began, ended", format!("{}, {}", results.started, results.ended)),
         ("ran for", format!("{:.1} min, {} runs", results.elapsed_s / 60.0, results.runs.len())),
@@ -175,13 +188,9 @@ fn machine(results: &Results) -> Option<Section> {
         ("khugepaged", format!("{} pages every {} ms", khugepaged[1], khugepaged[0])),
         ("frequency governor", if governor.is_empty() { "none".into() } else { governor.clone() }),
         ("load at the start", load_1m.to_string()),
-        ("stolen by the hypervisor during all runs, ms", format!("{stolen:.0}")),
+        ("stolen by the hypervisor during all runs, ms", format!("{stolen_ms:.0}")),
         ("not controlled", not_controlled.join(", ")),
-    ];
-    let columns = vec![Column::text("what"), Column::text("value")];
-    let rows = rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
-    let grid = Grid { caption: "The machine".into(), columns, rows };
-    Some(Section { title: "The machine".into(), tables: vec![grid], ..Section::default() })
+    ]
 }
 
 /// A number with four figures, or whole where it is large.
@@ -196,13 +205,17 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// The median of values with its interval, as tables print it.
+/// The median of values with its interval, as tables print it; with a question mark where too few values leave it without one of 95 %.
 pub fn interval(values: &[f64]) -> String {
     if values.is_empty() {
         return "-".into();
     }
     let interval = bootstrap_median(&[values.to_vec()]);
-    format!("{} ({} - {})", number(interval.median), number(interval.low), number(interval.high))
+    let mark = if values.len() < Comparison::PAIRS_MIN { " ?" } else { "" };
+    match values {
+        [one] => number(*one),
+        _ => format!("{} ({} - {}){mark}", number(interval.median), number(interval.low), number(interval.high)),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-use crate::report::{Grid, Report};
+use crate::report::{Column, Grid, Report};
 
 /// The report as text: its pictures are left out.
 pub fn text(report: &Report) -> String {
@@ -25,14 +25,18 @@ pub fn text(report: &Report) -> String {
 }
 
 fn table(grid: &Grid) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(grid.columns.iter().map(|column| &column.title));
-    for row in &grid.rows {
-        let cells = row.iter().zip(&grid.columns).map(|(text, column)| {
+    let cells = |texts: &mut dyn Iterator<Item = &String>| -> Vec<Cell> {
+        let cell = |(text, column): (&String, &Column)| {
             let alignment = if column.is_number { CellAlignment::Right } else { CellAlignment::Left };
             Cell::new(text).set_alignment(alignment)
-        });
-        table.add_row(cells);
+        };
+        texts.zip(&grid.columns).map(cell).collect()
+    };
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header(cells(&mut grid.columns.iter().map(|column| &column.title)));
+    for row in &grid.rows {
+        table.add_row(cells(&mut row.iter()));
     }
     table
 }

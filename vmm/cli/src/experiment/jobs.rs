@@ -28,7 +28,7 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
         Duration::try_from_secs_f64(job.seconds_guess * TIMES_TOO_LONG).unwrap_or(TIMEOUT_MIN).max(TIMEOUT_MIN);
     let stolen_before = environment::stolen_ms();
     let mut measured = match &job.work {
-        Work::Run { arguments } => wideleaf_run::run(arguments, timeout, interrupts),
+        Work::Run { arguments } => wideleaf_run::run(job, arguments, timeout, interrupts),
         Work::Simulation { accesses, machine, page } => {
             simulation::run(accesses, &simulation::Place::parse(machine, page)?, timeout, interrupts)
         }

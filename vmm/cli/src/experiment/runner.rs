@@ -66,9 +66,11 @@ impl Runner<'_> {
         let experiment = &self.store.results().experiment;
         let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
+        // A map of one round is enough, and a recording is not free.
+        let job = Job { wants_map: job.wants_map && turn.round == 1, ..job.clone() };
         let load_1m = crate::environment::Environment::capture().load_1m;
         let began = Instant::now();
-        let outcome = match self.measure(job, kept, case.working_set_mib) {
+        let outcome = match self.measure(&job, kept, case.working_set_mib) {
             Ok(measured) => RunOutcome::Measured(measured),
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(failure) => RunOutcome::Failed(failure.to_string()),

@@ -46,8 +46,9 @@ pub(super) fn run(
         vec!["--daemon".to_owned(), daemon.socket().display().to_string()]
     });
     let one = |guest: &GuestAmongOthers| {
-        let arguments = [&guest.arguments[..], &whom].concat();
-        wideleaf_run::run(&arguments, timeout, interrupts).map_err(|failure| failure.during(&guest.name))
+        let arguments = [&["run".to_owned()], &guest.arguments[..], &whom].concat();
+        let measured = child::run(&arguments, timeout, interrupts).and_then(|report| wideleaf_run::verified(&report));
+        measured.map_err(|failure| failure.during(&guest.name))
     };
     let ended: Vec<Result<Measured, Failure>> = thread::scope(|scope| {
         let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();

@@ -1,11 +1,15 @@
 //! A `wideleaf run`, from its report to metrics.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
+use wideleaf_experiments::definition::Job;
 use wideleaf_experiments::metric::Metric;
-use wideleaf_experiments::results::{Measured, Sample};
+use wideleaf_experiments::results::{Actions, Measured, Sample};
 
 use crate::child;
+use crate::experiment::memory_map::{self, View};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::{Phase, RunReport};
@@ -15,9 +19,28 @@ pub(super) const MIB: f64 = (1 << 20) as f64;
 pub(super) const COVERED_PERCENT: f64 = 95.0;
 
 /// Runs it; words that the guest found wrong are a failure.
-pub(super) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<Measured, Failure> {
-    let arguments = [&["run".to_owned()], arguments].concat();
-    verified(&child::run(&arguments, timeout, interrupts)?)
+pub(super) fn run(
+    job: &Job,
+    arguments: &[String],
+    timeout: Duration,
+    interrupts: &Interrupts,
+) -> Result<Measured, Failure> {
+    let folder = tempfile::tempdir()
+        .map_err(|error| Failure::Host(format!("cannot make a temporary folder for a recording: {error}")))?;
+    let recording = folder.path().join("recording");
+    let mut arguments = [&["run".to_owned()], arguments].concat();
+    if job.wants_map {
+        arguments.extend(["--record".into(), recording.display().to_string()]);
+    }
+    let report = match &job.program {
+        None => child::run(&arguments, timeout, interrupts),
+        Some(program) => child::run_program(Path::new(program), &arguments, timeout, interrupts),
+    }?;
+    let mut measured = verified(&report)?;
+    if job.wants_map {
+        add_recorded(&mut measured, &recording, &report)?;
+    }
+    Ok(measured)
 }
 
 /// What a run tells whose guest found its memory right.
@@ -31,12 +54,30 @@ pub(super) fn verified(report: &RunReport) -> Result<Measured, Failure> {
     }
 }
 
+/// What only the recording knows.
+fn add_recorded(measured: &mut Measured, recording: &Path, report: &RunReport) -> Result<(), Failure> {
+    let view = View {
+        began_at_s: timed_part(report).map_or(0.0, |phase| phase.began_at_s),
+        paging: report.setup.paging.clone(),
+        guest_page: report.setup.guest_page.clone(),
+    };
+    let recorded = memory_map::read(recording, &view)?;
+    measured.map = recorded.map;
+    for (name, Actions { cpu_ms, unavailable_max_us, .. }) in recorded.actions {
+        let of = measured.actions.entry(name).or_default();
+        *of = Actions { cpu_ms, unavailable_max_us, ..*of };
+    }
+    measured.notes.push("round 1 was recorded for its map, which costs its manager some time".into());
+    Ok(())
+}
+
 /// What the report tells.
 fn measured(report: &RunReport) -> Measured {
     let timed = timed_part(report);
     let mut measured =
         Measured { series: timed.map(|phase| series(report, phase)).unwrap_or_default(), ..Measured::default() };
     measured.told = report.results.iter().map(|(name, result)| (name.clone(), result.value)).collect();
+    measured.actions = actions(&report.manager.outcomes);
     let mut put = |metric, value: Option<f64>| {
         if let Some(value) = value {
             measured.metrics.insert(metric, value);
@@ -94,13 +135,38 @@ fn time_to_coverage(report: &RunReport, phase: &Phase) -> Option<f64> {
     Some((reached.at_s - phase.began_at_s).max(0.0))
 }
 
+fn actions(outcomes: &BTreeMap<String, u64>) -> BTreeMap<String, Actions> {
+    outcomes.iter().map(|(name, count)| (name.clone(), Actions { count: *count, ..Actions::default() })).collect()
+}
+
 fn series(report: &RunReport, phase: &Phase) -> Vec<Sample> {
     let sample = |at_s: f64, counters: &crate::report::Counters| Sample {
         at_s: at_s - phase.began_at_s,
         base_mib: counters.host_4k_bytes as f64 / MIB,
         huge_mib: counters.host_2m_bytes as f64 / MIB,
         giant_mib: counters.host_1g_bytes as f64 / MIB,
-        rate_per_s: None,
+        rate_per_s: rate_at(&phase.progress, at_s - phase.began_at_s),
     };
     report.manager.samples.iter().map(|seen| sample(seen.at_s, &seen.counters)).collect()
+}
+
+/// The speed between the two marks of progress around an instant; nothing before the begin and behind the last mark.
+fn rate_at(progress: &[(f64, u64)], at_s: f64) -> Option<f64> {
+    let before = std::iter::once(&(0.0, 0)).chain(progress);
+    let (from, to) = before.zip(progress).find(|(from, to)| from.0 < at_s && at_s <= to.0)?;
+    Some(to.1.saturating_sub(from.1) as f64 / (to.0 - from.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_at_an_instant_is_that_between_the_marks_around_it() {
+        let progress = [(1.0, 100), (3.0, 500)];
+        let rates = [-1.0, 0.5, 1.0, 2.0, 3.0, 3.1].map(|at_s| rate_at(&progress, at_s));
+        assert_eq!(rates, [None, Some(100.0), Some(100.0), Some(200.0), Some(200.0), None]);
+        assert_eq!(rate_at(&[], 0.5), None);
+        assert_eq!(rate_at(&[(0.0, 0), (1.0, 10)], 0.5), Some(10.0), "a mark at the begin has no length");
+    }
 }

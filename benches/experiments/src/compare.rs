@@ -1,0 +1,271 @@
+//! Two results of one experiment: another day, another machine, another build. Rounds of one have nothing in common with rounds of the other, so
+//! that medians are compared, not pairs; and beside them the ratios that each found within itself, which is what should repeat.
+//!
+//! ```text
+//!   A: base 10 11 10 …  auto 15 16 15 …   auto : base 1.50 (1.48 - 1.52) ─┐ do they overlap?
+//!   B: base 20 21 20 …  auto 31 32 30 …   auto : base 1.53 (1.51 - 1.55) ─┘
+//!      B : A  2.00            2.04        by the medians of all rounds
+//! ```
+
+use crate::definition::{Arm, Case, Experiment};
+use crate::metric::{Better, Metric};
+use crate::report::every::{machine_rows, number};
+use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
+use crate::results::Results;
+use crate::statistics::{Comparison, Verdict, median};
+
+/// Half of an interval that is narrow enough to tell small differences.
+const HALF_WIDTH_GOOD: f64 = 0.02;
+/// What differs between any two results: not worth a row.
+const ALWAYS_DIFFERENT: [&str; 4] =
+    ["began, ended", "ran for", "load at the start", "stolen by the hypervisor during all runs, ms"];
+
+/// Why two results cannot be compared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotComparable {
+    /// They are of two experiments.
+    #[error("A has results of {a}, B of {b}: only results of the same experiment can be compared")]
+    Experiments {
+        /// The first's name.
+        a: String,
+        /// The second's.
+        b: String,
+    },
+    /// No case is in both that has a figure in both.
+    #[error("A and B measured nothing in common: no case and arm of that name has a figure in both")]
+    NothingInCommon,
+}
+
+/// A ratio to the first arm that both found.
+struct Row<'a> {
+    case: &'a Case,
+    arm: &'a Arm,
+    a: Comparison,
+    b: Comparison,
+}
+
+impl Row<'_> {
+    /// Whether both have an interval at all.
+    fn is_known(&self) -> bool {
+        self.a.verdict != Verdict::Unknown && self.b.verdict != Verdict::Unknown
+    }
+
+    fn overlaps(&self) -> bool {
+        self.a.interval.overlaps(&self.b.interval)
+    }
+}
+
+/// What B says of A.
+///
+/// # Errors
+/// [`NotComparable`].
+pub fn report(a: &Results, b: &Results) -> Result<Report, NotComparable> {
+    let (of_a, of_b) = (&a.experiment, &b.experiment);
+    if of_a.name != of_b.name {
+        return Err(NotComparable::Experiments { a: of_a.name.clone(), b: of_b.name.clone() });
+    }
+    let medians = medians(a, b);
+    if medians.rows.is_empty() {
+        return Err(NotComparable::NothingInCommon);
+    }
+    let rows = rows(a, b);
+    let lead = [vec![summary(&rows)], not_the_same(of_a, of_b)].concat();
+    let sections = [Some(between(medians)), within(&rows, &of_a.arms), others(a, b), Some(machines(a, b))];
+    Ok(Report {
+        title: format!("{}: B against A", of_a.title),
+        lead,
+        sections: sections.into_iter().flatten().collect(),
+    })
+}
+
+/// Cases and arms that are in both, by name.
+fn common<'a>(a: &'a Results, b: &'a Results) -> impl Iterator<Item = (&'a Case, &'a Arm)> {
+    let has_case = |case: &&Case| b.experiment.cases.iter().any(|other| other.name == case.name);
+    let arms = a.experiment.arms.iter().filter(|arm| b.experiment.arms.iter().any(|other| other.name == arm.name));
+    a.experiment.cases.iter().filter(has_case).flat_map(move |case| arms.clone().map(move |arm| (case, arm)))
+}
+
+fn values(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> Vec<f64> {
+    results.values(&case.name, &arm.name, metric).into_iter().map(|(_, value)| value).collect()
+}
+
+/// B's medians by A's.
+fn medians(a: &Results, b: &Results) -> Grid {
+    let columns = ["case", "arm"].map(Column::text).into_iter();
+    let mut grid = Grid {
+        caption: "The figure: medians over the rounds, and B : A with its 95 % interval".into(),
+        columns: columns.chain(["A", "B", "B : A"].map(Column::number)).collect(),
+        rows: vec![],
+    };
+    for (case, arm) in common(a, b) {
+        let [of_a, of_b] = [a, b].map(|results| values(results, case, arm, Metric::Figure));
+        if let Some(ratio) = Comparison::of_unpaired(&of_b, &of_a, Better::Higher) {
+            let figure = |values: Vec<f64>| format!("{} {}", number(median(values)), case.unit);
+            let numbers = [figure(of_a), figure(of_b), ratio.to_string()];
+            grid.rows.push([case.name.clone(), arm.name.clone()].into_iter().chain(numbers).collect());
+        }
+    }
+    grid
+}
+
+/// Ratios within each of the two.
+fn rows<'a>(a: &'a Results, b: &'a Results) -> Vec<Row<'a>> {
+    let Some(first) = a.experiment.arms.first() else { return vec![] };
+    let row = |(case, arm): (&'a Case, &'a Arm)| {
+        let ratio = |results: &Results| {
+            let ratios = results.ratios(&case.name, &arm.name, &first.name, Metric::Figure);
+            Comparison::of(&ratios, Better::Higher)
+        };
+        Some(Row { case, arm, a: ratio(a)?, b: ratio(b)? })
+    };
+    common(a, b).filter(|(_, arm)| arm.name != first.name).filter_map(row).collect()
+}
+
+/// What is to be said first: whether B repeats A, and how well either could tell.
+fn summary(rows: &[Row<'_>]) -> String {
+    let known: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_known()).collect();
+    let count = |is: &dyn Fn(&Row<'_>) -> bool| known.iter().filter(|row| is(row)).count();
+    let narrow = |of: fn(&Row<'_>) -> Comparison| count(&|row| of(row).half_width() <= HALF_WIDTH_GOOD);
+    let all = known.len();
+    let mut summary = format!(
+        "Ratios to the first arm, each within its own results: intervals overlap in {} of {all} rows; half-width at most 2 % in {} of {all} rows \
+         of A, {} of B.",
+        count(&|row| row.overlaps()),
+        narrow(|row| row.a),
+        narrow(|row| row.b),
+    );
+    if all < rows.len() {
+        let left_out = rows.len() - all;
+        summary += &format!(
+            " {left_out} more rows have fewer than six pairs in A or B, too few for an interval, and do not count."
+        );
+    }
+    summary
+}
+
+/// What two results of one experiment need not share.
+fn not_the_same(a: &Experiment, b: &Experiment) -> Vec<String> {
+    let mut notes = Vec::new();
+    let names = |experiment: &Experiment| -> Vec<String> {
+        let cases = experiment.cases.iter().map(|case| format!("case {}", case.name));
+        cases.chain(experiment.arms.iter().map(|arm| format!("arm {}", arm.name))).collect()
+    };
+    let [of_a, of_b] = [a, b].map(names);
+    for (name, has, lacks) in [("A", &of_a, &of_b), ("B", &of_b, &of_a)] {
+        let only: Vec<&str> = has.iter().filter(|name| !lacks.contains(name)).map(String::as_str).collect();
+        if !only.is_empty() {
+            notes.push(format!("Only in {name}: {}.", only.join(", ")));
+        }
+    }
+    let changed = changed_commands(a, b);
+    if !changed.is_empty() {
+        notes.push(format!(
+            "Other commands in B than in A, so that these rows compare two things: {}.",
+            changed.join(", ")
+        ));
+    }
+    notes
+}
+
+fn changed_commands(a: &Experiment, b: &Experiment) -> Vec<String> {
+    let mut changed = Vec::new();
+    for case in &a.cases {
+        let Some(other_case) = b.cases.iter().find(|other| other.name == case.name) else { continue };
+        for (arm, cell) in a.arms.iter().zip(&case.cells) {
+            let place = b.arms.iter().position(|other| other.name == arm.name);
+            let other = place.and_then(|place| other_case.cells.get(place));
+            if other.is_some_and(|other| !cell.runs_the_same(other)) {
+                changed.push(format!("{}, {}", case.name, arm.name));
+            }
+        }
+    }
+    changed
+}
+
+fn between(medians: Grid) -> Section {
+    let paragraph = format!(
+        "Above 1, B is faster. Between the two lies whatever was not the same: the machine's other load first of all. {}",
+        Verdict::LEGEND
+    );
+    Section { title: "B : A".into(), paragraphs: vec![paragraph], tables: vec![medians], plots: vec![] }
+}
+
+fn within(rows: &[Row<'_>], arms: &[Arm]) -> Option<Section> {
+    let first = &arms.first()?.name;
+    let columns = vec![
+        Column::text("case"),
+        Column::text("ratio"),
+        Column::number("A"),
+        Column::number("B"),
+        Column::text("intervals"),
+    ];
+    let verdict = |row: &Row<'_>| match (row.is_known(), row.overlaps()) {
+        (false, _) => "too few pairs",
+        (true, true) => "overlap",
+        (true, false) => "apart",
+    };
+    let cells = |row: &Row<'_>| {
+        let ratio = format!("{} : {first}", row.arm.name);
+        vec![row.case.name.clone(), ratio, row.a.to_string(), row.b.to_string(), verdict(row).to_owned()]
+    };
+    let caption = format!("Ratios of the figure to {first} within a round: median, 95 % interval");
+    let grid = Grid { caption, columns, rows: rows.iter().map(cells).collect() };
+    let bar = |of: Comparison| Some((of.interval.median, of.interval.low, of.interval.high));
+    let group = |row: &Row<'_>| BarGroup {
+        name: format!("{}: {}", row.case.name, row.arm.name),
+        bars: vec![bar(row.a), bar(row.b)],
+    };
+    let bars = Bars {
+        name: "compared".into(),
+        caption: format!("Figure as a ratio to {first}, in A and in B; median and 95 % interval"),
+        axis: format!("ratio to {first}"),
+        reference: Some(1.0),
+        series: vec!["A".into(), "B".into()],
+        groups: rows.iter().map(group).collect(),
+    };
+    let title = "What each found within itself".into();
+    (!rows.is_empty()).then(|| Section { title, paragraphs: vec![], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
+}
+
+/// Other metrics, where they are surely apart.
+fn others(a: &Results, b: &Results) -> Option<Section> {
+    let columns = ["case", "arm", "metric"].map(Column::text).into_iter();
+    let mut grid = Grid {
+        caption: "Other metrics whose interval does not have 1 in it".into(),
+        columns: columns.chain(["A", "B", "B : A"].map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let metrics = || Metric::ALL.into_iter().filter(|m| *m != Metric::Figure && m.better() != Better::Neither);
+    for ((case, arm), metric) in common(a, b).flat_map(|cell| metrics().map(move |metric| (cell, metric))) {
+        let [of_a, of_b] = [a, b].map(|results| values(results, case, arm, metric));
+        let Some(ratio) = Comparison::of_unpaired(&of_b, &of_a, metric.better()) else { continue };
+        if let Verdict::Better | Verdict::Worse = ratio.verdict {
+            let name = format!("{} {}", metric.title(), metric.unit()).trim_end().to_owned();
+            let numbers = [number(median(of_a)), number(median(of_b)), ratio.to_string()];
+            grid.rows.push([case.name.clone(), arm.name.clone(), name].into_iter().chain(numbers).collect());
+        }
+    }
+    (!grid.rows.is_empty()).then(|| Section {
+        title: "What else differs".into(),
+        tables: vec![grid],
+        ..Section::default()
+    })
+}
+
+fn machines(a: &Results, b: &Results) -> Section {
+    let columns = ["what", "A", "B"].map(Column::text).into();
+    let both = machine_rows(a).into_iter().zip(machine_rows(b));
+    let differing = both.filter(|((what, of_a), (_, of_b))| of_a != of_b && !ALWAYS_DIFFERENT.contains(what));
+    let rows: Vec<Vec<String>> = differing.map(|((what, of_a), (_, of_b))| vec![what.to_owned(), of_a, of_b]).collect();
+    let when = |results: &Results| format!("{}, {} runs", results.started, results.runs.len());
+    let mut paragraphs = vec![format!("A: {}. B: {}.", when(a), when(b))];
+    if rows.is_empty() {
+        paragraphs.push("Nothing that is known of the machines differs.".into());
+        return Section { title: "The machines".into(), paragraphs, ..Section::default() };
+    }
+    let grid = Grid { caption: "What differs".into(), columns, rows };
+    Section { title: "The machines".into(), paragraphs, tables: vec![grid], plots: vec![] }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+use super::*;
+use crate::definition::{Cell, Job};
+use crate::report::fixture;
+use crate::report::text::text;
+use crate::results::RunOutcome;
+
+/// The fixture with every figure of an arm times this.
+fn scaled(arm: &str, by: f64) -> Results {
+    let mut results = fixture::results();
+    for run in results.runs.iter_mut().filter(|run| run.arm == arm) {
+        if let RunOutcome::Measured(measured) = &mut run.outcome {
+            measured.metrics.entry(Metric::Figure).and_modify(|figure| *figure *= by);
+        }
+    }
+    results
+}
+
+fn lead(a: &Results, b: &Results) -> String {
+    report(a, b).expect("they have something in common").lead.join(" ")
+}
+
+#[test]
+fn the_same_results_agree_in_all_rows() {
+    let results = fixture::results();
+    let said = lead(&results, &results);
+    let expected = "intervals overlap in 2 of 2 rows; half-width at most 2 % in 2 of 2 rows of A, 2 of B.";
+    assert!(said.ends_with(expected), "{said}");
+}
+
+#[test]
+fn a_faster_machine_changes_no_ratio_and_a_slower_arm_does() {
+    let once = fixture::results();
+    let twice_as_fast = {
+        let mut all = scaled("base", 2.0);
+        all.runs.retain(|r| r.arm == "base");
+        all.runs.extend(scaled("auto", 2.0).runs.into_iter().filter(|r| r.arm == "auto"));
+        all
+    };
+    assert!(lead(&once, &twice_as_fast).contains("overlap in 2 of 2 rows"));
+    let text = text(&report(&once, &twice_as_fast).expect("comparable"));
+    assert!(text.contains("2.000 (1."), "all medians double: {text}");
+    let slower = scaled("auto", 0.9);
+    assert!(lead(&once, &slower).contains("overlap in 0 of 2 rows"));
+    assert!(self::text(&report(&once, &slower).expect("comparable")).contains("apart"));
+}
+
+#[test]
+fn rows_of_too_few_pairs_do_not_count() {
+    let all = fixture::results();
+    let mut few = fixture::results();
+    few.runs.retain(|run| run.round <= 5 || run.case == "IS <A>");
+    let said = lead(&all, &few);
+    assert!(
+        said.contains("overlap in 1 of 1 rows") && said.contains("1 more rows have fewer than six pairs"),
+        "{said}"
+    );
+}
+
+#[test]
+fn other_experiments_and_nothing_in_common_are_refused_with_the_reason() {
+    let a = fixture::results();
+    let mut b = fixture::results();
+    b.experiment.name = "another".into();
+    let refused = report(&a, &b).expect_err("another experiment").to_string();
+    assert_eq!(
+        refused,
+        "A has results of made-by-hand, B of another: only results of the same experiment can be compared"
+    );
+    let mut nothing = fixture::results();
+    nothing.runs.clear();
+    assert_eq!(report(&a, &nothing), Err(NotComparable::NothingInCommon));
+}
+
+#[test]
+fn what_is_not_the_same_is_said() {
+    let a = fixture::results();
+    let mut b = fixture::results();
+    b.environment.paging = "ept".into();
+    b.experiment.cases.remove(1);
+    b.experiment.cases[0].cells[1] = Cell::of(Job::run(&["npb.cg", "--policy=auto", "--vcpus=2"], 3.0));
+    let report = report(&a, &b).expect("CG A is in both");
+    let lead = report.lead.join(" ");
+    assert!(lead.contains("Only in A: case IS <A>.") && lead.contains("two things: CG A, auto."), "{lead}");
+    let machines = report.sections.last().expect("the machines");
+    let paging = [["paging of guests", "shadow", "ept"].map(str::to_owned).to_vec()];
+    assert_eq!(machines.tables[0].rows, paging);
+}
+
+#[test]
+fn other_metrics_are_shown_where_they_are_surely_apart() {
+    let a = fixture::results();
+    let mut b = fixture::results();
+    for run in b.runs.iter_mut().filter(|run| run.arm == "auto") {
+        if let RunOutcome::Measured(measured) = &mut run.outcome {
+            measured.metrics.insert(Metric::ResidentMib, 1060.0);
+        }
+    }
+    let report = report(&a, &b).expect("comparable");
+    let rows: Vec<&Vec<String>> =
+        report.sections.iter().filter(|s| s.title == "What else differs").flat_map(|s| &s.tables[0].rows).collect();
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    assert_eq!(
+        rows[0][..6],
+        ["CG A", "auto", "resident MiB", "530.0", "1060", "2.000 (2.000 - 2.000)"].map(str::to_owned)
+    );
+}

@@ -1,0 +1,46 @@
+//! What the second level is inferred to map, beside what KVM counts: the inference is by window, the counters know no windows.
+
+use crate::results::{MapColumn, MemoryMap};
+
+/// Both, at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Windows that are inferred to be mapped by one entry of 2 MiB.
+    pub inferred_2m: u64,
+    /// KVM's leaf mappings of 2 MiB.
+    pub counted_2m: u64,
+    /// The largest difference of the two at any instant.
+    pub difference_max: u64,
+}
+
+/// At the last instant at which both are known; nothing where they never are.
+pub fn agreement(map: &MemoryMap) -> Option<Agreement> {
+    let both: Vec<(u64, u64)> = map.columns.iter().filter_map(both_of).collect();
+    let (inferred_2m, counted_2m) = *both.last()?;
+    let difference_max = both.iter().map(|(inferred, counted)| inferred.abs_diff(*counted)).max().unwrap_or(0);
+    Some(Agreement { inferred_2m, counted_2m, difference_max })
+}
+
+fn both_of(column: &MapColumn) -> Option<(u64, u64)> {
+    let counted = column.kvm_pages?[1];
+    let is_known = !column.second_level.is_empty() && !column.second_level.contains('?');
+    is_known.then(|| (column.second_level.bytes().filter(|letter| *letter == b'2').count() as u64, counted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_difference_is_kept_and_unknown_windows_are_not_compared() {
+        let column = |second_level: &str, pages_2m| MapColumn {
+            second_level: second_level.into(),
+            kvm_pages: Some([0, pages_2m, 0]),
+            ..MapColumn::default()
+        };
+        let map = |columns| MemoryMap { first_window: 0, columns };
+        let seen = agreement(&map(vec![column("4422", 0), column("2224", 4), column("?222", 9)]));
+        assert_eq!(seen, Some(Agreement { inferred_2m: 3, counted_2m: 4, difference_max: 2 }));
+        assert_eq!(agreement(&map(vec![column("????", 4), column("", 4)])), None);
+    }
+}

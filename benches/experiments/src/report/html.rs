@@ -1,0 +1,145 @@
+//! A report as one HTML file that needs no other: pictures inside, no scripts, no fonts, dark on white, made to be printed too.
+
+use std::fmt::Write as _;
+
+use crate::report::svg::svg;
+use crate::report::{Grid, Plot, Report, Section};
+
+const STYLE: &str = "\
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #999; }
+p.lead { font-size: 1.1rem; }
+nav ol { columns: 2; }
+a { color: #004b78; }
+.wide { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 0.85rem; }
+caption { text-align: left; font-weight: 600; padding-bottom: 0.3rem; }
+th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+thead th { border-bottom: 2px solid #333; vertical-align: bottom; }
+th.n, td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+figure { margin: 1.5rem 0; } svg { max-width: 100%; height: auto; }
+@media print {
+  body { font-size: 10pt; margin: 0; max-width: none; } nav { display: none; }
+  .wide { overflow: visible; } table { font-size: 7.5pt; } thead { display: table-header-group; }
+  tr, figure { break-inside: avoid; } h2, caption { break-after: avoid; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}";
+
+/// The report.
+pub fn html(report: &Report) -> String {
+    let title = escaped(&report.title);
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+         <style>\n{STYLE}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    );
+    for paragraph in &report.lead {
+        let _ = writeln!(out, "<p class=\"lead\">{}</p>", escaped(paragraph));
+    }
+    contents(&mut out, &report.sections);
+    for (index, part) in report.sections.iter().enumerate() {
+        section(&mut out, index, part);
+    }
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+fn contents(out: &mut String, sections: &[Section]) {
+    out.push_str("<nav aria-label=\"Contents\">\n<ol>\n");
+    for (index, section) in sections.iter().enumerate() {
+        let _ = writeln!(out, "<li><a href=\"#s{index}\">{}</a></li>", escaped(&section.title));
+    }
+    out.push_str("</ol>\n</nav>\n");
+}
+
+fn section(out: &mut String, index: usize, section: &Section) {
+    let _ = writeln!(out, "<section id=\"s{index}\">\n<h2>{}</h2>", escaped(&section.title));
+    for paragraph in &section.paragraphs {
+        let _ = writeln!(out, "<p>{}</p>", escaped(paragraph));
+    }
+    section.tables.iter().for_each(|grid| table(out, grid));
+    section.plots.iter().for_each(|plot| figure(out, plot));
+    out.push_str("</section>\n");
+}
+
+fn table(out: &mut String, grid: &Grid) {
+    let _ = writeln!(out, "<div class=\"wide\"><table>\n<caption>{}</caption>", escaped(&grid.caption));
+    let class = |is_number: bool| if is_number { " class=\"n\"" } else { "" };
+    out.push_str("<thead><tr>");
+    for column in &grid.columns {
+        let _ = write!(out, "<th scope=\"col\"{}>{}</th>", class(column.is_number), escaped(&column.title));
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for row in &grid.rows {
+        out.push_str("<tr>");
+        for (cell, column) in row.iter().zip(&grid.columns) {
+            let _ = write!(out, "<td{}>{}</td>", class(column.is_number), escaped(cell));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+}
+
+/// The caption is in the picture; who cannot see it has it as its label.
+fn figure(out: &mut String, plot: &Plot) {
+    let _ = writeln!(out, "<figure role=\"img\" aria-label=\"{}\">\n{}</figure>", escaped(plot.caption()), svg(plot));
+}
+
+/// A text without what HTML gives a meaning, in an attribute too (HTML Standard, 13.3 "Escaping a string").
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Bars, Column};
+
+    fn report() -> Report {
+        let grid = Grid {
+            caption: "C & D".into(),
+            columns: vec![Column::text("case"), Column::number("n")],
+            rows: vec![vec!["<script>alert(\"x\")</script>".into(), "1".into()]],
+        };
+        let bars = Bars { name: "b".into(), caption: "a < b".into(), ..Bars::default() };
+        let part =
+            Section { title: "S & T".into(), tables: vec![grid], plots: vec![Plot::Bars(bars)], ..Section::default() };
+        Report { title: "<T>".into(), lead: vec!["first\u{1b}".into()], sections: vec![part] }
+    }
+
+    #[test]
+    fn nothing_of_a_text_becomes_markup_and_numbers_stand_to_the_right() {
+        let html = html(&report());
+        let row = "<tr><td>&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;</td><td class=\"n\">1</td></tr>";
+        assert!(html.contains(row) && !html.contains("<script"), "{html}");
+        assert!(html.contains("<a href=\"#s0\">S &amp; T</a>") && html.contains("<section id=\"s0\">"), "{html}");
+        assert!(!html.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn the_file_needs_no_other() {
+        let html = html(&report());
+        for word in ["src=", "<link", "<script", "@import", "url(", "href=\"http"] {
+            assert!(!html.contains(word), "{word} in {html}");
+        }
+        assert_eq!(html.matches("<svg ").count(), 1);
+    }
+
+    #[test]
+    fn what_came_first_is_read_first() {
+        let html = html(&report());
+        let at = |word: &str| html.find(word).expect("it is there");
+        assert!(at("class=\"lead\"") < at("<nav") && at("<nav") < at("<section"));
+    }
+}

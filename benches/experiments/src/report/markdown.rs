@@ -1,0 +1,109 @@
+//! A report as Markdown, for papers and issues: tables as GitHub reads them (GitHub Flavored Markdown, "Tables (extension)").
+
+use std::fmt::Write as _;
+
+use crate::report::{Column, Grid, Report};
+
+/// The report. Its pictures are links into `pictures`, the folder they were written to as the reader of the text finds it; without one, only
+/// their captions are there.
+pub fn markdown(report: &Report, pictures: Option<&str>) -> String {
+    let mut out = format!("# {}\n", escaped(&report.title));
+    paragraphs(&mut out, &report.lead);
+    let mut files = report.pictures().into_iter();
+    for section in &report.sections {
+        let _ = writeln!(out, "\n## {}", escaped(&section.title));
+        paragraphs(&mut out, &section.paragraphs);
+        section.tables.iter().for_each(|grid| table(&mut out, grid));
+        for (file, plot) in files.by_ref().take(section.plots.len()) {
+            let caption = escaped(plot.caption());
+            let _ = match pictures {
+                Some(folder) => writeln!(out, "\n![{caption}](<{folder}/{file}>)"),
+                None => writeln!(out, "\nPicture (in the HTML report, or with --svg): {caption}"),
+            };
+        }
+    }
+    out
+}
+
+fn paragraphs(out: &mut String, paragraphs: &[String]) {
+    for paragraph in paragraphs {
+        let _ = writeln!(out, "\n{}", escaped(paragraph));
+    }
+}
+
+fn table(out: &mut String, grid: &Grid) {
+    let _ = writeln!(out, "\n{}\n", escaped(&grid.caption));
+    row(out, grid.columns.iter().map(|column| &column.title));
+    let rule = |column: &Column| if column.is_number { "---:" } else { "---" };
+    let _ = writeln!(out, "|{}|", grid.columns.iter().map(rule).collect::<Vec<_>>().join("|"));
+    grid.rows.iter().for_each(|cells| row(out, cells.iter()));
+}
+
+fn row<'a>(out: &mut String, cells: impl Iterator<Item = &'a String>) {
+    let _ = writeln!(out, "| {} |", cells.map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | "));
+}
+
+/// A text on one line without what Markdown gives a meaning.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' | '\r' => out.push(' '),
+            '\\' | '|' | '*' | '_' | '`' | '[' | ']' | '<' | '>' | '#' | '~' => out.extend(['\\', c]),
+            '&' => out.push_str("&amp;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Bars, Plot, Section};
+
+    fn report() -> Report {
+        let grid = Grid {
+            caption: "Ratios".into(),
+            columns: vec![Column::text("case"), Column::number("a|b")],
+            rows: vec![vec!["npb_cg <A>".into(), "1.50".into()], vec!["two\nlines".into(), "-".into()]],
+        };
+        let bars = Bars { name: "the ratios".into(), caption: "Bars".into(), ..Bars::default() };
+        let section = Section {
+            title: "One".into(),
+            paragraphs: vec!["Two * three & four.".into()],
+            tables: vec![grid],
+            plots: vec![Plot::Bars(bars)],
+        };
+        Report { title: "T".into(), lead: vec!["L".into()], sections: vec![section] }
+    }
+
+    #[test]
+    fn a_report_is_headings_paragraphs_tables_and_links() {
+        let expected = "\
+# T
+
+L
+
+## One
+
+Two \\* three &amp; four.
+
+Ratios
+
+| case | a\\|b |
+|---|---:|
+| npb\\_cg \\<A\\> | 1.50 |
+| two lines | - |
+
+![Bars](<pictures/01-the-ratios.svg>)
+";
+        assert_eq!(markdown(&report(), Some("pictures")), expected);
+    }
+
+    #[test]
+    fn without_files_no_link_leads_nowhere() {
+        let text = markdown(&report(), None);
+        assert!(text.ends_with("--svg): Bars\n") && !text.contains(".svg)"), "{text}");
+    }
+}

@@ -1,0 +1,251 @@
+//! Guest-physical memory by window and time: what backs it, what the second level is inferred to map, how hot it is. One panel each, all over
+//! the same time.
+//!
+//! ```text
+//!   backing        GPA ▲ ░░▓▓▓▓▓▓▓          rows: windows, binned where they are more than rows
+//!                      └─────────▶ s        columns: instants, each until the next
+//!   second level   ...
+//!   heat           ...
+//! ```
+
+use plotters::style::RGBColor;
+use plotters::style::text_anchor::HPos;
+
+use super::canvas::{Canvas, LINE, MARGIN, Point, Scale, TEXT_PX, WIDTH, caption_height, legend_height, picture};
+use super::palette::{BLACK, BLUE, GREY, INK, ORANGE, PAPER, PURPLE, YELLOW, heat};
+use crate::report::MapPlot;
+use crate::report::agreement::agreement;
+use crate::results::{MapColumn, MemoryMap};
+
+const PANEL: i32 = 170;
+/// For numbers to the left.
+const NUMBERS: i32 = 74;
+const AXIS: i32 = 48;
+/// More rows than this are binned: each has two pixels at least.
+const ROWS_MAX: usize = (PANEL / 2) as usize;
+/// More columns than this are thinned out: each has three pixels.
+const COLUMNS_MAX: usize = 280;
+const WINDOW_MIB: f64 = 2.0;
+
+/// Letters with their meaning, from light to dark. `+` stands for a row of more than one.
+const LETTERS: [(u8, &str, RGBColor); 6] = [
+    (b'.', "nothing", PAPER),
+    (b'4', "4 KiB", YELLOW),
+    (b'+', "several sizes", ORANGE),
+    (b'a', "aside", PURPLE),
+    (b'2', "2 MiB", BLUE),
+    (b'1', "1 GiB", BLACK),
+];
+
+/// What a panel shows.
+struct Panel<'a> {
+    title: String,
+    legend: Vec<Key>,
+    letters: fn(&MapColumn) -> &str,
+    /// Nothing for what is not known.
+    color: fn(u8) -> Option<RGBColor>,
+    /// Of the windows of a row.
+    together: fn(&[u8]) -> u8,
+    map: &'a MemoryMap,
+}
+
+/// An entry of a legend.
+#[derive(Clone)]
+struct Key {
+    letter: u8,
+    meaning: String,
+}
+
+/// The picture.
+pub(super) fn draw(plot: &MapPlot) -> String {
+    let panels = panels(&plot.map);
+    let heights: Vec<i32> = panels.iter().map(Panel::height).collect();
+    let top = caption_height(&plot.caption);
+    picture(top + heights.iter().sum::<i32>() + AXIS - 24 + MARGIN, |canvas| {
+        canvas.caption(&plot.caption);
+        let mut y = top;
+        for (panel, height) in panels.iter().zip(&heights) {
+            panel.draw(canvas, y);
+            y += height;
+        }
+        canvas.colored_text((WIDTH / 2, y + 6), HPos::Center, TEXT_PX, GREY, "since the timed part began, s");
+    })
+}
+
+fn panels(map: &MemoryMap) -> Vec<Panel<'_>> {
+    let inferred = match agreement(map) {
+        Some(seen) => {
+            format!("second level, inferred (at the end {} in 2 MiB; KVM counts {})", seen.inferred_2m, seen.counted_2m)
+        }
+        None => "second level, inferred".into(),
+    };
+    let sizes = |title: &str, letters: fn(&MapColumn) -> &str| {
+        let legend = letter_keys(map, letters);
+        Panel { title: title.into(), legend, letters, color: size_color, together: of_sizes, map }
+    };
+    let heat = Panel {
+        title: "heat: at what share of the looks the guest had touched it".into(),
+        legend: heat_keys(),
+        letters: |column| &column.heat,
+        color: heat_color,
+        together: hottest,
+        map,
+    };
+    let all = [sizes("host backing", |column| &column.backing), sizes(&inferred, |column| &column.second_level), heat];
+    let is_there = |panel: &Panel<'_>| map.columns.iter().any(|column| !(panel.letters)(column).trim().is_empty());
+    all.into_iter().filter(is_there).collect()
+}
+
+/// Only what is in the picture is explained.
+fn letter_keys(map: &MemoryMap, letters: fn(&MapColumn) -> &str) -> Vec<Key> {
+    let binned: Vec<u8> =
+        map.columns.iter().flat_map(|column| rows_of(letters(column), of_sizes, per_row(map))).collect();
+    let known = LETTERS.iter().map(|(letter, meaning, _)| (*letter, *meaning)).chain([(b'?', "not known")]);
+    known
+        .filter(|(letter, _)| binned.contains(letter))
+        .map(|(letter, meaning)| Key { letter, meaning: meaning.into() })
+        .collect()
+}
+
+fn heat_keys() -> Vec<Key> {
+    let key = |(digit, meaning): (u8, &str)| Key { letter: digit, meaning: meaning.into() };
+    [(b'0', "none"), (b'3', "a third"), (b'6', "two thirds"), (b'9', "all"), (b' ', "not known")].map(key).into()
+}
+
+impl Panel<'_> {
+    fn entries(&self) -> Vec<String> {
+        self.legend.iter().map(|key| key.meaning.clone()).collect()
+    }
+
+    fn height(&self) -> i32 {
+        LINE + legend_height(&self.entries()) + PANEL + 36
+    }
+
+    fn draw(&self, canvas: &Canvas<'_>, y: i32) {
+        canvas.text(
+            (MARGIN, y + LINE / 2),
+            HPos::Left,
+            TEXT_PX,
+            &format!("{}; guest-physical MiB upwards", self.title),
+        );
+        canvas.legend(y + LINE, &self.entries(), |index, from, to| {
+            self.cell(canvas, self.legend[index].letter, from, to);
+            canvas.frame(from, to, INK);
+        });
+        let top = y + LINE + legend_height(&self.entries());
+        let (left, right, bottom) = (MARGIN + NUMBERS, WIDTH - MARGIN, top + PANEL);
+        let columns = kept(self.map);
+        let (time, end) = time_scale(&columns, (left, right));
+        let windows = columns.iter().map(|column| (self.letters)(column).len()).max().unwrap_or(0);
+        let first = self.map.first_window as f64;
+        let memory = Scale::new(first * WINDOW_MIB, (first + windows as f64) * WINDOW_MIB, (bottom, top));
+        canvas.axis_left(&memory, [left, left + 3]);
+        canvas.axis_below(&time, [bottom, bottom + 4], "");
+        let ends = columns.iter().skip(1).map(|column| column.at_s).chain([end]);
+        for (column, until) in columns.iter().zip(ends) {
+            self.draw_column(canvas, column, [time.at(column.at_s), time.at(until)], &memory);
+        }
+        canvas.frame((left, top), (right, bottom), GREY);
+    }
+
+    /// Rows that are alike are drawn at once.
+    fn draw_column(&self, canvas: &Canvas<'_>, column: &MapColumn, x: [i32; 2], memory: &Scale) {
+        let per_row = per_row(self.map);
+        let rows = rows_of((self.letters)(column), self.together, per_row);
+        let windows = (self.letters)(column).len();
+        let at = |row: usize| {
+            let window = (row * per_row).min(windows) as u64 + self.map.first_window;
+            memory.at(window as f64 * WINDOW_MIB)
+        };
+        let mut row = 0;
+        for alike in rows.chunk_by(|a, b| a == b) {
+            self.cell(canvas, alike[0], (x[0], at(row + alike.len())), (x[1], at(row)));
+            row += alike.len();
+        }
+    }
+
+    fn cell(&self, canvas: &Canvas<'_>, letter: u8, from: Point, to: Point) {
+        match (self.color)(letter) {
+            Some(color) => canvas.rect(from, to, color),
+            None => canvas.hatched(from, to),
+        }
+    }
+}
+
+/// Where the guest has no RAM there is nothing.
+fn size_color(letter: u8) -> Option<RGBColor> {
+    let letter = if letter == b' ' { b'.' } else { letter };
+    LETTERS.iter().find(|(known, ..)| *known == letter).map(|(.., color)| *color)
+}
+
+fn heat_color(digit: u8) -> Option<RGBColor> {
+    digit.is_ascii_digit().then(|| heat(digit - b'0'))
+}
+
+/// Columns that are drawn, the last always.
+fn kept(map: &MemoryMap) -> Vec<&MapColumn> {
+    let step = map.columns.len().div_ceil(COLUMNS_MAX).max(1);
+    let mut kept: Vec<&MapColumn> = map.columns.iter().rev().step_by(step).collect();
+    kept.reverse();
+    kept
+}
+
+/// From the first instant to a mean step after the last.
+fn time_scale(columns: &[&MapColumn], pixels: (i32, i32)) -> (Scale, f64) {
+    let (first, last) = (columns.first().map_or(0.0, |c| c.at_s), columns.last().map_or(0.0, |c| c.at_s));
+    let step = if columns.len() > 1 { (last - first) / (columns.len() - 1) as f64 } else { 1.0 };
+    let end = last + step;
+    (Scale::new(first, end, pixels), end)
+}
+
+fn per_row(map: &MemoryMap) -> usize {
+    let windows = map.columns.iter().map(|column| column.backing.len()).max().unwrap_or(0);
+    windows.div_ceil(ROWS_MAX).max(1)
+}
+
+fn rows_of(letters: &str, together: fn(&[u8]) -> u8, per_row: usize) -> Vec<u8> {
+    letters.as_bytes().chunks(per_row).map(together).collect()
+}
+
+/// The one size that there is in a row; where nothing is does not count.
+fn of_sizes(windows: &[u8]) -> u8 {
+    let mut sizes = windows.iter().copied().filter(|letter| !b". ".contains(letter));
+    match sizes.next() {
+        Some(size) if sizes.all(|other| other == size) => size,
+        Some(_) => b'+',
+        None => windows[0],
+    }
+}
+
+fn hottest(windows: &[u8]) -> u8 {
+    windows.iter().copied().max().unwrap_or(b' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::palette::luminance;
+    use super::*;
+
+    #[test]
+    fn grey_print_keeps_page_sizes_apart() {
+        let lightness = |color| luminance(color).cbrt(); // about as the eye has it (CIE L*)
+        let pairs = LETTERS.windows(2);
+        for pair in pairs {
+            assert!(lightness(pair[0].2) > lightness(pair[1].2) + 0.07, "{} and {}", pair[0].1, pair[1].1);
+        }
+    }
+
+    #[test]
+    fn a_digit_of_heat_is_no_page_size() {
+        let heats: Vec<RGBColor> = (b'0'..=b'9').filter_map(heat_color).collect();
+        assert_eq!(heats.len(), 10);
+        assert!(LETTERS.iter().all(|(.., color)| !heats.contains(color)), "{heats:?}");
+        assert_eq!([b' ', b'?', b'.'].map(heat_color), [None; 3]);
+    }
+
+    #[test]
+    fn a_row_of_two_sizes_is_neither_and_of_one_and_nothing_is_that_one() {
+        assert_eq!([&b"24"[..], b"2.", b"..", b"??", b" ."].map(of_sizes), [b'+', b'2', b'.', b'?', b' ']);
+        assert_eq!([&b" 3"[..], b"93", b"  "].map(hottest), [b'3', b'9', b' ']);
+    }
+}

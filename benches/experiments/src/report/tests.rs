@@ -1,0 +1,92 @@
+use super::*;
+use crate::definition::Cell;
+use crate::results::Results;
+
+fn said(results: &Results) -> String {
+    text::text(&Report::of(results))
+}
+
+#[test]
+fn what_failed_and_what_the_numbers_are_evidence_of_come_first() {
+    let report = Report::of(&fixture::results());
+    assert_eq!(
+        report.lead[..2],
+        [
+            "1 of 28 runs failed: CG A, auto, round 2: the guest found 3 wrong words or results.",
+            "Evidence: of 6 cells, 4 measured on this machine, which is itself a virtual machine (paging of guests: shadow); \
+             2 absent, for the reasons below."
+        ]
+    );
+    assert_eq!(report.lead[2], "Is auto faster than base & by how much?");
+}
+
+#[test]
+fn a_report_for_a_terminal_is_as_it_was() {
+    let mut results = fixture::results();
+    results.experiment.cases.truncate(1);
+    let text = said(&results);
+    let ratios = "
+Ratios
+Above 1 an arm is faster than base. = stands where the interval has 1 in it: the two are indistinguishable; ? where there are fewer than six \
+pairs, too few for a 95 % interval.
+Ratios of the figure within a round: median, 95 % interval
+┌──────┬───────────────────────┬───────────────────┐
+│ case ┆           auto : base ┆ hugetlb-1g : base │
+╞══════╪═══════════════════════╪═══════════════════╡
+│ CG A ┆ 1.505 (1.500 - 1.507) ┆                 - │
+└──────┴───────────────────────┴───────────────────┘
+";
+    assert!(text.contains(ratios), "{text}");
+    assert!(text.contains("not run: no free page of 1 GiB"), "{text}");
+}
+
+#[test]
+fn a_column_that_is_the_same_everywhere_is_a_sentence() {
+    let report = Report::of(&fixture::results());
+    let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");
+    let columns: Vec<&str> = figures.tables.iter().flat_map(|t| &t.columns).map(|c| c.title.as_str()).collect();
+    assert!(columns.contains(&"coverage, %") && !columns.contains(&"bloat, MiB"), "{columns:?}");
+    assert!(!figures.paragraphs.is_empty());
+    assert!(figures.tables.iter().all(|table| table.columns.len() <= 10), "narrow enough for a page");
+}
+
+#[test]
+fn few_rounds_are_marked_in_ratios_and_in_figures() {
+    let mut results = fixture::results();
+    results.runs.retain(|run| run.round <= 3);
+    let report = Report::of(&results);
+    let cells = |title: &str| -> Vec<String> {
+        let section = report.sections.iter().find(|section| section.title == title).expect("it is there");
+        section.tables[0].rows.concat()
+    };
+    assert!(cells("Ratios").iter().filter(|cell| cell.ends_with(" ?")).count() == 2, "{:?}", cells("Ratios"));
+    assert!(cells("Figures").iter().any(|cell| cell.contains(" ? Mop/s")), "{:?}", cells("Figures"));
+}
+
+#[test]
+fn every_picture_has_a_file_of_its_own_with_a_plain_name() {
+    let report = Report::of(&fixture::results());
+    let mut names: Vec<String> = report.pictures().into_iter().map(|(name, _)| name).collect();
+    assert!(
+        names.contains(&"01-ratios.svg".to_owned()) && names.contains(&"04-coverage-IS--A-.svg".to_owned()),
+        "{names:?}"
+    );
+    names.dedup();
+    assert_eq!(names.len(), 8);
+}
+
+#[test]
+fn results_of_before_there_were_maps_are_read_and_reported() {
+    let results = fixture::results();
+    let mut value = serde_json::to_value(&results).expect("plain data");
+    for run in value["runs"].as_array_mut().expect("runs") {
+        if let Some(measured) = run.pointer_mut("/outcome/measured").and_then(|measured| measured.as_object_mut()) {
+            measured.retain(|key, _| !["map", "actions", "series"].contains(&key.as_str()));
+        }
+    }
+    let old: Results = serde_json::from_value(value).expect("what is missing has a default");
+    let report = Report::of(&old);
+    assert!(report.sections.iter().all(|section| !["Over time", "Cost of actions"].contains(&section.title.as_str())));
+    let Cell::Job(job) = &old.experiment.cases[0].cells[1] else { panic!("auto is run") };
+    assert!(job.wants_map);
+}

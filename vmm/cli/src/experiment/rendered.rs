@@ -1,0 +1,137 @@
+//! A report in the forms that were asked for. Places are tried before anything runs: an hour of runs is not lost to a typo.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use wideleaf_experiments::report::{Report, html, markdown, svg, text};
+
+use crate::failure::Failure;
+use crate::output::{NamedPlace, print, say};
+
+/// How a report is shown.
+#[derive(Args, Clone, Debug, Default)]
+pub struct RenderArgs {
+    /// Form of the text [default: table; none where only --html or --svg is asked for]
+    #[arg(long, value_enum)]
+    pub format: Option<ReportFormat>,
+
+    /// Write the text there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Write the report there too, as one HTML file with its pictures
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Write the pictures into this folder, one SVG file each; it is made if there is none
+    #[arg(long, value_name = "FOLDER")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Form of a report's text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// For a terminal
+    #[default]
+    Table,
+    /// For papers and issues; pictures are links to the files of --svg
+    Markdown,
+}
+
+/// Open places for a report.
+pub(super) struct Rendering {
+    text: Option<(ReportFormat, Option<NamedPlace>)>,
+    html: Option<NamedPlace>,
+    svg: Option<PathBuf>,
+    /// The folder of the pictures as the reader of the text finds it.
+    pictures: Option<String>,
+}
+
+impl Rendering {
+    /// Opens them all, or says why one cannot be.
+    pub(super) fn open(args: &RenderArgs) -> Result<Rendering, Failure> {
+        if let (Some(output), Some(html)) = (&args.output, &args.html)
+            && output == html
+        {
+            return Err(Failure::Usage(format!("--output and --html are both {}: name two files", html.display())));
+        }
+        let open =
+            |option, path: &Option<PathBuf>| path.as_deref().map(|path| NamedPlace::open(option, path)).transpose();
+        let output = open("--output", &args.output)?;
+        let is_text_wanted = args.format.is_some() || output.is_some() || (args.html.is_none() && args.svg.is_none());
+        if let Some(folder) = &args.svg {
+            try_folder(folder)?;
+        }
+        Ok(Rendering {
+            text: is_text_wanted.then(|| (args.format.unwrap_or_default(), output)),
+            html: open("--html", &args.html)?,
+            svg: args.svg.clone(),
+            pictures: args.svg.as_deref().map(|folder| as_found_from(args.output.as_deref(), folder)),
+        })
+    }
+
+    /// Writes everything.
+    pub(super) fn put(self, report: &Report) -> Result<(), Failure> {
+        if let Some(folder) = &self.svg {
+            put_pictures(folder, report)?;
+        }
+        if let Some(place) = self.html {
+            place.put(html::html(report).as_bytes())?;
+        }
+        let Some((format, place)) = self.text else { return Ok(()) };
+        let text = match format {
+            ReportFormat::Table => text::text(report),
+            ReportFormat::Markdown => markdown::markdown(report, self.pictures.as_deref()),
+        };
+        match place {
+            Some(place) => place.put(text.as_bytes()),
+            None => print(&text),
+        }
+    }
+}
+
+/// A folder that is one, or can be made. Nothing is made yet.
+fn try_folder(folder: &Path) -> Result<(), Failure> {
+    let cannot = |why: &str| Failure::Output(format!("cannot write --svg {}: {why}", folder.display()));
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match (folder.is_dir(), folder.exists(), parent.is_dir()) {
+        (true, ..) => Ok(()),
+        (false, true, _) => Err(cannot("it is no folder")),
+        (false, false, true) => Ok(()),
+        (false, false, false) => Err(cannot(&format!("there is no folder {}", parent.display()))),
+    }
+}
+
+fn put_pictures(folder: &Path, report: &Report) -> Result<(), Failure> {
+    if !folder.is_dir() {
+        std::fs::create_dir(folder)
+            .map_err(|error| Failure::Output(format!("cannot write --svg {}: {error}", folder.display())))?;
+    }
+    let pictures = report.pictures();
+    for (name, plot) in &pictures {
+        NamedPlace::open("--svg", &folder.join(name))?.put(svg::svg(plot).as_bytes())?;
+    }
+    if pictures.is_empty() {
+        say("--svg: this report has no pictures");
+    }
+    Ok(())
+}
+
+/// A folder as links from a file lead to it.
+fn as_found_from(file: Option<&Path>, folder: &Path) -> String {
+    let beside = file.and_then(Path::parent).and_then(|parent| folder.strip_prefix(parent).ok());
+    beside.unwrap_or(folder).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_from_the_text_to_the_pictures() {
+        let found = |file: Option<&str>, folder: &str| as_found_from(file.map(Path::new), Path::new(folder));
+        assert_eq!(found(Some("paper/report.md"), "paper/pictures"), "pictures");
+        assert_eq!(found(Some("report.md"), "pictures"), "pictures");
+        assert_eq!(found(None, "paper/pictures"), "paper/pictures");
+    }
+}
