@@ -8,6 +8,7 @@ mod a64fx;
 mod beside;
 mod by_policy;
 mod consolidation;
+mod evidence;
 mod fragmented;
 mod freebsd;
 mod lwn;
@@ -41,7 +42,7 @@ pub trait Catalogued: Sync {
 }
 
 /// All of them, in the order of the list.
-pub const ALL: [&dyn Catalogued; 10] = [
+pub const ALL: [&dyn Catalogued; 11] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
     &policies::Policies,
@@ -52,6 +53,7 @@ pub const ALL: [&dyn Catalogued; 10] = [
     &openmp::OpenMp,
     &a64fx::A64fx,
     &lwn::Lwn,
+    &evidence::Evidence,
 ];
 
 /// The one of that name.

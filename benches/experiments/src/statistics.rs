@@ -101,6 +101,16 @@ impl Verdict {
     /// What its marks mean, for the text above a table.
     pub const LEGEND: &str = "= stands where the interval has 1 in it: the two are indistinguishable; ? where there are fewer than six pairs, too few for a 95 % interval.";
 
+    /// For a sentence.
+    pub const fn in_words(self) -> &'static str {
+        match self {
+            Verdict::Better => "better",
+            Verdict::Worse => "worse",
+            Verdict::Indistinguishable => "indistinguishable",
+            Verdict::Unknown => "too few rounds to tell",
+        }
+    }
+
     fn of(interval: Interval, pairs: usize, better: Better) -> Verdict {
         match better {
             _ if pairs < Comparison::PAIRS_MIN => Verdict::Unknown,

@@ -6,17 +6,19 @@
 //!                          or a file, --resume ┘     ▲ budget, Ctrl-C
 //! ```
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::report::Report;
-use wideleaf_experiments::{catalogue, compare};
+use wideleaf_experiments::{catalogue, compare, schedule};
 
 use crate::args::parse_timeout;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::say;
+use crate::output::{print, say};
 use crate::report::table;
 
 mod against;
@@ -75,6 +77,8 @@ pub enum ExperimentCommand {
     Report(ReportArgs),
     /// Compare two files of results of the same experiment
     Compare(CompareArgs),
+    /// Show the headline claims on this machine, in a quarter of an hour at most: a file of results and a page to send back
+    Evidence(EvidenceArgs),
 }
 
 /// `wideleaf experiment run`.
@@ -145,6 +149,17 @@ pub struct CompareArgs {
     pub render: RenderArgs,
 }
 
+/// `wideleaf experiment evidence`.
+#[derive(Args, Debug)]
+pub struct EvidenceArgs {
+    /// Put wideleaf-evidence.json and wideleaf-evidence.html there; where they are already, only what is missing is run
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub folder: PathBuf,
+}
+
+/// No round is begun that would end later: who runs this for somebody else has a quarter of an hour.
+const EVIDENCE_BUDGET: Duration = Duration::from_secs(15 * 60);
+
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -155,6 +170,7 @@ pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
         ExperimentCommand::Run(args) => run(args),
         ExperimentCommand::Report(args) => report(args),
         ExperimentCommand::Compare(args) => compare(args),
+        ExperimentCommand::Evidence(args) => evidence(args),
     }
 }
 
@@ -163,14 +179,13 @@ fn list() -> Result<(), Failure> {
     let mut list = table(&["experiment", "what it shows", "rounds", "runs", "about"]);
     for known in catalogue::ALL {
         let experiment = known.define(&host);
-        let turns = wideleaf_experiments::schedule::turns(&experiment);
-        let time = wideleaf_experiments::schedule::expected_of_all(&experiment, &[], &turns);
+        let turns = schedule::turns(&experiment);
+        let time = schedule::expected_of_all(&experiment, &[], &turns);
         let minutes = format!("{:.0} min", (time.as_secs_f64() / 60.0).ceil());
         let [rounds, runs] = [experiment.rounds.to_string(), turns.len().to_string()];
         list.add_row([known.name(), known.summary(), &rounds, &runs, &minutes]);
     }
-    say_out(&format!("{list}\n"));
-    Ok(())
+    print(&format!("{list}\n"))
 }
 
 fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
@@ -203,7 +218,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
 }
 
 /// Leaves only the cases of these names; all where none is named.
-fn keep_cases(experiment: &mut wideleaf_experiments::definition::Experiment, names: &[String]) -> Result<(), Failure> {
+fn keep_cases(experiment: &mut Experiment, names: &[String]) -> Result<(), Failure> {
     let known: Vec<String> = experiment.cases.iter().map(|case| case.name.clone()).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
         return Err(Failure::Usage(format!("--case: there is no {unknown:?}: there are {}", known.join("; "))));
@@ -212,16 +227,16 @@ fn keep_cases(experiment: &mut wideleaf_experiments::definition::Experiment, nam
     Ok(())
 }
 
-fn dry_run(experiment: &wideleaf_experiments::definition::Experiment) -> Result<(), Failure> {
-    let turns = wideleaf_experiments::schedule::turns(experiment);
-    let time = wideleaf_experiments::schedule::expected_of_all(experiment, &[], &turns);
+fn dry_run(experiment: &Experiment) -> Result<(), Failure> {
+    let turns = schedule::turns(experiment);
+    let time = schedule::expected_of_all(experiment, &[], &turns);
+    let mut out = String::new();
     for turn in turns.iter().filter(|turn| turn.round == 1) {
         let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
         let command = experiment.job(turn.case, turn.arm).map(|job| job.command()).unwrap_or_default();
-        say_out(&format!("{case}, {arm}: {command}\n"));
+        let _ = writeln!(out, "{case}, {arm}: {command}");
     }
-    say_out(&format!("{} runs, about {:.0} s\n", turns.len(), time.as_secs_f64()));
-    Ok(())
+    print(&format!("{out}{} runs, about {:.0} s\n", turns.len(), time.as_secs_f64()))
 }
 
 fn report(args: &ReportArgs) -> Result<(), Failure> {
@@ -238,13 +253,23 @@ fn compare(args: &CompareArgs) -> Result<(), Failure> {
     rendering.put(&report)
 }
 
+fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
+    let [json, html] = ["json", "html"].map(|form| args.folder.join(format!("wideleaf-evidence.{form}")));
+    let (output, resume) = if json.exists() { (None, Some(json)) } else { (Some(json), None) };
+    run(&RunExperimentArgs {
+        name: "evidence".into(),
+        rounds: None,
+        cases: vec![],
+        budget: Some(EVIDENCE_BUDGET),
+        output,
+        resume,
+        html: Some(html),
+        dry_run: false,
+        against: None,
+    })
+}
+
 fn unknown(name: &str) -> Failure {
     let known: Vec<&str> = catalogue::ALL.iter().map(|experiment| experiment.name()).collect();
     Failure::Usage(format!("there is no experiment {name:?}: there are {}", known.join(", ")))
-}
-
-/// Prints to standard output; who does not read it any more is not an error.
-fn say_out(text: &str) {
-    use std::io::Write as _;
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -114,7 +114,7 @@ fn job(arguments: &[&str], guest: &str, page: &str) -> Job {
 }
 
 /// Why a cell cannot be shown here, if so.
-fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<String> {
+pub(super) fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<String> {
     if let Some(why) = &host.why_no_kvm {
         return Some(format!("guests cannot be run here: {why}"));
     }

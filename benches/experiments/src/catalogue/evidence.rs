@@ -1,0 +1,206 @@
+//! `evidence`: the headline claims in a quarter of an hour, for somebody with VT-x or SVM who sends the results back.
+//!
+//! | claim | case |
+//! |---|---|
+//! | a miss walks two tables in a guest and one in a process, and larger pages shorten both walks | TLB miss |
+//! | each side's page is worth what the other's lets it be | GUPS, guest page by host page |
+//! | a guest that began on base pages gets there while it runs | arm promoted |
+//! | the walks that the CPU itself counts | predicted, where there is a PMU |
+
+use crate::catalogue::Catalogued;
+use crate::catalogue::two_dimensional::absence;
+use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
+use crate::metric::{Better, Metric};
+use crate::report::{Column, Grid, Section, every};
+use crate::results::{Environment, Results};
+use crate::statistics::Comparison;
+
+/// See the head of this file.
+pub struct Evidence;
+
+const ARMS: [(&str, &str); 6] = [
+    ("native", "a process on pages of that size: one dimension where the machine is no virtual machine itself"),
+    ("host 4k", "a guest, its RAM on 4 KiB pages"),
+    ("host 2m", "a guest, its RAM on 2 MiB transparent huge pages"),
+    ("host 1g", "a guest, its RAM on a 1 GiB page of the hugetlb pool"),
+    ("promoted", "a guest that begins on 4 KiB pages and is promoted by `auto` while it runs"),
+    ("predicted", "what 2 MiB pages should save a process, from its accesses and the CPU's counters, and what they do"),
+];
+const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
+const ROUNDS: u32 = 6;
+const GUPS: [&str; 3] = ["gups", "--cmdline", "log2_words=26 seconds=1"];
+const RAM: [&str; 2] = ["--memory", "1G"];
+const RAM_MIB: u64 = 1024;
+/// A chase until three runs agree.
+const CHASE_S: f64 = 40.0;
+const RUN_S: f64 = 2.5;
+const PREDICTION_S: f64 = 120.0;
+
+impl Catalogued for Evidence {
+    fn name(&self) -> &'static str {
+        "evidence"
+    }
+
+    fn summary(&self) -> &'static str {
+        "the headline claims on hardware with EPT or NPT, to be sent back: `wideleaf experiment evidence`"
+    }
+
+    fn define(&self, host: &HostFacts) -> Experiment {
+        let misses = GUEST_PAGES.map(|guest| Case {
+            name: format!("TLB miss, guest {guest}"),
+            unit: "cycles".into(),
+            working_set_mib: RAM_MIB,
+            cells: miss_cells(host, guest),
+        });
+        let gups = GUEST_PAGES.map(|guest| Case {
+            name: format!("GUPS 2^26, guest {guest}"),
+            unit: "GUP/s".into(),
+            working_set_mib: RAM_MIB,
+            cells: gups_cells(host, guest),
+        });
+        Experiment {
+            name: self.name().into(),
+            title: "Evidence from one machine".into(),
+            question: "What does a TLB miss cost here in a process and in a guest, what is a large page worth on either side, and does a guest get it while it runs?".into(),
+            source: None,
+            rounds: ROUNDS,
+            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).into(),
+            cases: misses.into_iter().chain(gups).collect(),
+        }
+    }
+
+    fn sections(&self, results: &Results) -> Vec<Section> {
+        vec![claims(results), misses(results)]
+    }
+}
+
+/// What a miss costs: a chase natively, and in guests.
+fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
+    let chase = |options: &[&str]| Cell::of(Job::tlbcost(options, CHASE_S));
+    let of_guest = |page: &str| match absence(host, guest, page) {
+        Some(why) => Cell::Absent(why),
+        None => chase(&["--guest", "--guest-page", guest, "--host-page", page]),
+    };
+    let native = match guest {
+        "1g" => Cell::Absent("a process has 4k and 2m pages here".into()),
+        page => chase(&["--native", "--host-page", page]),
+    };
+    let none = || Cell::Absent("what a miss costs is a matter of the pages alone".into());
+    vec![native, of_guest("4k"), of_guest("2m"), of_guest("1g"), none(), none()]
+}
+
+fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
+    let run = |options: &[&str]| Cell::of(Job::run(&[&GUPS[..], &RAM, options].concat(), RUN_S));
+    let of_guest = |page: &str, policy: &str| match absence(host, guest, page) {
+        Some(why) => Cell::Absent(why),
+        None => {
+            let backing = if page == "1g" { "hugetlb" } else { "anon" };
+            let pages = ["--guest-page", guest, "--backing", backing, "--host-page", page];
+            run(&[&pages[..], &["--policy", policy, "--no-daemon"]].concat())
+        }
+    };
+    let native = match guest {
+        "1g" => Cell::Absent("a process has 4k and 2m pages here".into()),
+        page => run(&["--native", "--host-page", page, "--policy", "never"]),
+    };
+    let predicted = match guest {
+        "2m" => Cell::of(Job::tlbcost(&["--predict", "gups", "--log2-words", "25"], PREDICTION_S)),
+        _ => Cell::Absent("once is enough".into()),
+    };
+    vec![
+        native,
+        of_guest("4k", "never"),
+        of_guest("2m", "never"),
+        of_guest("1g", "never"),
+        of_guest("4k", "auto"),
+        predicted,
+    ]
+}
+
+/// The claims, each as far as this machine can say.
+fn claims(results: &Results) -> Section {
+    let Environment { paging, is_virtual, has_pmu, .. } = &results.environment;
+    let two_tables = matches!(paging.as_str(), "ept" | "npt");
+    let mut paragraphs = Vec::new();
+    if !two_tables || *is_virtual {
+        paragraphs.push(format!(
+            "This is no evidence of hardware: paging of guests is {paging}{}. The claims about two tables are not yet run on hardware.",
+            if *is_virtual { ", and the machine is itself a virtual machine" } else { "" }
+        ));
+    }
+    if !*has_pmu {
+        paragraphs.push("There is no PMU here: cycles of walks are those of a chase, not the CPU's own count.".into());
+    }
+    let columns = vec![Column::text("claim"), Column::text("on this machine"), Column::number("ratio, 95 %")];
+    let [on_4k, on_2m] = ["GUPS 2^26, guest 4k", "GUPS 2^26, guest 2m"];
+    let rows = [
+        ("2 MiB host pages under 2 MiB guest pages", on_2m, "host 2m", "host 4k"),
+        ("2 MiB host pages under 4 KiB guest pages", on_4k, "host 2m", "host 4k"),
+        ("a 1 GiB host page against 2 MiB ones", on_2m, "host 1g", "host 2m"),
+        ("promoted while it runs against never", on_2m, "promoted", "host 4k"),
+        ("promoted while it runs against huge from the start", on_2m, "promoted", "host 2m"),
+        ("a guest on 2 MiB pages against a process on them", on_2m, "host 2m", "native"),
+    ];
+    let row = |(claim, case, arm, to): (&str, &str, &str, &str)| {
+        let comparison = Comparison::of(&results.ratios(case, arm, to, Metric::Figure), Better::Higher);
+        let said = comparison.map_or("cannot be shown here".to_owned(), |of| of.verdict.in_words().to_owned());
+        vec![claim.to_owned(), said, comparison.map_or("-".into(), |comparison| comparison.to_string())]
+    };
+    let tables = vec![Grid { caption: "Speed of GUPS".into(), columns, rows: rows.map(row).into() }];
+    Section { title: "What was claimed".into(), paragraphs, tables, plots: vec![] }
+}
+
+/// Cycles a miss, by the pages of both sides.
+fn misses(results: &Results) -> Section {
+    let arms = &ARMS[..4];
+    let cell = |guest: &str, arm: &str| {
+        let values = results.values(&format!("TLB miss, guest {guest}"), arm, Metric::WalkCycles);
+        values.first().map_or("-".to_owned(), |(_, cycles)| every::number(*cycles))
+    };
+    let head = std::iter::once(Column::text("guest page, or the process's"))
+        .chain(arms.iter().map(|(arm, _)| Column::number(*arm)));
+    let row = |guest: &&str| {
+        std::iter::once((*guest).to_owned()).chain(arms.iter().map(|(arm, _)| cell(guest, arm))).collect()
+    };
+    let rows = GUEST_PAGES.iter().map(row).collect();
+    let grid = Grid {
+        caption: "Cycles (of the TSC) that a miss of all levels costs, by a chase".into(),
+        columns: head.collect(),
+        rows,
+    };
+    Section { title: "What a miss costs".into(), paragraphs: vec![], tables: vec![grid], plots: vec![] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::made_up::{host, results_of};
+    use crate::schedule::{expected_of_all, turns};
+
+    #[test]
+    fn it_ends_in_a_quarter_of_an_hour_where_every_cell_is_there() {
+        let experiment = Evidence.define(&HostFacts { free_pages_1g: 1, ..host() });
+        let minutes = expected_of_all(&experiment, &[], &turns(&experiment)).as_secs_f64() / 60.0;
+        assert!(minutes <= 15.0, "{minutes}");
+        let absent = |case: &Case| case.cells.iter().filter(|cell| matches!(cell, Cell::Absent(_))).count();
+        let absent: Vec<usize> = experiment.cases.iter().map(absent).collect();
+        assert_eq!(absent, [2, 2, 3, 1, 0, 2], "only what makes no sense anywhere");
+    }
+
+    #[test]
+    fn a_machine_without_two_tables_says_so_first() {
+        let experiment = Evidence.define(&host());
+        let speed = |_: &str, arm: &str, round: u32| {
+            Some((Metric::Figure, if arm == "promoted" { 1.2 } else { 1.0 } + f64::from(round) / 1000.0))
+        };
+        let mut results = results_of(experiment, speed);
+        results.environment = Environment { paging: "shadow".into(), ..Environment::default() };
+        let claims = claims(&results);
+        assert!(claims.paragraphs[0].contains("not yet run on hardware"), "{claims:?}");
+        assert!(claims.paragraphs[1].contains("no PMU"), "{claims:?}");
+        let promoted = &claims.tables[0].rows[3];
+        assert_eq!(promoted[1], "better", "{promoted:?}");
+        results.environment = Environment { paging: "ept".into(), has_pmu: true, ..Environment::default() };
+        assert_eq!(super::claims(&results).paragraphs, Vec::<String>::new());
+    }
+}
