@@ -163,7 +163,7 @@ impl Report {
     pub fn of(results: &Results) -> Report {
         let experiment = &results.experiment;
         let own = catalogue::by_name(&experiment.name).map(|known| known.sections(results)).unwrap_or_default();
-        let lead = [every::lead(results), vec![experiment.question.clone()]].concat();
+        let lead = [every::lead(results), vec![experiment.question.clone(), every::evidence(results)]].concat();
         Report { title: experiment.title.clone(), lead, sections: [own, every::sections(results)].concat() }
     }
 
