@@ -1,6 +1,7 @@
 //! Reports and comparisons of results that are there already: nothing is run.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::collections::BTreeMap;

@@ -29,8 +29,12 @@ pub fn lead(results: &Results) -> Vec<String> {
         let left = crate::schedule::left(&results.experiment, &results.runs).len();
         lead.push(format!("This is not all of it: {left} runs were not made."));
     }
-    lead.push(figures::evidence_line(results));
     lead
+}
+
+/// Which numbers are evidence of what, in a sentence.
+pub fn evidence(results: &Results) -> String {
+    figures::evidence_line(results)
 }
 
 /// The sections.

@@ -14,13 +14,14 @@ a { color: #004b78; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: 0.85rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: 0.3rem; }
-th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #333; vertical-align: bottom; }
-th.n, td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th.n, td.n { text-align: right; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
 figure { margin: 1.5rem 0; } svg { max-width: 100%; height: auto; }
 @media print {
   body { font-size: 10pt; margin: 0; max-width: none; } nav { display: none; }
-  .wide { overflow: visible; } table { font-size: 7.5pt; } thead { display: table-header-group; }
+  @page { margin: 14mm; }
+  .wide { overflow: visible; } table { font-size: 7.5pt; } th, td { padding: 0.15rem 0.35rem; } thead { display: table-header-group; }
   tr, figure { break-inside: avoid; } h2, caption { break-after: avoid; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }";

@@ -247,7 +247,7 @@ mod tests {
     fn a_long_recording_of_many_windows_is_thinned_out() {
         let column = |second: usize| MapColumn {
             at_s: second as f64,
-            backing: if second % 2 == 0 { "4" } else { "2" }.repeat(4096),
+            backing: if second.is_multiple_of(2) { "4" } else { "2" }.repeat(4096),
             ..MapColumn::default()
         };
         let kept = thinned((0..500).map(column).collect());

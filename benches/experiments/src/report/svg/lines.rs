@@ -3,7 +3,7 @@
 use plotters::style::text_anchor::HPos;
 
 use super::canvas::{Canvas, LINE, MARGIN, Point, Scale, TEXT_PX, WIDTH, caption_height, fitted, picture, text_width};
-use super::palette::{GREY, INK, PAPER, stroke};
+use super::palette::{GREY, INK, PALE, PAPER, stroke};
 use crate::report::Lines;
 
 const HEIGHT: i32 = 300;
@@ -108,8 +108,8 @@ fn draw_names(canvas: &Canvas<'_>, drawn: &[Drawn<'_>], right: i32, (top, bottom
     let ends: Vec<Point> = drawn.iter().filter_map(|line| line.points.last().copied()).collect();
     let heights = apart(&ends.iter().map(|end| end.1).collect::<Vec<_>>(), top, bottom);
     for (index, ((line, end), y)) in drawn.iter().zip(&ends).zip(heights).enumerate() {
-        let color = stroke(index, drawn.len());
-        canvas.line(&[*end, (right.max(end.0) + 4, y), (right + 10, y)], color, 1);
+        // Pale: it leads to the name and is no part of the line.
+        canvas.line(&[(end.0 + 6, end.1), (right.max(end.0) + 4, y), (right + 10, y)], PALE, 1);
         marker(canvas, (right + 16, y), index, drawn.len());
         canvas.colored_text((right + 25, y), HPos::Left, TEXT_PX, INK, &fitted(line.name, NAMES_MAX, TEXT_PX));
     }

@@ -12,9 +12,11 @@ use crate::child;
 use crate::experiment::memory_map::{self, View};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::report::{Phase, RunReport};
+use crate::report::{Counters, Phase, RunReport};
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
+/// More marks of progress are not told apart in a picture.
+const MARKS_MAX: usize = 100;
 /// Coverage that counts as reached.
 pub(super) const COVERED_PERCENT: f64 = 95.0;
 
@@ -135,19 +137,32 @@ fn time_to_coverage(report: &RunReport, phase: &Phase) -> Option<f64> {
     Some((reached.at_s - phase.began_at_s).max(0.0))
 }
 
+/// What was asked of mechanisms; policies count their own considerations beside it.
 fn actions(outcomes: &BTreeMap<String, u64>) -> BTreeMap<String, Actions> {
-    outcomes.iter().map(|(name, count)| (name.clone(), Actions { count: *count, ..Actions::default() })).collect()
+    let of_mechanisms = outcomes.iter().filter(|(name, _)| !name.starts_with("policy."));
+    of_mechanisms.map(|(name, count)| (name.clone(), Actions { count: *count, ..Actions::default() })).collect()
 }
 
+/// What the manager saw, and between its looks, which are rare when nothing happens, the guest's marks of progress with memory as it was last seen.
 fn series(report: &RunReport, phase: &Phase) -> Vec<Sample> {
-    let sample = |at_s: f64, counters: &crate::report::Counters| Sample {
-        at_s: at_s - phase.began_at_s,
+    let sample = |at_s: f64, counters: &Counters| Sample {
+        at_s,
         base_mib: counters.host_4k_bytes as f64 / MIB,
         huge_mib: counters.host_2m_bytes as f64 / MIB,
         giant_mib: counters.host_1g_bytes as f64 / MIB,
-        rate_per_s: rate_at(&phase.progress, at_s - phase.began_at_s),
+        rate_per_s: rate_at(&phase.progress, at_s),
     };
-    report.manager.samples.iter().map(|seen| sample(seen.at_s, &seen.counters)).collect()
+    let seen: Vec<(f64, Counters)> =
+        report.manager.samples.iter().map(|seen| (seen.at_s - phase.began_at_s, seen.counters)).collect();
+    let mark = |at_s: f64| {
+        let (_, counters) = seen.iter().rfind(|(seen_at_s, _)| *seen_at_s <= at_s)?;
+        Some(sample(at_s, counters))
+    };
+    let step = phase.progress.len().div_ceil(MARKS_MAX).max(1);
+    let marks = phase.progress.iter().step_by(step).filter_map(|(at_s, _)| mark(*at_s));
+    let mut series: Vec<Sample> = seen.iter().map(|(at_s, counters)| sample(*at_s, counters)).chain(marks).collect();
+    series.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    series
 }
 
 /// The speed between the two marks of progress around an instant; nothing before the begin and behind the last mark.
@@ -160,6 +175,13 @@ fn rate_at(progress: &[(f64, u64)], at_s: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_policy_counts_of_itself_is_no_action() {
+        let outcomes = [("collapse.done", 3), ("policy.paid_back", 9)].map(|(name, n)| (name.to_owned(), n));
+        let actions = actions(&BTreeMap::from(outcomes));
+        assert_eq!(actions, BTreeMap::from([("collapse.done".into(), Actions { count: 3, ..Actions::default() })]));
+    }
 
     #[test]
     fn the_speed_at_an_instant_is_that_between_the_marks_around_it() {
