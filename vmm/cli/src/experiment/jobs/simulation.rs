@@ -194,12 +194,7 @@ impl Sums {
             metrics.push((Metric::DataL2Misses, self.data_l2));
         }
         let notes = vec![format!("simulated: {}; a model, the same on any machine", place.machine.title)];
-        Measured {
-            evidence: Evidence::Simulated,
-            metrics: metrics.into_iter().collect(),
-            notes,
-            ..Measured::default()
-        }
+        Measured { evidence: Evidence::Simulated, metrics: metrics.into_iter().collect(), notes, ..Measured::default() }
     }
 }
 
@@ -272,7 +267,8 @@ mod tests {
 
     #[test]
     fn a_kernel_is_recorded_and_simulated_without_a_file() {
-        let accesses = Accesses::Recorded { kernel: "npb.is".into(), parameters: "class=S".into(), iterations: Some(1) };
+        let accesses =
+            Accesses::Recorded { kernel: "npb.is".into(), parameters: "class=S".into(), iterations: Some(1) };
         let Accesses::Recorded { kernel, parameters, iterations } = &accesses else { unreachable!("it is recorded") };
         let sums = |page| recorded(kernel, parameters, *iterations, &k8(page), &|| false).expect("it runs anywhere");
         let (base, huge) = (sums("4k"), sums("2m"));
