@@ -304,7 +304,7 @@ mod tests {
     fn arrays_lie_apart_as_far_as_asked() {
         let bytes = |border| Sweep3d { n: 150, border }.bytes();
         assert_eq!(bytes(1 << 20) % (1 << 20), 0);
-        // 433.6 MB as its memory is given for 150 cells, without the borders.
-        assert!((420 << 20..450 << 20).contains(&bytes(64)) && bytes(1 << 20) > bytes(64), "{}", bytes(64));
+        // 433.6 MB is what the reference takes with 150 cells: all fields and faces. What is in flight comes to it.
+        assert!((433_600_000..440_000_000).contains(&bytes(64)) && bytes(1 << 20) > bytes(64), "{}", bytes(64));
     }
 }
