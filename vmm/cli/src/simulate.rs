@@ -13,6 +13,7 @@ pub mod plot;
 pub mod recorded;
 pub mod report;
 pub mod source;
+pub mod sweep3d;
 pub mod traced;
 
 pub use args::{MachinesArg, PoliciesArg, SimulateArgs};

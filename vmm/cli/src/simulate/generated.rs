@@ -9,6 +9,7 @@ use std::fmt;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::walk::streams::{self, Access, Axis, Cube, Sort, Sparse, StreamKernel};
 
+use super::sweep3d::Sweep3d;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::report::table;
@@ -157,6 +158,28 @@ const KINDS: &[Kind] = &[
             Box::new((0..passes).flat_map(move |_| (0..windows).flat_map(of_window)))
         },
     },
+    Kind {
+        name: "sweep3d",
+        summary: "an iteration of ASCI Sweep3D in the order of its own loops, an angle after another",
+        parameters: &[
+            parameter("n", 150, (16, 400), "cells along an edge"),
+            parameter(
+                "border",
+                64,
+                (64, 1 << 30),
+                "each array begins at a multiple of so many bytes, rounded up to lines of 64",
+            ),
+            parameter("iterations", 1, (1, 1 << 20), "how many (the reference makes 12)"),
+        ],
+        extent: |p| {
+            let sweep = Sweep3d { n: p[0], border: p[1].next_multiple_of(64) };
+            (sweep.bytes(), p[2] * sweep.length())
+        },
+        make: |p| {
+            let (sweep, iterations) = (Sweep3d { n: p[0], border: p[1].next_multiple_of(64) }, p[2]);
+            Box::new((0..iterations).flat_map(move |_| sweep.iteration()))
+        },
+    },
 ];
 
 /// A stream with its parameters, checked.
@@ -265,6 +288,7 @@ mod tests {
             "is:log2_keys=10,log2_bound=8,log2_buckets=3",
             "is:log2_keys=10,log2_bound=8,log2_buckets=0",
             "half-sparse:windows=5,pages=3,passes=2",
+            "sweep3d:n=17,border=4096,iterations=2",
         ];
         for text in small {
             let stream = parse(text).expect("it makes sense");

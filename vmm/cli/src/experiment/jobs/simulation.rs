@@ -86,13 +86,14 @@ fn recorded(
     let (reader, writer) = std::io::pipe().map_err(|error| Failure::Host(cannot(&error)))?;
     std::thread::scope(|scope| {
         let simulator = scope.spawn(move || of_trace(reader, place));
-        let recorded = record(&request, BufWriter::new(writer), &mut |_| !is_over());
-        // The pipe ends with the recording, and the simulator with the pipe. Where it ended first, its reason is the one.
+        // Without where it went: the pipe ends with the recording, and the simulator with the pipe.
+        let recorded = record(&request, BufWriter::new(writer), &mut |_| !is_over()).map(drop);
+        // Where that ended first, its reason is the one.
         let sums = simulator.join().expect("the simulator does not panic");
         match recorded {
             Err(RecordError::Interrupted) => Err(Failure::Interrupted),
             Err(error) => Err(sums.err().unwrap_or_else(|| Failure::Host(cannot(&error)))),
-            Ok(_) => sums,
+            Ok(()) => sums,
         }
     })
 }
