@@ -14,6 +14,7 @@
 use std::fs;
 use std::io::{self, IoSlice, PipeReader, PipeWriter};
 use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::errno::Errno;
@@ -33,11 +34,16 @@ const PAGE: usize = PageSize::Base4K.bytes().get() as usize;
 const CHUNK: Bytes = mib(256);
 /// With less than this available nothing is begun: a chunk, and what the machine needs meanwhile.
 const AVAILABLE_MIN: Bytes = gib(2);
-/// Chunks without a single huge page in them, one after another, after which there is none left. The kernel compacts less eagerly after
+/// Chunks with hardly a huge page in them, one after another, after which there is none left. The kernel compacts less eagerly after
 /// compaction has failed (mm/compaction.c, `defer_compaction`), so that one of them says little.
 const EMPTY_CHUNKS: u32 = 3;
-/// Of such a chunk no more is touched than this.
+/// Blocks of such a chunk.
 const EMPTY_LOOK: usize = 16;
+/// So many huge pages in a chunk are hardly any: others free memory all the time, and what they free is not chased.
+const EMPTY_MAX: u64 = 2;
+/// What is not broken by then stays whole, and `/proc/buddyinfo` says how much it is. 20 GiB that the hypervisor below has taken back take a
+/// minute, on a machine with other work three.
+const TIME_MAX: Duration = Duration::from_secs(240);
 /// Pages that a pipe is asked to hold: the most that fs.pipe-max-size lets everybody have by default, 1 MiB.
 const PIPE_BYTES: i32 = 1 << 20;
 
@@ -115,13 +121,15 @@ impl Fragments {
         let host = LinuxHost::open()?;
         let aside = Blocks::take(&host, huge_pages_left as usize)?;
         let left = aside.is_huge.iter().filter(|is_huge| **is_huge).count() as u64;
+        let (began, whole_chunk) = (Instant::now(), CHUNK.pages(PageSize::Huge2M));
         let (mut broken, mut empty) = (0, 0);
-        while empty < EMPTY_CHUNKS {
-            let blocks = if empty == 0 { CHUNK.pages(PageSize::Huge2M) as usize } else { EMPTY_LOOK };
-            match self.break_some(&host, blocks)? {
-                0 => empty += 1,
-                some => (broken, empty) = (broken + some, 0),
-            }
+        while empty < EMPTY_CHUNKS && began.elapsed() < TIME_MAX {
+            // Where there are few, each fault that finds none compacts all memory first.
+            let is_plenty = free_blocks_now() >= whole_chunk;
+            let blocks = if is_plenty { whole_chunk as usize } else { EMPTY_LOOK };
+            let some = self.break_some(&host, blocks)?;
+            broken += some;
+            empty = if some > EMPTY_MAX { 0 } else { empty + 1 };
         }
         Ok([broken, left])
     }
