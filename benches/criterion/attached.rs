@@ -170,7 +170,7 @@ impl WarmReserve {
         let page = || {
             let ram = GuestRam::map(&[range], backing).map_err(|error| cannot(&error))?;
             host.advise(ram.base(), huge, Advice::PopulateWrite).map_err(|error| cannot(&error))?;
-            Ok(ram)
+            Ok::<_, Ended>(ram)
         };
         let total = memory.get().div_ceil(huge.get()) as usize;
         let pairs = (0..total).map(|_| Ok((page()?, page()?))).collect::<Result<Vec<_>, Ended>>()?;

@@ -1,4 +1,4 @@
-//! Room in the hugetlb pool that is given back however this process ends ([`crate::held`]).
+//! Room in the hugetlb pool that is given back however this process ends (`held.rs`).
 
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;

@@ -13,21 +13,37 @@ pub mod khugepaged;
 use fragmentation::HeldFragments;
 use khugepaged::HeldKhugepaged;
 
-/// What is kept from one job to the next where both want it: memory takes many seconds to be broken up.
+/// So many whole blocks more than were left are no reason to break them up: others free memory as well.
+const DRIFT_MAX: u64 = 16;
+
+/// What is kept from one job to the next where both want it: memory takes up to a minute to be broken up.
 #[derive(Debug, Default)]
 pub(super) struct KeptState {
-    fragments: Option<HeldFragments>,
+    /// How many huge pages were left.
+    huge_pages_left: u64,
+    /// Who broke up memory, and what has become whole since.
+    fragments: Vec<HeldFragments>,
 }
 
 impl KeptState {
-    fn fragments(&mut self, huge_pages_left: Option<u64>) -> Result<Option<&HeldFragments>, String> {
-        let is_as_wanted = |held: &HeldFragments| huge_pages_left.is_some_and(|left| held.still_leaves(left));
-        if !self.fragments.as_ref().is_some_and(is_as_wanted) {
-            // First whole again: what is broken cannot be left whole.
-            self.fragments = None;
-            self.fragments = huge_pages_left.map(HeldFragments::hold).transpose()?;
+    /// What there is to say of memory that is as the job wants it.
+    fn break_up(&mut self, huge_pages_left: Option<u64>) -> Result<Option<String>, String> {
+        let Some(left) = huge_pages_left else {
+            self.fragments.clear();
+            return Ok(None);
+        };
+        let now = fragmentation::free_blocks_now();
+        if left != self.huge_pages_left || now < left / 2 {
+            // First whole again: of what is broken nothing can be left whole.
+            self.fragments.clear();
         }
-        Ok(self.fragments.as_ref())
+        if self.fragments.is_empty() || now > left + DRIFT_MAX {
+            self.fragments.push(HeldFragments::hold(left)?);
+            self.huge_pages_left = left;
+        }
+        let said: Vec<&str> = self.fragments.iter().map(HeldFragments::said).collect();
+        let now = fragmentation::free_blocks_now();
+        Ok(Some(format!("{}; /proc/buddyinfo has {now} whole ones at the begin", said.join(", then "))))
     }
 }
 
@@ -49,8 +65,8 @@ impl HeldState {
         let pages = Some(state.pool_pages_2m).filter(|pages| *pages > 0);
         let _pool = pages.map(HeldPool::lease).transpose().map_err(Failure::Host)?;
         let khugepaged = state.khugepaged.map(HeldKhugepaged::lease).transpose().map_err(Failure::Host)?;
-        let fragments = kept.fragments(state.huge_pages_left).map_err(Failure::Host)?;
-        Ok(HeldState { khugepaged, fragments: fragments.map(HeldFragments::said), _pool })
+        let fragments = kept.break_up(state.huge_pages_left).map_err(Failure::Host)?;
+        Ok(HeldState { khugepaged, fragments, _pool })
     }
 
     /// Adds what there is to say of the host to what was measured on it.

@@ -41,3 +41,68 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
     host.tell(&mut measured);
     Ok(measured)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use wideleaf_experiments::catalogue;
+    use wideleaf_experiments::definition::{Cell, HostFacts};
+    use wideleaf_kernels::registry::{MemoryNeed, by_name};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn host_with_everything() -> HostFacts {
+        HostFacts {
+            cpus: 4,
+            memory_available_mib: 16 << 10,
+            why_no_kvm: None,
+            paging: "npt".into(),
+            has_qemu: true,
+            has_daemon: true,
+            why_no_pool_2m: None,
+            free_pages_1g: 2,
+            is_root: true,
+        }
+    }
+
+    /// The arguments of every `wideleaf run` in a job, and whether its figure counts.
+    fn runs(job: &Job) -> Vec<(&[String], bool)> {
+        match &job.work {
+            Work::Run { arguments } => vec![(arguments, true)],
+            Work::Together { guests, .. } => {
+                guests.iter().map(|guest| (&guest.arguments[..], guest.is_judged)).collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    #[test]
+    fn every_run_of_every_experiment_can_be_typed_has_room_and_gives_the_figure_that_its_case_names() {
+        let mut tried = 0;
+        for known in catalogue::ALL {
+            for case in known.define(&host_with_everything()).cases {
+                let jobs = case.cells.iter().filter_map(|cell| match cell {
+                    Cell::Job(job) => Some(job),
+                    Cell::Absent(_) => None,
+                });
+                for (arguments, is_judged) in jobs.flat_map(|job| runs(job)) {
+                    let what = format!("{}, {}: {}", known.name(), case.name, arguments.join(" "));
+                    let words = ["wideleaf", "run"].into_iter().chain(arguments.iter().map(String::as_str));
+                    let Command::Run(run) = Cli::try_parse_from(words).expect(&what).command else { panic!("{what}") };
+                    let kernel = by_name(run.workload.as_deref().unwrap_or_default()).expect(&what);
+                    if is_judged {
+                        assert_eq!(kernel.figure.unit.as_str(), case.unit, "{what}");
+                    }
+                    let cmdline = crate::run::kernel::with_class(kernel, run.class.as_deref(), &run.cmdline);
+                    let need = kernel.memory_for(&cmdline.expect(&what), usize::from(run.vcpus)).expect(&what);
+                    if let (MemoryNeed::Bytes(bytes), Some(memory)) = (need, run.memory) {
+                        assert!(bytes < memory.get(), "{what}: it needs {bytes} bytes");
+                    }
+                    tried += 1;
+                }
+            }
+        }
+        assert!(tried > 100, "{tried}");
+    }
+}

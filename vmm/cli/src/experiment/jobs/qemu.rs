@@ -266,8 +266,7 @@ mod tests {
         let at = |ms: usize| began + Duration::from_millis(ms as u64);
         let lines = CONSOLE.lines().enumerate().map(|(index, line)| (at(100 * (index + 1)), line.to_owned()));
         let look = |(index, large): (usize, &u64)| {
-            let mut backing = HostBacking::default();
-            backing.huge_2m = mib(2) * *large;
+            let backing = HostBacking { huge_2m: mib(2) * *large, ..HostBacking::default() };
             let resident = Some(mib(100 + index as u64));
             Look { at: at(100 * index + 50), backing, windows: 4, windows_large: *large, resident }
         };
