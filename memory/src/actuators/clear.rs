@@ -66,8 +66,10 @@ fn write_zeroes(ram: &GuestRam, gpa: GpaRange) {
 fn without(range: RamRange, giants: &[GpaRange]) -> Vec<RamRange> {
     let (mut stretches, mut from) = (Vec::new(), range.gpa.start());
     let ends = giants.iter().map(|giant| (giant.start(), giant.end()));
-    for (end, next) in ends.filter(|(start, _)| range.gpa.contains(*start)).chain([(range.gpa.end(), range.gpa.end())]) {
-        stretches.extend((from < end).then(|| GpaRange::new(from, end - from)).flatten().and_then(|gpa| range.part(gpa)));
+    for (end, next) in ends.filter(|(start, _)| range.gpa.contains(*start)).chain([(range.gpa.end(), range.gpa.end())])
+    {
+        stretches
+            .extend((from < end).then(|| GpaRange::new(from, end - from)).flatten().and_then(|gpa| range.part(gpa)));
         from = next;
     }
     debug_assert!(stretches.iter().all(|stretch| stretch.gpa.start().is_aligned_to(PageSize::Huge2M)));
@@ -155,7 +157,8 @@ mod tests {
         let gpa = |start, bytes| GpaRange::new(Gpa::new(0) + start, bytes).expect("fits");
         let range = RamRange { gpa: gpa(gib(4), gib(4)), hva: Hva::new(1 << 40) };
         let at = |start| gpa(start, GIANT);
-        let parts = |giants: &[GpaRange]| -> Vec<GpaRange> { without(range, giants).iter().map(|part| part.gpa).collect() };
+        let parts =
+            |giants: &[GpaRange]| -> Vec<GpaRange> { without(range, giants).iter().map(|part| part.gpa).collect() };
         assert_eq!(parts(&[at(gib(1))]), [range.gpa], "one of another range");
         assert_eq!(parts(&[at(gib(4)), at(gib(6))]), [gpa(gib(5), gib(1)), gpa(gib(7), gib(1))]);
         assert_eq!(parts(&[at(gib(7))]), [gpa(gib(4), gib(3))]);
