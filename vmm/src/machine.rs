@@ -183,7 +183,8 @@ impl Machine {
 
     /// Waits until the guest has ended, and all its vCPUs with it. Where a limit comes first, the VM is stopped.
     ///
-    /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still until [`Machine::boot_again`].
+    /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still, until [`Machine::put_back`] and
+    /// [`Machine::boot_again`].
     pub fn wait(&self, limits: WaitLimits<'_>) -> GuestExit {
         let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
         loop {
@@ -205,19 +206,23 @@ impl Machine {
         }
     }
 
-    /// Boots again, after [`Machine::wait`] said [`GuestExit::Reset`]; the manager of its RAM rests. `pages` is what becomes of those that it has.
-    /// Who stops the VM meanwhile, and a vCPU that cannot be put back, is heard of by the next [`Machine::wait`].
+    /// Puts all but its vCPUs back, after [`Machine::wait`] said [`GuestExit::Reset`]; the manager of its RAM rests. `pages` is what becomes of those
+    /// that RAM has. When it returns, no line of the boot before comes any more.
     ///
     /// # Errors
     /// [`BootAgainError`]; the machine is to be stopped.
     ///
     /// # Panics
     /// Where a reset is the end.
-    pub fn boot_again(&self, pages: Pages) -> Result<(), BootAgainError> {
+    pub fn put_back(&self, pages: Pages) -> Result<(), BootAgainError> {
         let again = self.again.as_ref().expect("only a machine that may boot again stands still for it");
-        again.prepare(&self.vm, &self.bus, &self.memory, self.vm.ram(), pages)?;
+        again.prepare(&self.vm, &self.bus, &self.memory, self.vm.ram(), pages)
+    }
+
+    /// Puts its vCPUs back and lets them go on, after [`Machine::put_back`]. Who stops the VM meanwhile, and a vCPU that cannot be put back, is heard
+    /// of by the next [`Machine::wait`].
+    pub fn boot_again(&self) {
         self.control.put_back();
-        Ok(())
     }
 
     /// Whether a reset of the machine is not the end.

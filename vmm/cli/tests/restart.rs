@@ -101,6 +101,7 @@ impl Rebooter {
     fn start(arguments: &[&str]) -> Rebooter {
         let scratch = Scratch::new();
         scratch.file("image", &image(&pvh(), REBOOTER));
+        scratch.file("disk.img", &[0; 4096]);
         let mut command = Command::new(scratch.program());
         command.args(["run", "image", "--memory=64M", "--cmdline=again and again", "--no-daemon", "--console"]);
         command.args([
@@ -153,7 +154,8 @@ fn a_guest_that_resets_finds_zeroed_memory_and_its_command_line_at_each_boot() {
     if !has_kvm() {
         return;
     }
-    for more in [&["--policy=never"][..], &["--backing=memfd", "--policy=never"], &["--prefault"], &["--no-sandbox"]] {
+    let devices = ["--disk=disk.img", "--rng", "--balloon", "--vsock=cid=3,socket=sockets", "--policy=utilization"];
+    for more in [&devices[..], &["--backing=memfd", "--policy=never"], &["--prefault"], &["--no-sandbox"]] {
         let mut guest = Rebooter::start(more);
         guest.shows(BOOTED);
         for key in [b'r', b'k', b'r'] {

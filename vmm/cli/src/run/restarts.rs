@@ -85,8 +85,10 @@ impl<'a> Restarts<'a> {
         // Nobody sets another policy meanwhile: who does so waits for the manager, and the manager for us.
         self.policy.afresh(|policy| {
             let resting = self.session.ask_to_rest().map(|asked| asked.wait());
+            machine.put_back(self.pages)?;
+            // The end of a line that was cut off has come by now.
             self.session.forget_guest();
-            machine.boot_again(self.pages)?;
+            machine.boot_again();
             // It may run already; what the manager finds is this boot's.
             if let Some(resting) = resting {
                 resting.begin_anew(policy);
