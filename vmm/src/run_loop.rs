@@ -888,7 +888,8 @@ mod tests {
                 control.changed.notify_all();
             }
         });
-        assert_eq!((control.next_state(&mut control.lock(), 0), control.resets()), (VcpuState::Running, 1));
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
+        assert_eq!(control.resets(), 1);
     }
 
     #[test]
