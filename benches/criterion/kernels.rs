@@ -32,6 +32,7 @@ use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_vmm::run_loop::OnReset;
 
 /// A way to run a kernel.
 #[derive(Clone, Copy)]
@@ -217,6 +218,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         fallback: FallbackArg::Fail,
         record: None,
         timeout: None,
+        on_reset: OnReset::Stop,
         console: Console::Nothing,
         daemon: None,
         sandbox: None,

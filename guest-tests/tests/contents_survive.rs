@@ -18,6 +18,7 @@ use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
+use wideleaf_vmm::run_loop::OnReset;
 
 /// Promotes everything at one tick and splits everything at the next, for as long as it is let.
 struct Shuttle {
@@ -91,6 +92,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         fallback: FallbackArg::Fail,
         record: None,
         timeout: Some(Duration::from_secs(300)),
+        on_reset: OnReset::Stop,
         console: Console::Nothing,
         daemon: None,
         sandbox: None,

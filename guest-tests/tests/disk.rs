@@ -39,6 +39,7 @@ use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, WindowInde
 use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::SerialOutput;
 use wideleaf_vmm::devices::virtio::block::{Block, DiskCounters, DiskImage, DiskOptions};
+use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -85,6 +86,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind) -> RunReport {
         fallback: FallbackArg::Fail,
         record: None,
         timeout: Some(TIMEOUT),
+        on_reset: OnReset::Stop,
         console: Console::Nothing,
         daemon: None,
         sandbox: None,

@@ -14,6 +14,7 @@ use wideleaf_memory::BackingConfig;
 use wideleaf_policies::policy::{Policy, PolicyInfo, RamStart, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Budget, Moment, PageSize, PerTenThousand, Plan, PolicyChoice, ReservationRules, Snapshot};
+use wideleaf_vmm::run_loop::OnReset;
 
 /// Reserves frames for a host that is always short.
 struct AlwaysShort;
@@ -65,6 +66,7 @@ fn run(policy: PolicyChoice) -> RunReport {
         fallback: FallbackArg::Fail,
         record: None,
         timeout: Some(Duration::from_secs(300)),
+        on_reset: OnReset::Stop,
         console: Console::Nothing,
         daemon: None,
         sandbox: None,

@@ -169,6 +169,12 @@ impl Book {
         });
     }
 
+    /// Nothing is given back any more: the machine was reset, and its guest has all its memory.
+    pub(crate) fn forget_all(&mut self) {
+        self.counters.inflated_now = 0;
+        self.windows.clear();
+    }
+
     /// Base pages of a window that are given back.
     pub fn count(&self, window: WindowIndex) -> u16 {
         self.windows.get(&window).map_or(0, |pages| pages.all().count())

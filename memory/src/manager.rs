@@ -63,7 +63,7 @@ use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
-pub use thread::{Manager, ManagerError, PolicyAnswer};
+pub use thread::{Manager, ManagerError, PolicyAnswer, RestAnswer, Resting};
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug)]

@@ -192,6 +192,16 @@ impl GuestRam {
         self.piece(range).words()
     }
 
+    /// The words of a part of a range, as [`GuestRam::words`].
+    ///
+    /// # Panics
+    /// Where the RAM has an owner, or the part is not RAM from end to end.
+    pub(crate) fn words_of(&self, gpa: GpaRange) -> &[AtomicU64] {
+        let is_ram = |range: &RamRange| range.part(gpa).is_some_and(|part| part.gpa == gpa);
+        assert!(self.ranges.iter().any(is_ram), "{gpa:?} is not RAM");
+        self.reservation.piece(gpa.start() - Gpa::new(0), gpa.bytes()).words()
+    }
+
     /// The words of one range for one owner, a kernel that runs in this process instead of in a guest. `None` where the owner is
     /// not the first to ask for words of this RAM, or where a guest has it. The manager may be at work on it all the same: it moves pages through the
     /// kernel, which keeps their contents, and looks at words from outside, as it does at a guest's.

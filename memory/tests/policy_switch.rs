@@ -6,6 +6,7 @@ use std::sync::Arc;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::gate::{Gate, GateState};
+use wideleaf_memory::host::Advice;
 use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, SwitchError};
 use wideleaf_memory::recorder::RecordTo;
@@ -29,6 +30,18 @@ fn vm(host: &FakeHost) -> ManagedVm {
     host.forbid_huge(RAM_AT, ram.gpa.bytes());
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
     ManagedVm { may_collapse_shared: true, ..ManagedVm::of_others(VmId(0), vec![ram], backing, None) }
+}
+
+/// A guest that has ended.
+struct Gone;
+
+impl Gate for Gone {
+    fn state(&self) -> GateState {
+        GateState::Gone
+    }
+    fn keeps_holes(&self) -> bool {
+        false
+    }
 }
 
 fn named(name: &str) -> Box<dyn Policy> {
@@ -122,15 +135,6 @@ fn a_recording_is_of_one_policy() {
 
 #[test]
 fn whoever_asks_a_thread_is_answered_before_it_acts_and_after_its_end() {
-    struct Gone;
-    impl Gate for Gone {
-        fn state(&self) -> GateState {
-            GateState::Gone
-        }
-        fn keeps_holes(&self) -> bool {
-            false
-        }
-    }
     let host = Arc::<FakeHost>::default();
     let vm = ManagedVm { gate: Some(Arc::new(Gone)), ..vm(&host) };
     let manager = Manager::spawn(host, vec![vm], named("never"), ManagerConfig::default()).unwrap();
@@ -139,5 +143,41 @@ fn whoever_asks_a_thread_is_answered_before_it_acts_and_after_its_end() {
     assert_eq!(manager.live().ticks, 0, "nobody has let it act");
     manager.activate();
     while manager.set_policy(named("never")).wait() != Err(SwitchError::Ended) {}
+    assert_eq!(manager.stop().ticks, 1);
+}
+
+#[test]
+fn a_loop_that_rests_does_nothing_and_then_knows_nothing_of_the_guest_before() {
+    // Its time stands still: a window that is to be left alone for a while is so for ever.
+    let host = Arc::<FakeHost>::default();
+    let vms = vec![vm(&host)];
+    host.fail_advice(Advice::Collapse, libc::ENOMEM, WINDOWS);
+    let manager = Manager::spawn(host.clone(), vms, named("greedy"), ManagerConfig::default()).unwrap();
+    manager.activate();
+    let tick = |after: u64| while manager.live().ticks < after {};
+    tick(3);
+    let resting = manager.ask_to_rest().wait();
+    let calls = host.calls();
+    manager.activate();
+    for _ in 0..1_000 {
+        std::thread::yield_now();
+    }
+    assert_eq!((host.calls(), host.huge_windows()), (calls, 0), "all are left alone, and nothing looks at them");
+    resting.begin_anew(named("greedy"));
+    tick(manager.live().ticks + 2);
+    assert_eq!(host.huge_windows(), WINDOWS, "they are another guest's, and were never refused");
+    // Who lets it go without another policy has changed nothing.
+    drop(manager.ask_to_rest().wait());
+    assert_eq!(manager.stop().policy, "greedy");
+}
+
+#[test]
+fn a_loop_that_has_ended_rests() {
+    let host = Arc::<FakeHost>::default();
+    let vm = ManagedVm { gate: Some(Arc::new(Gone)), ..vm(&host) };
+    let manager = Manager::spawn(host, vec![vm], named("never"), ManagerConfig::default()).unwrap();
+    manager.activate();
+    while !manager.has_ended() {}
+    manager.ask_to_rest().wait().begin_anew(named("never"));
     assert_eq!(manager.stop().ticks, 1);
 }

@@ -10,8 +10,11 @@
 //!   7  devices
 //! ```
 //!
+//! A machine that boots again after a reset takes step 5 again, and puts vCPUs, interrupt controllers and devices back: [`again`].
+//!
 //! The way to the guest's first byte is short on purpose; [`SetupTimes`] says where it went.
 
+pub mod again;
 pub mod image;
 pub mod load;
 pub mod room;
@@ -38,11 +41,14 @@ use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort};
 use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
 use crate::devices::virtio::{DEVICES_MAX, DeviceThreads, Interrupt, Place, Transport, VirtioDevice};
 use crate::dma::DeviceMemory;
+use crate::kvm::fresh::FreshVcpu;
 use crate::kvm::guest_memory::GuestMemoryError;
 use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm};
 use crate::machine::Hardware;
+use crate::run_loop::OnReset;
 use crate::x86::cpuid::Timing;
 use crate::x86::{acpi, cpuid, fault_report, layout, registers};
+use again::BootAgain;
 use image::{Image, ImageError};
 use load::Loaded;
 
@@ -164,6 +170,9 @@ pub enum BootError {
         /// What was asked.
         devices: usize,
     },
+    /// What looks at guest RAM could not be opened.
+    #[error(transparent)]
+    Host(wideleaf_memory::host::HostError),
     /// The CPUID leaves do not fit KVM's table.
     #[error("cannot describe the CPU: {0:?}")]
     Cpuid(vmm_sys_util::fam::Error),
@@ -219,14 +228,22 @@ pub(crate) struct Prepared {
     pub(crate) paging: Paging,
     pub(crate) entry_name: &'static str,
     pub(crate) tsc_hz: Option<u64>,
+    /// What another boot takes; `None` where a reset is the end.
+    pub(crate) again: Option<BootAgain>,
+    /// By vCPU, where there is `again`.
+    pub(crate) fresh: Vec<FreshVcpu>,
 }
 
 /// An image that was read and can be booted in the RAM of its configuration. Reading it needs neither KVM nor that RAM: a bad
 /// image is found before either costs anything.
-#[derive(Debug)]
+///
+/// Clones are one in memory.
+#[derive(Clone, Debug)]
 pub struct BootImage {
-    bytes: Cow<'static, [u8]>,
+    bytes: Arc<Cow<'static, [u8]>>,
     image: Image,
+    /// Read where the machine may boot again: what its file is then may be another, and in a sandbox it could not be opened.
+    initrd: Option<Arc<[u8]>>,
 }
 
 impl BootImage {
@@ -245,17 +262,21 @@ impl BootImage {
             }
             Image::BzImage { .. } => {}
         }
-        Ok(BootImage { bytes, image })
+        let wanted = config.initrd().filter(|_| config.on_reset() == OnReset::Restart);
+        let read = |path| std::fs::read(path).map_err(|source| file_error("initrd", path, source));
+        let initrd = wanted.map(read).transpose()?.map(Arc::from);
+        Ok(BootImage { bytes: Arc::new(bytes), image, initrd })
     }
 }
 
 /// All steps but the first.
 pub(crate) fn prepare(
     config: &VmConfig,
-    BootImage { bytes, image }: &BootImage,
+    boot_image: &BootImage,
     Hardware { ram, output, devices, .. }: Hardware,
     watch: &mut Stopwatch,
 ) -> Result<Prepared, BootError> {
+    let image = &boot_image.image;
     let is_direct = matches!(image, Image::Direct { .. });
 
     if devices.len() > DEVICES_MAX {
@@ -283,7 +304,8 @@ pub(crate) fn prepare(
     watch.lap("interrupts");
 
     // 5. Guest memory, except what needs a vCPU's answer.
-    let mut loaded = load::load(config, bytes, image, &memory, devices.len())?;
+    let device_count = devices.len();
+    let mut loaded = load::load(config, boot_image, &memory, device_count)?;
     watch.lap("load");
 
     // 6. vCPUs.
@@ -295,7 +317,7 @@ pub(crate) fn prepare(
     // A host whose counter is not stable gives no frequency; the guest then has to live without.
     let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0);
     let tsc_hz = tsc_khz.map(|khz| u64::from(khz) * 1000);
-    load::write_boot_data(config, &memory, &mut loaded, tsc_hz, devices.len())?;
+    load::write_boot_data(config, &memory, &mut loaded, tsc_hz, device_count)?;
     let timing = if is_direct {
         Timing { tsc_khz, has_deadline_timer: false }
     } else {
@@ -321,7 +343,31 @@ pub(crate) fn prepare(
     let bus = Arc::new(bus);
     watch.lap("devices");
     let entry_name = image.name();
-    Ok(Prepared { vm, vcpus, memory, bus, device_threads, serial, power_button, drivers, paging, entry_name, tsc_hz })
+
+    // A directly started guest has nothing to reset its machine by.
+    let is_the_end = is_direct || config.on_reset() == OnReset::Stop;
+    let (mut again, mut fresh) = (None, Vec::new());
+    if !is_the_end {
+        let msrs = system.msrs()?;
+        fresh = vcpus.iter().map(|vcpu| FreshVcpu::take(vcpu, &msrs)).collect::<Result<_, _>>()?;
+        again = Some(BootAgain::new(config, boot_image, device_count, &vm)?);
+        watch.lap("kept for a reset");
+    }
+    Ok(Prepared {
+        vm,
+        vcpus,
+        memory,
+        bus,
+        device_threads,
+        serial,
+        power_button,
+        drivers,
+        paging,
+        entry_name,
+        tsc_hz,
+        again,
+        fresh,
+    })
 }
 
 fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {

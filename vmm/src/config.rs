@@ -13,6 +13,7 @@ use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_protocol::VCPUS_MAX;
 
 use crate::kvm::memslot;
+use crate::run_loop::OnReset;
 use crate::x86::layout::{self, CMDLINE_BYTES_MAX, MEMORY_MAX, MEMORY_MIN};
 
 /// Where the image comes from.
@@ -64,6 +65,8 @@ pub struct VmOptions {
     pub initrd: Option<PathBuf>,
     /// Size of the memslots; `None` chooses it ([`memslot::default_slot_bytes`]).
     pub slot_bytes: Option<Bytes>,
+    /// What a reset of the machine leads to.
+    pub on_reset: OnReset,
 }
 
 impl VmOptions {
@@ -79,6 +82,7 @@ impl VmOptions {
             cmdline: String::new(),
             initrd: None,
             slot_bytes: None,
+            on_reset: OnReset::Stop,
         }
     }
 }
@@ -216,6 +220,11 @@ impl VmConfig {
     /// How many vCPUs.
     pub fn vcpus(&self) -> u32 {
         self.options.vcpus
+    }
+
+    /// What a reset of the machine leads to.
+    pub fn on_reset(&self) -> OnReset {
+        self.options.on_reset
     }
 
     /// Page size of a directly started guest.

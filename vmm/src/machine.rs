@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use wideleaf_memory::actuators::clear::Pages;
 use wideleaf_memory::{GuestRam, SecondLevel};
 
+use crate::boot::again::{BootAgain, BootAgainError};
 use crate::boot::{self, BootError, BootImage, SetupTimes, Stopwatch};
 use crate::config::VmConfig;
 use crate::devices::serial::SerialPort;
@@ -16,7 +18,7 @@ use crate::devices::virtio::transport::DriverSeen;
 use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialOutput, SerialSink};
 use crate::dma::DeviceMemory;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
-use crate::run_loop::{GuestExit, RunControl, VcpuState, VcpuThread};
+use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread};
 use crate::sandbox::{Entered, Sandbox};
 
 /// How often a stop flag is looked at: a flag, set by a signal handler, wakes nobody.
@@ -58,6 +60,7 @@ pub struct Machine {
     setup: SetupTimes,
     entry_name: &'static str,
     tsc_hz: Option<u64>,
+    again: Option<BootAgain>,
     entered: Option<Entered>,
 }
 
@@ -105,9 +108,12 @@ impl Machine {
             paging,
             entry_name,
             tsc_hz,
+            again,
+            fresh,
         } = prepared;
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
-        let control = RunControl::new(kickers);
+        let on_reset = if again.is_some() { OnReset::Restart } else { OnReset::Stop };
+        let control = RunControl::new(kickers, on_reset);
         let second_level = Arc::new(KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control), memory.clone()));
         let mut machine = Machine {
             vm,
@@ -123,6 +129,7 @@ impl Machine {
             setup: SetupTimes::default(),
             entry_name,
             tsc_hz,
+            again,
             entered: None,
         };
         watch.lap("control");
@@ -132,10 +139,12 @@ impl Machine {
             device_threads.begin_in(sandbox).map_err(BootError::DeviceThreads)?;
         }
         watch.lap("sandbox");
+        let mut fresh = fresh.into_iter();
         for vcpu in vcpus {
             let index = vcpu.index();
             let thread = VcpuThread::new(
                 vcpu,
+                fresh.next(),
                 Arc::clone(&machine.control),
                 Arc::clone(&machine.bus),
                 Arc::clone(machine.memory.memory()),
@@ -173,6 +182,9 @@ impl Machine {
     }
 
     /// Waits until the guest has ended, and all its vCPUs with it. Where a limit comes first, the VM is stopped.
+    ///
+    /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still, until [`Machine::put_back`] and
+    /// [`Machine::boot_again`].
     pub fn wait(&self, limits: WaitLimits<'_>) -> GuestExit {
         let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
         loop {
@@ -182,7 +194,7 @@ impl Machine {
                 (None, Some(_)) => Some(STOP_FLAG_INTERVAL),
                 (Some(left), Some(_)) => Some(left.min(STOP_FLAG_INTERVAL)),
             };
-            if let Some(exit) = self.control.wait_finished(slice) {
+            if let Some(exit) = self.control.wait(slice) {
                 return exit;
             }
             if limits.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
@@ -192,6 +204,35 @@ impl Machine {
                 return self.end(GuestExit::TimedOut);
             }
         }
+    }
+
+    /// Puts all but its vCPUs back, after [`Machine::wait`] said [`GuestExit::Reset`]; the manager of its RAM rests. `pages` is what becomes of those
+    /// that RAM has. When it returns, no line of the boot before comes any more.
+    ///
+    /// # Errors
+    /// [`BootAgainError`]; the machine is to be stopped.
+    ///
+    /// # Panics
+    /// Where a reset is the end.
+    pub fn put_back(&self, pages: Pages) -> Result<(), BootAgainError> {
+        let again = self.again.as_ref().expect("only a machine that may boot again stands still for it");
+        again.prepare(&self.vm, &self.bus, &self.memory, self.vm.ram(), pages)
+    }
+
+    /// Puts its vCPUs back and lets them go on, after [`Machine::put_back`]. Who stops the VM meanwhile, and a vCPU that cannot be put back, is heard
+    /// of by the next [`Machine::wait`].
+    pub fn boot_again(&self) {
+        self.control.put_back();
+    }
+
+    /// Whether a reset of the machine is not the end.
+    pub fn may_boot_again(&self) -> bool {
+        self.again.is_some()
+    }
+
+    /// How often it has booted again.
+    pub fn resets(&self) -> u64 {
+        self.control.resets()
     }
 
     /// Stops the VM and waits until no vCPU runs. How it ended: it may have ended by itself before.
@@ -271,7 +312,7 @@ impl Machine {
 
     fn end(&self, reason: GuestExit) -> GuestExit {
         self.control.stop(reason.clone());
-        self.control.wait_finished(None).unwrap_or(reason)
+        self.control.wait(None).unwrap_or(reason)
     }
 }
 

@@ -10,6 +10,15 @@
 //!        └───────────────▶ Finished ◀────────┘
 //! ```
 //!
+//! A guest that resets its machine, where that is to boot again, has all vCPUs paused until somebody has put the rest of the machine back; then
+//! each vCPU's thread puts its own vCPU back, and when the last one has, all go on:
+//!
+//! ```text
+//!   Reset::No ── a vCPU's write, [`RunControl::ask_for_reset`] ─▶ Wanted ── all paused: [`RunControl::wait`] says so ─▶ the machine is put back
+//!      ▲                                                                                                              │
+//!      └────────────────────────────── each vCPU is put back, paused still ◀── PuttingBack ◀──────────────────────────┘
+//! ```
+//!
 //! Others never change a vCPU's state: they say what they want under the lock of [`RunControl`] and kick; the vCPU's own
 //! thread looks, under the same lock, and changes. So no wish is lost, and `Paused` means that this thread is not in
 //! `KVM_RUN` and will not be before somebody resumes it.
@@ -25,6 +34,7 @@ use wideleaf_memory::second_level::SecondLevelError;
 use wideleaf_policies::Gpa;
 
 use crate::devices::{Bus, BusEvent};
+use crate::kvm::fresh::FreshVcpu;
 use crate::kvm::vcpu::InternalError;
 use crate::kvm::{GuestMemory, Kicker, KvmError, Vcpu};
 use crate::sandbox::{Sandbox, ThreadKind};
@@ -128,8 +138,15 @@ impl fmt::Display for RegisterDump {
 pub enum GuestExit {
     /// It wrote this code to the exit port.
     ExitPort(u32),
-    /// It reset the machine.
+    /// It reset the machine. Where it is to boot again all vCPUs are paused for that, and nothing has ended.
     Reset,
+    /// It reset the machine, and a vCPU could not be put back.
+    NotPutBack {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Why not.
+        why: String,
+    },
     /// It switched the machine off.
     PowerOff,
     /// A directly started guest did something the CPU refused.
@@ -214,6 +231,9 @@ impl fmt::Display for GuestExit {
         match self {
             GuestExit::ExitPort(code) => write!(f, "the guest ended with code {code}"),
             GuestExit::Reset => f.write_str("the guest asked for a reset"),
+            GuestExit::NotPutBack { vcpu, why } => {
+                write!(f, "vcpu {vcpu}: the guest reset its machine, and this vCPU stays as it was: {why}")
+            }
             GuestExit::PowerOff => f.write_str("the guest switched itself off"),
             GuestExit::Fault { vcpu, vector, error_code, registers } => {
                 write!(f, "vcpu {vcpu}: {} (error code {error_code:#x})", exception_name(*vector))?;
@@ -271,12 +291,38 @@ pub struct RunControl {
     /// Something in `inner` changed.
     changed: Condvar,
     kickers: Vec<Kicker>,
+    on_reset: OnReset,
+}
+
+/// What a reset of the machine is to lead to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnReset {
+    /// The end.
+    #[default]
+    Stop,
+    /// A boot from the same image, in the same RAM, with the same devices.
+    Restart,
+}
+
+/// How far the machine is with a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reset {
+    No,
+    /// vCPUs are to be paused.
+    Wanted,
+    /// So many vCPUs are to be put back still.
+    PuttingBack {
+        left: usize,
+    },
 }
 
 #[derive(Debug)]
 struct Inner {
     /// Pauses not yet undone.
     pauses: u32,
+    reset: Reset,
+    /// How often vCPUs were put back, or began to be.
+    resets: u64,
     /// All vCPUs are to finish; why is in `exit`.
     is_stopping: bool,
     exit: Option<GuestExit>,
@@ -294,10 +340,51 @@ struct VcpuRecord {
 
 impl RunControl {
     /// For one vCPU per kicker; all of them are about to run.
-    pub fn new(kickers: Vec<Kicker>) -> Arc<RunControl> {
+    pub fn new(kickers: Vec<Kicker>, on_reset: OnReset) -> Arc<RunControl> {
         let vcpus = vec![VcpuRecord { state: VcpuState::Running, page_table_root: None }; kickers.len()];
-        let inner = Inner { pauses: 0, is_stopping: false, exit: None, silent: 0, vcpus };
-        Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers })
+        let inner = Inner { pauses: 0, reset: Reset::No, resets: 0, is_stopping: false, exit: None, silent: 0, vcpus };
+        Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers, on_reset })
+    }
+
+    /// Resets the machine, as soon as who waits for it ([`RunControl::wait`]) has seen to it; `false` where a reset ends this one, or
+    /// something has ended it.
+    pub fn ask_for_reset(&self) -> bool {
+        let mut inner = self.lock();
+        if self.on_reset == OnReset::Stop || inner.is_stopping {
+            return false;
+        }
+        // Who asks while another reset is under way has it.
+        if inner.reset == Reset::No {
+            inner.reset = Reset::Wanted;
+            self.kick_running(&inner);
+            self.changed.notify_all();
+        }
+        true
+    }
+
+    /// What a reset leads to.
+    pub fn on_reset(&self) -> OnReset {
+        self.on_reset
+    }
+
+    /// How often the machine was reset and went on.
+    pub fn resets(&self) -> u64 {
+        self.lock().resets
+    }
+
+    /// Has each vCPU's thread put its vCPU back, and then all of them go on, unless they are paused by others. They are paused, by
+    /// [`RunControl::ask_for_reset`]. Where one cannot be put back, or somebody stops the VM meanwhile, it ends.
+    pub(crate) fn put_back(&self) {
+        let mut inner = self.lock();
+        assert_eq!(inner.reset, Reset::Wanted, "vCPUs are put back while a reset is under way");
+        inner.reset = Reset::PuttingBack { left: inner.vcpus.len() };
+        inner.resets += 1;
+        self.changed.notify_all();
+        while !inner.is_stopping && inner.reset != (Reset::PuttingBack { left: 0 }) {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        inner.reset = Reset::No;
+        self.changed.notify_all();
     }
 
     /// Takes all vCPUs out of the guest; see [`wideleaf_memory::SecondLevel::pause`].
@@ -379,21 +466,25 @@ impl RunControl {
         self.changed.notify_all();
     }
 
-    /// Waits until all vCPUs have finished, at most this long; `None` where they have not.
-    pub fn wait_finished(&self, at_most: Option<Duration>) -> Option<GuestExit> {
+    /// Waits until all vCPUs have finished, or are paused for a reset ([`GuestExit::Reset`]), at most this long; `None` where they have not.
+    pub fn wait(&self, at_most: Option<Duration>) -> Option<GuestExit> {
         let deadline = at_most.and_then(|time| Instant::now().checked_add(time));
         let mut inner = self.lock();
         loop {
             if inner.vcpus.iter().all(|vcpu| vcpu.state == VcpuState::Finished) {
                 return Some(inner.exit.clone().unwrap_or(GuestExit::Stopped));
             }
+            let is_out = |vcpu: &VcpuRecord| vcpu.state != VcpuState::Running;
+            if inner.is_reset_wanted() && inner.vcpus.iter().all(is_out) {
+                return Some(GuestExit::Reset);
+            }
             let left = match deadline {
                 None => Duration::MAX,
                 Some(deadline) => deadline.checked_duration_since(Instant::now())?,
             };
-            let slice = if inner.is_stopping { left.min(KICK_AGAIN_AFTER) } else { left };
+            let slice = if inner.wants_all_out() { left.min(KICK_AGAIN_AFTER) } else { left };
             (inner, _) = self.changed.wait_timeout(inner, slice).unwrap_or_else(PoisonError::into_inner);
-            if inner.is_stopping {
+            if inner.wants_all_out() {
                 self.kick_running(&inner);
             }
         }
@@ -423,10 +514,10 @@ impl RunControl {
 
     /// What the vCPU is to do next. Only its own thread asks; the answer is its new state.
     fn next_state(&self, inner: &mut Inner, vcpu: usize) -> VcpuState {
-        let state = match (inner.is_stopping, inner.pauses) {
-            (true, _) => VcpuState::Finished,
-            (false, 0) => VcpuState::Running,
-            (false, _) => VcpuState::Paused,
+        let state = match (inner.is_stopping, inner.pauses, inner.reset) {
+            (true, ..) => VcpuState::Finished,
+            (false, 0, Reset::No) => VcpuState::Running,
+            (false, ..) => VcpuState::Paused,
         };
         if state == VcpuState::Running {
             self.kickers[vcpu].clear();
@@ -435,9 +526,22 @@ impl RunControl {
     }
 }
 
+impl Inner {
+    fn is_reset_wanted(&self) -> bool {
+        !self.is_stopping && self.reset == Reset::Wanted
+    }
+
+    fn wants_all_out(&self) -> bool {
+        self.is_stopping || self.reset == Reset::Wanted
+    }
+}
+
 /// A vCPU and all its thread needs.
 pub(crate) struct VcpuThread {
     vcpu: Vcpu,
+    /// To put it back at a reset, and at which of them it was put back last.
+    fresh: Option<FreshVcpu>,
+    put_back_at: u64,
     control: Arc<RunControl>,
     bus: Arc<Bus>,
     memory: Arc<GuestMemory>,
@@ -465,8 +569,15 @@ enum Ending {
 }
 
 impl VcpuThread {
-    pub(crate) fn new(vcpu: Vcpu, control: Arc<RunControl>, bus: Arc<Bus>, memory: Arc<GuestMemory>) -> VcpuThread {
-        VcpuThread { vcpu, control, bus, memory }
+    /// `fresh` where a reset is not the end.
+    pub(crate) fn new(
+        vcpu: Vcpu,
+        fresh: Option<FreshVcpu>,
+        control: Arc<RunControl>,
+        bus: Arc<Bus>,
+        memory: Arc<GuestMemory>,
+    ) -> VcpuThread {
+        VcpuThread { vcpu, fresh, put_back_at: 0, control, bus, memory }
     }
 
     /// Runs the vCPU until it finishes, in the sandbox where there is one.
@@ -507,30 +618,55 @@ impl VcpuThread {
         }
     }
 
-    /// Waits until the last pause is undone.
+    /// Waits until the last pause is undone and no reset is under way, in which it does its part.
     fn paused(&mut self) -> VcpuState {
-        let root = self.vcpu.sregs().ok().map(|sregs| sregs.cr3);
-        let index = self.index();
-        let mut inner = self.control.lock();
+        let root = self.root();
+        let (index, control) = (self.index(), Arc::clone(&self.control));
+        let mut inner = control.lock();
         inner.vcpus[index] = VcpuRecord { state: VcpuState::Paused, page_table_root: root };
-        self.control.changed.notify_all();
+        control.changed.notify_all();
         loop {
-            let next = self.control.next_state(&mut inner, index);
+            if matches!(inner.reset, Reset::PuttingBack { .. }) && self.put_back_at != inner.resets {
+                self.put_back_at = inner.resets;
+                drop(inner);
+                self.put_back();
+                inner = control.lock();
+                continue;
+            }
+            let next = control.next_state(&mut inner, index);
             if next != VcpuState::Paused {
                 // Finishing is said by `finished`, when nothing is left to do.
                 inner.vcpus[index].state = VcpuState::Running;
                 inner.vcpus[index].page_table_root = None;
                 return next;
             }
-            inner = self.control.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = control.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// As it was before its first instruction. Its last exit was seen to by another `KVM_RUN`, the one that a kick ended.
+    fn put_back(&mut self) {
+        let fresh = self.fresh.as_ref().expect("where a reset is not the end its vCPUs can be put back");
+        if let Err(error) = fresh.put_back(&self.vcpu) {
+            return self.control.stop(GuestExit::NotPutBack { vcpu: self.vcpu.index(), why: error.to_string() });
+        }
+        let (root, index) = (self.root(), self.index());
+        let mut inner = self.control.lock();
+        inner.vcpus[index].page_table_root = root;
+        if let Reset::PuttingBack { left } = &mut inner.reset {
+            *left -= 1;
+        }
+        self.control.changed.notify_all();
+    }
+
+    fn root(&self) -> Option<u64> {
+        self.vcpu.sregs().ok().map(|sregs| sregs.cr3)
     }
 
     /// The last one gives out what devices hold back: sooner, another vCPU might still be in the middle of a line. The
     /// guard says the rest.
     fn finished(&mut self) {
-        let root = self.vcpu.sregs().ok().map(|sregs| sregs.cr3);
-        let index = self.index();
+        let (root, index) = (self.root(), self.index());
         let mut inner = self.control.lock();
         inner.vcpus[index].page_table_root = root;
         inner.silent += 1;
@@ -550,6 +686,8 @@ impl VcpuThread {
         let ending = match self.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => match self.bus.write_port(port, data) {
                 BusEvent::None => return Next::Enter,
+                // Into KVM once more, which ends what is left of this exit, and with the kick on its way no further.
+                BusEvent::Reset if self.control.ask_for_reset() => return Next::Enter,
                 event => Ending::Event(event),
             },
             Ok(VcpuExit::IoIn(port, data)) => {
@@ -669,7 +807,7 @@ mod tests {
             file.set_len(4096).unwrap();
             Kicker::new(file.as_raw_fd()).unwrap()
         };
-        RunControl::new((0..vcpus).map(|_| kicker()).collect())
+        RunControl::new((0..vcpus).map(|_| kicker()).collect(), OnReset::Restart)
     }
 
     fn set_state(control: &RunControl, vcpu: usize, state: VcpuState) {
@@ -723,12 +861,59 @@ mod tests {
         control.stop(GuestExit::TimedOut);
         assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Finished);
         set_state(&control, 0, VcpuState::Finished);
-        assert_eq!(control.wait_finished(None), Some(GuestExit::ExitPort(3)));
+        assert_eq!(control.wait(None), Some(GuestExit::ExitPort(3)));
     }
 
     #[test]
     fn waiting_ends_with_its_time() {
-        assert_eq!(control(1).wait_finished(Some(Duration::from_millis(1))), None);
+        assert_eq!(control(1).wait(Some(Duration::from_millis(1))), None);
+    }
+
+    #[test]
+    fn a_reset_is_seen_when_the_last_vcpu_is_out_and_none_runs_before_all_are_put_back() {
+        let control = control(2);
+        assert!(control.ask_for_reset() && control.ask_for_reset());
+        set_state(&control, 0, VcpuState::Paused);
+        assert_eq!(control.wait(Some(Duration::from_millis(1))), None, "vcpu 1 is in the guest");
+        set_state(&control, 1, VcpuState::Paused);
+        assert_eq!(control.wait(None), Some(GuestExit::Reset));
+        std::thread::scope(|scope| {
+            scope.spawn(|| control.put_back());
+            for left in [2, 1] {
+                while control.lock().reset != (Reset::PuttingBack { left }) {
+                    std::thread::yield_now();
+                }
+                assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Paused);
+                control.lock().reset = Reset::PuttingBack { left: left - 1 };
+                control.changed.notify_all();
+            }
+        });
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
+        assert_eq!(control.resets(), 1);
+    }
+
+    #[test]
+    fn a_vm_that_was_paused_by_somebody_stays_so_over_a_reset() {
+        let control = control(1);
+        set_state(&control, 0, VcpuState::Paused);
+        control.pause().unwrap();
+        assert!(control.ask_for_reset());
+        control.lock().reset = Reset::No;
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Paused);
+        control.resume().unwrap();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
+    }
+
+    #[test]
+    fn a_stop_wins_over_a_reset_and_nobody_waits_for_vcpus_that_end() {
+        let control = control(1);
+        assert!(control.ask_for_reset());
+        control.stop(GuestExit::Stopped);
+        assert!(!control.ask_for_reset());
+        control.put_back();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Finished);
+        set_state(&control, 0, VcpuState::Finished);
+        assert_eq!(control.wait(None), Some(GuestExit::Stopped));
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct SandboxConfig {
     pub devices: DeviceNeeds,
     /// Whether somebody may connect to a socket of the VM's own.
     pub has_control_socket: bool,
+    /// Whether a reset of the machine is not the end: what was set before the guest ran is set again.
+    pub boots_again: bool,
     /// Whether the guest has this terminal, whose settings are to be as before at the end.
     pub has_console: bool,
     /// Userfaultfds are opened by their system call, which takes this capability where the host does not permit it to everybody.

@@ -1,4 +1,4 @@
-# Inside the NPT lab: Linux guests of ours with two vCPUs and a user space of busybox, each ended another way.
+# Inside the NPT lab: Linux guests of ours with two vCPUs and a user space of busybox, each ended another way; one boots again in place first.
 #
 #   /bin/vmlinux         the lab's own kernel, an ELF file
 . /bin/user_space.sh
@@ -12,16 +12,22 @@ complaints
 dd if=/dev/zero of=/tmp/fill bs=1M count=96 2>/dev/null && says "filled $(wc -c </tmp/fill) bytes"
 case $then in
     off) poweroff -f ;;
-    reboot) reboot -f ;;
+    again) # Memory says nothing of a boot before; the disk does.
+        grep -q booted /dev/vda && poweroff -f
+        echo booted >/dev/vda && sync && reboot -f
+        ;;
 esac
 INIT
 
 boots() {
     echo "boots: $1 $2 $3"
-    wideleaf run "$1" --initrd guest.cpio --memory 256M --vcpus 2 --policy "$2" --timeout 15m \
-        --cmdline "console=ttyS0 quiet panic=-1 $3"
+    local image=$1 policy=$2 words=$3
+    shift 3
+    wideleaf run "$image" --initrd guest.cpio --memory 256M --vcpus 2 --policy "$policy" --timeout 15m "$@" \
+        --cmdline "console=ttyS0 quiet panic=-1 $words"
     echo "status $?"
 }
 boots /bin/guest/vmlinuz auto then=off
-boots /bin/vmlinux greedy then=reboot
+truncate -s 1M disk.img
+boots /bin/vmlinux greedy then=again --on-reset restart --disk disk.img
 boots /bin/vmlinux never 'then=panic reboot=k'

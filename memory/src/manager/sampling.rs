@@ -300,6 +300,16 @@ impl Sampling {
         }
     }
 
+    /// Forgets what was seen: it was another guest's. Nothing is under way; what samples cost, and when the next ones may come, stays.
+    pub(super) fn forget(&mut self) {
+        let Sampling { windows: _, resident, access, zero, written, guest_tables } = self;
+        resident.fill(0);
+        access.iter().for_each(|access| access.lock().forget());
+        zero.iter_mut().for_each(|zero| zero.pages.fill(None));
+        written.iter_mut().for_each(|written| written.pages.fill(None));
+        guest_tables.iter_mut().for_each(|tables| tables.mappings.fill(GuestMapping::Unknown));
+    }
+
     /// The access sensor, if there is one.
     pub(super) fn access(&self) -> Option<SharedAccess> {
         self.access.clone()
@@ -408,6 +418,13 @@ impl AccessSampling {
             cost: SensorCost::default(),
             failures: 0,
         }
+    }
+
+    fn forget(&mut self) {
+        self.histories.fill(AccessHistory::default());
+        self.frequencies.fill(TouchFrequency::default());
+        self.small.clear();
+        self.backed = 0;
     }
 
     /// A burst is for windows that are small still: about them there is something to decide soon. Of the others it is enough to

@@ -6,12 +6,15 @@
 //!                └───────── SwitchError: the policy before goes on ◀────────────────── one can not be had             asks any more end
 //! ```
 //!
+//! A guest that begins anew has its policy anew: the loop rests while its RAM is cleared, and forgets the guest that was there.
+//!
 //! A policy that a run began with is taken back as it was taken then: without a sensor that it had to do without.
 
 use std::sync::{Arc, PoisonError};
 
 use wideleaf_policies::policy::{Needs, RamStart};
-use wideleaf_policies::{Gpa, PageSize, Policy};
+use wideleaf_policies::window::WindowState;
+use wideleaf_policies::{Gpa, PageSize, Policy, WindowIndex};
 
 use super::acting::Swaps;
 use super::sampling::{Sampling, Unanswered};
@@ -68,9 +71,8 @@ impl ManagerLoop {
     /// [`SwitchError`]: what the policy needs and a run has from its start alone. Nothing has changed then.
     pub fn switch_policy(&mut self, policy: Box<dyn Policy>) -> Result<(), SwitchError> {
         self.may_switch_to(policy.as_ref())?;
-        // Its outcome is for the policy that planned it.
-        self.finish_last_giant();
-        self.finish_samples();
+        // The outcome of a giant is for the policy that planned it.
+        self.rest();
         let unanswered = self.change_sensors(policy.as_ref())?;
         self.report.unanswered = unanswered;
         if policy.largest_page() == PageSize::Giant1G {
@@ -81,6 +83,24 @@ impl ManagerLoop {
         self.report.policy_changes.push((self.host.now(), policy.name()));
         *lock(&self.policy) = policy;
         Ok(())
+    }
+
+    /// Ends what is under way: a giant arrives, windows come back from where they were looked at.
+    pub(super) fn rest(&mut self) {
+        self.finish_last_giant();
+        self.finish_samples();
+    }
+
+    /// Begins anew with `policy`, of the same kind as the one before: the guest is another one, in the same RAM. What was counted stays, but for
+    /// when memory was promoted, which is of the guest there is; who was left alone because something panicked still is.
+    pub(super) fn begin_anew(&mut self, policy: Box<dyn Policy>) {
+        *lock(&self.policy) = policy;
+        for (states, vm) in self.states.iter_mut().zip(&mut self.sampling) {
+            states.fill(WindowState::Ready);
+            vm.forget();
+        }
+        self.given_back_from.fill(WindowIndex::new(0));
+        (self.report.first_done_at, self.report.last_done_at) = (None, None);
     }
 
     fn may_switch_to(&mut self, policy: &dyn Policy) -> Result<(), SwitchError> {

@@ -5,7 +5,8 @@
 //!                                                              └── stop, dropped ─▶ Stopping ─▶ the report
 //! ```
 //!
-//! Another policy takes over between two ticks, whichever of these it is, and who asked for it is answered.
+//! Another policy takes over between two ticks, whichever of these it is, and who asked for it is answered. So is who wants the loop to rest: it
+//! does nothing until they let it go on.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +57,33 @@ impl PolicyAnswer {
     }
 }
 
+/// A loop that will rest.
+#[derive(Debug)]
+pub struct RestAnswer(Resting, Receiver<()>);
+
+/// A loop that rests until this is dropped, or lets it begin anew: nothing of it looks at guest RAM, moves, copies or splits any of it, or has a
+/// part of it aside, and none of its sensors is at work. One that has ended rests for ever.
+#[derive(Debug)]
+pub struct Resting(Sender<Box<dyn Policy>>);
+
+impl RestAnswer {
+    /// Waits for it: until the end of a tick, and of a giant that is being moved.
+    pub fn wait(self) -> Resting {
+        let RestAnswer(resting, rests) = self;
+        // Who does not answer has ended.
+        let _ = rests.recv();
+        resting
+    }
+}
+
+impl Resting {
+    /// Lets the loop go on, with `policy`, and without anything it knew of the guest: it is another one.
+    pub fn begin_anew(self, policy: Box<dyn Policy>) {
+        // Where it has ended there is nothing to go on.
+        let _ = self.0.send(policy);
+    }
+}
+
 /// Why a manager does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
@@ -89,19 +117,37 @@ struct Shared {
 #[derive(Default)]
 struct Wanted {
     run: RunState,
-    policies: VecDeque<PolicyWish>,
+    wishes: VecDeque<Wish>,
 }
 
-/// A policy, and who wants to hear whether it took over.
-struct PolicyWish {
-    policy: Box<dyn Policy>,
-    answer: Sender<Result<(), SwitchError>>,
+/// What is done between two ticks.
+enum Wish {
+    /// A policy takes over, and who wants to hear whether it did.
+    Policy { policy: Box<dyn Policy>, answer: Sender<Result<(), SwitchError>> },
+    /// The loop rests, says so, and waits for a policy to begin anew with, or for nobody to want it to rest.
+    Rest { rests: Sender<()>, goes_on: Receiver<Box<dyn Policy>> },
+}
+
+impl Wish {
+    fn come_true(self, work: &mut ManagerLoop) {
+        match self {
+            // Who asked may have gone meanwhile.
+            Wish::Policy { policy, answer } => drop(answer.send(work.switch_policy(policy))),
+            Wish::Rest { rests, goes_on } => {
+                work.rest();
+                let _ = rests.send(());
+                if let Ok(policy) = goes_on.recv() {
+                    work.begin_anew(policy);
+                }
+            }
+        }
+    }
 }
 
 /// What the thread does next.
 enum Next {
     Tick,
-    Switch(PolicyWish),
+    Do(Wish),
     End,
 }
 
@@ -164,8 +210,7 @@ impl Manager {
                             let is_busy = work.is_busy(done);
                             pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, is_busy);
                         }
-                        // Who asked may have gone meanwhile.
-                        Next::Switch(PolicyWish { policy, answer }) => drop(answer.send(work.switch_policy(policy))),
+                        Next::Do(wish) => wish.come_true(&mut work),
                         Next::End => break,
                     }
                 }
@@ -207,8 +252,16 @@ impl Manager {
     /// answer must not be whom a giant that is under way waits for: no vCPU's thread.
     pub fn set_policy(&self, policy: Box<dyn Policy>) -> PolicyAnswer {
         let (answer, heard) = channel();
-        self.shared.wish(PolicyWish { policy, answer });
+        self.shared.wish(Wish::Policy { policy, answer });
         PolicyAnswer(heard)
+    }
+
+    /// Has the loop rest, before the next tick, while somebody else does to guest RAM what it must not see: a machine that is reset. Not for a
+    /// loop with a policy that answers faults: its services go on. Who waits for the answer must not be whom a giant that is under way waits for.
+    pub fn ask_to_rest(&self) -> RestAnswer {
+        let ((rests, heard), (resting, goes_on)) = (channel(), channel());
+        self.shared.wish(Wish::Rest { rests, goes_on });
+        RestAnswer(Resting(resting), heard)
     }
 
     /// How things were at the end of the latest tick.
@@ -256,10 +309,10 @@ impl Shared {
     }
 
     /// Dropped where the loop has ended, or is to, which is an answer too.
-    fn wish(&self, wish: PolicyWish) {
+    fn wish(&self, wish: Wish) {
         let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
         if wanted.run != RunState::Stopping {
-            wanted.policies.push_back(wish);
+            wanted.wishes.push_back(wish);
         }
         self.changed.notify_all();
     }
@@ -272,11 +325,11 @@ impl Shared {
         loop {
             match wanted.run {
                 RunState::Stopping => return Next::End,
-                RunState::Waiting | RunState::Called | RunState::Active if !wanted.policies.is_empty() => {
+                RunState::Waiting | RunState::Called | RunState::Active if !wanted.wishes.is_empty() => {
                     if wanted.run == RunState::Active {
                         wanted.run = RunState::Called;
                     }
-                    return Next::Switch(wanted.policies.pop_front().expect("it was looked at under this lock"));
+                    return Next::Do(wanted.wishes.pop_front().expect("it was looked at under this lock"));
                 }
                 RunState::Waiting => wanted = self.changed.wait(wanted).expect("nothing panics under this lock"),
                 RunState::Called => {
@@ -302,6 +355,6 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         let mut wanted = self.0.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         wanted.run = RunState::Stopping;
-        wanted.policies.clear();
+        wanted.wishes.clear();
     }
 }

@@ -299,6 +299,9 @@ Examples:
   A Linux kernel with an initrd:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m
 
+  The same, and `reboot` in the guest reboots it:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0' --on-reset restart --console
+
   The same options in a file, and run from it with more memory:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --print-config > vm.toml
     wideleaf run --config vm.toml --memory 1G
@@ -429,6 +432,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 
+    /// What a guest's reset leads to: the end of the run, or another boot of the same image in the same memory with the same devices, as often
+    /// as it resets; ten within a minute end it, with exit code 5
+    #[arg(long, value_enum, default_value = "stop", conflicts_with = "native")]
+    pub on_reset: OnResetArg,
+
     /// Do not restrict this process once the guest runs: a guest that breaks out has all of its user's rights
     #[arg(long, conflicts_with_all = ["native", "user", "jail"])]
     pub no_sandbox: bool,
@@ -444,6 +452,15 @@ pub struct RunArgs {
     /// Run in this cgroup (v2), a path in the folder where they are mounted; a new one is removed at the end
     #[arg(long, value_name = "PATH", conflicts_with = "native")]
     pub cgroup: Option<PathBuf>,
+}
+
+/// `--on-reset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnResetArg {
+    /// The run ends, with the report
+    Stop,
+    /// The guest boots again
+    Restart,
 }
 
 const KERNELS_EXAMPLES: &str = "\

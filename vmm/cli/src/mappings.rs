@@ -20,7 +20,7 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, SecondLevel};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, GpaRange, MappingStats, OutcomeResult, PageSize, Refusal, policy};
-use wideleaf_vmm::run_loop::VcpuState;
+use wideleaf_vmm::run_loop::{OnReset, VcpuState};
 
 use crate::args::FallbackArg;
 use crate::failure::Failure;
@@ -220,6 +220,7 @@ impl PatternGuest {
             fallback: FallbackArg::Fail,
             record: None,
             timeout: None,
+            on_reset: OnReset::Stop,
             console: Console::Nothing,
             daemon: None,
             control_socket: None,

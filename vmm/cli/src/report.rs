@@ -25,6 +25,9 @@ pub struct RunReport {
     pub problem: Option<Problem>,
     /// How it ended: `success`, or what the guest said.
     pub outcome: String,
+    /// How often it reset its machine and booted again. What it said and what it measured is of the last boot.
+    #[serde(default)]
+    pub resets: u64,
     /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
     pub figure: Option<Figure>,
     /// The guest's own verification, if it has one.
@@ -591,6 +594,9 @@ impl RunReport {
             FigureBlock { hello, problem, figure, results: &self.results, verification }.write(&mut out);
         }
         write_verification(&mut out, self.verification.as_ref());
+        if self.resets > 0 {
+            let _ = writeln!(out, "  booted again {} times; what it said is of the last boot", self.resets);
+        }
         let _ = writeln!(out, "  outcome: {}", self.outcome);
         out
     }

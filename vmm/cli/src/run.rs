@@ -20,6 +20,7 @@ use guest::Outside;
 use indicatif::{ProgressBar, ProgressStyle};
 use policy_switch::PolicySwitch;
 use registered::Registered;
+use restarts::Restarts;
 use sandboxed::SandboxSpec;
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::protocol::SOCKET_PATH;
@@ -40,6 +41,7 @@ use wideleaf_protocol::linux::EXIT_STATUS;
 use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
+use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::sandbox::ThreadKind;
 
 use crate::args::{BackingArg, FallbackArg, FormatArg, PolicyArg, RunArgs};
@@ -99,6 +101,8 @@ pub struct RunSpec {
     pub record: Option<PathBuf>,
     /// When to give up.
     pub timeout: Option<Duration>,
+    /// What a reset of the guest's machine leads to.
+    pub on_reset: OnReset,
     /// Where the guest's serial console is.
     pub console: Console,
     /// Where a wideleafd may listen that is told of the guest; `None`: nobody is told.
@@ -228,6 +232,7 @@ impl RunSpec {
             let names = KernelNames::ALL;
             return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
         }
+        let on_reset = restarts::on_reset(args, &policy)?;
         let ram_start = policy.make().ram_start();
         let backing = backing_of(args, ram_start)?;
         let (workload, cmdline, memory) = match kernel {
@@ -258,6 +263,7 @@ impl RunSpec {
             fallback: args.fallback,
             record: args.record.clone(),
             timeout: args.timeout,
+            on_reset,
             console: if args.console { Console::Here } else { Console::Others },
             daemon: (!args.no_daemon).then(|| args.daemon.clone().unwrap_or_else(|| SOCKET_PATH.into())),
             control_socket: args.control_socket.clone(),
@@ -382,11 +388,11 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
-    let (ended, mut environment, sandboxed, watched) = match &plan {
+    let (ended, resets, mut environment, sandboxed, watched) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
             let environment = Environment::capture();
-            (run_native(spec, &ram, &session, interrupts)?, environment, None, Arc::new(watched))
+            (run_native(spec, &ram, &session, interrupts)?, 0, environment, None, Arc::new(watched))
         }
         Some(plan) => {
             let mut console = (spec.console == Console::Here).then(|| GuestConsole::open(interrupts)).transpose()?;
@@ -417,9 +423,10 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             let environment = Environment::capture();
             sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
             let sandboxed = guest.sandboxed();
-            let ended = guest.wait(spec.timeout, interrupts);
+            let restarts = Restarts::new(&session, &policy, spec.is_prefaulted);
+            let (ended, resets) = guest.wait(spec.timeout, interrupts, restarts)?;
             drop(console);
-            (ended, environment, sandboxed, watched)
+            (ended, resets, environment, sandboxed, watched)
         }
     };
     bar.finish_and_clear();
@@ -439,6 +446,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         hello,
         problem,
         outcome,
+        resets,
         figure,
         verification,
         results,
@@ -699,6 +707,7 @@ pub mod guest;
 pub mod kernel;
 mod policy_switch;
 mod registered;
+mod restarts;
 pub mod sandboxed;
 
 /// RAM of a native kernel: one piece.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, SensorCost, SwitchError};
+use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SensorCost, SwitchError};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{
@@ -25,6 +25,7 @@ use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
+use crate::output::say;
 use crate::report::{
     Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, PolicyChange,
     Problem, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
@@ -195,6 +196,26 @@ impl Session {
         // The answer is waited for outside the lock: a vCPU's line may want it, and a giant that is under way waits for that vCPU.
         let answer = self.with_manager(|manager| manager.set_policy(policy));
         answer.map_or(Err(SwitchError::Ended), PolicyAnswer::wait)
+    }
+
+    /// Has the manager rest, where there is one.
+    pub(crate) fn ask_to_rest(&self) -> Option<RestAnswer> {
+        self.with_manager(Manager::ask_to_rest)
+    }
+
+    /// The guest has reset its machine, and boots again: what it said is of a boot that is over. Of a kernel's panic a line tells: with that the
+    /// run would have ended. A policy with a delay waits again.
+    pub(crate) fn forget_guest(&self) {
+        let mut log = self.log();
+        if let Some(why) = &log.kernel_panic {
+            say(format_args!("wideleaf: the guest's kernel panicked, and boots again: {why}"));
+        }
+        *log = Log { first_line_at: log.first_line_at, ..Log::default() };
+        drop(log);
+        self.bar.set_position(0);
+        if self.policy_delay.is_some() {
+            self.with_manager(Manager::pause);
+        }
     }
 
     fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {

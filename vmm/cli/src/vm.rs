@@ -66,6 +66,8 @@ enum VmCommand {
         #[arg(long, value_enum)]
         how: StopArg,
     },
+    /// Reset it, as a reset button does: it boots again; what the guest has not written to its disks is lost. For a run with --on-reset restart
+    Reset,
     /// Show whether it runs, and which of its devices the guest has drivers for
     Status,
     /// Show what backs its memory, what its manager has done, what its devices count
@@ -122,6 +124,7 @@ fn request(command: &VmCommand) -> VmRequest {
         VmCommand::Resume => VmRequest::Resume,
         VmCommand::Stop { how: StopArg::Ask } => VmRequest::Stop { how: StopHow::Ask },
         VmCommand::Stop { how: StopArg::Kill } => VmRequest::Stop { how: StopHow::Kill },
+        VmCommand::Reset => VmRequest::Reset,
         VmCommand::Status => VmRequest::Status,
         VmCommand::Statistics => VmRequest::Statistics,
         VmCommand::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.clone() },
@@ -130,7 +133,7 @@ fn request(command: &VmCommand) -> VmRequest {
 }
 
 fn status_table(status: &VmStatus) -> String {
-    let VmStatus { state, workload, pid, uptime_s, vcpus, policy, virtio, exit } = status;
+    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, exit } = status;
     let state = match state {
         VmState::Running => "running",
         VmState::Paused => "paused",
@@ -147,6 +150,9 @@ fn status_table(status: &VmStatus) -> String {
     line("up for", &format!("{uptime_s:.1} s"));
     let (running, paused, finished) = (of(VcpuView::Running), of(VcpuView::Paused), of(VcpuView::Finished));
     line("vCPUs", &format!("{running} running, {paused} paused, {finished} finished"));
+    if *resets > 0 {
+        line("resets", &resets.to_string());
+    }
     line("policy", policy);
     for DeviceView { device, driver, .. } in virtio {
         line("device", &format!("{device}: {}", driver_text(*driver)));

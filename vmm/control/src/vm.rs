@@ -39,6 +39,8 @@ pub enum VmRequest {
         /// In which way.
         how: StopHow,
     },
+    /// Resets the machine, which boots again. Answer: [`VmAnswer::Status`], when that has begun. Only where [`VmHello::capabilities`] has `reset`.
+    Reset,
     /// Whether it runs. Answer: [`VmAnswer::Status`].
     Status,
     /// What backs its memory, what its manager has done, what its devices count. Answer: [`VmAnswer::Statistics`].
@@ -159,6 +161,9 @@ pub struct VmStatus {
     pub uptime_s: f64,
     /// By their numbers.
     pub vcpus: Vec<VcpuView>,
+    /// How often its guest reset it and booted again.
+    #[serde(default)]
+    pub resets: u64,
     /// As given with `--policy` or set since; `off` where that was set.
     pub policy: String,
     /// Its virtio devices, in the order in which the guest finds them, without counters.

@@ -1,4 +1,4 @@
-//! Step 5: image, page tables and boot data into guest RAM, which is fresh and therefore zero.
+//! Step 5: image, page tables and boot data into guest RAM, which is fresh, or cleared, and therefore zero.
 //!
 //! ```text
 //!   direct   [ GDT IDT TSS … DirectBoot cmdline )   [ image )[ page tables )··[ free_start: all the image's …
@@ -18,7 +18,7 @@ use wideleaf_protocol::direct::DEVICE_STRIDE;
 use wideleaf_protocol::{DirectBoot, RamRange};
 
 use super::image::{Image, ImageError, Segment, check_placement};
-use super::{BootError, file_error};
+use super::{BootError, BootImage, file_error};
 use crate::config::VmConfig;
 use crate::devices::virtio;
 use crate::kvm::GuestMemory;
@@ -55,17 +55,25 @@ pub(crate) enum Loaded {
 /// Loads the image, the initrd and everything that does not depend on a vCPU.
 pub(crate) fn load(
     config: &VmConfig,
-    bytes: &[u8],
-    image: &Image,
+    BootImage { bytes, image, initrd }: &BootImage,
     memory: &GuestMemory,
     devices: usize,
 ) -> Result<Loaded, BootError> {
-    let view = memory.view();
+    let machine = &Loading { config, view: memory.view(), devices, initrd: initrd.as_deref() };
     match image {
-        Image::Direct { entry, segments } => load_direct(config, bytes, *entry, segments, view, devices),
-        Image::Pvh { entry, segments } => load_pvh(config, bytes, *entry, segments, view, devices),
-        Image::BzImage { header, setup_bytes } => load_bzimage(config, bytes, header, *setup_bytes, view, devices),
+        Image::Direct { entry, segments } => load_direct(machine, bytes, *entry, segments),
+        Image::Pvh { entry, segments } => load_pvh(machine, bytes, *entry, segments),
+        Image::BzImage { header, setup_bytes } => load_bzimage(machine, bytes, header, *setup_bytes),
     }
+}
+
+/// The machine that is loaded.
+struct Loading<'a> {
+    config: &'a VmConfig,
+    view: &'a GuestView,
+    devices: usize,
+    /// Where it is in memory; else it is read from its file.
+    initrd: Option<&'a [u8]>,
 }
 
 const _: () = assert!(virtio::REGISTERS.get() == DEVICE_STRIDE, "the image finds devices where the bus has them");
@@ -99,12 +107,10 @@ pub(crate) fn write_boot_data(
 }
 
 fn load_direct(
-    config: &VmConfig,
+    &Loading { config, view, devices, .. }: &Loading<'_>,
     bytes: &[u8],
     entry: u64,
     segments: &[Segment],
-    view: &GuestView,
-    devices: usize,
 ) -> Result<Loaded, BootError> {
     let ram = config.ram_layout();
     let image_end = place(config, segments, &ram)?;
@@ -146,18 +152,12 @@ pub(super) fn tables_behind(image_end: Gpa, mapped: &[GpaRange], page: PageSize)
     Some((root, end.checked_align_up(PageSize::Huge2M)?))
 }
 
-fn load_pvh(
-    config: &VmConfig,
-    bytes: &[u8],
-    entry: u32,
-    segments: &[Segment],
-    view: &GuestView,
-    devices: usize,
-) -> Result<Loaded, BootError> {
+fn load_pvh(machine: &Loading<'_>, bytes: &[u8], entry: u32, segments: &[Segment]) -> Result<Loaded, BootError> {
+    let &Loading { config, view, devices, .. } = machine;
     let image_end = place(config, segments, &config.ram_layout())?;
     write_segments(view, bytes, segments)?;
     // PVH guests run unpaged: what they are given must lie below 4 GiB.
-    let initrd = load_initrd(config, view, image_end, layout::HOLE_START)?;
+    let initrd = machine.load_initrd(image_end, layout::HOLE_START)?;
     write_words(view, "the GDT", layout::GDT, &gdt::PVH_TABLE)?;
     write_cmdline(view, config.cmdline())?;
     write_machine_tables(config, view, devices)?;
@@ -167,15 +167,14 @@ fn load_pvh(
 }
 
 fn load_bzimage(
-    config: &VmConfig,
+    machine: &Loading<'_>,
     bytes: &[u8],
     header: &setup_header,
     setup_bytes: usize,
-    view: &GuestView,
-    devices: usize,
 ) -> Result<Loaded, BootError> {
     /// From the start of the loaded part (Linux boot protocol, "64-bit boot protocol").
     const ENTRY64_OFFSET: u64 = 0x200;
+    let &Loading { config, view, devices, .. } = machine;
     let start = layout::IMAGE_START_MIN;
     let (preferred, init_bytes, initrd_max) = (header.pref_address, header.init_size, header.initrd_addr_max);
     // The kernel unpacks itself to where it prefers to be, or right where it is if that is higher.
@@ -191,7 +190,7 @@ fn load_bzimage(
     let loaded = BzImage::load(view, Some(GuestAddress(start.get())), &mut Cursor::new(bytes), None)
         .map_err(|error| write_error("the kernel")(error.to_string()))?;
     let initrd_limit = Gpa::new(u64::from(initrd_max).saturating_add(1));
-    let initrd = load_initrd(config, view, image_end, initrd_limit)?;
+    let initrd = machine.load_initrd(image_end, initrd_limit)?;
     let usable = layout::usable_ram(config.memory());
     let header = loaded.setup_header.unwrap_or(*header);
     let params = zero_page::build(header, &usable, config.cmdline().len() as u32, initrd);
@@ -207,28 +206,40 @@ fn load_bzimage(
     Ok(Loaded::Linux64 { entry: start.get() + ENTRY64_OFFSET, tables })
 }
 
-/// Copies the initrd as high as it may be: kernels unpack themselves low.
-fn load_initrd(config: &VmConfig, view: &GuestView, image_end: Gpa, limit: Gpa) -> Result<Option<GpaRange>, BootError> {
-    let Some(path) = config.initrd() else { return Ok(None) };
-    let open = |path: &Path| -> std::io::Result<(File, u64)> {
-        let file = File::open(path)?;
-        let bytes = file.metadata()?.len();
-        Ok((file, bytes))
-    };
-    let (mut file, length) = open(path).map_err(|source| file_error("initrd", path, source))?;
-    let bytes = Bytes::new(length);
-    let limit = limit.min(below_hole_end(config)).align_down(PageSize::Base4K);
-    let room = if limit > image_end { limit - image_end } else { Bytes::ZERO };
-    let range = limit
-        .get()
-        .checked_sub(length)
-        .map(|start| Gpa::new(start).align_down(PageSize::Base4K))
-        .filter(|start| *start >= image_end)
-        .and_then(|start| GpaRange::new(start, bytes))
-        .ok_or_else(|| BootError::InitrdTooLarge { path: path.to_owned(), bytes, room, limit })?;
-    view.read_exact_volatile_from(GuestAddress(range.start().get()), &mut file, bytes.as_usize())
-        .map_err(write_error("the initrd"))?;
-    Ok(Some(range))
+impl Loading<'_> {
+    /// Copies the initrd as high as it may be: kernels unpack themselves low.
+    fn load_initrd(&self, image_end: Gpa, limit: Gpa) -> Result<Option<GpaRange>, BootError> {
+        let Some(path) = self.config.initrd() else { return Ok(None) };
+        if let Some(bytes) = self.initrd {
+            let range = self.initrd_range(path, bytes.len() as u64, image_end, limit)?;
+            write(self.view, "the initrd", range.start(), bytes)?;
+            return Ok(Some(range));
+        }
+        let open = |path: &Path| -> std::io::Result<(File, u64)> {
+            let file = File::open(path)?;
+            let bytes = file.metadata()?.len();
+            Ok((file, bytes))
+        };
+        let (mut file, length) = open(path).map_err(|source| file_error("initrd", path, source))?;
+        let range = self.initrd_range(path, length, image_end, limit)?;
+        self.view
+            .read_exact_volatile_from(GuestAddress(range.start().get()), &mut file, range.bytes().as_usize())
+            .map_err(write_error("the initrd"))?;
+        Ok(Some(range))
+    }
+
+    fn initrd_range(&self, path: &Path, length: u64, image_end: Gpa, limit: Gpa) -> Result<GpaRange, BootError> {
+        let bytes = Bytes::new(length);
+        let limit = limit.min(below_hole_end(self.config)).align_down(PageSize::Base4K);
+        let room = if limit > image_end { limit - image_end } else { Bytes::ZERO };
+        limit
+            .get()
+            .checked_sub(length)
+            .map(|start| Gpa::new(start).align_down(PageSize::Base4K))
+            .filter(|start| *start >= image_end)
+            .and_then(|start| GpaRange::new(start, bytes))
+            .ok_or_else(|| BootError::InitrdTooLarge { path: path.to_owned(), bytes, room, limit })
+    }
 }
 
 fn below_hole_end(config: &VmConfig) -> Gpa {

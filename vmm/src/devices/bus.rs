@@ -37,6 +37,8 @@ pub trait PortDevice: Send {
     fn write(&mut self, offset: u16, data: &[u8]) -> BusEvent;
     /// Gives out what is held back; the guest has ended.
     fn flush(&mut self) {}
+    /// As at the machine's start; the guest has reset it. Most have nothing that could change.
+    fn reset(&mut self) {}
 }
 
 /// A device behind guest-physical addresses where no RAM is.
@@ -47,6 +49,8 @@ pub trait MemoryDevice: Send {
     fn write(&mut self, offset: u64, data: &[u8]);
     /// The guest has ended: nothing of the device goes on.
     fn stop(&mut self) {}
+    /// As at the machine's start, when it returns; the guest has reset it.
+    fn reset(&mut self);
 }
 
 struct Range {
@@ -191,6 +195,16 @@ impl Bus {
         }
     }
 
+    /// Has every device as at the machine's start. No vCPU runs, and the gate of guest RAM is open: a device that is at work ends that first.
+    pub fn reset(&self) {
+        for range in &self.ranges {
+            lock(&range.device).reset();
+        }
+        for range in &self.memory_ranges {
+            lock(&range.device).reset();
+        }
+    }
+
     /// What nobody answered, until now.
     pub fn counters(&self) -> BusCounters {
         self.counters.read()
@@ -283,6 +297,7 @@ mod tests {
             data.fill(offset as u8);
         }
         fn write(&mut self, _: u64, _: &[u8]) {}
+        fn reset(&mut self) {}
     }
 
     #[test]

@@ -108,6 +108,13 @@ impl PowerManagement {
         self.0.clone()
     }
 
+    /// Says so where the line stays: the next kernel would hear of an event that is none.
+    fn set_line(registers: &Registers) {
+        if let Err(error) = registers.set_line() {
+            tracing::warn!(%error, "the line of the power management interrupt stays as it was");
+        }
+    }
+
     fn write_event(&self, offset: u16, word: u16) {
         let mut registers = self.0.lock();
         match offset {
@@ -115,9 +122,7 @@ impl PowerManagement {
             ENABLE_OFFSET => registers.enabled = word,
             _ => return,
         }
-        if let Err(error) = registers.set_line() {
-            tracing::warn!(%error, "the line of the power management interrupt stays as it was");
-        }
+        Self::set_line(&registers);
     }
 }
 
@@ -139,6 +144,13 @@ impl PortDevice for PowerManagement {
         }
         self.write_event(offset, word);
         BusEvent::None
+    }
+
+    /// Also the press that nobody has heard of.
+    fn reset(&mut self) {
+        let mut registers = self.0.lock();
+        (registers.status, registers.enabled) = (0, 0);
+        Self::set_line(&registers);
     }
 }
 
@@ -212,6 +224,18 @@ mod tests {
         power.write(2, &[0x00, 0x00]);
         power.write(2, &[0x00, 0x01]);
         assert_eq!(*levels.lock().unwrap(), [false, true, false, true]);
+    }
+
+    #[test]
+    fn after_a_reset_nobody_listens_and_nothing_was_pressed() {
+        let (mut power, button, levels) = machine();
+        power.write(2, &[0x00, 0x01]);
+        button.press().unwrap();
+        power.reset();
+        assert!(!button.is_listening());
+        assert_eq!(levels.lock().unwrap().last(), Some(&false));
+        power.write(2, &[0x00, 0x01]);
+        assert_eq!(levels.lock().unwrap().last(), Some(&false), "the next kernel is not asked by what was before it");
     }
 
     #[test]

@@ -120,7 +120,11 @@ type Uart = Serial<SerialInterrupt, NoEvents, LineWriter>;
 mod register {
     pub const DATA: u16 = 0;
     pub const INTERRUPT_ENABLE: u16 = 1;
+    pub const INTERRUPT_IDENTIFICATION: u16 = 2;
+    pub const LINE_CONTROL: u16 = 3;
+    pub const MODEM_CONTROL: u16 = 4;
     pub const LINE_STATUS: u16 = 5;
+    pub const SCRATCH: u16 = 7;
 }
 
 /// The interrupt that says that there is something to read.
@@ -166,6 +170,31 @@ impl Port {
     fn has_seen(&mut self, offset: u16, is_read: bool) {
         if !self.listening.has_begun {
             self.listening.see(offset, is_read, &self.uart.state());
+        }
+    }
+
+    /// Written and read as by a guest that leaves the port as it found it: the port itself cannot be had anew, for who types has it too.
+    fn reset(&mut self) {
+        let fresh = SerialState::default();
+        self.uart.writer_mut().finish();
+        self.set(register::LINE_CONTROL, fresh.line_control | DIVISOR_LATCH);
+        self.set(register::DATA, fresh.baud_divisor_low);
+        self.set(register::INTERRUPT_ENABLE, fresh.baud_divisor_high);
+        self.set(register::LINE_CONTROL, fresh.line_control);
+        for _ in 0..self.uart.state().in_buffer.len() {
+            self.uart.read(register::DATA as u8);
+        }
+        self.set(register::INTERRUPT_ENABLE, fresh.interrupt_enable);
+        self.set(register::MODEM_CONTROL, fresh.modem_control);
+        self.set(register::SCRATCH, fresh.scratch);
+        // What was to be interrupted for is over.
+        self.uart.read(register::INTERRUPT_IDENTIFICATION as u8);
+        self.listening = Listening::default();
+    }
+
+    fn set(&mut self, register: u16, value: u8) {
+        if let Err(error) = self.uart.write(register as u8, value) {
+            tracing::warn!(register, %error, "a register of the serial port stays as it was");
         }
     }
 }
@@ -236,6 +265,11 @@ impl PortDevice for SerialPort {
 
     fn flush(&mut self) {
         self.lock().uart.writer_mut().finish();
+    }
+
+    /// A line that the guest did not end is given out: what comes next is another kernel's.
+    fn reset(&mut self) {
+        self.lock().reset();
     }
 }
 
@@ -345,6 +379,25 @@ mod tests {
         assert!(port.is_listened_to());
         access(&mut port, &[(1, Some(0))]);
         assert!(port.is_listened_to(), "it masks its interrupts while it prints");
+    }
+
+    #[test]
+    fn after_a_reset_the_port_is_as_at_the_start() {
+        let (mut port, lines) = port();
+        let at_start = port.lock().uart.state();
+        port.write(0, b"cut o");
+        // Another speed, loopback, a byte of scratch, all interrupts; then input that nobody reads.
+        access(
+            &mut port,
+            &[(3, Some(0x83)), (0, Some(1)), (1, Some(2)), (3, Some(0x1b)), (1, Some(0xf)), (7, Some(9))],
+        );
+        access(&mut port, &[(4, Some(0x1f)), (0, Some(b'x')), (4, Some(0x0b))]);
+        port.type_in(b"ls\n");
+        assert!(port.is_listened_to());
+        port.reset();
+        assert_eq!(port.lock().uart.state(), at_start);
+        assert!(!port.is_listened_to(), "who is typed to then may drop it");
+        assert_eq!(*lines.lock().unwrap(), [b"cut o".to_vec()]);
     }
 
     #[test]

@@ -7,10 +7,12 @@
 //! | [`memslot`] | – | how RAM is cut into memslots, and the state of each |
 //! | [`vcpu`] | a vCPU | registers, CPUID, `KVM_RUN` |
 //! | [`kick`] | a vCPU | takes a vCPU out of the guest from another thread |
+//! | [`fresh`] | the VM, a vCPU | takes both as they are before the first instruction, and puts them back |
 //! | [`stats`] | the VM's statistics | reads `pages_4k`, `pages_2m`, `pages_1g` |
 //! | [`second_level`] | – | the manager's door, made of the above |
 //! | [`guest_memory`] | – | guest RAM as the loaders want to see it |
 
+pub mod fresh;
 pub mod guest_memory;
 pub mod kick;
 pub mod memslot;
@@ -78,6 +80,12 @@ pub enum KvmError {
     /// The RAM is not for a guest.
     #[error(transparent)]
     RamHasOwner(#[from] RamHasOwner),
+    /// A register by which KVM writes into guest RAM cannot be put back.
+    #[error("KVM does not put model-specific register {index:#x} back, by which it writes into guest RAM")]
+    MsrStays {
+        /// Which.
+        index: u32,
+    },
     /// An ioctl failed.
     #[error("{what} failed: {source}")]
     Ioctl {

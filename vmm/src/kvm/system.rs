@@ -78,6 +78,15 @@ impl KvmSystem {
         self.kvm.get_max_vcpus()
     }
 
+    /// The model-specific registers of a vCPU that this KVM lists (KVM API, 4.3 `KVM_GET_MSR_INDEX_LIST`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn msrs(&self) -> Result<Vec<u32>, KvmError> {
+        let list = self.kvm.get_msr_index_list().map_err(KvmError::ioctl("KVM_GET_MSR_INDEX_LIST"))?;
+        Ok(list.as_slice().to_vec())
+    }
+
     /// The CPUID leaves this host can give to a guest (KVM API, 4.46 `KVM_GET_SUPPORTED_CPUID`).
     ///
     /// # Errors

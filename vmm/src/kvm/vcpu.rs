@@ -64,6 +64,10 @@ impl Vcpu {
         Ok(Vcpu { fd, index, _vm: vm })
     }
 
+    pub(super) fn fd(&self) -> &VcpuFd {
+        &self.fd
+    }
+
     /// Its number, from zero.
     pub fn index(&self) -> u32 {
         self.index

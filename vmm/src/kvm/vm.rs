@@ -39,6 +39,10 @@ impl Vm {
         Ok(Arc::new(vm))
     }
 
+    pub(super) fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
     /// The RAM.
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram

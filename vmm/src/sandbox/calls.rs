@@ -18,7 +18,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvm_bindings::{kvm_dirty_log, kvm_irq_level, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region};
+use kvm_bindings::{
+    kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
+    kvm_nested_state, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region,
+    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
 use libc::c_long;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
@@ -203,6 +207,28 @@ const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x85, size_of::<kvm_translation>()))),
 ];
 
+/// A vCPU as it was before its first instruction, put back by its own thread where a reset of the machine is not the end. Numbers of linux/kvm.h;
+/// those of lists and of states that grow have the size of their header.
+const PUTTING_BACK: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x82, size_of::<kvm_regs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x84, size_of::<kvm_sregs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x88, size_of::<kvm_msrs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x89, size_of::<kvm_msrs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x8f, size_of::<kvm_lapic_state>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x99, size_of::<kvm_mp_state>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa0, size_of::<kvm_vcpu_events>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa2, size_of::<kvm_debugregs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa5, size_of::<kvm_xsave>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa7, size_of::<kvm_xcrs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xbf, size_of::<kvm_nested_state>()))),
+];
+
+/// The rest of the machine put back, by who waits for the guest: interrupt controllers and their timer.
+const BOOTING_AGAIN: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x63, size_of::<kvm_irqchip>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa0, size_of::<kvm_pit_state2>()))),
+];
+
 /// The line of the power button's interrupt, which who presses it makes high, and a vCPU that has seen it low.
 const BUTTON: Table =
     &[(libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x61, size_of::<kvm_irq_level>())))];
@@ -352,6 +378,14 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
     if config.has_console {
         // Whichever thread a signal reaches tells the one that hears them.
         tables.push(WAKING);
+    }
+    if config.boots_again {
+        match kind {
+            ThreadKind::Process => tables.extend([PUTTING_BACK, BOOTING_AGAIN]),
+            ThreadKind::Vcpu => tables.push(PUTTING_BACK),
+            ThreadKind::Main => tables.extend([BOOTING_AGAIN, BUTTON]),
+            _ => {}
+        }
     }
     if matches!(kind, ThreadKind::Process | ThreadKind::Io) && config.devices.connects {
         tables.push(CONNECTING);

@@ -28,7 +28,7 @@ use wideleaf_control::vm::{
 };
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::{BusWatch, PowerButton};
-use wideleaf_vmm::run_loop::{RunControl, VcpuState};
+use wideleaf_vmm::run_loop::{OnReset, RunControl, VcpuState};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 use wideleaf_vmm::{GuestExit, Machine};
 
@@ -52,6 +52,9 @@ const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "stat
 
 /// Beside them, where the VM has one.
 const BALLOON: &str = "balloon";
+
+/// Beside them, where a reset is not the VM's end.
+const RESET: &str = "reset";
 
 /// While the guest listens to its power button.
 const STOP_ASK: &str = "stop.ask";
@@ -160,6 +163,7 @@ impl ControlledVm {
             VmRequest::Resume => self.resume()?,
             VmRequest::Stop { how: StopHow::Kill } => self.control.stop(GuestExit::Stopped),
             VmRequest::Stop { how: StopHow::Ask } => self.ask()?,
+            VmRequest::Reset => self.reset()?,
             VmRequest::Status => {}
             VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
             VmRequest::SetPolicy { policy } => self.run.policy.set(&*self.session()?, &policy)?,
@@ -173,11 +177,18 @@ impl ControlledVm {
     fn hello(&self) -> VmHello {
         let asks = self.button.is_listening().then_some(STOP_ASK);
         let of_devices = self.run.devices.has_balloon().then_some(BALLOON);
+        let of_reset = (self.control.on_reset() == OnReset::Restart).then_some(RESET);
         VmHello {
             version: VM_VERSION,
             wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            capabilities: CAPABILITIES.into_iter().chain(of_devices).chain(asks).map(str::to_owned).collect(),
+            capabilities: CAPABILITIES
+                .into_iter()
+                .chain(of_devices)
+                .chain(of_reset)
+                .chain(asks)
+                .map(str::to_owned)
+                .collect(),
         }
     }
 
@@ -188,6 +199,14 @@ impl ControlledVm {
         }
         let remedy = "shut it down from inside, or stop it with kill";
         self.button.press().map_err(|error| format!("{error}: {remedy}"))
+    }
+
+    fn reset(&self) -> Result<(), String> {
+        match self.control.on_reset() {
+            OnReset::Stop => Err("a reset ends this VM: start it with --on-reset restart, or stop it".to_owned()),
+            OnReset::Restart if self.control.ask_for_reset() => Ok(()),
+            OnReset::Restart => Err(has_ended()),
+        }
     }
 
     fn session(&self) -> Result<Arc<Session>, String> {
@@ -229,6 +248,7 @@ impl ControlledVm {
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             vcpus: self.control.states().into_iter().map(vcpu_view).collect(),
+            resets: self.control.resets(),
             policy: self.run.policy.shown(),
             virtio: self.run.devices.drivers(),
             exit,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
 use wideleaf_kernels::registry::KernelNames;
@@ -20,6 +20,7 @@ use wideleaf_vmm::sandbox::Sandbox;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
+use super::restarts::{NoRestart, Restarts};
 use super::sandboxed::Sandboxed;
 use super::{Console, Ended, RunSpec, Workload, from_config_error};
 use crate::failure::Failure;
@@ -122,6 +123,7 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     options.cmdline = spec.guest_cmdline();
     options.initrd = spec.initrd.clone();
     options.slot_bytes = slot_bytes(spec, backing);
+    options.on_reset = spec.on_reset;
     let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
     let config = config.map_err(from_config_error)?;
     let image = BootImage::read(&config).map_err(from_boot_error)?;
@@ -208,9 +210,35 @@ impl RunningGuest {
         self.machine.drivers()
     }
 
-    /// Waits for the guest's end, or ends it when the time is up or somebody interrupts. No vCPU runs afterwards.
-    pub(crate) fn wait(self, timeout: Option<Duration>, interrupts: &Interrupts) -> Ended {
-        match self.machine.wait(WaitLimits { timeout, stop: Some(interrupts.flag()) }) {
+    /// Waits for the guest's end, or ends it when the time is up or somebody interrupts; the time is that of all its boots. No vCPU runs
+    /// afterwards. How it ended, and how often it booted again.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] where it should have booted again and could not.
+    pub(crate) fn wait(
+        self,
+        timeout: Option<Duration>,
+        interrupts: &Interrupts,
+        mut restarts: Restarts<'_>,
+    ) -> Result<(Ended, u64), Failure> {
+        let began = Instant::now();
+        let mut left = timeout;
+        loop {
+            let exit = self.machine.wait(WaitLimits { timeout: left, stop: Some(interrupts.flag()) });
+            if exit != GuestExit::Reset || !self.machine.may_boot_again() {
+                return Ok((Self::ended(exit, interrupts), self.machine.resets()));
+            }
+            match restarts.restart(&self.machine) {
+                Ok(()) => {}
+                Err(why @ NoRestart::Loop(_)) => return Ok((Ended::Crashed(why.to_string()), self.machine.resets())),
+                Err(why @ NoRestart::Failed(_)) => return Err(Failure::Host(why.to_string())),
+            }
+            left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+        }
+    }
+
+    fn ended(exit: GuestExit, interrupts: &Interrupts) -> Ended {
+        match exit {
             GuestExit::ExitPort(code) => Ended::Exit(u8::try_from(code).unwrap_or(u8::MAX)),
             GuestExit::Reset | GuestExit::PowerOff => Ended::Exit(0),
             GuestExit::Stopped if interrupts.is_set() => Ended::Interrupted,

@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::walk::cost::WalkCost;
+use wideleaf_policies::{Policy, PolicyChoice};
 
 use crate::guests::settings::OFF;
 use crate::session::Session;
@@ -63,6 +63,12 @@ impl PolicySwitch {
         set.is_off = false;
         session.set_off(false);
         Ok(())
+    }
+
+    /// Calls `work` with the policy as it is set, without a past, while nobody sets another one.
+    pub(crate) fn afresh<T>(&self, work: impl FnOnce(Box<dyn Policy>) -> T) -> T {
+        let set = self.lock();
+        work(set.policy.make_for(&self.walk))
     }
 
     fn lock(&self) -> MutexGuard<'_, Set> {

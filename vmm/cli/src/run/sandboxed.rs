@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use wideleaf_memory::sandboxed::{ThreadWork, keep_userfaultfd, on_thread_start};
+use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::sandbox::{DeviceNeeds, Entered, Sandbox, SandboxConfig, SandboxError, ThreadKind, User};
 
 use super::{Console, RunSpec};
@@ -69,6 +70,7 @@ impl SandboxSpec {
             daemon: run.daemon.clone(),
             devices: DeviceNeeds { connects: run.devices.vsock.is_some(), gives_back: run.devices.balloon.is_some() },
             has_control_socket: run.control_socket.is_some(),
+            boots_again: run.on_reset == OnReset::Restart,
             has_console: run.console == Console::Here,
             // Then nothing of it takes a right any more.
             keeps_ptrace: keep_userfaultfd().is_err(),

@@ -362,6 +362,11 @@ impl MemoryDevice for Transport {
         tracing::error!(kind = ?self.device().kind(), "a device is left as it is: its VM was paused for good when it ended");
         std::mem::forget(Arc::clone(&self.device));
     }
+
+    fn reset(&mut self) {
+        self.set_status(0);
+        self.driver_seen.status.store(0, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]

@@ -121,10 +121,12 @@ mod tests {
 
     use std::io::{Read, pipe};
 
+    use wideleaf_vmm::run_loop::OnReset;
+
     use super::*;
 
     fn served(to: impl Write + Send + 'static) -> (Arc<ConsoleOutput>, Arc<RunControl>) {
-        let (output, control) = (ConsoleOutput::new(), RunControl::new(Vec::new()));
+        let (output, control) = (ConsoleOutput::new(), RunControl::new(Vec::new(), OnReset::Stop));
         output.serve(to, Arc::clone(&control), || {}).unwrap();
         (output, control)
     }

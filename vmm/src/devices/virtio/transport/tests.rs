@@ -269,6 +269,21 @@ fn a_reset_stops_the_device_and_forgets_all() {
 }
 
 #[test]
+fn a_reset_of_the_machine_leaves_nothing_of_the_driver_before() {
+    let mut driver = driver();
+    driver.start();
+    let seen = driver.transport.driver_seen();
+    driver.seen.activation.lock().unwrap().as_ref().unwrap().interrupt.used();
+    MemoryDevice::reset(&mut driver.transport);
+    assert_eq!(driver.seen.resets.load(Ordering::Relaxed), 1);
+    assert!(driver.seen.activation.lock().unwrap().is_none(), "its queues are served no more");
+    assert_eq!((seen.state(), driver.read(VIRTIO_MMIO_STATUS)), (DriverState::None, 0));
+    assert_eq!((driver.read(VIRTIO_MMIO_INTERRUPT_STATUS), driver.read(VIRTIO_MMIO_QUEUE_READY)), (0, 0));
+    driver.start();
+    assert_eq!(seen.state(), DriverState::Ready, "the next one finds it as the first did");
+}
+
+#[test]
 fn registers_are_words_and_configuration_is_bytes() {
     let mut driver = driver();
     let mut two = [0xaa; 2];
