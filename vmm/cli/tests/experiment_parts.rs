@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use program::{Running, Scratch};
-use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, HostState, Job, Work};
+use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
@@ -23,7 +23,7 @@ fn small() -> Guest {
 }
 
 fn job(work: Work) -> Job {
-    Job { work, host: HostState::default(), seconds_guess: 2.0, is_exact: false }
+    Job::of(work, 2.0)
 }
 
 fn qemu(ram: QemuRam, guest: Guest) -> Job {

@@ -58,20 +58,19 @@ impl Catalogued for Quick {
             arm("auto", "4 KiB pages, promoted by `auto` while the kernel runs, its set-up included"),
             arm("huge", "2 MiB transparent huge pages from the start"),
         ];
-        let options = [
-            &["--host-page", "4k", "--policy", "never"],
-            &["--host-page", "4k", "--policy", "auto"],
-            &["--host-page", "2m", "--policy", "never"],
+        let jobs: [fn(&[&str], f64) -> Job; 3] = [
+            |arguments, seconds| Job::run(&[arguments, &["--host-page", "4k", "--policy", "never"]].concat(), seconds),
+            |arguments, seconds| {
+                Job::run(&[arguments, &["--host-page", "4k", "--policy", "auto"]].concat(), seconds).with_map()
+            },
+            |arguments, seconds| Job::run(&[arguments, &["--host-page", "2m", "--policy", "never"]].concat(), seconds),
         ];
         let native: &[&str] = if host.why_no_kvm.is_some() { &["--native"] } else { &["--no-daemon"] };
         let case = |kernel: &Short| Case {
             name: kernel.name.into(),
             unit: kernel.unit.into(),
             working_set_mib: kernel.data_mib + BESIDE_MIB,
-            cells: options
-                .iter()
-                .map(|options| Cell::of(Job::run(&[kernel.arguments, native, *options].concat(), kernel.seconds)))
-                .collect(),
+            cells: jobs.iter().map(|job| Cell::of(job(&[kernel.arguments, native].concat(), kernel.seconds))).collect(),
         };
         let (title, where_it_is) = match &host.why_no_kvm {
             None => ("Quick: what large pages are worth to a guest here", "a guest"),
