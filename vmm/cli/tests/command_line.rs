@@ -496,6 +496,7 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "units",
         "windows",
         "windows_host_large",
+        "resets",
         "ticks",
         "ticks_without",
         "latest_windows",
