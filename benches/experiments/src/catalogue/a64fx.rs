@@ -192,7 +192,7 @@ mod tests {
         let experiment = A64fx.define(&host());
         assert_eq!(experiment.rounds, 7);
         let Cell::Job(job) = &experiment.cases[0].cells[1] else { panic!("a job") };
-        assert_eq!(job.host.pool_pages_2m, (108 + 64) / 2);
+        assert_eq!(job.host.pool_pages_2m, (1024 + 64) / 2, "RAM of a gibibyte at least");
         let user = HostFacts { why_no_pool_2m: Some("only root may".into()), ..host() };
         assert_eq!(A64fx.define(&user).cases[0].cells[1], Cell::Absent("only root may".into()));
         let small = A64fx.define(&HostFacts { memory_available_mib: 1000, ..host() });

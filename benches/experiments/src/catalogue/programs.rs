@@ -90,6 +90,9 @@ pub(super) fn program(name: &str) -> &'static Program {
     ALL.iter().find(|program| program.name == name).expect("experiments name programs that there are")
 }
 
+/// `wideleaf run` gives a kernel no less RAM than that where nothing is said, and all of it is reserved from the pool.
+const RAM_MIN_MIB: u64 = 1024;
+
 /// Memory of a run beside what the kernel works on: the process, its tables.
 const BESIDE_MIB: u64 = 64;
 
@@ -113,7 +116,11 @@ impl Program {
         });
         arguments.extend_from_slice(&["--policy", "never", "--no-daemon"]);
         let job = Job::run(&arguments, self.seconds / f64::from(threads));
-        Cell::of(if pages == Pages::Hugetlb { job.with_pool((self.mib + BESIDE_MIB).div_ceil(2)) } else { job })
+        Cell::of(if pages == Pages::Hugetlb {
+            job.with_pool((self.mib.max(RAM_MIN_MIB) + BESIDE_MIB).div_ceil(2))
+        } else {
+            job
+        })
     }
 
     fn why_not(&self, pages: Pages, threads: u32, host: &HostFacts) -> Option<String> {
