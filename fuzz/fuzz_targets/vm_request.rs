@@ -71,6 +71,7 @@ fn status() -> VmStatus {
         pid: 1,
         uptime_s: 0.5,
         vcpus: Vec::new(),
+        resets: 0,
         policy: "off".to_owned(),
         exit: None,
         virtio: Vec::new(),
