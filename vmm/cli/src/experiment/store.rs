@@ -90,7 +90,7 @@ impl Store {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut file = new_file_in(folder).map_err(cannot)?;
         let mut writer = BufWriter::new(&mut file);
-        serde_json::to_writer_pretty(&mut writer, &self.results).map_err(|error| cannot(error.into()))?;
+        serde_json::to_writer(&mut writer, &self.results).map_err(|error| cannot(error.into()))?;
         writer.write_all(b"\n").and_then(|()| writer.flush()).map_err(cannot)?;
         drop(writer);
         file.as_file().sync_data().map_err(cannot)?;
