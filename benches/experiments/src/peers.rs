@@ -170,17 +170,7 @@ mod tests {
     use super::*;
 
     fn host() -> HostFacts {
-        HostFacts {
-            cpus: 2,
-            memory_available_mib: 16 << 10,
-            why_no_kvm: None,
-            paging: "shadow".into(),
-            has_qemu: true,
-            has_daemon: true,
-            why_no_pool_2m: None,
-            free_pages_1g: 0,
-            is_root: true,
-        }
+        HostFacts { memory_available_mib: 16 << 10, ..HostFacts::of_a_test() }
     }
 
     fn absent(host: &HostFacts) -> Vec<(Peer, String)> {

@@ -225,17 +225,7 @@ pub(super) mod tests {
 
     /// A host that has everything but giant pages.
     pub(in crate::catalogue) fn host() -> HostFacts {
-        HostFacts {
-            cpus: 2,
-            memory_available_mib: 16 << 10,
-            why_no_kvm: None,
-            paging: "shadow".into(),
-            has_qemu: true,
-            has_daemon: true,
-            why_no_pool_2m: None,
-            free_pages_1g: 0,
-            is_root: true,
-        }
+        HostFacts { memory_available_mib: 16 << 10, ..HostFacts::of_a_test() }
     }
 
     /// Results of an experiment in which all cases are alike: six rounds of what each arm has.
