@@ -197,11 +197,6 @@ impl Results {
         of.into_iter()
     }
 
-    /// What was measured in a round.
-    pub fn measured(&self, case: &str, arm: &str, round: u32) -> Option<&Measured> {
-        self.runs_of(case, arm).find(|run| run.round == round).and_then(Run::measured)
-    }
-
     /// A metric of a case in an arm, by round; rounds without it are left out.
     pub fn values(&self, case: &str, arm: &str, metric: Metric) -> Vec<(u32, f64)> {
         let value = |run: &Run| Some((run.round, *run.measured()?.metrics.get(&metric)?));

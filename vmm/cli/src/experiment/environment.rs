@@ -5,6 +5,7 @@ use std::path::Path;
 
 use wideleaf_experiments::results::Environment;
 
+use crate::environment::{chosen, read};
 use crate::run::guest;
 
 /// Reads it; what cannot be read stays empty.
@@ -42,15 +43,6 @@ pub(super) fn capture() -> Environment {
         load_1m: base.load_1m,
         not_controlled,
     }
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
-}
-
-/// The word in brackets: `always [madvise] never`.
-fn chosen(setting: &str) -> String {
-    setting.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']')).unwrap_or(setting).to_owned()
 }
 
 fn microcode(cpuinfo: &str) -> String {
