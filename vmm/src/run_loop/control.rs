@@ -1,0 +1,425 @@
+//! What is wanted of the vCPUs of a VM, where they are, and the one lock under which both are said.
+//!
+//! A guest that resets its machine, where that is to boot again, has all vCPUs paused until somebody has put the rest of the machine back; then
+//! each vCPU's thread puts its own vCPU back, and when the last one has, all go on:
+//!
+//! ```text
+//!   Reset::No ── a vCPU's write, [`RunControl::ask_for_reset`] ─▶ Wanted ── all paused: [`RunControl::wait`] says so ─▶ the machine is put back
+//!      ▲                                                                                                              │
+//!      └────────────────────────────── each vCPU is put back, paused still ◀── PuttingBack ◀──────────────────────────┘
+//! ```
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use wideleaf_memory::second_level::SecondLevelError;
+
+use super::GuestExit;
+use crate::kvm::Kicker;
+
+/// How long [`RunControl::pause`] waits. A vCPU leaves the guest within microseconds of the signal; what takes longer is
+/// a page fault of the host (a giant page is zeroed in 0.1 to 0.3 s) or a slow serial sink.
+pub const PAUSE_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How long a kick may take to show before it is repeated. On hardware one is enough; in the NPT lab, whose processors are
+/// emulated, about one in ten thousand was seen to do nothing, and the vCPU stayed in the guest.
+const KICK_AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+/// Where a vCPU's thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VcpuState {
+    /// In the guest, or handling an exit, or about to enter.
+    Running,
+    /// Waiting to be resumed; not in the guest.
+    Paused,
+    /// It will never enter the guest again.
+    Finished,
+}
+
+/// What is wanted of the vCPUs of one VM, and where they are.
+#[derive(Debug)]
+pub struct RunControl {
+    inner: Mutex<Inner>,
+    /// Something in `inner` changed.
+    pub(super) changed: Condvar,
+    pub(super) kickers: Vec<Kicker>,
+    on_reset: OnReset,
+}
+
+/// What a reset of the machine is to lead to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnReset {
+    /// The end.
+    #[default]
+    Stop,
+    /// A boot from the same image, in the same RAM, with the same devices.
+    Restart,
+}
+
+/// How far the machine is with a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reset {
+    No,
+    /// vCPUs are to be paused.
+    Wanted,
+    /// So many vCPUs are to be put back still.
+    PuttingBack {
+        left: usize,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    /// Pauses not yet undone.
+    pauses: u32,
+    pub(super) reset: Reset,
+    /// How often vCPUs were put back, or began to be.
+    pub(super) resets: u64,
+    /// All vCPUs are to finish; why is in `exit`.
+    is_stopping: bool,
+    exit: Option<GuestExit>,
+    /// How many vCPUs will never write to a device again.
+    pub(super) silent: usize,
+    pub(super) vcpus: Vec<VcpuRecord>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct VcpuRecord {
+    pub(super) state: VcpuState,
+    /// CR3, since the vCPU was last paused or finished.
+    pub(super) page_table_root: Option<u64>,
+}
+
+impl RunControl {
+    /// For one vCPU per kicker; all of them are about to run.
+    pub fn new(kickers: Vec<Kicker>, on_reset: OnReset) -> Arc<RunControl> {
+        let vcpus = vec![VcpuRecord { state: VcpuState::Running, page_table_root: None }; kickers.len()];
+        let inner = Inner { pauses: 0, reset: Reset::No, resets: 0, is_stopping: false, exit: None, silent: 0, vcpus };
+        Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers, on_reset })
+    }
+
+    /// Resets the machine, as soon as who waits for it ([`RunControl::wait`]) has seen to it; `false` where a reset ends this one, or
+    /// something has ended it.
+    pub fn ask_for_reset(&self) -> bool {
+        let mut inner = self.lock();
+        if self.on_reset == OnReset::Stop || inner.is_stopping {
+            return false;
+        }
+        // Who asks while another reset is under way has it.
+        if inner.reset == Reset::No {
+            inner.reset = Reset::Wanted;
+            self.kick_running(&inner);
+            self.changed.notify_all();
+        }
+        true
+    }
+
+    /// What a reset leads to.
+    pub fn on_reset(&self) -> OnReset {
+        self.on_reset
+    }
+
+    /// How often the machine was reset and went on.
+    pub fn resets(&self) -> u64 {
+        self.lock().resets
+    }
+
+    /// Has each vCPU's thread put its vCPU back, and then all of them go on, unless they are paused by others. They are paused, by
+    /// [`RunControl::ask_for_reset`]. Where one cannot be put back, or somebody stops the VM meanwhile, it ends.
+    pub(crate) fn put_back(&self) {
+        let mut inner = self.lock();
+        assert_eq!(inner.reset, Reset::Wanted, "vCPUs are put back while a reset is under way");
+        inner.reset = Reset::PuttingBack { left: inner.vcpus.len() };
+        inner.resets += 1;
+        self.changed.notify_all();
+        while !inner.is_stopping && inner.reset != (Reset::PuttingBack { left: 0 }) {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        inner.reset = Reset::No;
+        self.changed.notify_all();
+    }
+
+    /// Takes all vCPUs out of the guest; see [`wideleaf_memory::SecondLevel::pause`].
+    ///
+    /// From a serial sink, which runs in a vCPU's thread, that vCPU counts as paused: it is out of the guest and will
+    /// look before it enters again.
+    ///
+    /// # Errors
+    /// [`SecondLevelError::PauseTimedOut`] after [`PAUSE_WAIT_MAX`]; then none is paused.
+    pub fn pause(&self) -> Result<(), SecondLevelError> {
+        let started = Instant::now();
+        let mut inner = self.lock();
+        inner.pauses += 1;
+        self.kick_running(&inner);
+        loop {
+            let Some(vcpu) = self.first_in_guest(&inner) else { return Ok(()) };
+            let waited = started.elapsed();
+            let Some(left) = PAUSE_WAIT_MAX.checked_sub(waited) else {
+                inner.pauses -= 1;
+                self.changed.notify_all();
+                return Err(SecondLevelError::PauseTimedOut { vcpu, waited_ms: waited.as_millis() as u64 });
+            };
+            let slice = left.min(KICK_AGAIN_AFTER);
+            (inner, _) = self.changed.wait_timeout(inner, slice).unwrap_or_else(PoisonError::into_inner);
+            self.kick_running(&inner);
+        }
+    }
+
+    /// Undoes one [`RunControl::pause`].
+    ///
+    /// # Errors
+    /// [`SecondLevelError::WrongState`] where nothing was paused.
+    pub fn resume(&self) -> Result<(), SecondLevelError> {
+        let mut inner = self.lock();
+        inner.pauses = inner.pauses.checked_sub(1).ok_or(SecondLevelError::WrongState("the vcpus are not paused"))?;
+        if inner.pauses == 0 {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// CR3 of each vCPU.
+    ///
+    /// # Errors
+    /// [`SecondLevelError::WrongState`] unless all are paused or finished.
+    pub fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+        let inner = self.lock();
+        // A vCPU that was resumed and has not looked yet is still `Paused`, and may be gone before the answer is used.
+        let is_still = inner.vcpus.iter().all(|vcpu| match vcpu.state {
+            VcpuState::Running => false,
+            VcpuState::Paused => inner.pauses > 0,
+            VcpuState::Finished => true,
+        });
+        let roots = inner.vcpus.iter().map(|vcpu| vcpu.page_table_root).collect::<Option<Vec<u64>>>();
+        roots.filter(|_| is_still).ok_or(SecondLevelError::WrongState("pause the vcpus before their CR3 is asked for"))
+    }
+
+    /// Where each vCPU is.
+    pub fn states(&self) -> Vec<VcpuState> {
+        self.lock().vcpus.iter().map(|vcpu| vcpu.state).collect()
+    }
+
+    /// Why it ends, once it does.
+    pub fn exit(&self) -> Option<GuestExit> {
+        self.lock().exit.clone()
+    }
+
+    /// Whether all vCPUs are to finish.
+    pub fn is_stopping(&self) -> bool {
+        self.lock().is_stopping
+    }
+
+    /// Ends the VM, for this reason unless there is one already.
+    pub fn stop(&self, reason: GuestExit) {
+        let mut inner = self.lock();
+        inner.exit.get_or_insert(reason);
+        inner.is_stopping = true;
+        self.kick_running(&inner);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all vCPUs have finished, or are paused for a reset ([`GuestExit::Reset`]), at most this long; `None` where they have not.
+    pub fn wait(&self, at_most: Option<Duration>) -> Option<GuestExit> {
+        let deadline = at_most.and_then(|time| Instant::now().checked_add(time));
+        let mut inner = self.lock();
+        loop {
+            if inner.vcpus.iter().all(|vcpu| vcpu.state == VcpuState::Finished) {
+                return Some(inner.exit.clone().unwrap_or(GuestExit::Stopped));
+            }
+            let is_out = |vcpu: &VcpuRecord| vcpu.state != VcpuState::Running;
+            if inner.is_reset_wanted() && inner.vcpus.iter().all(is_out) {
+                return Some(GuestExit::Reset);
+            }
+            let left = match deadline {
+                None => Duration::MAX,
+                Some(deadline) => deadline.checked_duration_since(Instant::now())?,
+            };
+            let slice = if inner.wants_all_out() { left.min(KICK_AGAIN_AFTER) } else { left };
+            (inner, _) = self.changed.wait_timeout(inner, slice).unwrap_or_else(PoisonError::into_inner);
+            if inner.wants_all_out() {
+                self.kick_running(&inner);
+            }
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing in here panics half-way: each change is one assignment.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kicks whoever may be in the guest. The lock is held: nobody can enter unseen.
+    fn kick_running(&self, inner: &Inner) {
+        for (vcpu, kicker) in inner.vcpus.iter().zip(&self.kickers) {
+            if vcpu.state == VcpuState::Running {
+                kicker.kick();
+            }
+        }
+    }
+
+    fn first_in_guest(&self, inner: &Inner) -> Option<usize> {
+        inner
+            .vcpus
+            .iter()
+            .zip(&self.kickers)
+            .position(|(vcpu, kicker)| vcpu.state == VcpuState::Running && !kicker.is_this_thread())
+    }
+
+    /// What the vCPU is to do next. Only its own thread asks; the answer is its new state.
+    pub(super) fn next_state(&self, inner: &mut Inner, vcpu: usize) -> VcpuState {
+        let state = match (inner.is_stopping, inner.pauses, inner.reset) {
+            (true, ..) => VcpuState::Finished,
+            (false, 0, Reset::No) => VcpuState::Running,
+            (false, ..) => VcpuState::Paused,
+        };
+        if state == VcpuState::Running {
+            self.kickers[vcpu].clear();
+        }
+        state
+    }
+}
+
+impl Inner {
+    fn is_reset_wanted(&self) -> bool {
+        !self.is_stopping && self.reset == Reset::Wanted
+    }
+
+    fn wants_all_out(&self) -> bool {
+        self.is_stopping || self.reset == Reset::Wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    /// A control for this many vCPUs without threads; memfds stand in for their `kvm_run` pages.
+    fn control(vcpus: usize) -> Arc<RunControl> {
+        let kicker = || {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(4096).unwrap();
+            Kicker::new(file.as_raw_fd()).unwrap()
+        };
+        RunControl::new((0..vcpus).map(|_| kicker()).collect(), OnReset::Restart)
+    }
+
+    fn set_state(control: &RunControl, vcpu: usize, state: VcpuState) {
+        control.lock().vcpus[vcpu] = VcpuRecord { state, page_table_root: Some(0x1000 * vcpu as u64) };
+        control.changed.notify_all();
+    }
+
+    #[test]
+    fn a_pause_returns_when_the_last_vcpu_is_out() {
+        let control = control(2);
+        set_state(&control, 0, VcpuState::Finished);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while control.lock().pauses == 0 {
+                    std::thread::yield_now();
+                }
+                set_state(&control, 1, VcpuState::Paused);
+            });
+            control.pause().unwrap();
+        });
+        assert_eq!(control.page_table_roots().unwrap(), [0, 0x1000]);
+    }
+
+    #[test]
+    fn a_pause_that_takes_too_long_is_undone_and_says_who_did_not_leave() {
+        let control = control(2);
+        set_state(&control, 0, VcpuState::Paused);
+        let error = control.pause().unwrap_err();
+        assert!(matches!(error, SecondLevelError::PauseTimedOut { vcpu: 1, .. }), "{error}");
+        assert_eq!(control.lock().pauses, 0);
+    }
+
+    #[test]
+    fn pauses_nest() {
+        let control = control(1);
+        set_state(&control, 0, VcpuState::Paused);
+        control.pause().unwrap();
+        control.pause().unwrap();
+        control.resume().unwrap();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Paused);
+        control.resume().unwrap();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
+        assert!(matches!(control.resume(), Err(SecondLevelError::WrongState(_))));
+    }
+
+    #[test]
+    fn a_stop_wins_over_a_pause_and_the_first_reason_stays() {
+        let control = control(1);
+        control.lock().pauses = 1;
+        control.stop(GuestExit::ExitPort(3));
+        control.stop(GuestExit::TimedOut);
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Finished);
+        set_state(&control, 0, VcpuState::Finished);
+        assert_eq!(control.wait(None), Some(GuestExit::ExitPort(3)));
+    }
+
+    #[test]
+    fn waiting_ends_with_its_time() {
+        assert_eq!(control(1).wait(Some(Duration::from_millis(1))), None);
+    }
+
+    #[test]
+    fn a_reset_is_seen_when_the_last_vcpu_is_out_and_none_runs_before_all_are_put_back() {
+        let control = control(2);
+        assert!(control.ask_for_reset() && control.ask_for_reset());
+        set_state(&control, 0, VcpuState::Paused);
+        assert_eq!(control.wait(Some(Duration::from_millis(1))), None, "vcpu 1 is in the guest");
+        set_state(&control, 1, VcpuState::Paused);
+        assert_eq!(control.wait(None), Some(GuestExit::Reset));
+        std::thread::scope(|scope| {
+            scope.spawn(|| control.put_back());
+            for left in [2, 1] {
+                while control.lock().reset != (Reset::PuttingBack { left }) {
+                    std::thread::yield_now();
+                }
+                assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Paused);
+                control.lock().reset = Reset::PuttingBack { left: left - 1 };
+                control.changed.notify_all();
+            }
+        });
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
+        assert_eq!(control.resets(), 1);
+    }
+
+    #[test]
+    fn a_vm_that_was_paused_by_somebody_stays_so_over_a_reset() {
+        let control = control(1);
+        set_state(&control, 0, VcpuState::Paused);
+        control.pause().unwrap();
+        assert!(control.ask_for_reset());
+        control.lock().reset = Reset::No;
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Paused);
+        control.resume().unwrap();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
+    }
+
+    #[test]
+    fn a_stop_wins_over_a_reset_and_nobody_waits_for_vcpus_that_end() {
+        let control = control(1);
+        assert!(control.ask_for_reset());
+        control.stop(GuestExit::Stopped);
+        assert!(!control.ask_for_reset());
+        control.put_back();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Finished);
+        set_state(&control, 0, VcpuState::Finished);
+        assert_eq!(control.wait(None), Some(GuestExit::Stopped));
+    }
+
+    #[test]
+    fn tables_are_shown_while_a_pause_lasts_and_no_longer() {
+        let control = control(1);
+        let is_refused = || matches!(control.page_table_roots(), Err(SecondLevelError::WrongState(_)));
+        assert!(is_refused(), "running");
+        set_state(&control, 0, VcpuState::Paused);
+        control.pause().unwrap();
+        assert_eq!(control.page_table_roots().unwrap(), [0]);
+        control.resume().unwrap();
+        assert!(is_refused(), "resumed, and its thread has not looked yet");
+        set_state(&control, 0, VcpuState::Finished);
+        assert!(!is_refused(), "finished");
+    }
+}
