@@ -16,7 +16,8 @@
 use wideleaf_policies::walk::streams::Access;
 
 const ANGLES: u64 = 6;
-const OCTANTS: u64 = 8;
+/// Sweeps of an iteration: one from each corner of the mesh.
+pub const OCTANTS: u64 = 8;
 
 const WORD: u64 = 8;
 const WORDS_PER_LINE: u64 = 8;
@@ -40,7 +41,7 @@ impl Sweep3d {
     /// Accesses of an iteration.
     pub fn length(self) -> u64 {
         let n = self.n;
-        let loops: u64 = self.around().iter().map(|around| around.accesses()).sum();
+        let loops: u64 = self.loops_around().iter().map(Loop::accesses).sum();
         let in_flight = Loop::over(n * n * ANGLES, &[read(0)]).accesses() * 3;
         let begin = in_flight + ANGLES * (n * n * 3 + n * (n + 1) * 2);
         let line = 2 + (n + 1) * 28;
@@ -49,12 +50,15 @@ impl Sweep3d {
 
     /// An iteration: the source from the flux, how much the flux changed, and all octants. At most a diagonal of it is in memory.
     pub fn iteration(self) -> impl Iterator<Item = Access> + Send {
-        let around = self.around().into_iter().flat_map(Loop::parts);
-        around.chain((0..OCTANTS).flat_map(move |octant| self.octant(octant)))
+        self.around().chain((0..OCTANTS).flat_map(move |octant| self.octant(octant)))
     }
 
     /// What comes before and after the sweeps: the source from the flux, the flux kept, then cleared, as are the currents; the largest change of the flux.
-    fn around(self) -> Vec<Loop> {
+    pub fn around(self) -> impl Iterator<Item = Access> + Send {
+        self.loops_around().into_iter().flat_map(Loop::parts)
+    }
+
+    fn loops_around(self) -> Vec<Loop> {
         let Arrays { previous, external, scatter, flux, source, faces, .. } = Arrays::new(self);
         let (cells, borders) = (self.n.pow(3), (self.n + 1).pow(3));
         let first = [Loop::over(cells, &[read(external), read(scatter[0]), read(flux[0]), written(source[0])])];
@@ -67,7 +71,8 @@ impl Sweep3d {
         first.into_iter().chain(others).chain(kept).chain(cleared).chain(currents).chain(compared).collect()
     }
 
-    fn octant(self, octant: u64) -> impl Iterator<Item = Access> + Send {
+    /// One of the [`OCTANTS`] sweeps, by its number. They differ in direction alone.
+    pub fn octant(self, octant: u64) -> impl Iterator<Item = Access> + Send {
         let part = move |of: &dyn Fn(&mut Part)| {
             let mut part = Part { n: self.n, arrays: Arrays::new(self), accesses: vec![] };
             of(&mut part);
