@@ -39,8 +39,6 @@ pub struct Guest {
 pub enum QemuRam {
     /// `memory-backend-ram`, which QEMU advises to be huge: at the first touch, and by khugepaged.
     Thp,
-    /// The same, all of it touched by QEMU before the guest runs.
-    ThpPrealloc,
     /// `memory-backend-memfd` of the hugetlb pool's pages of 2 MiB, all taken before the guest runs.
     Hugetlb,
 }
@@ -49,7 +47,6 @@ impl QemuRam {
     fn object(self) -> &'static str {
         match self {
             QemuRam::Thp => "memory-backend-ram",
-            QemuRam::ThpPrealloc => "memory-backend-ram,prealloc=on",
             QemuRam::Hugetlb => "memory-backend-memfd,hugetlb=on,hugetlbsize=2M,prealloc=on",
         }
     }

@@ -7,9 +7,9 @@
 
 use wideleaf_policies::policy::POLICIES;
 
-use crate::definition::{Arm, Cell, HostFacts};
+use crate::definition::{Arm, Case, Cell, HostFacts};
 use crate::metric::{Better, Metric};
-use crate::peers::Guest;
+use crate::peers::{Guest, Peer};
 use crate::report::every::number;
 use crate::report::{Column, Grid};
 use crate::results::Results;
@@ -28,6 +28,44 @@ const RATIO_MIN: f64 = 0.98;
 /// Bloat that differs by less than two windows is the same: so much differs between two runs of one policy.
 const BLOAT_SAME_MIB: f64 = 4.0;
 
+/// A kernel, and how it is run.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    /// In tables.
+    pub name: &'static str,
+    /// Of its figure.
+    unit: &'static str,
+    kernel: &'static str,
+    cmdline: &'static str,
+    memory_mib: u64,
+    /// Of a run with its start and its check, guessed.
+    pub seconds: f64,
+}
+
+/// Kernel, parameters and unit together.
+pub(super) const fn kernel(
+    name: &'static str,
+    [kernel, cmdline, unit]: [&'static str; 3],
+    memory_mib: u64,
+    seconds: f64,
+) -> Kernel {
+    Kernel { name, unit, kernel, cmdline, memory_mib, seconds }
+}
+
+impl Kernel {
+    /// A guest with it under each policy, then the same guest with each of these peers.
+    pub(super) fn cells(&self, peers: &[Peer], seconds_guess: f64, host: &HostFacts) -> Vec<Cell> {
+        let guest = Guest::new(self.kernel, self.cmdline, self.memory_mib);
+        let policies = POLICIES.iter().map(|policy| cell(policy.name, &guest, seconds_guess, host));
+        policies.chain(peers.iter().map(|peer| peer.cell(&guest, seconds_guess, host))).collect()
+    }
+
+    /// A case of that name.
+    pub(super) fn case(&self, name: String, cells: Vec<Cell>) -> Case {
+        Case { name, unit: self.unit.into(), working_set_mib: self.memory_mib, cells }
+    }
+}
+
 /// An arm for each policy.
 pub(super) fn arms() -> Vec<Arm> {
     let arm = |policy: &wideleaf_policies::policy::PolicyInfo| Arm {
@@ -35,11 +73,6 @@ pub(super) fn arms() -> Vec<Arm> {
         summary: policy.summary.into(),
     };
     POLICIES.iter().map(arm).collect()
-}
-
-/// A guest under each of them, in that order.
-pub(super) fn cells(guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Vec<Cell> {
-    POLICIES.iter().map(|policy| cell(policy.name, guest, seconds_guess, host)).collect()
 }
 
 fn cell(policy: &str, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Cell {

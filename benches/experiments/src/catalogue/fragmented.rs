@@ -1,11 +1,11 @@
 //! `fragmented`: the policies on a host whose free memory is in pieces, on purpose. What large pages each of them gets, from whom it takes
 //! them, and what it spends on those it does not get.
 
-use super::by_policy::{self, middle};
+use super::by_policy::{self, Kernel, kernel, middle};
 use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
-use crate::peers::{Guest, Peer};
+use crate::peers::Peer;
 use crate::report::every::number;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
@@ -20,28 +20,9 @@ const PEERS: [Peer; 3] = [Peer::Thp, Peer::ThpTuned, Peer::QemuThp];
 /// What breaking up the free memory adds to a run: a minute for 20 GiB that the hypervisor below has taken back, shared by two cases of a round.
 const BREAKING_S: f64 = 2.0;
 
-/// A kernel, and how it is run.
-struct Kernel {
-    name: &'static str,
-    /// Of its figure.
-    unit: &'static str,
-    kernel: &'static str,
-    cmdline: &'static str,
-    memory_mib: u64,
-    /// Of a run with its start and its check, guessed.
-    seconds: f64,
-}
-
 const KERNELS: [Kernel; 2] = [
-    Kernel { name: "GUPS", unit: "GUP/s", kernel: "gups", cmdline: "log2_words=24", memory_mib: 192, seconds: 2.0 },
-    Kernel {
-        name: "Phases",
-        unit: "updates/s",
-        kernel: "phases",
-        cmdline: "phase_ms=400 sparse=32M cold=16M constant=16M",
-        memory_mib: 192,
-        seconds: 3.0,
-    },
+    kernel("GUPS", ["gups", "log2_words=24", "GUP/s"], 192, 2.0),
+    kernel("Phases", ["phases", "phase_ms=400 sparse=32M cold=16M constant=16M", "updates/s"], 192, 3.0),
 ];
 
 /// What each kernel's data take. It is the same, so that memory need not be broken up anew between their cases.
@@ -62,15 +43,11 @@ impl Catalogued for Fragmented {
     fn define(&self, host: &HostFacts) -> Experiment {
         let mut cases = Vec::new();
         for (degree, percent_left) in DEGREES {
-            for Kernel { name, unit, kernel, cmdline, memory_mib, seconds } in KERNELS {
-                let guest = Guest::new(kernel, cmdline, memory_mib);
+            for kernel in KERNELS {
                 let left = DATA_MIB / 2 * percent_left / 100;
-                let seconds = seconds + BREAKING_S;
-                let peers = PEERS.map(|peer| peer.cell(&guest, seconds, host)).to_vec();
-                let cells = [by_policy::cells(&guest, seconds, host), peers].concat();
+                let cells = kernel.cells(&PEERS, kernel.seconds + BREAKING_S, host);
                 let cells = cells.into_iter().map(|cell| in_pieces(cell, left, host)).collect();
-                let name = format!("{name}, {degree}");
-                cases.push(Case { name, unit: unit.into(), working_set_mib: memory_mib, cells });
+                cases.push(kernel.case(format!("{}, {degree}", kernel.name), cells));
             }
         }
         Experiment {

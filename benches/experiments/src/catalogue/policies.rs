@@ -1,10 +1,10 @@
 //! `policies`: every policy with every kernel, and what else a host has for large pages. Speed, memory, time to coverage, and what all that costs.
 
-use super::by_policy::{self, AUTO, arms_by_case, bloat_mib, middle};
+use super::by_policy::{self, AUTO, Kernel, arms_by_case, bloat_mib, kernel, middle};
 use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
-use crate::peers::{Guest, Peer};
+use crate::peers::Peer;
 use crate::report::every::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
 use crate::results::{Measured, Results};
@@ -14,27 +14,6 @@ use crate::statistics::Comparison;
 pub struct Policies;
 
 const ROUNDS: u32 = 6;
-
-/// A kernel, and how it is run.
-struct Kernel {
-    name: &'static str,
-    /// Of its figure.
-    unit: &'static str,
-    kernel: &'static str,
-    cmdline: &'static str,
-    memory_mib: u64,
-    /// Of a run with its start and its check, guessed.
-    seconds: f64,
-}
-
-const fn kernel(
-    name: &'static str,
-    [kernel, cmdline, unit]: [&'static str; 3],
-    memory_mib: u64,
-    seconds: f64,
-) -> Kernel {
-    Kernel { name, unit, kernel, cmdline, memory_mib, seconds }
-}
 
 /// Each runs for one to four seconds; 16 policies and peers six times each are then below an hour. Where a class of at least 128 MiB
 /// would take longer, a smaller one has to do: BT, LU and SP of class A are 6 to 16 s.
@@ -67,12 +46,7 @@ impl Catalogued for Policies {
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
-        let case = |Kernel { name, unit, kernel, cmdline, memory_mib, seconds }: Kernel| {
-            let guest = Guest::new(kernel, cmdline, memory_mib);
-            let peers = Peer::ALL.map(|peer| peer.cell(&guest, seconds, host));
-            let cells = [by_policy::cells(&guest, seconds, host), peers.to_vec()].concat();
-            Case { name: name.into(), unit: unit.into(), working_set_mib: memory_mib, cells }
-        };
+        let case = |kernel: Kernel| kernel.case(kernel.name.into(), kernel.cells(&Peer::ALL, kernel.seconds, host));
         Experiment {
             name: self.name().into(),
             title: "Every policy, every kernel".into(),
