@@ -1,5 +1,7 @@
 //! The experiments there are, a file each: what is run, and what its report says beyond what every report does.
 
+use std::time::Duration;
+
 use crate::definition::{Experiment, HostFacts};
 use crate::report::Section;
 use crate::results::Results;
@@ -34,6 +36,12 @@ pub trait Catalogued: Sync {
 
     /// What its report has first, before what every report has: its own tables and pictures, its seed's figures beside ours.
     fn sections(&self, results: &Results) -> Vec<Section>;
+
+    /// How long it takes where nobody says how often or how long: as many whole rounds as fit, which are then all of it. Without this it takes as long
+    /// as its rounds do.
+    fn budget(&self) -> Option<Duration> {
+        None
+    }
 
     /// Paragraphs that stand before all others: what did not come as promised.
     fn lead(&self, _results: &Results) -> Vec<String> {

@@ -25,7 +25,7 @@ pub struct Results {
     pub ended: String,
     /// Time in which it ran, all parts together.
     pub elapsed_s: f64,
-    /// Whether all rounds are there.
+    /// Whether all that was wanted is there: its rounds, or what fits the experiment's own time.
     pub is_complete: bool,
     /// What was run, in this order.
     pub runs: Vec<Run>,

@@ -96,7 +96,8 @@ pub struct RunExperimentArgs {
     #[arg(long = "case", value_name = "CASE", conflicts_with = "resume")]
     pub cases: Vec<String>,
 
-    /// Begin no round that would end later than this: a number with s, m or h behind it
+    /// Begin no round that would end later than this: a number with s, m or h behind it [default: the experiment's own, where it has one
+    /// and no --rounds are asked for]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub budget: Option<Duration>,
 
@@ -181,6 +182,7 @@ fn list() -> Result<(), Failure> {
         let experiment = known.define(&host);
         let turns = schedule::turns(&experiment);
         let time = schedule::expected_of_all(&experiment, &[], &turns);
+        let time = known.budget().map_or(time, |budget| time.min(budget));
         let minutes = format!("{:.0} min", (time.as_secs_f64() / 60.0).ceil());
         let [rounds, runs] = [experiment.rounds.to_string(), turns.len().to_string()];
         list.add_row([known.name(), known.summary(), &rounds, &runs, &minutes]);
@@ -208,7 +210,11 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
             Store::create(args.output.as_deref(), experiment)?
         }
     };
-    let ended = Runner { store: &mut store, budget: args.budget, interrupts: &interrupts }.run();
+    let is_own_length = args.budget.is_none() && args.rounds.is_none() && args.resume.is_none();
+    let own_budget = known.budget().filter(|_| is_own_length);
+    let budget = args.budget.or(own_budget);
+    let ended = Runner { store: &mut store, budget, interrupts: &interrupts }.run();
+    let ended = ended.and_then(|()| if own_budget.is_some() { store.complete() } else { Ok(()) });
     if let Err(failure) = ended {
         return Err(store.with_way_to_go_on(failure));
     }

@@ -38,7 +38,7 @@ impl Runner<'_> {
         let budget_left = |budget: Duration| budget.saturating_sub(began.elapsed());
         while let Some(turn) = self.next(self.budget.map(budget_left)) {
             self.interrupts.check()?;
-            self.show(&bar, turn);
+            self.show(&bar, turn, self.budget.map(budget_left));
             let run = self.make(turn, &mut kept, ran_before + began.elapsed().as_secs_f64())?;
             self.store.add(run, ran_before + began.elapsed().as_secs_f64())?;
             bar.inc(1);
@@ -52,11 +52,12 @@ impl Runner<'_> {
         schedule::next(&results.experiment, &results.runs, budget_left)
     }
 
-    fn show(&self, bar: &ProgressBar, turn: Turn) {
+    fn show(&self, bar: &ProgressBar, turn: Turn, budget_left: Option<Duration>) {
         let results = self.store.results();
         let experiment = &results.experiment;
         let left = schedule::left(experiment, &results.runs);
-        let minutes = schedule::expected_of_all(experiment, &results.runs, &left).as_secs_f64() / 60.0;
+        let time = schedule::expected_of_all(experiment, &results.runs, &left);
+        let minutes = budget_left.map_or(time, |budget| time.min(budget)).as_secs_f64() / 60.0;
         let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
         bar.set_message(format!("round {}: {case}, {arm}; about {minutes:.1} min left", turn.round));
     }

@@ -70,6 +70,12 @@ impl Store {
         self.write()
     }
 
+    /// What is there is all that was wanted.
+    pub(super) fn complete(&mut self) -> Result<(), Failure> {
+        self.results.is_complete = true;
+        self.write()
+    }
+
     /// The failure, and how to go on.
     pub(super) fn with_way_to_go_on(&self, failure: Failure) -> Failure {
         let (made, path) = (self.results.runs.len(), self.path.display());
