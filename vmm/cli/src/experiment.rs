@@ -105,7 +105,7 @@ pub struct RunExperimentArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     pub output: Option<PathBuf>,
 
-    /// Go on with these results: only what is missing is run
+    /// Go on with these results: only what is missing or failed is run
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
 

@@ -51,6 +51,15 @@ fn a_column_that_is_the_same_everywhere_is_a_sentence() {
 }
 
 #[test]
+fn what_is_absent_has_its_reason_and_no_row_of_figures() {
+    let report = Report::of(&fixture::results());
+    let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");
+    let rows = figures.tables.iter().flat_map(|table| &table.rows);
+    assert!(rows.clone().count() > 0 && rows.clone().all(|row| row[1] != "hugetlb-1g"), "{figures:?}");
+    assert!(said(&fixture::results()).contains("no free page of 1 GiB"));
+}
+
+#[test]
 fn few_rounds_are_marked_in_ratios_and_in_figures() {
     let mut results = fixture::results();
     results.runs.retain(|run| run.round <= 3);

@@ -41,13 +41,14 @@ impl Store {
         Ok(store)
     }
 
-    /// The file of an experiment that was not finished.
+    /// The file of an experiment that was not finished, without the runs that failed: what made them fail may be gone.
     pub(super) fn resume(path: &Path, name: &str) -> Result<Store, Failure> {
-        let results = read(path)?;
+        let mut results = read(path)?;
         if results.experiment.name != name {
             let has = &results.experiment.name;
             return Err(Failure::Usage(format!("{} has results of {has}, not of {name}", path.display())));
         }
+        results.runs.retain(|run| run.measured().is_some());
         Ok(Store { path: path.to_path_buf(), results })
     }
 

@@ -59,6 +59,11 @@ pub fn agreed(runs: &[Vec<Level>]) -> Option<&[Vec<Level>]> {
     all_agree.then_some(last)
 }
 
+/// Whether the last runs agree that the footprint shows no level: its entries reach further, or a miss costs too little to be seen.
+pub fn shows_no_level(runs: &[Vec<Level>]) -> bool {
+    runs.len() >= MATCHES && runs[runs.len() - MATCHES..].iter().all(Vec::is_empty)
+}
+
 /// A figure of runs that agree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
@@ -130,7 +135,15 @@ mod tests {
         assert!(agreed(&ticks(&[5.0, 9.0, 5.0, 5.5, 6.0])).is_some());
         // Each agrees with the next, the first and the last do not: a drift is no agreement.
         assert_eq!(agreed(&ticks(&[5.0, 6.5, 8.0])), None);
-        assert_eq!(agreed(&[Vec::new(), Vec::new(), Vec::new()]), None, "that no level was found is no measurement");
+    }
+
+    #[test]
+    fn three_that_find_no_level_agree_on_that_and_on_no_figure() {
+        let (none, some) = (Vec::new, || run(&[(72, 5.0)]));
+        assert_eq!(agreed(&[none(), none(), none()]), None);
+        assert!(shows_no_level(&[some(), none(), none(), none()]));
+        assert!(!shows_no_level(&[none(), none()]));
+        assert!(!shows_no_level(&[none(), none(), some()]));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 
-use super::agreement::{Level, MATCHES, RUNS_MAX, Spread, TLB_LEVELS, agreed, levels};
+use super::agreement::{Level, MATCHES, RUNS_MAX, Spread, TLB_LEVELS, agreed, levels, shows_no_level};
 use crate::child;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
@@ -106,7 +106,7 @@ pub struct CellReport {
     pub entry_page: String,
     /// Runs that were made.
     pub runs: usize,
-    /// Whether the last three agreed; only then there are levels.
+    /// Whether the last three agreed; only then there are levels, unless they agreed that the footprint shows none.
     pub agreed: bool,
     /// The TLB's levels.
     pub levels: Vec<LevelReport>,
@@ -227,6 +227,9 @@ pub fn measure(
         if let (Some(last), Some(mhz)) = (agreed(&runs), report.tsc_mhz) {
             report.agreed = true;
             return Ok(report.with(last, mhz));
+        }
+        if shows_no_level(&runs) {
+            return Ok(CellReport { agreed: true, ..report });
         }
     }
     Ok(report)

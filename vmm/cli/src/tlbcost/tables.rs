@@ -141,6 +141,11 @@ impl TlbCostReport {
                     "did not agree: {what}: no {} of {RUNS_MAX} runs in a row said the same",
                     agreement::MATCHES
                 );
+            } else if cell.levels.is_empty() {
+                let _ = writeln!(
+                    out,
+                    "no level: {what}: the TLB reaches further than this footprint: a larger --bytes may show where to"
+                );
             } else if cell.walk_ticks.is_none() {
                 let _ = writeln!(
                     out,
