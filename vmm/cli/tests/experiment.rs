@@ -82,6 +82,21 @@ fn an_interrupted_experiment_keeps_its_runs_and_goes_on_with_the_others() {
 }
 
 #[test]
+fn a_run_that_failed_is_made_again_when_it_goes_on() {
+    let scratch = Scratch::new();
+    let file = scratch.path("quick.json");
+    scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
+    let mut before = results(&file);
+    before["runs"][1]["outcome"] = serde_json::json!({ "failed": "no pages were left" });
+    fs::write(&file, before.to_string()).unwrap();
+    scratch.wideleaf(&["experiment", "run", "quick", "--resume=quick.json"]).assert().code(0);
+    let after = results(&file);
+    let all = after["runs"].as_array().unwrap();
+    let was_measured = |arm: &str| all.iter().any(|run| run["arm"] == arm && run["outcome"]["measured"].is_object());
+    assert!(all.len() == 3 && ["base", "auto", "huge"].into_iter().all(was_measured), "{after}");
+}
+
+#[test]
 fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() {
     let scratch = Scratch::new();
     let arguments = [&SHORT[..], &["--rounds=500", "--budget=4s", "--output=quick.json"]].concat();

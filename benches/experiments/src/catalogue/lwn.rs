@@ -97,7 +97,7 @@ fn check(results: &Results) -> Section {
         let is_bound = told("is_bound").map(|is_bound| is_bound > 0.0);
         if let (Some(predicted), Some((low, _))) = (predicted, interval) {
             let text = format!("{name} ({} % predicted, {} % saved)", cell(Some(predicted)), cell(own));
-            // Of the more pairs of this experiment, where they are there; a ratio of times says what is saved by its complement.
+            // Either set of pairs may show it. A ratio of times says what is saved by its complement.
             let low = ours.as_ref().map_or(low, |times| low.max((1.0 - times.interval.high) * 100.0));
             if low > predicted { more.push(text) } else { held.push(text) }
         }
