@@ -6,6 +6,9 @@
 
 BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 
+# Fuzz targets have a workspace of their own. Nothing is linked, so the C++ of libFuzzer need not be built.
+FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
+
 .PHONY: build demo test lab bench fuzz tools deb
 
 build:
@@ -25,6 +28,7 @@ test: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	$(FUZZ_CHECK)
 	cargo test --workspace --locked --no-fail-fast
 
 # The tables of both labs, from our own binary: real two-dimensional paging in software. Function only. NPT takes two
