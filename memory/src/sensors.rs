@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod damon;
+pub mod free_blocks;
 pub mod guest_tables;
 pub mod host_backing;
 pub mod host_memory;

@@ -13,18 +13,10 @@
 
 use std::fmt;
 
-use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::{HugetlbPools, PoolError};
-
-/// The order of a block of 2 MiB: 2^9 base pages.
-const BLOCK_ORDER: usize = 9;
-
-const _: () = assert!(1 << BLOCK_ORDER == BASE_PAGES_PER_WINDOW, "a block is a window's worth of base pages");
-
-/// Orders the kernel may have: `MAX_PAGE_ORDER` is 10 on x86-64, and no build of any architecture has more than 64.
-const ORDERS_MAX: usize = 64;
+use crate::sensors::free_blocks::{BLOCK_ORDER, base_pages_from, zone};
 
 /// What one node has to make pool pages of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,7 +128,7 @@ impl HugetlbPools {
         };
         let mut nodes: Vec<NodeRoom> = Vec::new();
         for line in text.lines() {
-            let (number, free) = free_of_zone(line).ok_or_else(|| malformed(line))?;
+            let (number, free) = zone(line).ok_or_else(|| malformed(line))?;
             if node.is_some_and(|node| node != number) {
                 continue;
             }
@@ -179,24 +171,8 @@ fn add(node: &mut NodeRoom, free: &[u64]) {
     node.compactable_blocks = node.compactable_blocks.saturating_add((all - whole) >> BLOCK_ORDER);
 }
 
-/// `Node 0, zone   Normal   4  3 …`: the node, and free blocks by order.
-fn free_of_zone(line: &str) -> Option<(u32, Vec<u64>)> {
-    let (node, rest) = line.strip_prefix("Node")?.split_once(',')?;
-    let mut words = rest.split_whitespace();
-    (words.next()? == "zone").then_some(())?;
-    words.next()?; // the zone's name
-    let free = words.take(ORDERS_MAX).map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?;
-    Some((node.trim().parse().ok()?, free))
-}
-
 fn base_pages(by_order: &[u64]) -> u64 {
     base_pages_from(by_order, 0)
-}
-
-/// Base pages in the blocks of `order` and above.
-fn base_pages_from(by_order: &[u64], order: usize) -> u64 {
-    let orders = by_order.iter().take(ORDERS_MAX).enumerate().skip(order);
-    orders.fold(0, |sum, (order, blocks)| sum.saturating_add(blocks.saturating_mul(1 << order)))
 }
 
 /// Base pages that are free in blocks smaller than 2 MiB among movable pages, of the first table of `/proc/pagetypeinfo`;
@@ -223,7 +199,7 @@ fn blocks(types: &str, node: u32) -> Option<Blocks> {
     let names: Vec<&str> = header.split_whitespace().collect();
     let mut sum = Blocks::default();
     for line in lines {
-        let Some((number, counts)) = free_of_zone(line) else { continue };
+        let Some((number, counts)) = zone(line) else { continue };
         for (name, count) in names.iter().zip(counts).filter(|_| number == node) {
             let into = match *name {
                 "Movable" | "CMA" => &mut sum.movable,

@@ -20,6 +20,7 @@ use clap::Args;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
 use wideleaf_memory::host::{Advice, HostError};
+use wideleaf_memory::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
 use wideleaf_memory::{Host as _, LinuxHost};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Hva, PageSize};
@@ -235,17 +236,7 @@ fn huge_blocks(host: &LinuxHost, address: Hva, blocks: usize) -> Result<Vec<bool
 
 /// Free blocks of 2 MiB of this machine.
 pub(super) fn free_blocks_now() -> u64 {
-    free_blocks(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default())
-}
-
-/// By `/proc/buddyinfo` (proc(5)): a column for each order from 0 on, 9 being 2 MiB.
-fn free_blocks(buddyinfo: &str) -> u64 {
-    const ORDER: usize = BLOCK.ilog2() as usize - PAGE.ilog2() as usize;
-    let of_line = |line: &str| {
-        let counts = line.split_once("zone")?.1.split_whitespace().skip(1).map(|n| n.parse::<u64>().unwrap_or(0));
-        Some(counts.enumerate().skip(ORDER).map(|(order, count)| count << (order - ORDER)).sum::<u64>())
-    };
-    buddyinfo.lines().filter_map(of_line).sum()
+    free_huge_pages(&fs::read_to_string(BUDDYINFO).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -270,13 +261,6 @@ mod tests {
         let mut entry = [0; 8];
         File::open("/proc/self/pagemap").ok()?.read_exact_at(&mut entry, address / PAGE as u64 * 8).ok()?;
         Some(u64::from_ne_bytes(entry) & ((1 << 55) - 1)).filter(|frame| *frame != 0)
-    }
-
-    #[test]
-    fn whole_blocks_are_counted_from_their_order_on() {
-        let two = "Node 0, zone   DMA32  3 2 4 2 5 4 4 4 5 3 10 \nNode 0, zone  Normal  9 9 9 9 9 9 9 9 9 1 0 \n";
-        assert_eq!(free_blocks(two), (3 + 2 * 10) + 1);
-        assert_eq!(free_blocks(""), 0);
     }
 
     #[test]
