@@ -60,7 +60,7 @@ pub enum WhyNot {
     UnderWay,
     /// Its pages are merged with equal ones (KSM).
     Merged,
-    /// It was tried, and the kernel refused.
+    /// It was tried, and the kernel refused; for want of a huge page, it or another window.
     BackingOff(Refusal),
     /// The budget was spent when the policy came to it, or before it would have chosen it.
     BudgetSpent,
@@ -191,7 +191,7 @@ impl fmt::Display for WhyNot {
 const fn of_refusal(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::NoHugePage => {
-            "no free huge page was to be had: the host's memory is short or fragmented; tried again within 10 s"
+            "no free huge page was to be had: the host's memory is short or fragmented; tried again when one is free, or within a minute"
         }
         Refusal::Busy => {
             "a page of it was locked, pinned or moving, or the limit of a cgroup was met: tried again within a second"

@@ -47,6 +47,7 @@ mod pacing;
 mod refills;
 mod report;
 mod sampling;
+mod scarcity;
 mod sensing;
 mod steering;
 mod switching;
@@ -61,6 +62,7 @@ use pacing::PULSE;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
+use scarcity::Scarcity;
 use steering::Steering;
 pub use switching::SwitchError;
 pub use thread::{Manager, ManagerError, PolicyAnswer, RestAnswer, Resting};
@@ -147,6 +149,7 @@ struct Means<'a> {
     vms: &'a [ManagedVm],
     should_stop: &'a AtomicBool,
     steering: &'a Steering,
+    scarcity: &'a Scarcity,
     panics: &'a Mutex<Vec<(VmId, Panicked)>>,
 }
 
@@ -169,11 +172,29 @@ impl Means<'_> {
             Ok(ActingOn { index, .. }) if self.steering.gate_state(&self.vms[index]) != GateState::Open => {
                 Performed::skipped(Skip::LeftAlone, self.host.now())
             }
-            Ok(ActingOn { index, is_held, .. }) => {
-                let hand = hands.get_mut(index).and_then(Option::as_mut);
-                perform_claimed(self.host, &self.vms[index], hand, begun.planned.action, is_held)
-            }
+            Ok(acting_on) if begun.is_copy() => self.promote(begun, acting_on, hands),
+            Ok(acting_on) => self.perform(begun, acting_on, hands),
         }
+    }
+
+    /// Acts, if the host may have a huge page for it.
+    fn promote(&self, begun: &Begun<'_>, acting_on: ActingOn, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
+        let Some(grounds) = self.scarcity.may_ask(self.host) else {
+            return Performed::skipped(Skip::NoHugePage, self.host.now());
+        };
+        let performed = self.perform(begun, acting_on, hands);
+        self.scarcity.learn(self.host, grounds, performed.result);
+        performed
+    }
+
+    fn perform(
+        &self,
+        begun: &Begun<'_>,
+        ActingOn { index, is_held, .. }: ActingOn,
+        hands: &mut [Option<SwapHand<'_>>],
+    ) -> Performed {
+        let hand = hands.get_mut(index).and_then(Option::as_mut);
+        perform_claimed(self.host, &self.vms[index], hand, begun.planned.action, is_held)
     }
 }
 
@@ -236,6 +257,8 @@ pub struct ManagerLoop {
     shortage: Watermark,
     /// By VM in the order given: from which window on it is looked again at what was given back.
     given_back_from: Vec<WindowIndex>,
+    /// Whether the host has huge pages.
+    scarcity: Scarcity,
     /// Whether the policy ever promotes.
     promotes: bool,
     steering: Arc<Steering>,
@@ -292,6 +315,7 @@ impl ManagerLoop {
             failing: BTreeSet::new(),
             shortage: shortage(config.given_back),
             given_back_from: vec![WindowIndex::new(0); vms.len()],
+            scarcity: Scarcity::default(),
             promotes: policy.promotes(),
             began_with: policy.name(),
             steering: Arc::default(),
@@ -350,6 +374,7 @@ impl ManagerLoop {
             self.budget.set_limits(limits);
         }
         self.budget.refill(began_at);
+        self.scarcity.begin_tick();
         self.ask_gates();
         let is_giant_over = self.finish_giant();
         self.finish_samples();
@@ -489,8 +514,8 @@ impl ManagerLoop {
     }
 
     fn means(&self) -> Means<'_> {
-        let ManagerLoop { host, vms, should_stop, steering, panics, .. } = self;
-        Means { host: host.as_ref(), vms, should_stop, steering, panics }
+        let ManagerLoop { host, vms, should_stop, steering, scarcity, panics, .. } = self;
+        Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics }
     }
 
     fn leave_alone_what_panicked(&mut self) {
@@ -513,8 +538,8 @@ impl ManagerLoop {
 
     /// Copies windows, each thread the next that is left.
     fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, swaps, should_stop, steering, config, panics, .. } = self;
-        let means = Means { host: host.as_ref(), vms, should_stop, steering, panics };
+        let ManagerLoop { host, vms, swaps, should_stop, steering, scarcity, config, panics, .. } = self;
+        let means = Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics };
         let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();

@@ -243,7 +243,7 @@ fn each_window_that_is_not_huge_has_one_reason() {
     let host = host();
     host.make_present(RAM_AT, mib(2), true);
     host.make_absent(RAM_AT + mib(2), mib(2));
-    host.fail_advice(Advice::Collapse, libc::ENOMEM, 1);
+    host.fail_advice(Advice::Collapse, libc::EBUSY, 1);
     let limits = BudgetLimits { copy_per_second: mib(2), ..plenty().limits };
     let config = ManagerConfig { limits, ..plenty() };
     let vms = vec![of_kind(BackingKind::Anon)];
@@ -251,7 +251,7 @@ fn each_window_that_is_not_huge_has_one_reason() {
     work.tick();
     let expected = BTreeMap::from([
         (WhyNot::NeverTouched, 1),
-        (WhyNot::BackingOff(Refusal::NoHugePage), 1),
+        (WhyNot::BackingOff(Refusal::Busy), 1),
         (WhyNot::BudgetSpent, WINDOWS - 3),
     ]);
     assert_eq!(why_not(&work.live()), expected);

@@ -151,7 +151,7 @@ fn a_loop_that_rests_does_nothing_and_then_knows_nothing_of_the_guest_before() {
     // Its time stands still: a window that is to be left alone for a while is so for ever.
     let host = Arc::<FakeHost>::default();
     let vms = vec![vm(&host)];
-    host.fail_advice(Advice::Collapse, libc::ENOMEM, WINDOWS);
+    host.fail_advice(Advice::Collapse, libc::EBUSY, WINDOWS);
     let manager = Manager::spawn(host.clone(), vms, named("greedy"), ManagerConfig::default()).unwrap();
     manager.activate();
     let tick = |after: u64| while manager.live().ticks < after {};

@@ -73,7 +73,7 @@ fn recorded(host: &Arc<FakeHost>, disk: &Disk) -> ManagerLoop {
 #[test]
 fn a_recording_says_what_was_seen_planned_and_done() {
     let (host, disk) = (host(), Disk::with_room(usize::MAX));
-    host.fail_advice(Advice::Collapse, libc::ENOMEM, 1);
+    host.fail_advice(Advice::Collapse, libc::EBUSY, 1);
     let mut work = recorded(&host, &disk);
     work.tick();
     let report = work.finish();
@@ -104,7 +104,7 @@ fn a_recording_says_what_was_seen_planned_and_done() {
         })
         .collect();
     assert!(outcomes.iter().all(|recorded| recorded.mechanism == "collapse"));
-    assert_eq!(outcomes[0].outcome.result, OutcomeResult::Refused(Refusal::NoHugePage));
+    assert_eq!(outcomes[0].outcome.result, OutcomeResult::Refused(Refusal::Busy));
     let Outcome { action, result, cost, .. } = outcomes[1].outcome;
     assert_eq!((action.window(), result, cost.copied), (WindowIndex::new(1), OutcomeResult::Done, mib(2)));
     assert_eq!(cost.cpu, COLLAPSE_TIME);

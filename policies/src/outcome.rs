@@ -69,6 +69,8 @@ pub enum Skip {
     NoMechanism,
     /// The window backs off after a refusal.
     BackingOff,
+    /// The host had no huge page when it was asked last, and no block that would be one has become free since.
+    NoHugePage,
     /// A giant is being moved: this one, or another, and they are moved one at a time.
     GiantUnderWay,
     /// Pages are absent from the window that the guest gave back on purpose, and a large page would bring them back.
@@ -99,6 +101,7 @@ impl OutcomeResult {
             OutcomeResult::Skipped(Skip::NotResident) => "skipped_not_resident",
             OutcomeResult::Skipped(Skip::NoMechanism) => "skipped_no_mechanism",
             OutcomeResult::Skipped(Skip::BackingOff) => "skipped_backing_off",
+            OutcomeResult::Skipped(Skip::NoHugePage) => "skipped_no_huge_page",
             OutcomeResult::Skipped(Skip::GiantUnderWay) => "skipped_giant_under_way",
             OutcomeResult::Skipped(Skip::Hole) => "skipped_hole",
             OutcomeResult::Skipped(Skip::GivenBack) => "skipped_given_back",

@@ -83,7 +83,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// Every result, in the order of their numbers in a recording. New ones go to the end.
-const RESULTS: [OutcomeResult; 19] = [
+const RESULTS: [OutcomeResult; 20] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -103,6 +103,7 @@ const RESULTS: [OutcomeResult; 19] = [
     OutcomeResult::Skipped(Skip::Hole),
     OutcomeResult::Skipped(Skip::LeftAlone),
     OutcomeResult::Skipped(Skip::GivenBack),
+    OutcomeResult::Skipped(Skip::NoHugePage),
 ];
 
 /// What a recording is of.

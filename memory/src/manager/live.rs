@@ -8,7 +8,7 @@
 //!   others            look            (still looking at the first: theirs to keep)
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use hdrhistogram::Histogram;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, BudgetLimits, Bytes, Moment, OutcomeResult, PageSize, Snapshot, VmId, VmSnapshot, WindowIndex,
+    Action, Backing, BudgetLimits, Bytes, Moment, OutcomeResult, PageSize, Refusal, Skip, Snapshot, VmId, VmSnapshot,
+    WindowIndex,
 };
 
 use super::acting::{Mechanism, Performed};
@@ -115,6 +116,8 @@ pub(super) struct Publisher {
     unavailable_ns: Arc<Histogram<u64>>,
     /// Windows that became large at this tick: VM (in the order given) and row.
     promoted: Vec<(usize, usize)>,
+    /// By VM: a window was left as it is at this tick, because the host has no huge page.
+    short_of_pages: BTreeSet<VmId>,
 }
 
 impl Publisher {
@@ -145,7 +148,13 @@ impl Publisher {
             latest: VecDeque::new(),
         };
         let slot = Arc::new(Mutex::new(Arc::new(nothing)));
-        Publisher { slot, latest: VecDeque::new(), unavailable_ns, promoted: Vec::new() }
+        Publisher {
+            slot,
+            latest: VecDeque::new(),
+            unavailable_ns,
+            promoted: Vec::new(),
+            short_of_pages: BTreeSet::new(),
+        }
     }
 
     /// Where it is published.
@@ -156,6 +165,9 @@ impl Publisher {
     /// Remembers an action, if it was tried. `place`: VM and row of a window, where it was one.
     pub fn performed(&mut self, action: Action, performed: &Performed, place: Option<(usize, usize)>) {
         let Performed { mechanism, result, at, unavailable, .. } = *performed;
+        if result == OutcomeResult::Skipped(Skip::NoHugePage) {
+            self.short_of_pages.insert(action.vm());
+        }
         if mechanism == Mechanism::None {
             return;
         }
@@ -215,10 +227,16 @@ impl ManagerLoop {
             unanswered: report.unanswered.clone(),
             latest: self.publisher.latest.clone(),
         };
+        self.publisher.short_of_pages.clear();
         *self.publisher.slot.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
     }
 
     fn live_vm(&self, index: usize, rows: &VmSnapshot, budget_refusals: u64) -> LiveVm {
+        let otherwise = match (self.publisher.short_of_pages.contains(&rows.vm), budget_refusals) {
+            (true, _) => WhyNot::BackingOff(Refusal::NoHugePage),
+            (false, 0) => WhyNot::NotChosen,
+            (false, _) => WhyNot::BudgetSpent,
+        };
         let explainer = Explainer {
             rows,
             states: &self.states[index],
@@ -226,7 +244,7 @@ impl ManagerLoop {
             now: self.host.now(),
             of_vm: self.why_none_of(index),
             keeps_holes: self.vms[index].keeps_holes(),
-            otherwise: if budget_refusals > 0 { WhyNot::BudgetSpent } else { WhyNot::NotChosen },
+            otherwise,
         };
         LiveVm {
             vm: rows.vm,
