@@ -183,7 +183,7 @@ impl Means<'_> {
             return Performed::skipped(Skip::NoHugePage, self.host.now());
         };
         let performed = self.perform(begun, acting_on, hands);
-        self.scarcity.learn(self.host, grounds, performed.result);
+        self.scarcity.learn(self.host, grounds, performed.result, performed.cost.cpu);
         performed
     }
 

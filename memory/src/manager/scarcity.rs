@@ -4,12 +4,13 @@
 //! ```text
 //!           no huge page to be had
 //!   Plenty ───────────────────────▶ Scarce   asked for as many windows as blocks of 2 MiB have become free since,
-//!     ▲                               │      and once in a while for one all the same: after 1 s, 2 s, … 60 s
-//!     └─── that one had its page: ────┘
+//!     ▲                               │      and once in a while for one all the same: after 500 times what
+//!     └─── that one had its page: ────┘      the question took, twice that, … a minute
 //!          compaction makes some
 //! ```
 //!
-//! khugepaged waits too, a minute after each failure (`alloc_sleep_millisecs`, Documentation/admin-guide/mm/transhuge.rst).
+//! khugepaged waits too, a minute after each failure (`alloc_sleep_millisecs`, Documentation/admin-guide/mm/transhuge.rst). What a question
+//! takes depends on the kernel: one that has just compacted in vain says no at once, for a while (mm/compaction.c, `defer_compaction`).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,8 +20,9 @@ use wideleaf_policies::{Moment, OutcomeResult, Refusal};
 use crate::host::Host;
 use crate::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
 
-/// The wait after the first refusal: it doubles with each.
-const PAUSE_FIRST: Duration = Duration::from_secs(1);
+/// The wait after the first refusal, in times of the CPU time it took: 0.2 % of a core go into such questions at most. It doubles with each.
+const PAUSE_TIMES: u32 = 500;
+const PAUSE_SHORTEST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
 /// Shared by the threads that copy.
@@ -30,8 +32,8 @@ pub(super) struct Scarcity(Mutex<Option<Scarce>>);
 /// What is known of a host that had no huge page.
 #[derive(Clone, Copy, Debug)]
 struct Scarce {
-    /// Times it was asked in spite of that, in vain.
-    refusals: u32,
+    /// From one attempt to the next.
+    pause: Duration,
     /// When it is asked in spite of that.
     next_attempt: Moment,
     /// Huge pages in free blocks that were not to be had: the kernel's reserves, or those of another node.
@@ -67,20 +69,16 @@ impl Scarcity {
         }
     }
 
-    /// What came of it.
-    pub fn learn(&self, host: &dyn Host, grounds: Grounds, result: OutcomeResult) {
+    /// What came of it, in that much time of a CPU.
+    pub fn learn(&self, host: &dyn Host, grounds: Grounds, result: OutcomeResult, cpu: Duration) {
         let mut state = self.lock();
         match (result, grounds) {
             (OutcomeResult::Refused(Refusal::NoHugePage), _) => {
-                // Several threads may have asked before the first of them was refused.
-                let refusals_before = state.map_or(0, |scarce| scarce.refusals);
-                let refusals = if grounds == Grounds::Plenty { 1 } else { refusals_before + 1 };
-                *state = Some(Scarce {
-                    refusals,
-                    next_attempt: host.now() + pause_after(refusals),
-                    kept: free_now(host),
-                    left: Some(0),
-                });
+                // Several threads may have asked before the first of them was refused: theirs are one refusal.
+                let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
+                let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
+                let next_attempt = host.now() + pause;
+                *state = Some(Scarce { pause, next_attempt, kept: free_now(host), left: Some(0) });
             }
             (OutcomeResult::Done, Grounds::Attempt) => *state = None,
             _ => {}
@@ -108,14 +106,10 @@ impl Scarce {
         let is_due = now >= self.next_attempt;
         if is_due {
             // Whatever becomes of this one, the next one waits.
-            self.next_attempt = now + pause_after(self.refusals);
+            self.next_attempt = now + self.pause;
         }
         is_due.then_some(Grounds::Attempt)
     }
-}
-
-fn pause_after(refusals: u32) -> Duration {
-    PAUSE_FIRST.saturating_mul(1 << (refusals.saturating_sub(1)).min(16)).min(PAUSE_LONGEST)
 }
 
 /// None where the kernel does not say.
@@ -130,6 +124,9 @@ mod tests {
 
     const NO: OutcomeResult = OutcomeResult::Refused(Refusal::NoHugePage);
 
+    /// A question that takes so little that the wait is the shortest.
+    const CHEAP: Duration = Duration::from_millis(1);
+
     fn set_free(host: &FakeHost, huge_pages: u64) {
         host.set_text(BUDDYINFO, &format!("Node 0, zone Normal 9 9 9 9 9 9 9 9 9 {huge_pages} 0\n"));
     }
@@ -139,7 +136,7 @@ mod tests {
         let (host, scarcity) = (FakeHost::default(), Scarcity::default());
         set_free(&host, kept);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
-        scarcity.learn(&host, Grounds::Plenty, NO);
+        scarcity.learn(&host, Grounds::Plenty, NO, CHEAP);
         (host, scarcity)
     }
 
@@ -148,7 +145,7 @@ mod tests {
         let (host, scarcity) = (FakeHost::default(), Scarcity::default());
         for result in [OutcomeResult::Done, OutcomeResult::Refused(Refusal::Busy)] {
             assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
-            scarcity.learn(&host, Grounds::Plenty, result);
+            scarcity.learn(&host, Grounds::Plenty, result, CHEAP);
         }
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
         assert_eq!(host.calls(), 0, "and nothing is looked at");
@@ -167,7 +164,7 @@ mod tests {
         );
         // They were had, and one of those that the kernel kept: it has fewer to keep now.
         set_free(&host, 2);
-        scarcity.learn(&host, Grounds::FreeBlock, OutcomeResult::Done);
+        scarcity.learn(&host, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
         scarcity.begin_tick();
         assert_eq!(scarcity.may_ask(&host), None);
         set_free(&host, 3);
@@ -181,7 +178,7 @@ mod tests {
         set_free(&host, 7);
         scarcity.begin_tick();
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::FreeBlock));
-        scarcity.learn(&host, Grounds::FreeBlock, NO);
+        scarcity.learn(&host, Grounds::FreeBlock, NO, CHEAP);
         for _ in 0..3 {
             assert_eq!(scarcity.may_ask(&host), None);
             scarcity.begin_tick();
@@ -195,7 +192,7 @@ mod tests {
         for second in 0..200 {
             if let Some(grounds) = scarcity.may_ask(&host) {
                 assert_eq!((grounds, scarcity.may_ask(&host)), (Grounds::Attempt, None), "one at a time");
-                scarcity.learn(&host, grounds, NO);
+                scarcity.learn(&host, grounds, NO, CHEAP);
                 asked_at.push(second);
             }
             scarcity.begin_tick();
@@ -205,30 +202,42 @@ mod tests {
     }
 
     #[test]
+    fn the_dearer_a_question_the_longer_the_wait_and_a_minute_at_most() {
+        for (cpu_ms, second_attempt) in [(20, 10), (40, 20), (1000, 60)] {
+            let (host, scarcity) = (FakeHost::default(), Scarcity::default());
+            scarcity.learn(&host, Grounds::Plenty, NO, Duration::from_millis(cpu_ms));
+            host.sleep(Duration::from_millis(second_attempt * 1000 - 1));
+            assert_eq!(scarcity.may_ask(&host), None, "{cpu_ms} ms");
+            host.sleep(Duration::from_millis(1));
+            assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt), "{cpu_ms} ms");
+        }
+    }
+
+    #[test]
     fn an_attempt_that_was_not_made_is_not_repeated_at_once_and_no_refusal() {
         let (host, scarcity) = scarce(0);
-        host.sleep(PAUSE_FIRST);
+        host.sleep(PAUSE_SHORTEST);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
-        scarcity.learn(&host, Grounds::Attempt, OutcomeResult::Refused(Refusal::Busy));
+        scarcity.learn(&host, Grounds::Attempt, OutcomeResult::Refused(Refusal::Busy), CHEAP);
         assert_eq!(scarcity.may_ask(&host), None);
-        host.sleep(PAUSE_FIRST);
+        host.sleep(PAUSE_SHORTEST);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
     }
 
     #[test]
     fn when_compaction_makes_pages_again_nothing_is_held_back() {
         let (host, scarcity) = scarce(0);
-        host.sleep(PAUSE_FIRST);
+        host.sleep(PAUSE_SHORTEST);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
-        scarcity.learn(&host, Grounds::Attempt, OutcomeResult::Done);
+        scarcity.learn(&host, Grounds::Attempt, OutcomeResult::Done, CHEAP);
         assert_eq!([(); 2].map(|()| scarcity.may_ask(&host)), [Some(Grounds::Plenty); 2]);
     }
 
     #[test]
     fn threads_that_were_refused_together_wait_as_for_one() {
         let (host, scarcity) = scarce(0);
-        (0..8).for_each(|_| scarcity.learn(&host, Grounds::Plenty, NO));
-        host.sleep(PAUSE_FIRST);
+        (0..8).for_each(|_| scarcity.learn(&host, Grounds::Plenty, NO, CHEAP));
+        host.sleep(PAUSE_SHORTEST);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
     }
 }
