@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::report::Report;
+use wideleaf_experiments::results::Results;
 use wideleaf_experiments::{catalogue, compare, schedule};
 
 use crate::args::parse_timeout;
@@ -97,7 +98,7 @@ pub struct RunExperimentArgs {
     pub cases: Vec<String>,
 
     /// Begin no round that would end later than this: a number with s, m or h behind it [default: the experiment's own, where it has one
-    /// and no --rounds are asked for]
+    /// and no --rounds are asked for, less what the results of --resume have taken]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub budget: Option<Duration>,
 
@@ -158,9 +159,6 @@ pub struct EvidenceArgs {
     pub folder: PathBuf,
 }
 
-/// No round is begun that would end later: who runs this for somebody else has a quarter of an hour.
-const EVIDENCE_BUDGET: Duration = Duration::from_secs(15 * 60);
-
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -195,10 +193,11 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let format = Some(ReportFormat::Table);
     let rendering = Rendering::open(&RenderArgs { format, html: args.html.clone(), ..RenderArgs::default() })?;
     let interrupts = Interrupts::install()?;
+    let mut experiment = known.define(&host::facts());
+    let own_rounds = experiment.rounds;
     let mut store = match &args.resume {
         Some(file) => Store::resume(file, known.name())?,
         None => {
-            let mut experiment = known.define(&host::facts());
             experiment.rounds = args.rounds.unwrap_or(experiment.rounds);
             keep_cases(&mut experiment, &args.cases)?;
             if let Some(program) = &args.against {
@@ -210,8 +209,10 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
             Store::create(args.output.as_deref(), experiment)?
         }
     };
-    let is_own_length = args.budget.is_none() && args.rounds.is_none() && args.resume.is_none();
-    let own_budget = known.budget().filter(|_| is_own_length);
+    let Results { experiment, elapsed_s, .. } = store.results();
+    let is_own_length = args.budget.is_none() && args.rounds.is_none() && experiment.rounds == own_rounds;
+    let before = Duration::try_from_secs_f64(*elapsed_s).unwrap_or_default();
+    let own_budget = known.budget().filter(|_| is_own_length).map(|budget| budget.saturating_sub(before));
     let budget = args.budget.or(own_budget);
     let ended = Runner { store: &mut store, budget, interrupts: &interrupts }.run();
     let ended = ended.and_then(|()| if own_budget.is_some() { store.complete() } else { Ok(()) });
@@ -266,7 +267,7 @@ fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
         name: "evidence".into(),
         rounds: None,
         cases: vec![],
-        budget: Some(EVIDENCE_BUDGET),
+        budget: None,
         output,
         resume,
         html: Some(html),

@@ -7,6 +7,8 @@
 //! | a guest that began on base pages gets there while it runs | arm promoted |
 //! | the walks that the CPU itself counts | predicted, where there is a PMU |
 
+use std::time::Duration;
+
 use crate::catalogue::Catalogued;
 use crate::catalogue::two_dimensional::absence;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
@@ -27,7 +29,10 @@ const ARMS: [(&str, &str); 6] = [
     ("predicted", "what 2 MiB pages should save a process, from its accesses and the CPU's counters, and what they do"),
 ];
 const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
-const ROUNDS: u32 = 6;
+/// A minute of a quarter of an hour is for the last round, which may take longer than the ones before.
+const BUDGET: Duration = Duration::from_secs(14 * 60);
+/// More than fit on most machines.
+const ROUNDS: u32 = 20;
 const GUPS: [&str; 3] = ["gups", "--cmdline", "log2_words=26 seconds=1"];
 const RAM: [&str; 2] = ["--memory", "1G"];
 const RAM_MIB: u64 = 1024;
@@ -43,6 +48,10 @@ impl Catalogued for Evidence {
 
     fn summary(&self) -> &'static str {
         "the headline claims on hardware with EPT or NPT, to be sent back: `wideleaf experiment evidence`"
+    }
+
+    fn budget(&self) -> Option<Duration> {
+        Some(BUDGET)
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
