@@ -107,6 +107,22 @@ fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() 
     assert!(made >= 3 && made.is_multiple_of(3), "whole rounds, not {made} runs");
 }
 
+#[test]
+fn an_experiment_with_a_time_of_its_own_is_whole_when_that_is_over_whoever_interrupted_it() {
+    let scratch = Scratch::new();
+    let file = scratch.path("quick.json");
+    scratch.wideleaf(&[&SHORT[..], &["--budget=4s", "--output=quick.json"]].concat()).assert().code(0);
+    let mut before = results(&file);
+    assert_eq!(before["is_complete"], false);
+    before["elapsed_s"] = serde_json::json!(1000.0);
+    fs::write(&file, before.to_string()).unwrap();
+    let resumed = scratch.wideleaf(&["experiment", "run", "quick", "--resume=quick.json"]).assert().code(0);
+    let text = String::from_utf8(resumed.get_output().stdout.clone()).unwrap();
+    assert!(!text.contains("This is not all of it"), "{text}");
+    let after = results(&file);
+    assert_eq!((&after["runs"], &after["is_complete"]), (&before["runs"], &Value::Bool(true)));
+}
+
 /// A file system of 64 KiB: a few runs fit, twice over while the file is exchanged, a hundred do not.
 struct Small(std::path::PathBuf);
 
