@@ -178,47 +178,45 @@ impl ChosenWalkCost {
     pub fn read(root: &Path) -> ChosenWalkCost {
         let file = root.join(SAVED_AT);
         let cpu = CpuModel::read(root);
-        let note = match read(&file, &cpu, || detect_paging(&root.join("sys")).map_err(|error| error.to_string())) {
-            Ok((saved, cost)) => {
-                let source = WalkCostSource::Measured { cells: saved.measured(), file };
-                return ChosenWalkCost { cost, source, note: None };
-            }
-            Err(SavedError::Absent) => None,
-            Err(error) => Some(format!("{} is not used: {error}", file.display())),
+        let paging = detect_paging(&root.join("sys")).map_err(|error| error.to_string());
+        let of_kind = || match cpu.kind() {
+            Some(kind) => (kind.walk_cost(), WalkCostSource::Kind(kind.name)),
+            None => (WalkCost::PRIOR, WalkCostSource::Prior),
         };
-        match cpu.kind() {
-            Some(kind) => ChosenWalkCost { cost: kind.walk_cost(), source: WalkCostSource::Kind(kind.name), note },
-            None => ChosenWalkCost { cost: WalkCost::PRIOR, source: WalkCostSource::Prior, note },
-        }
+        let ((cost, source), note) = match read(&file, &cpu, paging.as_ref().map_err(String::as_str)) {
+            Ok((saved, cost)) => ((cost, WalkCostSource::Measured { cells: saved.measured(), file }), None),
+            Err(SavedError::Absent) => (of_kind(), None),
+            Err(error) => (of_kind(), Some(format!("{} is not used: {error}", file.display()))),
+        };
+        let cost = if paging == Ok(Paging::Shadow) { cost.under_shadow_paging() } else { cost };
+        ChosenWalkCost { cost, source, note }
     }
 }
 
-/// One line: what a miss of base pages costs, and where that is from.
+/// One line: what a miss of base pages costs, where that is from, and where no host page saves any of it.
 impl std::fmt::Display for ChosenWalkCost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         use wideleaf_policies::PageSize::Base4K;
         write!(f, "{} cycles a TLB miss at 4k over 4k, ", self.cost.per_miss(Base4K, Base4K))?;
         match &self.source {
             WalkCostSource::Measured { cells, file } => {
-                write!(f, "measured here ({cells} of 9 cells, {})", file.display())
+                write!(f, "measured here ({cells} of 9 cells, {})", file.display())?;
             }
-            WalkCostSource::Kind(name) => write!(f, "a figure for {name}"),
+            WalkCostSource::Kind(name) => write!(f, "a figure for {name}")?,
             WalkCostSource::Prior => {
-                f.write_str("an assumption: nobody measured this CPU (`wideleaf tlbcost --save` does)")
+                f.write_str("an assumption: nobody measured this CPU (`wideleaf tlbcost --save` does)")?;
             }
         }
+        f.write_str(if self.cost.is_shadowed() {
+            "; under shadow paging, none saved where the guest maps 4k"
+        } else {
+            ""
+        })
     }
 }
 
-/// Reads a measurement of this CPU under this paging, which is asked for only where there is a file.
-///
-/// # Errors
-/// [`SavedError`].
-pub fn read(
-    file: &Path,
-    cpu: &CpuModel,
-    paging: impl FnOnce() -> Result<Paging, String>,
-) -> Result<(SavedWalkCost, WalkCost), SavedError> {
+/// Reads a measurement of this CPU under this paging; why that is not known, where it is not.
+fn read(file: &Path, cpu: &CpuModel, paging: Result<&Paging, &str>) -> Result<(SavedWalkCost, WalkCost), SavedError> {
     let opened = File::open(file).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => SavedError::Absent,
         _ => SavedError::Io(error),
@@ -237,10 +235,10 @@ pub fn read(
         return Err(SavedError::OtherCpu { measured: name(&saved.cpu), here: name(cpu) });
     }
     let measured = saved.paging.clone();
-    match paging() {
+    match paging {
         Ok(here) if here.name() == measured => {}
         Ok(here) => return Err(SavedError::OtherPaging { measured, here: here.name() }),
-        Err(why) => return Err(SavedError::UnknownPaging { measured, why }),
+        Err(why) => return Err(SavedError::UnknownPaging { measured, why: why.to_owned() }),
     }
     let cost = WalkCost::measured(&saved.cycles, saved.cycles_per_microsecond).ok_or(SavedError::NoCost)?;
     Ok((saved, cost))
@@ -342,6 +340,21 @@ mod tests {
         let chosen = ChosenWalkCost::read(switched_off.path());
         assert!(chosen.note.is_some_and(|note| note.contains("\"npt\" paging, and KVM uses shadow here")));
         assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
+    }
+
+    #[test]
+    fn where_kvm_shadows_the_guests_tables_every_table_says_so() {
+        for saved in [None, Some(saved(GENOA, 55).replace("\"npt\"", "\"shadow\""))] {
+            let root = machine(GENOA, saved.as_deref());
+            assert!(!ChosenWalkCost::read(root.path()).cost.is_shadowed());
+            fs::write(root.path().join(NPT), "N\n").expect("a file can be written");
+            let chosen = ChosenWalkCost::read(root.path());
+            assert!(chosen.cost.is_shadowed() && chosen.note.is_none(), "{chosen:?}");
+            assert!(
+                chosen.to_string().ends_with("; under shadow paging, none saved where the guest maps 4k"),
+                "{chosen}"
+            );
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use wideleaf_policies::policy::{POLICIES, PolicyInfo, RamStart};
 use wideleaf_policies::units::{gib, kib, mib};
+use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
     AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, Moment, Outcome,
     OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Reservations, Snapshot, VmId,
@@ -591,6 +592,24 @@ fn auto_without_samples_promotes_nearly_full_windows_the_guest_maps() {
     let guests = [GuestMapping::Unknown, GuestMapping::Huge2M, GuestMapping::Unmapped, GuestMapping::Base4K];
     let snapshot = of(vec![vm_with(0, "nnnm", |at, row| row.guest_mapping = guests[at])]);
     assert_eq!(Desk::new("auto").promotions(&snapshot, seconds(0)), [(0, 1), (0, 0)]);
+}
+
+/// A full window and a hot one for each mapping of the guest: no promotion where shadow tables keep the guest's base pages as they are.
+#[test]
+fn auto_under_shadow_paging_promotes_nothing_that_the_guest_maps_with_base_pages() {
+    let guests = [GuestMapping::Base4K, GuestMapping::Huge2M, GuestMapping::Unknown, GuestMapping::Mixed];
+    let change = |at: usize, row: &mut WindowRow| (row.access, row.guest_mapping) = (samples(HOT), guests[at % 4]);
+    let snapshot = of(vec![vm_with(0, "ffffnnnn", change)]);
+    let promoted = |walk: WalkCost| {
+        let mut desk = Desk(PolicyChoice::parse("auto").expect("a policy").make_for(&walk));
+        desk.plan(&snapshot, seconds(0));
+        let mut windows: Vec<u64> =
+            desk.promotions(&snapshot, seconds(60)).into_iter().map(|(_, window)| window).collect();
+        windows.sort_unstable();
+        windows
+    };
+    assert_eq!(promoted(WalkCost::PRIOR), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(promoted(WalkCost::PRIOR.under_shadow_paging()), [1, 2, 3, 5, 6, 7]);
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub const CYCLES_MAX: u32 = 4_096;
 pub struct WalkCost {
     cycles: [[u32; 3]; 3],
     per_microsecond: u32,
+    is_shadowed: bool,
 }
 
 impl WalkCost {
@@ -43,7 +44,19 @@ impl WalkCost {
             cycles[guest][host] = at_least_one((base_over_base as u64 * part / all) as u32);
             cell += 1;
         }
-        WalkCost { cycles, per_microsecond }
+        WalkCost { cycles, per_microsecond, is_shadowed: false }
+    }
+
+    /// The same for guests whose tables KVM shadows. The CPU walks one table then, whose entries are the smaller page of the two: a larger
+    /// host page under base pages of the guest changes nothing in it.
+    #[must_use]
+    pub const fn under_shadow_paging(self) -> WalkCost {
+        WalkCost { is_shadowed: true, ..self }
+    }
+
+    /// Whether KVM shadows the guest's tables.
+    pub const fn is_shadowed(&self) -> bool {
+        self.is_shadowed
     }
 
     /// A table of what was measured. Cells that were not are as many references as they are, at what a reference cost on average in
@@ -89,7 +102,11 @@ impl WalkCost {
     /// smaller page of the two; where promotion makes that one grow, the misses themselves go (511 of 512 of them), else
     /// only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages). Shorter by the references they no longer
     /// make, also where a measurement says less: it is made on tables that lie in a cache whole, where one entry more costs nothing.
+    /// Nothing where the guest is known to map base pages and its tables are shadowed.
     pub const fn saved_per_miss(&self, guest: GuestMapping, to: PageSize) -> u64 {
+        if self.is_shadowed && matches!(guest, GuestMapping::Base4K) {
+            return 0;
+        }
         let Some(guest) = guest_page(guest) else {
             return 0;
         };
@@ -106,15 +123,18 @@ impl WalkCost {
     }
 }
 
-/// `96,76,56,76,60,44,56,44,32@2000`: guest pages row by row, then cycles in a microsecond. What recordings keep.
+/// `96,76,56,76,60,44,56,44,32@2000`: guest pages row by row, then cycles in a microsecond, then `/shadow` where that is the paging. What
+/// recordings keep.
 impl fmt::Display for WalkCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, cycles) in self.cycles.iter().flatten().enumerate() {
             write!(f, "{}{cycles}", if index == 0 { "" } else { "," })?;
         }
-        write!(f, "@{}", self.per_microsecond)
+        write!(f, "@{}{}", self.per_microsecond, if self.is_shadowed { SHADOWED } else { "" })
     }
 }
+
+const SHADOWED: &str = "/shadow";
 
 /// A text that is no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +145,8 @@ impl FromStr for WalkCost {
     type Err = NoWalkCost;
 
     fn from_str(text: &str) -> Result<WalkCost, NoWalkCost> {
-        let (table, per_microsecond) = text.split_once('@').ok_or(NoWalkCost)?;
+        let (of_two, is_shadowed) = text.strip_suffix(SHADOWED).map_or((text, false), |of_two| (of_two, true));
+        let (table, per_microsecond) = of_two.split_once('@').ok_or(NoWalkCost)?;
         let mut numbers = table.split(',').map(|number| number.parse().map_err(|_| NoWalkCost));
         let mut cells: Cells = [[None; 3]; 3];
         for cell in cells.iter_mut().flatten() {
@@ -135,7 +156,8 @@ impl FromStr for WalkCost {
         if numbers.next().is_some() {
             Err(NoWalkCost)
         } else {
-            WalkCost::measured(&cells, per_microsecond).ok_or(NoWalkCost)
+            let cost = WalkCost::measured(&cells, per_microsecond).ok_or(NoWalkCost)?;
+            Ok(if is_shadowed { cost.under_shadow_paging() } else { cost })
         }
     }
 }
@@ -240,6 +262,16 @@ mod tests {
     }
 
     #[test]
+    fn under_shadow_paging_nothing_is_saved_where_the_guest_maps_base_pages() {
+        let saved = |cost: WalkCost, guest| cost.saved_per_miss(guest, PageSize::Huge2M);
+        let shadowed = WalkCost::PRIOR.under_shadow_paging();
+        assert_eq!(saved(shadowed, GuestMapping::Base4K), 0);
+        for guest in [GuestMapping::Unknown, GuestMapping::Mixed, GuestMapping::Huge2M, GuestMapping::Giant1G] {
+            assert_eq!(saved(shadowed, guest), saved(WalkCost::PRIOR, guest), "{guest:?}");
+        }
+    }
+
+    #[test]
     fn measured_cells_stay_and_the_others_follow_by_their_references() {
         // 4K over 4K 240 and 2M over 2M 60 cycles: 300 of 24 + 15 references, 7.7 each.
         let cells = [[Some(240), None, None], [None, Some(60), None], [None; 3]];
@@ -266,8 +298,19 @@ mod tests {
         let text = "96,76,56,76,60,44,56,44,32@2000";
         assert_eq!(alloc::format!("{}", WalkCost::PRIOR), text);
         assert_eq!(text.parse(), Ok(WalkCost::PRIOR));
-        for wrong in ["", "@2000", "1,2,3@2000", "96,76,56,76,60,44,56,44,32,1@2000", "96,76,56,76,60,44,56,44,0@2000"]
-        {
+        let shadowed = alloc::format!("{}", WalkCost::PRIOR.under_shadow_paging());
+        assert_eq!(
+            (shadowed.as_str(), shadowed.parse()),
+            ("96,76,56,76,60,44,56,44,32@2000/shadow", Ok(WalkCost::PRIOR.under_shadow_paging()))
+        );
+        for wrong in [
+            "",
+            "/shadow",
+            "@2000",
+            "1,2,3@2000",
+            "96,76,56,76,60,44,56,44,32,1@2000",
+            "96,76,56,76,60,44,56,44,0@2000",
+        ] {
             assert_eq!(wrong.parse::<WalkCost>(), Err(NoWalkCost), "{wrong}");
         }
     }
