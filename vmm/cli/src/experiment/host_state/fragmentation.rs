@@ -9,7 +9,11 @@
 //! Whoever reads the pipe needs that page where it is, so that compaction cannot move it (mm/migrate.c counts references). As many blocks as
 //! are to be left are set aside whole; then blocks are taken a chunk at a time until the kernel has none left, by compaction neither;
 //! then those aside are freed. What is held is one page of each block, a 512th of the free memory, and for a moment a chunk: memory is
-//! never short by it. All of it is in a child, so that the kernel gives it back however the experiment ends.
+//! never short by it. All of it is in a child, so that the kernel has it back however the experiment ends.
+//!
+//! Those pages are then free, and yet not all blocks are whole at once: the kernel keeps pages that are freed one by one on lists of each CPU
+//! (`pagesets` of `/proc/zoneinfo`; with 24 GiB as many as 10 000 of them), and `/proc/buddyinfo` has only what is merged. They are
+//! merged as that CPU's memory is used.
 
 use std::fs;
 use std::io::{self, IoSlice, PipeReader, PipeWriter};
