@@ -5,6 +5,8 @@
 //!   /var/lib/wideleaf/tlbcost.json ── of this CPU, under the paging that KVM uses here? ── yes ─▶ measured
 //!                 (`wideleaf tlbcost --save`)  └ no, note ─▶ /proc/cpuinfo in policies' FAMILIES? ─▶ that, or the prior
 //! ```
+//!
+//! Whichever it is, it knows whether KVM shadows the guests' tables: then no host page saves anything under base pages of the guest.
 
 use std::fs::File;
 use std::io::Read;
@@ -215,7 +217,7 @@ impl std::fmt::Display for ChosenWalkCost {
     }
 }
 
-/// Reads a measurement of this CPU under this paging; why that is not known, where it is not.
+/// Reads a measurement of this CPU under the paging that KVM uses here, or why nothing tells which that is.
 fn read(file: &Path, cpu: &CpuModel, paging: Result<&Paging, &str>) -> Result<(SavedWalkCost, WalkCost), SavedError> {
     let opened = File::open(file).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => SavedError::Absent,

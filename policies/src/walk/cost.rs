@@ -20,6 +20,9 @@ pub type Cells = [[Option<u32>; 3]; 3];
 /// No walk takes longer: four thousand cycles are 24 references that all miss every cache of a slow machine.
 pub const CYCLES_MAX: u32 = 4_096;
 
+/// Behind a table under shadow paging, where it is written.
+const SHADOWED: &str = "/shadow";
+
 /// What a miss costs by page sizes, and how many of the same cycles a microsecond has. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkCost {
@@ -134,8 +137,6 @@ impl fmt::Display for WalkCost {
     }
 }
 
-const SHADOWED: &str = "/shadow";
-
 /// A text that is no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoWalkCost;
@@ -145,8 +146,8 @@ impl FromStr for WalkCost {
     type Err = NoWalkCost;
 
     fn from_str(text: &str) -> Result<WalkCost, NoWalkCost> {
-        let (of_two, is_shadowed) = text.strip_suffix(SHADOWED).map_or((text, false), |of_two| (of_two, true));
-        let (table, per_microsecond) = of_two.split_once('@').ok_or(NoWalkCost)?;
+        let (cost, is_shadowed) = text.strip_suffix(SHADOWED).map_or((text, false), |cost| (cost, true));
+        let (table, per_microsecond) = cost.split_once('@').ok_or(NoWalkCost)?;
         let mut numbers = table.split(',').map(|number| number.parse().map_err(|_| NoWalkCost));
         let mut cells: Cells = [[None; 3]; 3];
         for cell in cells.iter_mut().flatten() {

@@ -209,10 +209,9 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
             Store::create(args.output.as_deref(), experiment)?
         }
     };
-    let Results { experiment, elapsed_s, .. } = store.results();
-    let is_own_length = args.budget.is_none() && args.rounds.is_none() && experiment.rounds == own_rounds;
-    let before = Duration::try_from_secs_f64(*elapsed_s).unwrap_or_default();
-    let own_budget = known.budget().filter(|_| is_own_length).map(|budget| budget.saturating_sub(before));
+    let is_own_length = args.budget.is_none() && args.rounds.is_none();
+    let own_budget =
+        known.budget().filter(|_| is_own_length).and_then(|budget| left_of(budget, own_rounds, store.results()));
     let budget = args.budget.or(own_budget);
     let ended = Runner { store: &mut store, budget, interrupts: &interrupts }.run();
     let ended = ended.and_then(|()| if own_budget.is_some() { store.complete() } else { Ok(()) });
@@ -222,6 +221,13 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     rendering.put(&Report::of(store.results()))?;
     say(format_args!("results: {}", store.path().display()));
     Ok(())
+}
+
+/// What its results leave of an experiment's own time. `None` where they are of other rounds than its own: then whoever began it said how long
+/// it is.
+fn left_of(budget: Duration, own_rounds: u32, results: &Results) -> Option<Duration> {
+    let before = Duration::try_from_secs_f64(results.elapsed_s).unwrap_or_default();
+    (results.experiment.rounds == own_rounds).then(|| budget.saturating_sub(before))
 }
 
 /// Leaves only the cases of these names; all where none is named.

@@ -38,7 +38,7 @@ const GUPS: [&str; 3] = ["gups", "--cmdline", "log2_words=25 seconds=1"];
 const RAM: [&str; 2] = ["--memory", "1G"];
 const RAM_MIB: u64 = 1024;
 const GUPS_MIB: u64 = 256 + 64;
-/// A chase until three runs agree: 6 to 36 s under shadow paging.
+/// A chase until three runs agree: 6 to 36 s under shadow paging on a quiet machine, twice that on a busy one.
 const CHASE_S: f64 = 25.0;
 /// 5 to 8 s under shadow paging, where the first touch of memory is dear.
 const RUN_S: f64 = 4.0;
