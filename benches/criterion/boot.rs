@@ -2,6 +2,9 @@
 //! RAM, neither prefaulted. Not a criterion bench: they take turns, so that a machine that changes its speed
 //! changes it for all, and the median of the pairwise ratios is what counts.
 //!
+//! Two images: one of five instructions, which shows what the VMMs themselves take, and wideleaf's guest image. QEMU starts the second in ring 0,
+//! wideleaf in ring 3; where this host's KVM emulates ring 0, most of QEMU's time with it is that emulation, and no property of QEMU's.
+//!
 //! `cargo bench -p wideleaf-benches --bench boot -- [ROUNDS [PROGRAM]]`, after `cargo build --release -p wideleaf`. PROGRAM is another build
 //! of wideleaf, of an earlier revision for instance, which takes turns with the two.
 
@@ -13,6 +16,7 @@ use std::time::{Duration, Instant};
 use wideleaf_benches::beside_qemu::BesideQemu;
 use wideleaf_benches::experiment::{Arguments, Ended, run};
 use wideleaf_experiments::statistics::median;
+use wideleaf_guest_tests::tiny_guest::prints_one_byte;
 
 const ROUNDS: usize = 31;
 const MEMORY: &str = "512M";
@@ -59,8 +63,13 @@ fn experiment(arguments: &Arguments) -> Result<(), Ended> {
     let rounds: usize = arguments.number(0, ROUNDS)?;
     let other = arguments.text(1).map(Path::new);
     let beside = BesideQemu::new(MEMORY)?;
+    let small_image = beside.folder().join("small.elf");
+    std::fs::write(&small_image, prints_one_byte()).expect("a file of a temporary folder");
     let (mut ours, mut theirs, mut others) = (Arm::default(), Arm::default(), Arm::default());
+    let (mut ours_small, mut theirs_small) = (Arm::default(), Arm::default());
     for _ in 0..rounds {
+        ours_small.time(beside.wideleaf_with(&small_image, ""));
+        theirs_small.time(beside.qemu_with(&small_image, ""));
         ours.time(beside.wideleaf(CMDLINE));
         if let Some(program) = other {
             others.time(beside.wideleaf_of(program, CMDLINE));
@@ -68,7 +77,9 @@ fn experiment(arguments: &Arguments) -> Result<(), Ended> {
         theirs.time(beside.qemu(CMDLINE));
     }
     println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {rounds} alternating rounds");
-    println!("boot: wideleaf {:.2} ms", median(ours.0.clone()));
+    println!("boot: image of five instructions: wideleaf {:.2} ms", median(ours_small.0.clone()));
+    theirs_small.print("qemu microvm", &ours_small);
+    println!("boot: wideleaf's guest image: wideleaf {:.2} ms", median(ours.0.clone()));
     theirs.print("qemu microvm", &ours);
     if let Some(program) = other {
         others.print(&program.display().to_string(), &ours);

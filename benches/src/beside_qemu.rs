@@ -61,21 +61,35 @@ impl BesideQemu {
 
     /// The same by another build of our program.
     pub fn wideleaf_of(&self, program: &Path, cmdline: &str) -> Command {
+        self.wideleaf_boots(program, &self.image(), cmdline)
+    }
+
+    /// Another image in a guest of ours.
+    pub fn wideleaf_with(&self, image: &Path, cmdline: &str) -> Command {
+        self.wideleaf_boots(&self.program, image, cmdline)
+    }
+
+    fn wideleaf_boots(&self, program: &Path, image: &Path, cmdline: &str) -> Command {
         let mut command = Command::new(program);
-        command.arg("run").arg(self.image()).args(["--memory", self.memory, "--cmdline", cmdline]);
+        command.arg("run").arg(image).args(["--memory", self.memory, "--cmdline", cmdline]);
         command.args(["--policy", "never", "--console"]);
         quiet(command)
     }
 
     /// The same in a microvm of QEMU's, with virtio devices of version 1.
     pub fn qemu(&self, cmdline: &str) -> Command {
+        self.qemu_with(&self.image(), cmdline)
+    }
+
+    /// Another image in a microvm of QEMU's.
+    pub fn qemu_with(&self, image: &Path, cmdline: &str) -> Command {
         let mut command = Command::new(QEMU);
         command
             .args(["-M", "microvm", "-accel", "kvm", "-cpu", CPU, "-m", self.memory, "-nodefaults", "-no-user-config"])
             .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
             .args(["-global", "virtio-mmio.force-legacy=false"])
             .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-append", cmdline, "-kernel"])
-            .arg(self.image());
+            .arg(image);
         quiet(command)
     }
 }

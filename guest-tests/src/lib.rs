@@ -7,6 +7,7 @@ pub mod libvirt;
 pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;
+pub mod tiny_guest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

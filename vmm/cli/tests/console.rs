@@ -4,8 +4,6 @@
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod tiny_guest;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -16,8 +14,8 @@ use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 use program::{Running, Scratch};
-use tiny_guest::{image, pvh};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_protocol::ExitCode;
 
 /// Prints `>`, then each byte that it reads, until that is `q`.

@@ -4,8 +4,6 @@
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod tiny_guest;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,8 +12,8 @@ use std::time::Duration;
 
 use program::{Running, Scratch};
 use serde_json::{Value, json};
-use tiny_guest::{image, pvh};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_policies::units::mib;
 
 const ARGUMENTS: [&str; 7] = [

@@ -4,15 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
-mod tiny_guest;
 
 use std::fs;
 
 use nix::sys::signal::Signal;
 use program::{Running, Scratch};
 use serde_json::Value;
-use tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, note, pvh};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, note, pvh};
 use wideleaf_protocol::{ExitCode, Message, Status};
 
 /// `jmp` to itself.

@@ -4,8 +4,6 @@
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod tiny_guest;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -15,8 +13,8 @@ use std::process::{Command, Stdio};
 use nix::pty::{OpenptyResult, openpty};
 use program::{Running, Scratch};
 use serde_json::Value;
-use tiny_guest::{image, pvh};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::tiny_guest::{image, pvh};
 
 /// Enables the event, prints `>`, waits until its status is there, clears it, and switches off once it is gone.
 fn listener() -> Vec<u8> {

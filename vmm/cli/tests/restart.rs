@@ -4,16 +4,14 @@
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod tiny_guest;
 
 use std::io::{Read as _, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use program::{Running, Scratch};
 use serde_json::Value;
-use tiny_guest::{image, pvh};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::tiny_guest::{image, pvh};
 
 /// Looks whether a word of each page of [16 MiB, 32 MiB), and the one at 0x5000, is zero: prints `C` if so and `D` if not, its command line, and, when
 /// it has written all these pages, the end of the line. Then does what each key says: `r` resets by the reset register, `k` by the

@@ -1,4 +1,4 @@
-//! Guests of a few instructions, as image files.
+//! Guests of a few instructions, as image files: for tests, and for benches that compare what booting alone takes.
 
 use wideleaf_protocol::elf_note::{
     DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, PVH_NOTE_OWNER, PVH_NOTE_TYPE,
@@ -55,4 +55,17 @@ pub fn elf(notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
 /// An image that is well formed and runs `code`.
 pub fn image(note: &[u8], code: &[u8]) -> Vec<u8> {
     elf(note, code, 0x1000)
+}
+
+/// A PVH image of five instructions: it prints `x` on its serial port and halts.
+pub fn prints_one_byte() -> Vec<u8> {
+    const CODE: [u8; 11] = [
+        0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xb0, b'x', // mov al, 'x'
+        0xee, // out dx, al
+        0xfa, // cli
+        0xf4, // hlt
+        0xeb, 0xfd, // jmp to the hlt
+    ];
+    image(&pvh(), &CODE)
 }
