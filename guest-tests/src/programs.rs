@@ -25,3 +25,12 @@ pub fn built(arguments: &[&str], is_test: bool) -> PathBuf {
         .find_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))
         .unwrap_or_else(|| panic!("cargo {arguments:?} makes no executable"))
 }
+
+/// The command line's program, `wideleaf`.
+///
+/// # Panics
+/// Where it can not be built.
+pub fn wideleaf() -> PathBuf {
+    std::env::var_os("WIDELEAF_BIN")
+        .map_or_else(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false), PathBuf::from)
+}

@@ -69,3 +69,19 @@ pub fn prints_one_byte() -> Vec<u8> {
     ];
     image(&pvh(), &CODE)
 }
+
+/// An image in ring 3, which runs at native speed on every host, that writes `text` to its serial port again and again, for ever.
+pub fn prints_for_ever(text: &[u8]) -> Vec<u8> {
+    const CODE_BYTES: u8 = 24;
+    let mut code = vec![0x48, 0xbe]; // mov rsi, the text behind this code
+    code.extend((LOADED_AT + u64::from(CODE_BYTES)).to_le_bytes());
+    code.push(0xb9); // mov ecx, its length
+    code.extend((text.len() as u32).to_le_bytes());
+    code.extend([0x66, 0xba, 0xf8, 0x03]); // mov dx, 0x3f8
+    code.extend([0xfc, 0xf3, 0x6e]); // cld; rep outsb
+    code.extend([0xeb, CODE_BYTES.wrapping_neg()]); // jmp to the first instruction
+    assert_eq!(code.len(), usize::from(CODE_BYTES), "the text lies behind the code");
+    code.extend(text);
+    let bytes = (code.len() as u64).next_multiple_of(0x1000);
+    elf(&direct(), &code, bytes)
+}
