@@ -20,6 +20,8 @@ use tempfile::NamedTempFile;
 use crate::args::FormatArg;
 use crate::failure::Failure;
 
+pub use crate::stderr::say;
+
 /// What a new result file may be used for, before the user's umask: what every other program's output is.
 const FILE_MODE: u32 = 0o666;
 
@@ -242,11 +244,6 @@ pub fn print(text: &str) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
-}
-
-/// Writes a line to standard error; where nobody reads it any more, that is no reason to end a guest.
-pub fn say(line: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn cannot_write(option: &str, path: &Path, why: impl std::fmt::Display) -> Failure {
