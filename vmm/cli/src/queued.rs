@@ -176,6 +176,16 @@ impl QueuedWriter {
         self.lock().error.take()
     }
 
+    /// Bytes that are written.
+    pub(crate) fn written(&self) -> u64 {
+        self.lock().written
+    }
+
+    /// Whether all that was taken is written.
+    pub(crate) fn is_written(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// Whether all that was taken is written, or will never be.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.lock();

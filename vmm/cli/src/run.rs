@@ -19,6 +19,7 @@ use devices::{DeviceArgs, Devices};
 use guest::Outside;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use policy_switch::PolicySwitch;
+use recording::QueuedFile;
 use registered::Registered;
 use restarts::Restarts;
 use sandboxed::SandboxSpec;
@@ -387,6 +388,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
         let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make_for(&walk.cost), config);
         if let Some(file) = record.take() {
+            let file = QueuedFile::start(file, begin_writing(sandbox.as_ref()));
+            let file = file.map_err(|error| Failure::Host(format!("--record: cannot start its thread: {error}")))?;
             let to = RecordTo { file: Box::new(file), facts: facts(spec, &walk) };
             work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
         }
@@ -475,9 +478,13 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 
 /// Starts the thread that writes to standard error, inside the sandbox where there is one.
 fn serve_stderr(sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
+    stderr::serve(begin_writing(sandbox)).map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
+}
+
+/// What a thread does first that only writes.
+fn begin_writing(sandbox: Option<&Arc<Sandbox>>) -> impl FnOnce() + Send + 'static {
     let sandbox = sandbox.cloned();
-    let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console));
-    stderr::serve(begin).map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
+    move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console))
 }
 
 /// When that host's clock began.
@@ -727,6 +734,7 @@ pub mod devices;
 pub mod guest;
 pub mod kernel;
 mod policy_switch;
+mod recording;
 mod registered;
 mod restarts;
 pub mod sandboxed;

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     fn mark(ms: u64) -> Mark {
-        Mark { at: Moment::from_start(Duration::from_millis(ms)), tsc: ms, done: ms }
+        Mark { at: Moment::after_start(Duration::from_millis(ms)), tsc: ms, done: ms }
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_long_phase_keeps_marks_over_all_its_length_and_the_latest() {
         for every_us in [100_000_u64, 1] {
-            let at = |number: u64| Moment::from_start(Duration::from_micros(number * every_us));
+            let at = |number: u64| Moment::after_start(Duration::from_micros(number * every_us));
             let mut marks = Marks::default();
             let mut dropped = 0;
             for number in 0..1_000_000_u64 {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn lines_cause_64_looks_at_once_and_then_one_a_second() {
-        let at = |ms: u64| Moment::from_start(Duration::from_millis(ms));
+        let at = |ms: u64| Moment::after_start(Duration::from_millis(ms));
         let mut looks = Looks::new(at(0));
         assert_eq!((0..1_000_000).filter(|_| looks.take(at(10))).count(), 64);
         // Asked every millisecond for a minute.
