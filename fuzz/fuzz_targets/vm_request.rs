@@ -74,6 +74,7 @@ fn status() -> VmStatus {
         resets: 0,
         policy: "off".to_owned(),
         exit: None,
+        waits_for: None,
         virtio: Vec::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! Ctrl-C and `SIGTERM` set a flag that everything that waits looks at; a second one ends the process at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -16,6 +16,8 @@ pub struct Interrupts {
     at_once: Arc<Mutex<Vec<SigId>>>,
 }
 
+static OF_THIS_PROGRAM: OnceLock<Interrupts> = OnceLock::new();
+
 impl Interrupts {
     /// Takes over both signals.
     ///
@@ -29,7 +31,14 @@ impl Interrupts {
             let registered = signal_hook::flag::register(signal, interrupts.flag.clone());
             registered.map_err(|error| Failure::Host(format!("cannot handle signal {signal}: {error}")))?;
         }
+        // The first stays: a program takes them over once.
+        let _ = OF_THIS_PROGRAM.set(interrupts.clone());
         Ok(interrupts)
+    }
+
+    /// Those that this program has taken over; `None` while a signal ends it at once.
+    pub(crate) fn of_this_program() -> Option<&'static Interrupts> {
+        OF_THIS_PROGRAM.get()
     }
 
     fn register_second(&self) -> std::io::Result<()> {

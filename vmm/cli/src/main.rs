@@ -6,9 +6,8 @@ use std::time::Instant;
 use wideleaf::args::Command;
 use wideleaf::experiment::host_state::{fragmentation, khugepaged};
 use wideleaf::failure::Failure;
-use wideleaf::output::say;
 use wideleaf::{
-    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate,
+    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate, stderr,
     tlbcost, top, trace, vm,
 };
 
@@ -23,8 +22,12 @@ fn main() -> ExitCode {
         .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
         .from_env_lossy();
     // Where standard error is closed, the subscriber would print to it that it could not print to it, and panic.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| stderr::Log).without_time();
     log.log_internal_errors(false).init();
+    if matches!(cli.command, Command::Attach(_) | Command::Demo(_) | Command::Experiment(_) | Command::TlbCost(_)) {
+        // Guests and managers run in this process.
+        stderr::start();
+    }
     let result = match cli.command {
         Command::Run(args) => run::main(*args, process_start),
         Command::Demo(args) => demo::main(&args),
@@ -53,13 +56,15 @@ fn main() -> ExitCode {
         Command::HoldKhugepaged(args) => khugepaged::main(&args),
         Command::HoldFragments(args) => fragmentation::main(&args),
     };
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failed(&failure),
-    }
+    };
+    stderr::end();
+    code
 }
 
 fn failed(failure: &Failure) -> ExitCode {
-    say(format_args!("wideleaf: {failure}"));
+    stderr::say(format_args!("wideleaf: {failure}"));
     ExitCode::from(failure.exit_code())
 }

@@ -11,14 +11,23 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
 use crate::args::FormatArg;
 use crate::failure::Failure;
+use crate::interrupts::Interrupts;
+use crate::queued::PIECE;
+
+pub use crate::stderr::say;
 
 /// What a new result file may be used for, before the user's umask: what every other program's output is.
 const FILE_MODE: u32 = 0o666;
@@ -230,13 +239,16 @@ pub(crate) fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
         .map_err(|error| io::Error::new(error.kind(), without_temporary_name(&error)))
 }
 
-/// Writes to standard output. A reader that has gone away has seen enough.
+/// How long a program that a signal has ended waits for a reader of standard output that takes nothing.
+const PATIENCE_WHEN_INTERRUPTED: Duration = Duration::from_secs(1);
+
+/// Writes to standard output, and waits for its reader: the result was asked for there. Ctrl-C and `SIGTERM` end that, within a second where the program
+/// handles them. A reader that has gone away has seen enough.
 ///
 /// # Errors
 /// [`Failure::Output`], for instance where the disk behind it is full.
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match write_to_standard_output(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::Output(format!("cannot write to standard output: {error}")))
         }
@@ -244,9 +256,40 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes a line to standard error; where nobody reads it any more, that is no reason to end a guest.
-pub fn say(line: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+fn write_to_standard_output(mut bytes: &[u8]) -> io::Result<()> {
+    let Some(interrupts) = Interrupts::of_this_program() else {
+        let mut stdout = io::stdout().lock();
+        return stdout.write_all(bytes).and_then(|()| stdout.flush());
+    };
+    io::stdout().flush()?;
+    while !bytes.is_empty() {
+        wait_for_reader(interrupts)?;
+        // What a pipe with room takes without waiting.
+        match nix::unistd::write(io::stdout(), &bytes[..bytes.len().min(PIECE)]) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+fn wait_for_reader(interrupts: &Interrupts) -> io::Result<()> {
+    const LOOK_EVERY: u16 = 50;
+    let mut interrupted_at = None;
+    loop {
+        let stdout = io::stdout();
+        let mut files = [PollFd::new(stdout.as_fd(), PollFlags::POLLOUT)];
+        match poll(&mut files, PollTimeout::from(LOOK_EVERY)) {
+            Ok(ready) if ready > 0 => return Ok(()),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let now = Instant::now();
+        if interrupts.is_set() && now - *interrupted_at.get_or_insert(now) >= PATIENCE_WHEN_INTERRUPTED {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it is not read, and a signal ended this program"));
+        }
+    }
 }
 
 fn cannot_write(option: &str, path: &Path, why: impl std::fmt::Display) -> Failure {

@@ -45,6 +45,10 @@ pub struct RunReport {
     /// What its devices did, in the order in which the guest finds them.
     #[serde(default)]
     pub devices: Vec<DeviceReport>,
+    /// What the guest said or printed and was not kept or written, by what it was: lines that standard error did not take (`stderr_lines`), bytes of a
+    /// console (`console_bytes`), and kinds of lines of which there is a bound.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cut: BTreeMap<String, u64>,
     /// What the VMM itself took.
     pub vmm: VmmCost,
     /// Where it ran.
@@ -583,6 +587,9 @@ impl RunReport {
         write_gaps(&mut out, &self.gaps);
         self.write_manager(&mut out);
         write_devices(&mut out, &self.devices);
+        for (what, count) in &self.cut {
+            let _ = writeln!(out, "  not kept of what the guest printed: {} {count}", what.replace('_', " "));
+        }
         if let Some(bytes) = self.vmm.resident_beyond_guest_ram_bytes {
             let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
         }

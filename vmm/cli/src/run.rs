@@ -17,8 +17,9 @@ use console::GuestConsole;
 use control_socket::{ControlSocket, Controlled, ControlledVm};
 use devices::{DeviceArgs, Devices};
 use guest::Outside;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use policy_switch::PolicySwitch;
+use recording::QueuedFile;
 use registered::Registered;
 use restarts::Restarts;
 use sandboxed::SandboxSpec;
@@ -42,7 +43,7 @@ use wideleaf_protocol::{Entry, ExitCode, GuestPage};
 use wideleaf_vmm::HostLimits;
 use wideleaf_vmm::config::{self, ConfigError};
 use wideleaf_vmm::run_loop::OnReset;
-use wideleaf_vmm::sandbox::ThreadKind;
+use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::args::{BackingArg, FallbackArg, FormatArg, PolicyArg, RunArgs};
 use crate::environment::{Environment, memory_available_kib, stolen_ms};
@@ -52,6 +53,7 @@ use crate::interrupts::Interrupts;
 use crate::output::{NamedPlace, Output, print, say};
 use crate::report::{Measurement, RunReport, Setup, Verification, table};
 use crate::session::{Observed, Session, summarize};
+use crate::stderr::{self, BarTerminal};
 
 /// How often what waits for a native kernel looks at the clock and the interrupts.
 const WAIT_STEP: Duration = Duration::from_millis(20);
@@ -148,6 +150,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     }
     // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
+    stderr::queue();
     let output = match (args.console, &args.output) {
         (true, None) => None,
         (_, path) => Some(Output::open(args.format, path.as_deref())?),
@@ -355,6 +358,9 @@ const STOPPED: &str = "stopped";
 /// [`Failure`]; the guest is gone and its memory given back.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let stolen_before = stolen_ms();
+    if spec.sandbox.is_none() {
+        serve_stderr(None)?;
+    }
     let walk = walk_cost();
     let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
     let (devices, watched, _held) = Devices::open(&spec.devices, spec.memory)?.hand_over();
@@ -382,17 +388,19 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         let vm = ManagedVm::new(VmId(0), ram.clone(), second_level);
         let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make_for(&walk.cost), config);
         if let Some(file) = record.take() {
+            let file = QueuedFile::start(file, begin_writing(sandbox.as_ref()));
+            let file = file.map_err(|error| Failure::Host(format!("--record: cannot start its thread: {error}")))?;
             let to = RecordTo { file: Box::new(file), facts: facts(spec, &walk) };
             work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
         }
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
-    let (ended, resets, mut environment, sandboxed, watched) = match &plan {
+    let (ended, resets, mut environment, sandboxed, watched, console_bytes_lost) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
             let environment = Environment::capture();
-            (run_native(spec, &ram, &session, interrupts)?, 0, environment, None, Arc::new(watched))
+            (run_native(spec, &ram, &session, interrupts)?, 0, environment, None, Arc::new(watched), 0)
         }
         Some(plan) => {
             let mut console = (spec.console == Console::Here).then(|| GuestConsole::open(interrupts)).transpose()?;
@@ -401,7 +409,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             let guest = plan.start(ram.clone(), &session, spec.console, outside)?;
             let watched = Arc::new(watched.driven_by(guest.drivers()));
             let kvm = guest.second_level();
-            let begun = (console.as_mut().map_or(Ok(()), |console| console.begin(guest.machine(), sandbox.as_ref())))
+            let begun = serve_stderr(sandbox.as_ref())
+                .and_then(|()| console.as_mut().map_or(Ok(()), |it| it.begin(guest.machine(), sandbox.as_ref())))
                 .and_then(|()| spec.sandbox.as_ref().map_or(Ok(()), SandboxSpec::check_output))
                 .and_then(|()| manager(Some(kvm.clone())));
             // A vCPU whose line waits for the manager would keep a guest that is given up from ending.
@@ -425,18 +434,24 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             let sandboxed = guest.sandboxed();
             let restarts = Restarts::new(&session, &policy, spec.is_prefaulted);
             let (ended, resets) = guest.wait(spec.timeout, interrupts, restarts)?;
-            drop(console);
-            (ended, resets, environment, sandboxed, watched)
+            (ended, resets, environment, sandboxed, watched, console.map_or(0, GuestConsole::end))
         }
     };
     bar.finish_and_clear();
     let manager_report = session.stop_manager();
-    let observed = session.observed(manager_report.as_ref(), process_start);
+    let mut observed = session.observed(manager_report.as_ref(), process_start);
+    let is_at_request = matches!(ended, Ended::TimedOut | Ended::Interrupted | Ended::Asked);
+    stderr::settle(|| is_at_request || interrupts.is_set());
+    for (what, count) in [("console_bytes", console_bytes_lost), ("stderr_lines", stderr::lines_lost())] {
+        if count > 0 {
+            observed.cut.insert(what.to_owned(), count);
+        }
+    }
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
     let devices = watched.reports();
     let outcome = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
-    let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, .. } = observed;
+    let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;
     Ok(RunReport {
         setup: Setup {
             walk_cost: walk.to_string(),
@@ -455,9 +470,21 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         regions,
         manager: manager_report.as_ref().map(summarize).unwrap_or_default(),
         devices,
+        cut,
         vmm,
         environment,
     })
+}
+
+/// Starts the thread that writes to standard error, inside the sandbox where there is one.
+fn serve_stderr(sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
+    stderr::serve(begin_writing(sandbox)).map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
+}
+
+/// What a thread does first that only writes.
+fn begin_writing(sandbox: Option<&Arc<Sandbox>>) -> impl FnOnce() + Send + 'static {
+    let sandbox = sandbox.cloned();
+    move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console))
 }
 
 /// When that host's clock began.
@@ -638,7 +665,8 @@ pub fn visible_bar(length: u64, template: &str) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(template).expect("the templates are literals of this program");
-    ProgressBar::new(length).with_style(style)
+    let terminal = ProgressDrawTarget::term_like(Box::new(BarTerminal::default()));
+    ProgressBar::with_draw_target(Some(length), terminal).with_style(style)
 }
 
 fn progress_bar(spec: &RunSpec) -> ProgressBar {
@@ -706,6 +734,7 @@ pub mod devices;
 pub mod guest;
 pub mod kernel;
 mod policy_switch;
+mod recording;
 mod registered;
 mod restarts;
 pub mod sandboxed;

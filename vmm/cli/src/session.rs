@@ -4,7 +4,7 @@
 //! ```text
 //!   guest line ──▶ on_line ──┬─ begin, end   take counters now: the vCPU that wrote the line is out of the guest
 //!   (vCPU thread)            ├─ progress     (guest clock, host clock, work done): rates of any stretch afterwards
-//!                            └─ result, gaps, verify, …  kept as they are
+//!                            └─ result, gaps, verify, …  kept as they are, up to the bounds of `session/kept.rs`
 //! ```
 
 use std::collections::BTreeMap;
@@ -25,11 +25,15 @@ use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
-use crate::output::say;
+use self::kept::{Cut, GAPS_MAX, Looks, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX, begin_of};
+use crate::guests::tables::clean;
 use crate::report::{
     Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, PolicyChange,
     Problem, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
 };
+use crate::stderr::say;
+
+mod kept;
 
 /// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
 pub struct Session {
@@ -41,6 +45,8 @@ pub struct Session {
     attached: OnceLock<Attached>,
     /// Somebody has switched the policy off: nothing activates it until it is on again.
     is_off: AtomicBool,
+    /// Looks and calls of the manager that lines may cause, over all boots.
+    looks: Mutex<Looks>,
     log: Mutex<Log>,
 }
 
@@ -67,15 +73,7 @@ struct PhaseLog {
     end_tsc: Option<u64>,
     at_begin: Counters,
     at_end: Option<Counters>,
-    marks: Vec<Mark>,
-}
-
-/// How far the guest was, on both clocks.
-#[derive(Clone, Copy)]
-struct Mark {
-    at: Moment,
-    tsc: u64,
-    done: u64,
+    marks: Marks,
 }
 
 #[derive(Default)]
@@ -95,6 +93,9 @@ struct Log {
     kernel_panic: Option<String>,
     exit: Option<ExitCode>,
     malformed: Vec<String>,
+    cut: Cut,
+    /// What the latest look found, and stands for one that is not made.
+    latest: Counters,
     resident_beyond_guest_ram: Option<Bytes>,
     first_line_at: Option<Instant>,
 }
@@ -131,8 +132,10 @@ pub struct Observed {
     pub exit: Option<ExitCode>,
     /// Whether a line of ours came at all.
     pub has_begun: bool,
-    /// Lines that begin like ours and are not.
+    /// The first lines that begin like ours and are not, without control characters.
     pub malformed: Vec<String>,
+    /// How often something it said was not kept, by what it was.
+    pub cut: BTreeMap<String, u64>,
     /// What the VMM took.
     pub vmm: VmmCost,
 }
@@ -146,7 +149,8 @@ impl Session {
         bar: ProgressBar,
     ) -> Arc<Session> {
         let (attached, is_off, log) = (OnceLock::new(), AtomicBool::new(false), Mutex::default());
-        Arc::new(Session { host, ram, policy_delay, bar, attached, is_off, log })
+        let looks = Mutex::new(Looks::new(host.now()));
+        Arc::new(Session { host, ram, policy_delay, bar, attached, is_off, looks, log })
     }
 
     /// Hands over KVM's side and the manager. From now on lines are dealt with.
@@ -210,7 +214,7 @@ impl Session {
         if let Some(why) = &log.kernel_panic {
             say(format_args!("wideleaf: the guest's kernel panicked, and boots again: {why}"));
         }
-        *log = Log { first_line_at: log.first_line_at, ..Log::default() };
+        *log = Log { first_line_at: log.first_line_at, cut: std::mem::take(&mut log.cut), ..Log::default() };
         drop(log);
         self.bar.set_position(0);
         if self.policy_delay.is_some() {
@@ -233,7 +237,11 @@ impl Session {
                 return !line.is_empty() && PREFIX.starts_with(line);
             }
             Some(Ok(message)) => self.on_message(&message),
-            Some(Err(error)) => self.log().malformed.push(format!("{error}: {line}")),
+            Some(Err(error)) => {
+                let log = &mut *self.log();
+                let line = begin_of(&clean(&format!("{error}: {line}")));
+                log.cut.keep("malformed_lines", &mut log.malformed, MALFORMED_MAX, line);
+            }
         }
         true
     }
@@ -243,6 +251,7 @@ impl Session {
         let attached = self.attached.wait();
         let at = self.host.now();
         let mut log = self.log();
+        let log = &mut *log;
         log.first_line_at.get_or_insert_with(Instant::now);
         match *message {
             Message::Hello { kernel, vcpus, guest_page, tsc_hz, entry, .. } => {
@@ -259,49 +268,61 @@ impl Session {
                     _ => Some(address),
                 };
                 if let Some(range) = start.and_then(|start| GpaRange::new(Gpa::new(start), Bytes::new(bytes))) {
-                    log.regions.push((name.to_string(), range));
+                    self.keep_region(log, name.as_str(), range);
                 }
             }
             Message::Begin { phase, tsc } => {
-                let at_begin = attached.in_place(|| self.counters(attached));
+                // A look costs the guest its windows' way back, so that one whose result is not kept is not made.
+                if log.phases.len() >= PHASES_MAX {
+                    return log.cut.count("phases", 1);
+                }
+                if self.may_look(log, at) {
+                    log.latest = attached.in_place(|| self.counters(attached));
+                }
                 self.bar.set_message(phase.to_string());
                 log.phases.push(PhaseLog {
-                    name: phase.to_string(),
+                    name: begin_of(phase.as_str()),
                     began_at: self.host.now(),
                     begin_tsc: tsc,
                     end_tsc: None,
-                    at_begin,
+                    at_begin: log.latest,
                     at_end: None,
-                    marks: Vec::new(),
+                    marks: Marks::default(),
                 });
             }
             Message::End { phase, tsc } => {
-                let look = || {
-                    let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
-                    (self.counters(attached), regions)
-                };
-                let (at_end, regions) = attached.in_place(look);
-                log.regions_seen = regions;
-                log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
-                if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
-                    (open.end_tsc, open.at_end) = (Some(tsc), Some(at_end));
+                let is_open = |open: &PhaseLog| open.end_tsc.is_none() && open.name == phase.as_str();
+                let Some(index) = log.phases.iter().rposition(is_open) else { return log.cut.count("ends_of_no_phase", 1) };
+                if self.may_look(log, at) {
+                    let look = || {
+                        let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
+                        (self.counters(attached), regions)
+                    };
+                    (log.latest, log.regions_seen) = attached.in_place(look);
+                    log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
                 }
+                (log.phases[index].end_tsc, log.phases[index].at_end) = (Some(tsc), Some(log.latest));
             }
             Message::Progress { phase, tsc, done, total } => {
                 self.bar.set_length(total.max(done));
                 self.bar.set_position(done);
                 if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
-                    open.marks.push(Mark { at, tsc, done });
-                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) {
+                    log.cut.count("progress_marks", open.marks.add(Mark { at, tsc, done }));
+                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) && self.looks().may_call(at) {
                         self.activate();
                     }
                 }
             }
             Message::Result { name, value, unit } => {
-                log.results.insert(name.to_string(), Measurement { value, unit: unit.to_string() });
+                if log.results.len() < RESULTS_MAX || log.results.contains_key(name.as_str()) {
+                    log.results.insert(begin_of(name.as_str()), Measurement { value, unit: begin_of(unit.as_str()) });
+                } else {
+                    log.cut.count("results", 1);
+                }
             }
             Message::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => {
-                log.gaps.push(Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns });
+                let gaps = Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns };
+                log.cut.keep("gaps", &mut log.gaps, GAPS_MAX, gaps);
             }
             Message::Mismatch(Mismatch { address, expected, found, kind }) => {
                 log.mismatch = Some(format!("at {address:#x}: expected {expected:#x}, found {found:#x} ({kind})"));
@@ -310,7 +331,7 @@ impl Session {
                 log.verification =
                     Some(Verification { passed: status == Status::Pass, errors, checked, first_mismatch: None });
             }
-            Message::Panic { message } => log.panic = Some(message.to_owned()),
+            Message::Panic { message } => log.panic = Some(begin_of(&clean(message))),
             Message::Exit { code } => log.exit = Some(code),
         }
     }
@@ -351,6 +372,7 @@ impl Session {
             exit: log.exit,
             has_begun: log.first_line_at.is_some(),
             malformed: std::mem::take(&mut log.malformed),
+            cut: log.cut.by_name(),
             vmm: VmmCost {
                 resident_beyond_guest_ram_bytes: log.resident_beyond_guest_ram.map(Bytes::get),
                 first_byte_ms: log
@@ -363,6 +385,27 @@ impl Session {
 
     fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn looks(&self) -> MutexGuard<'_, Looks> {
+        self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether a line may have the host looked at now; one that may not is counted, and has what the latest look found.
+    fn may_look(&self, log: &mut Log, now: Moment) -> bool {
+        let may = self.looks().take(now);
+        log.cut.count("looks_at_begin_or_end", u64::from(!may));
+        may
+    }
+
+    /// Keeps a region, while there are few and they are together not many times the guest's RAM.
+    fn keep_region(&self, log: &mut Log, name: &str, range: GpaRange) {
+        let kept: u64 = log.regions.iter().map(|(_, range)| range.bytes().get()).fold(0, u64::saturating_add);
+        let most = self.ram.bytes().get().saturating_mul(REGIONS_OF_RAM_MAX);
+        if kept.saturating_add(range.bytes().get()) > most {
+            return log.cut.count("regions", 1);
+        }
+        log.cut.keep("regions", &mut log.regions, REGIONS_MAX, (begin_of(name), range));
     }
 
     fn activate(&self) {
@@ -458,10 +501,10 @@ impl PhaseLog {
         let first_done = manager.and_then(|manager| manager.first_done_at);
         let last_done = manager.and_then(|manager| manager.last_done_at);
         let start = Mark { at: self.began_at, tsc: self.begin_tsc, done: 0 };
-        let before = first_done.and_then(|first| self.marks.iter().rev().find(|mark| mark.at <= first));
+        let before = first_done.and_then(|first| self.marks.all().iter().rev().find(|mark| mark.at <= first));
         let after = last_done.and_then(|last| {
             // A promotion that was over before the phase began is what the whole phase ran on.
-            if last <= self.began_at { Some(&start) } else { self.marks.iter().find(|mark| mark.at >= last) }
+            if last <= self.began_at { Some(&start) } else { self.marks.all().iter().find(|mark| mark.at >= last) }
         });
         Phase {
             name: self.name.clone(),
@@ -476,6 +519,7 @@ impl PhaseLog {
                 .and_then(|mark| self.marks.last().and_then(|last| rate_between(mark, last, tsc_hz))),
             progress: self
                 .marks
+                .all()
                 .iter()
                 .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one, mark.done))
                 .collect(),

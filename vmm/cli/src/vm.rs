@@ -133,10 +133,11 @@ fn request(command: &VmCommand) -> VmRequest {
 }
 
 fn status_table(status: &VmStatus) -> String {
-    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, exit } = status;
+    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, exit, waits_for } = status;
     let state = match state {
         VmState::Running => "running",
         VmState::Paused => "paused",
+        VmState::Ending => "ending",
         VmState::Ended => "ended",
     };
     let of = |wanted| vcpus.iter().filter(|vcpu| **vcpu == wanted).count();
@@ -159,6 +160,9 @@ fn status_table(status: &VmStatus) -> String {
     }
     if let Some(exit) = exit {
         line("exit", exit);
+    }
+    if let Some(what) = waits_for {
+        line("waits for", what);
     }
     out
 }

@@ -34,7 +34,7 @@ pub enum VmRequest {
     Pause,
     /// Lets them go on, however often somebody paused. Answer: [`VmAnswer::Status`].
     Resume,
-    /// Ends the VM. Answer: [`VmAnswer::Status`], when that has begun.
+    /// Ends the VM. Answer: [`VmAnswer::Status`]; where it is killed, when it has ended, or with [`VmState::Ending`] some seconds later.
     Stop {
         /// In which way.
         how: StopHow,
@@ -103,7 +103,9 @@ pub enum VmState {
     Running,
     /// Somebody has paused it.
     Paused,
-    /// It is over, or about to be.
+    /// It is to end, and some vCPU's thread has not left it yet: [`VmStatus::waits_for`] says which.
+    Ending,
+    /// It is over: no vCPU will enter the guest again.
     Ended,
 }
 
@@ -169,9 +171,12 @@ pub struct VmStatus {
     /// Its virtio devices, in the order in which the guest finds them, without counters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub virtio: Vec<DeviceView>,
-    /// How it ended; left out until then.
+    /// How it ended, or why it is to end; left out until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<String>,
+    /// What its end waits for; left out where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
 }
 
 /// What is counted of the VM.

@@ -209,6 +209,12 @@ impl RunControl {
         self.lock().is_stopping
     }
 
+    /// Whether vCPUs are to leave the guest, to end or to be paused: what a vCPU's thread waits for outside the guest is to wait then.
+    pub fn wants_vcpus_out(&self) -> bool {
+        let inner = self.lock();
+        inner.is_stopping || inner.pauses > 0 || inner.reset != Reset::No
+    }
+
     /// Ends the VM, for this reason unless there is one already.
     pub fn stop(&self, reason: GuestExit) {
         let mut inner = self.lock();

@@ -355,9 +355,15 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Names of VMs, and what they say about themselves, were written by others: no control character of theirs reaches a terminal.
+/// Text of a guest or of another VM, for a terminal: a control character is shown as `?`, a tab as a space. What a guest prints, and names of VMs, would
+/// else set the terminal's title, its colours or its clipboard.
 pub fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    let shown = |c: char| match c {
+        '\t' => ' ',
+        c if c.is_control() => '?',
+        c => c,
+    };
+    text.chars().map(shown).collect()
 }
 
 fn vmm_name(vmm: Vmm) -> &'static str {

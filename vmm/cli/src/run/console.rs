@@ -8,8 +8,8 @@
 //! ```
 //!
 //! On a terminal every key is the guest's, Ctrl-C and Ctrl-Z too, but for what follows a Ctrl-A (`keys.rs`); its settings are as before
-//! however the run ends (`terminal.rs`), unless it is killed outright. Whoever does not read holds up the guest and nobody else: a VM that is to end
-//! ends, with what was not read lost.
+//! however the run ends (`terminal.rs`), unless it is killed outright. A reader that does not read holds up the guest, and nothing else: a VM that is to
+//! pause or to end does so, and what found no room then is counted. The bytes are the guest's as they are: a console is a terminal of the guest's by intent.
 
 use std::fs::File;
 use std::io;
@@ -70,6 +70,13 @@ impl GuestConsole {
         let sandbox = sandbox.cloned();
         let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console));
         self.start_threads(machine, begin).map_err(|error| Failure::Host(format!("cannot serve the console: {error}")))
+    }
+
+    /// Ends it. How many bytes of the guest were not written, because standard output was not read.
+    pub(crate) fn end(self) -> u64 {
+        let output = Arc::clone(&self.output);
+        drop(self);
+        output.lost()
     }
 
     fn start_threads(&mut self, machine: &Machine, begin: impl FnOnce() + Clone + Send + 'static) -> io::Result<()> {

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::protocol::Reply;
@@ -161,7 +161,7 @@ impl ControlledVm {
             VmRequest::Hello => return Ok(VmAnswer::Hello(self.hello())),
             VmRequest::Pause => self.pause()?,
             VmRequest::Resume => self.resume()?,
-            VmRequest::Stop { how: StopHow::Kill } => self.control.stop(GuestExit::Stopped),
+            VmRequest::Stop { how: StopHow::Kill } => self.kill(),
             VmRequest::Stop { how: StopHow::Ask } => self.ask()?,
             VmRequest::Reset => self.reset()?,
             VmRequest::Status => {}
@@ -192,10 +192,16 @@ impl ControlledVm {
         }
     }
 
+    /// Ends it, and waits until it has ended; [`ControlledVm::status`] says whether it has.
+    fn kill(&self) {
+        self.control.stop(GuestExit::Stopped);
+        self.control.wait(Some(STOP_WAIT_MAX));
+    }
+
     /// Presses the button. What the guest makes of it is seen by whether it ends.
     fn ask(&self) -> Result<(), String> {
         if self.control.is_stopping() {
-            return Err(has_ended());
+            return Err(self.is_over());
         }
         let remedy = "shut it down from inside, or stop it with kill";
         self.button.press().map_err(|error| format!("{error}: {remedy}"))
@@ -205,7 +211,7 @@ impl ControlledVm {
         match self.control.on_reset() {
             OnReset::Stop => Err("a reset ends this VM: start it with --on-reset restart, or stop it".to_owned()),
             OnReset::Restart if self.control.ask_for_reset() => Ok(()),
-            OnReset::Restart => Err(has_ended()),
+            OnReset::Restart => Err(self.is_over()),
         }
     }
 
@@ -216,7 +222,7 @@ impl ControlledVm {
     fn pause(&self) -> Result<(), String> {
         let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
         if self.control.is_stopping() {
-            return Err(has_ended());
+            return Err(self.is_over());
         }
         if !*is_paused {
             self.control.pause().map_err(|error| format!("it runs on: {error}; try again"))?;
@@ -236,7 +242,9 @@ impl ControlledVm {
 
     fn status(&self) -> VmStatus {
         let is_paused = *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let (states, waits_for) = self.ending();
         let state = match (self.control.is_stopping(), is_paused) {
+            (true, _) if waits_for.is_some() => VmState::Ending,
             (true, _) => VmState::Ended,
             (false, true) => VmState::Paused,
             (false, false) => VmState::Running,
@@ -247,12 +255,30 @@ impl ControlledVm {
             workload: self.run.workload.clone(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs_f64(),
-            vcpus: self.control.states().into_iter().map(vcpu_view).collect(),
+            vcpus: states.into_iter().map(vcpu_view).collect(),
             resets: self.control.resets(),
             policy: self.run.policy.shown(),
             virtio: self.run.devices.drivers(),
             exit,
+            waits_for,
         }
+    }
+
+    /// Where the vCPUs are, and of a VM that is to end what that waits for.
+    fn ending(&self) -> (Vec<VcpuState>, Option<String>) {
+        // In this order: a vCPU that has left does not come back, so that `Ended` is said of a VM whose vCPUs all have.
+        let is_stopping = self.control.is_stopping();
+        let states = self.control.states();
+        let left = (0..states.len()).filter(|vcpu| states[*vcpu] != VcpuState::Finished).map(|vcpu| vcpu.to_string());
+        let left: Vec<String> = left.collect();
+        let waits_for = (is_stopping && !left.is_empty()).then(|| {
+            format!("vCPU {}, in the guest, in a page fault of the host or in a device", left.join(", "))
+        });
+        (states, waits_for)
+    }
+
+    fn is_over(&self) -> String {
+        self.ending().1.map_or_else(has_ended, |what| format!("this VM is ending, and waits for {what}"))
     }
 
     fn statistics(&self) -> Result<VmStatistics, String> {
@@ -276,6 +302,10 @@ impl ControlledVm {
         named.map(|(name, count)| (name.to_owned(), count)).into()
     }
 }
+
+/// How long [`StopHow::Kill`] waits for the VM's end: a vCPU leaves the guest within microseconds, or after a page fault of the host, which may be that of
+/// a giant page. It is less than a client waits for its answer.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(3);
 
 fn has_ended() -> String {
     "this VM has ended".to_owned()

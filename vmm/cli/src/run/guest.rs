@@ -25,8 +25,8 @@ use super::sandboxed::Sandboxed;
 use super::{Console, Ended, RunSpec, Workload, from_config_error};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::say;
 use crate::session::Session;
+use crate::stderr;
 
 /// A guest whose arguments and image make sense on this host; nothing of it exists yet.
 pub(crate) struct GuestPlan {
@@ -169,7 +169,7 @@ impl GuestPlan {
             let line = String::from_utf8_lossy(line);
             let is_ours = lines.on_line(&line);
             match console {
-                Console::Others if !is_ours => say(line),
+                Console::Others if !is_ours => stderr::guest_line(&line),
                 Console::Others | Console::Here | Console::Nothing => {}
             }
         };

@@ -3,36 +3,31 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use wideleaf_vmm::run_loop::RunControl;
 
+use crate::queued::{PIECE, QueuedWriter};
+
 /// More than a screen, and as much as a pipe holds (pipe(7)).
 const WAITING_MAX: usize = 64 << 10;
 
-/// How often a vCPU that waits for its reader looks whether the VM is to end.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Bytes that wait at most while vCPUs are taken out of the guest again and again: what one of them has in hand then is taken, and it goes.
+const WAITING_WHILE_PAUSED_MAX: usize = 2 * WAITING_MAX;
+
+/// How often a vCPU that waits for its reader looks whether it is to be paused, which is less than the pause of a giant's exchange, or to end.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// How long the end of a run waits for a reader that takes nothing.
-const LAST_WRITE_MAX: Duration = Duration::from_secs(2);
+const LAST_WRITE_MAX: Duration = Duration::from_millis(500);
 
-/// Bytes that wait for a thread which writes them.
+/// What the guest prints, on its way: a vCPU waits for room, but only while nothing else is wanted of it.
 pub(super) struct ConsoleOutput {
-    queue: Mutex<Queue>,
-    changed: Condvar,
+    queue: Arc<QueuedWriter>,
     control: OnceLock<Arc<RunControl>>,
-}
-
-#[derive(Default)]
-struct Queue {
-    bytes: Vec<u8>,
-    /// There is a thread that writes them.
-    is_served: bool,
-    /// Nothing more will come.
-    is_over: bool,
-    /// The thread has ended: all is written, or nobody reads any more.
-    is_closed: bool,
+    lost: AtomicU64,
 }
 
 /// Standard output, not through `io::stdout()`, which keeps back what is no whole line.
@@ -43,75 +38,41 @@ pub(super) fn standard_output() -> io::Result<File> {
 impl ConsoleOutput {
     /// One whose bytes wait.
     pub(super) fn new() -> Arc<ConsoleOutput> {
-        let (queue, changed, control) = (Mutex::default(), Condvar::new(), OnceLock::new());
-        Arc::new(ConsoleOutput { queue, changed, control })
+        let (queue, control) = (QueuedWriter::new(PIECE), OnceLock::new());
+        Arc::new(ConsoleOutput { queue, control, lost: AtomicU64::new(0) })
     }
 
-    /// Writes to `to`, in a thread that does `begin` first. `control` is of the VM whose end is looked for.
+    /// Writes to `to`, in a thread that does `begin` first. `control` is of the VM whose vCPUs print.
     pub(super) fn serve(
         self: &Arc<Self>,
-        mut to: impl Write + Send + 'static,
+        to: impl Write + Send + 'static,
         control: Arc<RunControl>,
         begin: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         // The first stays: there is one machine.
         let _ = self.control.set(control);
-        let writer = Arc::clone(self);
-        let work = move || {
-            begin();
-            writer.write_to(&mut to);
-        };
-        std::thread::Builder::new().name("console-out".into()).spawn(work)?;
-        self.lock().is_served = true;
-        Ok(())
+        self.queue.serve("console-out", to, begin)
     }
 
-    /// Takes bytes of the guest. Waits where there is no room, until there is or the VM is to end: they are then dropped, as they are where
-    /// nobody reads.
+    /// Takes bytes of the guest. Waits where there is no room, until there is or the vCPU is wanted out of the guest, to pause or to end. What finds no
+    /// room then is dropped and counted, as is what comes when the reader has gone.
     pub(super) fn push(&self, bytes: &[u8]) {
-        let mut queue = self.lock();
-        while queue.bytes.len() >= WAITING_MAX && !queue.is_closed {
-            if self.control.get().is_some_and(|control| control.is_stopping()) {
-                return;
-            }
-            (queue, _) = self.changed.wait_timeout(queue, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
-        }
-        if !queue.is_closed {
-            queue.bytes.extend_from_slice(bytes);
-            self.changed.notify_all();
+        let is_wanted = || self.control.get().is_some_and(|control| control.wants_vcpus_out());
+        let taken = self.queue.push_when_there_is_room(bytes, WAITING_MAX, LOOK_EVERY, is_wanted);
+        if taken.is_err() && self.queue.push(bytes, WAITING_WHILE_PAUSED_MAX).is_err() {
+            self.lost.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
     }
 
-    /// Waits until all is written, for [`LAST_WRITE_MAX`] at most.
+    /// Bytes that were dropped.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all is written, while its reader reads; what is left is counted as lost.
     pub(super) fn finish(&self) {
-        let mut queue = self.lock();
-        queue.is_over = true;
-        self.changed.notify_all();
-        if !queue.is_served {
-            return;
-        }
-        let waited = self.changed.wait_timeout_while(queue, LAST_WRITE_MAX, |queue| !queue.is_closed);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    fn write_to(&self, to: &mut impl Write) {
-        loop {
-            let bytes = {
-                let queue = self.lock();
-                let queue = self.changed.wait_while(queue, |queue| queue.bytes.is_empty() && !queue.is_over);
-                std::mem::take(&mut queue.unwrap_or_else(PoisonError::into_inner).bytes)
-            };
-            self.changed.notify_all();
-            if bytes.is_empty() || to.write_all(&bytes).is_err() {
-                break;
-            }
-        }
-        self.lock().is_closed = true;
-        self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.finish(|| LAST_WRITE_MAX);
+        self.lost.fetch_add(self.queue.give_up().bytes, Ordering::Relaxed);
     }
 }
 
@@ -146,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_reads_holds_up_nobody() {
+    fn a_reader_that_has_gone_holds_up_no_vcpu() {
         let (from, to) = pipe().unwrap();
         drop(from);
         let (output, _control) = served(to);
@@ -154,11 +115,27 @@ mod tests {
             output.push(&[0; WAITING_MAX]);
         }
         output.finish();
-        assert!(output.lock().is_closed);
+        assert!(output.lost() > 0);
+    }
+
+    /// The pauses of a giant's exchange, of a look at the guest's page tables, of a client: none waits for the console's reader.
+    #[test]
+    fn a_vcpu_that_is_to_pause_does_not_wait_for_a_reader_and_its_bytes_are_kept() {
+        let (mut from, to) = pipe().unwrap();
+        let (output, control) = served(to);
+        control.pause().unwrap();
+        let all: Vec<u8> = (0..WAITING_WHILE_PAUSED_MAX).map(|number| number as u8).collect();
+        all.chunks(100).for_each(|bytes| output.push(bytes));
+        assert_eq!(output.lost(), 0);
+        (0..10).for_each(|_| output.push(&[0; WAITING_MAX]));
+        assert!(output.lost() > 0, "they are bounded all the same");
+        let mut read = vec![0; all.len()];
+        from.read_exact(&mut read).unwrap();
+        assert_eq!(read, all);
     }
 
     #[test]
-    fn a_vm_that_is_to_end_does_not_wait_for_who_does_not_read() {
+    fn a_vm_that_is_to_end_does_not_wait_for_its_reader() {
         let (_from, to) = pipe().unwrap();
         let (output, control) = served(to);
         control.stop(wideleaf_vmm::GuestExit::Stopped);

@@ -1,0 +1,243 @@
+//! Standard error, for which no thread of a guest waits: lines of the guest, our own, the log and the progress bar.
+//!
+//! ```text
+//!                                         a command that runs no guest: written at once
+//!   say, log, panic, progress bar ──┬──▶  a guest is about to run:      as far as there is room now; the rest waits
+//!   lines of the guest ─────────────┘     it runs:                      all of it waits for a thread (`queued.rs`)
+//! ```
+//!
+//! A guest's process has that thread only when it is inside its sandbox. What finds no room is dropped and counted; the report says how many lines
+//! that were, and the last line on standard error too, where that is read again. At the end no more is waited for than [`end`] says.
+
+use std::fmt::{Debug, Display};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use console::Term;
+use indicatif::TermLike;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::guests::tables::clean;
+use crate::queued::{PIECE, QueuedWriter};
+
+/// Bytes of the guest that may wait: the boot of a Linux guest with its services, while a person looks at the first page.
+const GUEST_MAX: usize = 256 << 10;
+
+/// Bytes that may wait in all: a guest that prints without end leaves room for what we have to say.
+const ALL_MAX: usize = GUEST_MAX + (64 << 10);
+
+/// Bytes that may wait when a progress bar is drawn: the next picture replaces it anyway.
+const BAR_MAX: usize = GUEST_MAX / 2;
+
+/// How long the end of a run waits for a reader that takes nothing, where the guest ended by itself: a pager whose reader is at the first page.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The same where a signal, a client or a timeout has ended it: twice this is less than the second that an end takes at most.
+const PATIENCE_AT_REQUEST: Duration = Duration::from_millis(400);
+
+static QUEUE: OnceLock<Arc<QueuedWriter>> = OnceLock::new();
+static LINES_LOST: AtomicU64 = AtomicU64::new(0);
+
+/// From now on, for good, no thread waits for standard error's reader. There is no thread for it yet: a process enters its sandbox with one.
+pub(crate) fn queue() {
+    QUEUE.get_or_init(|| QueuedWriter::new(PIECE));
+    let _ = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let trace = std::backtrace::Backtrace::capture();
+        let name = thread.name().unwrap_or("without a name");
+        let trace = if trace.status() == std::backtrace::BacktraceStatus::Captured { trace.to_string() } else { String::new() };
+        say(format_args!("thread {name} {panic}\n{trace}"));
+    }));
+}
+
+/// Starts the thread that writes what waits and will come; it does `begin` first.
+///
+/// # Errors
+/// The kernel's, where there can be no thread.
+pub(crate) fn serve(begin: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let Some(queue) = QUEUE.get() else { return Ok(()) };
+    queue.serve("stderr", standard_error()?, begin)
+}
+
+/// [`queue`] and [`serve`], for a command without a sandbox.
+pub fn start() {
+    queue();
+    // Without a thread lines are written as far as there is room.
+    let _ = serve(|| {});
+}
+
+/// Writes a line to standard error. A reader that has gone is no reason to end a guest.
+pub fn say(line: impl Display) {
+    write(format!("{line}\n").as_bytes(), ALL_MAX);
+}
+
+/// Takes a line of the guest's, and never waits. On a terminal its control characters are shown as `?`.
+pub(crate) fn guest_line(line: &str) {
+    write(&shown(line, is_terminal()), GUEST_MAX);
+}
+
+/// Where the log goes: each event is one write.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        write(bytes, ALL_MAX);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lines that were not written, because standard error was not read.
+pub(crate) fn lines_lost() -> u64 {
+    LINES_LOST.load(Ordering::Relaxed)
+}
+
+/// Waits for the reader of what the guest printed, whose run is over, and drops what it does not take. `is_at_request` says whether something else than
+/// the guest ended it, by now.
+pub(crate) fn settle(is_at_request: impl Fn() -> bool) {
+    let Some(queue) = QUEUE.get() else { return };
+    if !queue.drain(|| if is_at_request() { PATIENCE_AT_REQUEST } else { PATIENCE }) {
+        LINES_LOST.fetch_add(queue.give_up().lines, Ordering::Relaxed);
+    }
+    match lines_lost() {
+        0 => {}
+        lost => say(format_args!("wideleaf: {lost} lines were not written here: standard error was not read")),
+    }
+}
+
+/// The last that a program does: waits until what was said last is written, while its reader reads.
+pub fn end() {
+    let Some(queue) = QUEUE.get() else { return };
+    if !queue.is_served() && !queue.is_idle() {
+        // The guest never ran. There is no other remedy where there can be no thread.
+        let _ = serve(|| {});
+    }
+    queue.drain(|| PATIENCE_AT_REQUEST);
+}
+
+/// A terminal for a progress bar: what is drawn goes the way of all lines.
+#[derive(Debug, Default)]
+pub(crate) struct BarTerminal(Mutex<String>);
+
+impl BarTerminal {
+    fn add(&self, text: impl Display) -> io::Result<()> {
+        use std::fmt::Write as _;
+        let _ = write!(self.0.lock().unwrap_or_else(PoisonError::into_inner), "{text}");
+        Ok(())
+    }
+}
+
+impl TermLike for BarTerminal {
+    fn width(&self) -> u16 {
+        Term::stderr().size().1
+    }
+
+    fn height(&self) -> u16 {
+        Term::stderr().size().0
+    }
+
+    fn move_cursor_up(&self, lines: usize) -> io::Result<()> {
+        if lines > 0 { self.add(format_args!("\x1b[{lines}A")) } else { Ok(()) }
+    }
+
+    fn move_cursor_down(&self, lines: usize) -> io::Result<()> {
+        if lines > 0 { self.add(format_args!("\x1b[{lines}B")) } else { Ok(()) }
+    }
+
+    fn move_cursor_right(&self, columns: usize) -> io::Result<()> {
+        if columns > 0 { self.add(format_args!("\x1b[{columns}C")) } else { Ok(()) }
+    }
+
+    fn move_cursor_left(&self, columns: usize) -> io::Result<()> {
+        if columns > 0 { self.add(format_args!("\x1b[{columns}D")) } else { Ok(()) }
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.add(format_args!("{text}\n"))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.add(text)
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.add("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let picture = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        match QUEUE.get() {
+            None => io::stderr().write_all(picture.as_bytes()),
+            Some(queue) => {
+                let _ = queue.push(picture.as_bytes(), BAR_MAX);
+                write_what_fits(queue);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn write(lines: &[u8], most: usize) {
+    let Some(queue) = QUEUE.get() else {
+        let _ = io::stderr().write_all(lines);
+        return;
+    };
+    if queue.push(lines, most).is_err() {
+        LINES_LOST.fetch_add(lines.iter().filter(|byte| **byte == b'\n').count() as u64, Ordering::Relaxed);
+    }
+    write_what_fits(queue);
+}
+
+/// Before there is a thread: as much as standard error takes without waiting.
+fn write_what_fits(queue: &QueuedWriter) {
+    if queue.is_served() {
+        return;
+    }
+    let stderr = io::stderr();
+    let takes_more = || {
+        let mut files = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut files, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    };
+    while takes_more() {
+        let Some(bytes) = queue.next_unserved() else { return };
+        let _ = (&stderr).write_all(&bytes);
+    }
+}
+
+/// Not through `io::stderr()`, whose lock a thread that writes would hold.
+fn standard_error() -> io::Result<File> {
+    Ok(File::from(io::stderr().as_fd().try_clone_to_owned()?))
+}
+
+fn is_terminal() -> bool {
+    static IS_TERMINAL: OnceLock<bool> = OnceLock::new();
+    *IS_TERMINAL.get_or_init(|| io::stderr().is_terminal())
+}
+
+/// A line of a guest's, as it is written.
+fn shown(line: &str, is_terminal: bool) -> Vec<u8> {
+    let mut text = if is_terminal { clean(line) } else { line.to_owned() };
+    text.push('\n');
+    text.into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_character_of_a_guest_and_a_file_gets_the_line_as_it_is() {
+        let line = "a\x1b]52;c;ZXZpbA==\x07b\u{9b}31m\tc";
+        assert_eq!(shown(line, true), b"a?]52;c;ZXZpbA==?b?31m c\n");
+        assert_eq!(shown(line, false), format!("{line}\n").as_bytes());
+    }
+}
