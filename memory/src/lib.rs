@@ -18,6 +18,7 @@
 //! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
 //! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
+//! | [`input_file`] | `open(2)` of a file that a user named, without waiting | none |
 //! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
 //! | [`khugepaged`] | `/sys/kernel/mm/transparent_hugepage/khugepaged` | root |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
@@ -43,6 +44,7 @@ pub mod first_touch;
 pub mod gate;
 pub mod given_back;
 pub mod host;
+pub mod input_file;
 pub mod khugepaged;
 pub mod manager;
 pub mod mishaps;

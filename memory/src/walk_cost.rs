@@ -8,13 +8,13 @@
 //!
 //! Whichever it is, it knows whether KVM shadows the guests' tables: then no host page saves anything under base pages of the guest.
 
-use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::walk::cost::{Cells, Cpu, CpuFamily, WalkCost};
 
+use crate::input_file::InputFile;
 use crate::second_level::{Paging, detect_paging};
 
 /// Where a measurement is kept, below the root.
@@ -219,12 +219,12 @@ impl std::fmt::Display for ChosenWalkCost {
 
 /// Reads a measurement of this CPU under the paging that KVM uses here, or why nothing tells which that is.
 fn read(file: &Path, cpu: &CpuModel, paging: Result<&Paging, &str>) -> Result<(SavedWalkCost, WalkCost), SavedError> {
-    let opened = File::open(file).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => SavedError::Absent,
-        _ => SavedError::Io(error),
+    let opened = InputFile::open(file).map_err(|error| match io::Error::from(error) {
+        error if error.kind() == io::ErrorKind::NotFound => SavedError::Absent,
+        error => SavedError::Io(error),
     })?;
     let mut text = Vec::new();
-    opened.take(FILE_MAX + 1).read_to_end(&mut text)?;
+    opened.into_file().take(FILE_MAX + 1).read_to_end(&mut text)?;
     if text.len() as u64 > FILE_MAX {
         return Err(SavedError::TooLong);
     }

@@ -27,8 +27,10 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{GuestRam, Paging};
+use wideleaf_policies::units::gib;
 use wideleaf_policies::{Bytes, Gpa, PageSize};
 use wideleaf_protocol::port;
 
@@ -263,7 +265,10 @@ impl BootImage {
             Image::BzImage { .. } => {}
         }
         let wanted = config.initrd().filter(|_| config.on_reset() == OnReset::Restart);
-        let read = |path| std::fs::read(path).map_err(|source| file_error("initrd", path, source));
+        let read = |path| {
+            let file = InputFile::open(path).and_then(|file| file.read(config.memory()));
+            file.map_err(|error| file_error("initrd", path, error.into()))
+        };
         let initrd = wanted.map(read).transpose()?.map(Arc::from);
         Ok(BootImage { bytes: Arc::new(bytes), image, initrd })
     }
@@ -370,11 +375,15 @@ pub(crate) fn prepare(
     })
 }
 
+/// The longest image that is read. A vmlinux with all its debug information has about 1 GiB, and below the hole a guest has 3 GiB at most.
+const IMAGE_BYTES_MAX: Bytes = gib(3);
+
 fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
     match source {
         ImageSource::Bytes(bytes) => Ok(bytes.clone()),
         ImageSource::File(path) => {
-            std::fs::read(path).map(Cow::Owned).map_err(|source| file_error("image", path, source))
+            let file = InputFile::open(path).and_then(|file| file.read(IMAGE_BYTES_MAX));
+            file.map(Cow::Owned).map_err(|error| file_error("image", path, error.into()))
         }
     }
 }

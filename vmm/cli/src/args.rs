@@ -1,11 +1,13 @@
 //! What a person types, as types. Nothing here touches the machine, so `--help` and every message about a wrong
 //! argument work anywhere.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
+use wideleaf_memory::input_file::InputFile;
+use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
 use crate::attach::AttachArgs;
@@ -630,9 +632,13 @@ pub(crate) fn with_files(text: &str) -> Result<String, String> {
     Ok(format!("{name}:{}", settings.collect::<Result<Vec<String>, String>>()?.join(",")))
 }
 
+/// The longest file that is a policy's value: the rules of `schemes` are some lines.
+const VALUE_FILE_MAX: Bytes = mib(1);
+
 /// The lines of a file with ; between them, without comments (from # on) and what is empty.
 fn lines_of(path: &str) -> Result<String, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+    let text = InputFile::open_stream(Path::new(path)).and_then(|file| file.read_text(VALUE_FILE_MAX));
+    let text = text.map_err(|error| format!("cannot read {path}: {error}"))?;
     if text.contains(',') {
         return Err(format!("{path} has a comma: no parameter of a policy takes one"));
     }

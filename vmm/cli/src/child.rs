@@ -18,6 +18,7 @@ use signal_hook::consts::SIGSYS;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::RunReport;
+use crate::undo::TemporaryFolder;
 
 const SETPRIV: &str = "setpriv";
 
@@ -74,7 +75,7 @@ fn report<T: DeserializeOwned>(
     interrupts: &Interrupts,
 ) -> Result<T, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
-    let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
+    let folder = TemporaryFolder::new().map_err(|error| host("make a temporary folder", &error))?;
     let (file, words) = (folder.path().join("run.json"), folder.path().join("words"));
     let stderr = File::create(&words).map_err(|error| host("make a temporary file", &error))?;
     let mut command = Command::new(program);

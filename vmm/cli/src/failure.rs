@@ -47,6 +47,9 @@ pub enum HookFault {
 }
 
 impl Failure {
+    /// The exit code of what a signal ended.
+    pub const INTERRUPTED: i32 = 130;
+
     /// The documented exit code.
     pub const fn exit_code(&self) -> u8 {
         match self {
@@ -60,7 +63,7 @@ impl Failure {
             Failure::Hook(HookFault::NotInstalled) => 10,
             Failure::Hook(HookFault::OutOfDate) => 11,
             Failure::Hook(HookFault::NotRun) => 12,
-            Failure::Interrupted => 130,
+            Failure::Interrupted => Failure::INTERRUPTED as u8,
         }
     }
 
@@ -86,7 +89,7 @@ impl Failure {
             3 => Failure::Input(message),
             5 => Failure::GuestCrashed(message),
             7 => Failure::Output(message),
-            130 => Failure::Interrupted,
+            Failure::INTERRUPTED => Failure::Interrupted,
             _ => Failure::Host(message),
         }
     }

@@ -14,10 +14,11 @@
 //! | [`results`] | the log of a serial console, read |
 
 use std::ffi::OsString;
-use std::io::Read as _;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use wideleaf_memory::input_file::InputFile;
 
 use crate::args::FormatArg;
 use crate::failure::Failure;
@@ -95,7 +96,7 @@ pub struct LinuxArgs {
 /// `wideleaf image results`.
 #[derive(Args, Debug)]
 pub struct ResultsArgs {
-    /// The console's log; other lines than ours may be in it [default: standard input]
+    /// The console's log; other lines than ours may be in it [default: standard input, which - is as well]
     #[arg(value_name = "FILE")]
     pub log: Option<PathBuf>,
 
@@ -141,11 +142,11 @@ fn read(args: &ResultsArgs) -> Result<(), Failure> {
 /// The whole log. A serial line may have damaged some of it: what is no text is replaced.
 fn log_text(path: Option<&Path>) -> Result<String, Failure> {
     let mut bytes = Vec::new();
+    let path = path.filter(|path| *path != Path::new("-"));
+    let mut read = |from: &mut dyn Read| from.take(results::LOG_BYTES_MAX).read_to_end(&mut bytes);
     let read = match path {
-        Some(path) => {
-            std::fs::File::open(path).and_then(|file| file.take(results::LOG_BYTES_MAX).read_to_end(&mut bytes))
-        }
-        None => std::io::stdin().lock().take(results::LOG_BYTES_MAX).read_to_end(&mut bytes),
+        Some(path) => InputFile::open_stream(path).map_err(Into::into).and_then(|file| read(&mut file.into_file())),
+        None => read(&mut std::io::stdin().lock()),
     };
     let name = || path.map_or_else(|| "standard input".to_owned(), |path| path.display().to_string());
     read.map_err(|error| Failure::Input(format!("cannot read the log {}: {error}", name())))?;

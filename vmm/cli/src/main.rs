@@ -7,8 +7,8 @@ use wideleaf::args::Command;
 use wideleaf::experiment::host_state::{fragmentation, khugepaged};
 use wideleaf::failure::Failure;
 use wideleaf::{
-    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate, stderr,
-    tlbcost, top, trace, vm,
+    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate,
+    stderr, tlbcost, top, trace, vm,
 };
 
 fn main() -> ExitCode {

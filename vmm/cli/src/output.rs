@@ -3,24 +3,28 @@
 //!
 //! ```text
 //!   nothing there, or a file   at the end a new file beside it ──▶ renamed over it, complete
-//!   a device, a FIFO           written to as it is: a rename would put a file where /dev/null was
+//!   a character device, a FIFO that a program reads
+//!                              written to as it is: a rename would put a file where /dev/null was
+//!   -                          standard output
+//!   a folder, a block device, a socket, a FIFO that no program reads
+//!                              refused, and named; nothing waits for a reader
 //! ```
 //!
 //! A recording is put in place when it begins, since it is worth something also where the run fails or is killed. What is written bit by bit
 //! and worth nothing before its end ([`NewFile`]) is put in place then.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, FileType, Permissions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
 use serde::Serialize;
-use tempfile::NamedTempFile;
+use wideleaf_memory::input_file::kind_name;
 
 use crate::args::FormatArg;
 use crate::failure::Failure;
@@ -28,9 +32,13 @@ use crate::interrupts::Interrupts;
 use crate::queued::PIECE;
 
 pub use crate::stderr::say;
+use crate::undo::TemporaryFile;
 
 /// What a new result file may be used for, before the user's umask: what every other program's output is.
 const FILE_MODE: u32 = 0o666;
+
+/// The name of standard output where an option takes a file; a file of that name is `./-`.
+const STANDARD_OUTPUT: &str = "-";
 
 /// An open place for one result.
 pub struct Output {
@@ -53,7 +61,7 @@ pub struct NamedPlace {
 enum PlaceFile {
     /// A new file in this folder becomes the file of that name.
     In(PathBuf),
-    /// A device or a FIFO.
+    /// A device or a FIFO, or standard output.
     AsItIs(File),
 }
 
@@ -65,6 +73,7 @@ impl Output {
     pub fn open(format: FormatArg, path: Option<&Path>) -> Result<Output, Failure> {
         let place = match path {
             None => Place::StandardOutput,
+            Some(path) if is_standard_output(path) => Place::StandardOutput,
             Some(path) => Place::Named(NamedPlace::open("--output", path)?),
         };
         Ok(Output { format, place })
@@ -109,17 +118,25 @@ impl NamedPlace {
     /// # Errors
     /// [`Failure::Output`] where it can not be written to.
     pub fn open(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
+        if is_standard_output(path) {
+            let file = io::stdout().as_fd().try_clone_to_owned();
+            let file = file.map_err(|error| cannot_write(option, path, error))?.into();
+            return Ok(NamedPlace { option, path: path.to_owned(), file: PlaceFile::AsItIs(file) });
+        }
         // Through a symbolic link: what it points to is written, and the link stays.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let cannot = |why: &dyn std::fmt::Display| cannot_write(option, &path, why);
         match fs::metadata(&path) {
-            Ok(is) if is.is_dir() => return Err(cannot(&"it is a folder")),
             Ok(is) if !is.is_file() => {
-                let file = File::options().write(true).open(&path).map_err(|error| cannot(&error))?;
-                return Ok(NamedPlace { option, path, file: PlaceFile::AsItIs(file) });
+                let file = open_as_it_is(&path, is.file_type()).map_err(|why| cannot_write(option, &path, why))?;
+                Ok(NamedPlace { option, path, file: PlaceFile::AsItIs(file) })
             }
-            _ => {}
+            _ => NamedPlace::in_its_folder(option, path),
         }
+    }
+
+    /// Tries whether there can be a new file of that name.
+    fn in_its_folder(option: &'static str, path: PathBuf) -> Result<NamedPlace, Failure> {
+        let cannot = |why: &dyn std::fmt::Display| cannot_write(option, &path, why);
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
             return Err(cannot(&format_args!("there is no folder {}", folder.display())));
@@ -128,6 +145,27 @@ impl NamedPlace {
         let folder = std::path::absolute(folder).map_err(|error| cannot(&error))?;
         new_file_in(&folder).map_err(|error| cannot(&error))?;
         Ok(NamedPlace { option, path, file: PlaceFile::In(folder) })
+    }
+
+    /// As [`NamedPlace::open`], for what is renamed over what has the name and cannot go anywhere else.
+    ///
+    /// # Errors
+    /// [`Failure::Output`] where the name is not a file's, or no file can be made.
+    pub(crate) fn open_file(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
+        refuse_standard_output(option, path)?;
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match fs::metadata(&path) {
+            Ok(is) if !is.is_file() => {
+                let why = format!("it is {}: name a file", kind_name(is.file_type()));
+                Err(cannot_write(option, &path, why))
+            }
+            _ => NamedPlace::in_its_folder(option, path),
+        }
+    }
+
+    /// What is written, with no symbolic link in it.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Writes the whole result and puts it in place.
@@ -141,9 +179,7 @@ impl NamedPlace {
             PlaceFile::In(folder) => {
                 let mut file = new_file_in(&folder).map_err(cannot)?;
                 file.write_all(bytes).map_err(cannot)?;
-                file.persist(folder.join(self.path.file_name().unwrap_or_default()))
-                    .map_err(|error| cannot(error.error))?;
-                Ok(())
+                file.persist(&folder.join(self.path.file_name().unwrap_or_default())).map(drop).map_err(cannot)
             }
         }
     }
@@ -173,7 +209,7 @@ impl NamedPlace {
             PlaceFile::In(folder) => {
                 let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
                 let file = new_file_in(&folder).map_err(cannot)?;
-                file.persist(&self.path).map_err(|error| cannot(error.error))
+                file.persist(&self.path).map_err(cannot)
             }
         }
     }
@@ -189,7 +225,7 @@ pub struct NewFile {
 }
 
 enum NewFileIn {
-    Folder(NamedTempFile),
+    Folder(TemporaryFile),
     AsItIs(File),
 }
 
@@ -208,7 +244,7 @@ impl NewFile {
             NewFileIn::AsItIs(_) => Ok(()),
             NewFileIn::Folder(file) => match file.persist(&self.path) {
                 Ok(_) => Ok(()),
-                Err(error) => Err(cannot_write(self.option, &self.path, error.error)),
+                Err(error) => Err(cannot_write(self.option, &self.path, error)),
             },
         }
     }
@@ -217,8 +253,7 @@ impl NewFile {
 impl Write for NewFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = match &mut self.file {
-            // Not through `NamedTempFile`, whose errors name the temporary file.
-            NewFileIn::Folder(file) => file.as_file_mut().write(bytes)?,
+            NewFileIn::Folder(file) => file.write(bytes)?,
             NewFileIn::AsItIs(file) => file.write(bytes)?,
         };
         self.written += written as u64;
@@ -231,11 +266,12 @@ impl Write for NewFile {
 }
 
 /// A file that is removed unless it gets its name.
-pub(crate) fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
+pub(crate) fn new_file_in(folder: &Path) -> io::Result<TemporaryFile> {
     tempfile::Builder::new()
         .prefix(".wideleaf-")
         .permissions(Permissions::from_mode(FILE_MODE))
         .tempfile_in(folder)
+        .map(TemporaryFile::of)
         .map_err(|error| io::Error::new(error.kind(), without_temporary_name(&error)))
 }
 
@@ -290,6 +326,43 @@ fn wait_for_reader(interrupts: &Interrupts) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "it is not read, and a signal ended this program"));
         }
     }
+}
+
+/// Refuses `-` for what has to have a file of its own: standard output has the report.
+///
+/// # Errors
+/// [`Failure::Usage`].
+pub(crate) fn refuse_standard_output(option: &str, path: &Path) -> Result<(), Failure> {
+    if !is_standard_output(path) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{option} - is standard output, which has the report: name a file, or ./- for one of that name"
+    )))
+}
+
+/// Whether a path means standard output.
+pub(crate) fn is_standard_output(path: &Path) -> bool {
+    path == Path::new(STANDARD_OUTPUT)
+}
+
+/// Opens a character device, or a FIFO that a program reads, for writes that wait.
+fn open_as_it_is(path: &Path, kind: FileType) -> Result<File, String> {
+    if !kind.is_fifo() && !kind.is_char_device() {
+        return Err(format!("it is {}: name a file", kind_name(kind)));
+    }
+    // Without waiting for a FIFO's reader or a modem's carrier (`open(2)`); what is written waits for its reader then.
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let file = File::options().write(true).custom_flags(flags.bits()).open(path).map_err(|error| {
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENXIO) if kind.is_fifo() => {
+                "it is a FIFO that no program reads: start its reader first, or name a file".to_owned()
+            }
+            _ => error.to_string(),
+        }
+    })?;
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty())).map_err(|error| error.to_string())?;
+    Ok(file)
 }
 
 fn cannot_write(option: &str, path: &Path, why: impl std::fmt::Display) -> Failure {

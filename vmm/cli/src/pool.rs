@@ -434,6 +434,8 @@ fn reserve(args: &PoolReserveArgs) -> Result<(), Failure> {
 /// Makes the pool larger: Ctrl-C makes the kernel stop with fewer pages than asked for, and all of them go back.
 fn reserved(pools: &HugetlbPools, request: &Request) -> Result<u64, Failure> {
     let interrupts = Interrupts::install()?;
+    // The kernel makes pages for as long as it takes, and what it made is given back.
+    interrupts.stand_down();
     let result = pools.reserve(request);
     if let (Ok(mut granted), true) = (result.as_ref().cloned(), interrupts.is_set()) {
         pools.give_back(&mut granted).map_err(host)?;

@@ -50,7 +50,7 @@ use crate::environment::{Environment, memory_available_kib, stolen_ms};
 use crate::failure::Failure;
 use crate::held_path::HeldCgroup;
 use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output, print, say};
+use crate::output::{NamedPlace, Output, is_standard_output, print, refuse_standard_output, say};
 use crate::report::{Measurement, RunReport, Setup, Verification, table};
 use crate::session::{Observed, Session, summarize};
 use crate::stderr::{self, BarTerminal};
@@ -143,7 +143,9 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
         return Err(Failure::Usage(format!("--record and --output are both {}: name two files", path.display())));
     }
-    if args.console && args.output.is_none() && args.format == FormatArg::Json {
+    let output = args.output.as_deref().filter(|path| !is_standard_output(path));
+    args.record.as_deref().map_or(Ok(()), |path| refuse_standard_output("--record", path))?;
+    if args.console && output.is_none() && args.format == FormatArg::Json {
         return Err(Failure::Usage(
             "--console gives standard output to the guest: say where the JSON goes with --output".into(),
         ));
@@ -151,9 +153,9 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
     let interrupts = Interrupts::install()?;
     stderr::queue();
-    let output = match (args.console, &args.output) {
+    let output = match (args.console, output) {
         (true, None) => None,
-        (_, path) => Some(Output::open(args.format, path.as_deref())?),
+        (_, path) => Some(Output::open(args.format, path)?),
     };
     if let (Some(sandbox), Some(output)) = (&mut spec.sandbox, &output) {
         sandbox.output_folder = output.folder().map(Path::to_owned);
@@ -161,6 +163,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let cgroup = args.cgroup.as_deref().map(HeldCgroup::join).transpose()?;
     let report = execute(&spec, &interrupts, process_start)?;
     drop(cgroup);
+    interrupts.end_at_the_next();
     match output {
         Some(output) => output.write(&report, RunReport::to_table)?,
         None => say(report.to_table()),
@@ -367,6 +370,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
+    // A sandbox is planned by a process of one thread.
+    interrupts.stand_down();
     let sandbox = spec.sandbox.as_ref().map(|sandbox| sandbox.plan(spec)).transpose()?;
     let layout = plan.as_ref().map_or_else(|| native_layout(spec.memory), |plan| Ok(plan.layout()))?;
     // Before there is a guest that a daemon could find. It knows us by our program's name as well, which anybody may change; where
@@ -478,7 +483,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 
 /// Starts the thread that writes to standard error, inside the sandbox where there is one.
 fn serve_stderr(sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
-    stderr::serve(begin_writing(sandbox)).map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
+    stderr::serve(begin_writing(sandbox))
+        .map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
 }
 
 /// What a thread does first that only writes.

@@ -25,7 +25,10 @@ use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
-use self::kept::{Cut, GAPS_MAX, Looks, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX, begin_of};
+use self::kept::{
+    Cut, GAPS_MAX, Looks, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX,
+    begin_of,
+};
 use crate::guests::tables::clean;
 use crate::report::{
     Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, PolicyChange,
@@ -292,7 +295,9 @@ impl Session {
             }
             Message::End { phase, tsc } => {
                 let is_open = |open: &PhaseLog| open.end_tsc.is_none() && open.name == phase.as_str();
-                let Some(index) = log.phases.iter().rposition(is_open) else { return log.cut.count("ends_of_no_phase", 1) };
+                let Some(index) = log.phases.iter().rposition(is_open) else {
+                    return log.cut.count("ends_of_no_phase", 1);
+                };
                 if self.may_look(log, at) {
                     let look = || {
                         let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
@@ -308,7 +313,9 @@ impl Session {
                 self.bar.set_position(done);
                 if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
                     log.cut.count("progress_marks", open.marks.add(Mark { at, tsc, done }));
-                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) && self.looks().may_call(at) {
+                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay)
+                        && self.looks().may_call(at)
+                    {
                         self.activate();
                     }
                 }

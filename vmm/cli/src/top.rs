@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::print;
 use crate::source::{SocketArg, Source};
+use crate::undo::Undo;
 use screen::{Effect, Screen, Tab};
 use watch::{Watch, look};
 
@@ -102,18 +103,22 @@ pub fn main(args: &TopArgs) -> Result<(), Failure> {
 }
 
 /// The terminal with our screen on it. It gets its own back however this ends: also a panic does that, by ratatui's hook.
-struct OpenTerminal(DefaultTerminal);
+struct OpenTerminal {
+    terminal: DefaultTerminal,
+    _undo: Undo,
+}
 
 impl OpenTerminal {
     fn open() -> Result<OpenTerminal, Failure> {
-        ratatui::try_init().map(OpenTerminal).map_err(|error| {
+        let opened = |terminal| OpenTerminal { terminal, _undo: Undo::at_the_end(ratatui::restore) };
+        ratatui::try_init().map(opened).map_err(|error| {
             ratatui::restore();
             cannot_use_terminal(error)
         })
     }
 
     fn draw(&mut self, screen: &Screen) -> Result<(), Failure> {
-        let drawn = self.0.draw(|frame| draw::draw(screen, frame.area(), frame.buffer_mut()));
+        let drawn = self.terminal.draw(|frame| draw::draw(screen, frame.area(), frame.buffer_mut()));
         drawn.map(|_| ()).map_err(cannot_use_terminal)
     }
 }

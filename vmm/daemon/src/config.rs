@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use wideleaf_control::protocol::{SOCKET_PATH, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
@@ -25,6 +26,9 @@ pub use values::{Automatic, Listen, PolicySetting, share_from};
 
 /// Where the configuration is unless `--config` says otherwise.
 pub const CONFIG_PATH: &str = "/etc/wideleaf/wideleafd.toml";
+
+/// The longest configuration that is read: thousands of VMs with a rule each.
+const FILE_MAX: Bytes = mib(4);
 
 /// All that can be configured.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -260,7 +264,8 @@ impl Config {
     /// That it can not be read, or the first mistake in it.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let at = || path.to_owned();
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: at(), source })?;
+        let text = InputFile::open_stream(path).and_then(|file| file.read_text(FILE_MAX));
+        let text = text.map_err(|error| ConfigError::Unreadable { path: at(), source: error.into() })?;
         Config::parse(&text).map_err(|mistake| ConfigError::Mistaken { path: at(), mistake })
     }
 

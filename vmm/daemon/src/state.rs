@@ -14,12 +14,18 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::WorkView;
+use wideleaf_memory::input_file::{InputError, InputFile};
+use wideleaf_policies::Bytes;
+use wideleaf_policies::units::mib;
 
 use crate::guests::ProcessId;
 use crate::rooms::Room;
 
 /// Of the file. One of another version is put aside as a damaged one is: what it says can not be known.
 pub const VERSION: u32 = 1;
+
+/// The longest state that is read: some KiB for each of thousands of VMs.
+const FILE_MAX: Bytes = mib(64);
 
 /// All that is remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,10 +74,10 @@ pub enum Loaded {
 /// # Errors
 /// The kernel's answer where there is a file and it can be neither read nor put aside.
 pub fn load(path: &Path) -> io::Result<Loaded> {
-    let bytes = match fs::read(path) {
+    let bytes = match InputFile::open(path).and_then(|file| file.read(FILE_MAX)) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Loaded::Fresh),
-        Err(error) => return Err(error),
+        Err(InputError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(Loaded::Fresh),
+        Err(error) => return Err(error.into()),
     };
     let why = match serde_json::from_slice::<State>(&bytes) {
         Ok(state) if state.version == VERSION => return Ok(Loaded::Known(state)),

@@ -13,6 +13,7 @@ use std::path::Path;
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, KernelLoader};
 use vm_memory::{Bytes as _, GuestAddress};
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_protocol::direct::DEVICE_STRIDE;
 use wideleaf_protocol::{DirectBoot, RamRange};
@@ -216,9 +217,9 @@ impl Loading<'_> {
             return Ok(Some(range));
         }
         let open = |path: &Path| -> std::io::Result<(File, u64)> {
-            let file = File::open(path)?;
-            let bytes = file.metadata()?.len();
-            Ok((file, bytes))
+            let file = InputFile::open(path)?;
+            let bytes = file.bytes().get();
+            Ok((file.into_file(), bytes))
         };
         let (mut file, length) = open(path).map_err(|source| file_error("initrd", path, source))?;
         let range = self.initrd_range(path, length, image_end, limit)?;

@@ -8,10 +8,16 @@ use time::format_description::well_known::Rfc3339;
 use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::results::{FORMAT, Results, Run};
 use wideleaf_experiments::schedule;
+use wideleaf_memory::input_file::InputFile;
+use wideleaf_policies::Bytes;
+use wideleaf_policies::units::mib;
 
 use crate::experiment::environment;
 use crate::failure::Failure;
-use crate::output::new_file_in;
+use crate::output::{NamedPlace, new_file_in};
+
+/// The longest file of results that is read: a thousand rounds of the longest experiment are some tens of MiB.
+const RESULTS_MAX: Bytes = mib(512);
 
 /// A file of results that grows.
 #[derive(Debug)]
@@ -25,7 +31,7 @@ impl Store {
     pub(super) fn create(path: Option<&Path>, experiment: Experiment) -> Result<Store, Failure> {
         let now = now();
         let dated = || PathBuf::from(format!("{}-{}.json", experiment.name, now.replace([':', '-'], "")));
-        let path = path.map_or_else(dated, Path::to_path_buf);
+        let path = NamedPlace::open_file("--output", &path.map_or_else(dated, Path::to_path_buf))?.path().to_owned();
         let results = Results {
             wideleaf_experiment: FORMAT,
             environment: environment::capture(),
@@ -43,13 +49,15 @@ impl Store {
 
     /// The file of an experiment that was not finished, without the runs that failed: what made them fail may be gone.
     pub(super) fn resume(path: &Path, name: &str) -> Result<Store, Failure> {
-        let mut results = read(path)?;
+        // After each run a new file takes its place.
+        let path = NamedPlace::open_file("--resume", path)?.path().to_owned();
+        let mut results = read(&path)?;
         if results.experiment.name != name {
             let has = &results.experiment.name;
             return Err(Failure::Usage(format!("{} has results of {has}, not of {name}", path.display())));
         }
         results.runs.retain(|run| run.measured().is_some());
-        Ok(Store { path: path.to_path_buf(), results })
+        Ok(Store { path, results })
     }
 
     /// What is in it.
@@ -96,19 +104,20 @@ impl Store {
         let cannot = |error: std::io::Error| Failure::Output(format!("cannot write {}: {error}", self.path.display()));
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut file = new_file_in(folder).map_err(cannot)?;
-        let mut writer = BufWriter::new(&mut file);
+        let mut writer = BufWriter::new(&mut *file);
         serde_json::to_writer(&mut writer, &self.results).map_err(|error| cannot(error.into()))?;
         writer.write_all(b"\n").and_then(|()| writer.flush()).map_err(cannot)?;
         drop(writer);
-        file.as_file().sync_data().map_err(cannot)?;
-        file.persist(&self.path).map(drop).map_err(|error| cannot(error.error))
+        file.sync_data().map_err(cannot)?;
+        file.persist(&self.path).map(drop).map_err(cannot)
     }
 }
 
 /// Reads results.
 pub(super) fn read(path: &Path) -> Result<Results, Failure> {
     let shown = path.display();
-    let text = std::fs::read(path).map_err(|error| Failure::Input(format!("cannot read {shown}: {error}")))?;
+    let read = InputFile::open_stream(path).and_then(|file| file.read(RESULTS_MAX));
+    let text = read.map_err(|error| Failure::Input(format!("cannot read {shown}: {error}")))?;
     let value: serde_json::Value = serde_json::from_slice(&text)
         .map_err(|error| Failure::Input(format!("{shown} is no file of results: {error}")))?;
     match value.get("wideleaf_experiment").and_then(serde_json::Value::as_u64) {

@@ -5,9 +5,15 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use wideleaf_kernels::registry::{by_name, find};
+use wideleaf_memory::input_file::InputFile;
+use wideleaf_policies::Bytes;
+use wideleaf_policies::units::gib;
 use wideleaf_protocol::CommandLine;
 
 use crate::failure::Failure;
+
+/// The longest program that is put into an initramfs, which a guest unpacks into its memory.
+const PROGRAM_MAX: Bytes = gib(1);
 
 /// The only job of a guest.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,11 +67,8 @@ fn with_class(bench: &str) -> Option<String> {
 
 fn program_of(path: &Path, arguments: &[OsString]) -> Result<Workload, Failure> {
     let refuse = |why: &dyn std::fmt::Display| Failure::Input(format!("--exec {}: {why}", path.display()));
-    // A device may never end, and a FIFO may never begin.
-    if !path.is_file() {
-        return Err(refuse(&"it is no file"));
-    }
-    let file = std::fs::read(path).map_err(|error| refuse(&error))?;
+    let read = InputFile::open(path).and_then(|file| file.read(PROGRAM_MAX));
+    let file = read.map_err(|error| refuse(&error))?;
     check_program(&file).map_err(|why| refuse(&why))?;
     let arguments = arguments.iter().flat_map(|argument| [argument.as_bytes(), b"\0"].concat()).collect();
     Ok(Workload::Program { file, arguments })

@@ -12,12 +12,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
+use wideleaf_memory::input_file::InputFile;
+use wideleaf_policies::Bytes;
+use wideleaf_policies::units::mib;
 
 use crate::args::{Cli, Command as Chosen};
 use crate::failure::Failure;
@@ -31,7 +33,7 @@ mod printed;
 const RUN: &str = "run";
 
 /// No configuration is longer: a hundred options of a line each are some KiB, and a device instead of a file never ends.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+const FILE_BYTES_MAX: Bytes = mib(1);
 
 /// Options that say something of a file and can not be in one.
 const NOT_IN_A_FILE: [&str; 4] = ["config", "print_config", "help", "version"];
@@ -86,14 +88,8 @@ struct ConfigFile<'a> {
 impl ConfigFile<'_> {
     fn read(path: &Path) -> Result<ConfigFile<'_>, Failure> {
         let cannot = |why: &dyn std::fmt::Display| Failure::Input(format!("--config {}: {why}", path.display()));
-        let about = fs::metadata(path).map_err(|error| cannot(&error))?;
-        if !about.is_file() {
-            return Err(cannot(&"it is no file"));
-        }
-        if about.len() > FILE_BYTES_MAX {
-            return Err(cannot(&format_args!("it has {} bytes, more than {FILE_BYTES_MAX}", about.len())));
-        }
-        let text = fs::read_to_string(path).map_err(|error| cannot(&error))?;
+        let text = InputFile::open_stream(path).and_then(|file| file.read_text(FILE_BYTES_MAX));
+        let text = text.map_err(|error| cannot(&error))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let command = run_command();
         let read = entries::read(&text, &command, folder);

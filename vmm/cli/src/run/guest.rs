@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
-use wideleaf_kernels::registry::KernelNames;
 use wideleaf_memory::capabilities::Capability;
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
@@ -22,7 +22,7 @@ use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConf
 
 use super::restarts::{NoRestart, Restarts};
 use super::sandboxed::Sandboxed;
-use super::{Console, Ended, RunSpec, Workload, from_config_error};
+use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::session::Session;
@@ -106,15 +106,14 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
 pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
     let image = match &spec.workload {
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
-        // A device may never end, and a FIFO may never begin.
-        Workload::Image(path) if !path.is_file() => {
-            let names = KernelNames::ALL;
-            return Err(Failure::Input(format!("{path:?} is neither a built-in kernel ({names}) nor a file")));
+        Workload::Image(path) => {
+            InputFile::open(path).map_err(|error| kernel::no_image(path, &error))?;
+            ImageSource::File(path.clone())
         }
-        Workload::Image(path) => ImageSource::File(path.clone()),
     };
-    if let Some(initrd) = spec.initrd.as_ref().filter(|initrd| !initrd.is_file()) {
-        return Err(Failure::Input(format!("--initrd {initrd:?} is no file")));
+    if let Some(initrd) = &spec.initrd {
+        let opened = InputFile::open(initrd);
+        opened.map_err(|error| Failure::Input(format!("cannot read --initrd {}: {error}", initrd.display())))?;
     }
     let mut options = VmOptions::new(image, backing);
     options.memory = spec.memory;

@@ -5,11 +5,15 @@
 //!   KERNEL ─▶ by_name ─▶ with_class ─▶ memory_needed ─▶ ram_for ─▶ guest RAM: as asked, or enough
 //! ```
 
+use std::io;
+use std::path::Path;
+
 use wideleaf_guest_image::IMAGE;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::parameters::Parameters;
 use wideleaf_kernels::registry::{KernelNames, MemoryNeed};
-use wideleaf_kernels::{Kernel, KernelError};
+use wideleaf_kernels::{KERNELS, Kernel, KernelError};
+use wideleaf_memory::input_file::InputError;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::CommandLine;
@@ -20,6 +24,7 @@ use wideleaf_vmm::config;
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
+use crate::suggest::did_you_mean;
 
 /// RAM of a run that needs no more, or as much as there is.
 pub const MEMORY_DEFAULT: Bytes = gib(1);
@@ -57,6 +62,18 @@ pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result
         return Err(Failure::Usage(format!("--class and {key}= in --cmdline: leave one of them out")));
     }
     Ok(format!("{key}={class} {cmdline}").trim_end().to_owned())
+}
+
+/// The refusal of a workload that names neither a kernel nor an image that can be read. What has a `/` in it is meant as a path.
+pub fn no_image(path: &Path, error: &InputError) -> Failure {
+    let shown = path.display();
+    let is_absent = matches!(error, InputError::Io(error) if error.kind() == io::ErrorKind::NotFound);
+    if !is_absent || path.components().count() > 1 || path.is_absolute() {
+        return Failure::Input(format!("cannot read the image {shown}: {error}"));
+    }
+    let hint = did_you_mean(&path.to_string_lossy(), KERNELS.iter().map(|kernel| kernel.name.as_str()));
+    let names = KernelNames::ALL;
+    Failure::Input(format!("{shown:?} is neither a built-in kernel ({names}) nor a file{hint}"))
 }
 
 /// The whole line that starts a kernel with these parameters.

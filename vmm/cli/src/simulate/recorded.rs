@@ -8,12 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use comfy_table::Cell;
 use serde::Serialize;
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::replay::{Recording, Tally};
@@ -113,10 +112,8 @@ pub fn main(path: &Path, policies: &[PolicyChoice], output: Output) -> Result<()
 /// [`Failure::Input`] where there is no recording, or it is damaged.
 pub fn simulate(path: &Path, policies: &[PolicyChoice]) -> Result<SimulationReport, Failure> {
     let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("--recording {}: {why}", path.display()));
-    let bytes = read(path).map_err(|error| unusable(&error))?;
-    if bytes.len() as u64 > RECORDING_MAX.get() {
-        return Err(unusable(&format_args!("longer than {RECORDING_MAX}, which is more than is read")));
-    }
+    let read = InputFile::open_stream(path).and_then(|file| file.read(RECORDING_MAX));
+    let bytes = read.map_err(|error| unusable(&error))?;
     let recording = Recording::read(&bytes).map_err(|error| unusable(&error))?;
     let own = format!("{} (recorded)", recording.header().policy);
     // As it counted there, so that the recorded policy does again what it did; recordings from before say nothing and had the prior.
@@ -138,13 +135,6 @@ pub fn simulate(path: &Path, policies: &[PolicyChoice]) -> Result<SimulationRepo
             facts: recording.header().facts.iter().cloned().collect(),
         },
     })
-}
-
-/// The file, or one byte more of it than [`RECORDING_MAX`].
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(RECORDING_MAX.get() + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 fn side(policy: String, tally: &Tally) -> Side {

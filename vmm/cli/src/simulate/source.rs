@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::walk::streams;
 use wideleaf_trace::{Access, TraceReader};
@@ -90,9 +91,10 @@ impl Source {
 
 fn open_file(path: &Path) -> Result<Blocks, Failure> {
     let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("--trace {}: {why}", path.display()));
-    let file = File::open(path).map_err(|error| unusable(&error))?;
-    let bytes = file.metadata().map_err(|error| unusable(&error))?.len();
-    let reader = Box::new(TraceReader::open(file).map_err(|error| unusable(&error))?);
+    // Each simulation reads it anew: of a pipe the second would find nothing.
+    let file = InputFile::open(path).map_err(|error| unusable(&error))?;
+    let bytes = file.bytes().get();
+    let reader = Box::new(TraceReader::open(file.into_file()).map_err(|error| unusable(&error))?);
     let header = reader.header().clone();
     Ok(Blocks {
         info: SourceInfo {

@@ -7,6 +7,7 @@
 //! ```
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,7 +28,7 @@ use super::source::{Blocks, Source, SourceInfo};
 use super::{machines, plot};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output};
+use crate::output::{NamedPlace, Output, refuse_standard_output};
 use crate::run::visible_bar;
 
 /// What decides of the host's pages.
@@ -78,7 +79,7 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
     let info = source.open()?.info;
     check_memory(&info, args)?;
     let output = Output::open(args.format, args.output.as_deref())?;
-    let plot = args.plot.as_deref().map(|path| NamedPlace::open("--plot", path)).transpose()?;
+    let plot = args.plot.as_deref().map(|path| open_plot(path)).transpose()?;
 
     let setting = Setting { source: &source, arena: info.arena, args };
     let results = setting.run_all(&combinations(machines, policies, &args.host_page))?;
@@ -87,6 +88,11 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
         plot.put(plot::svg(&report).as_bytes())?;
     }
     output.write(&report, TracedReport::to_table)
+}
+
+fn open_plot(path: &Path) -> Result<NamedPlace, Failure> {
+    refuse_standard_output("--plot", path)?;
+    NamedPlace::open("--plot", path)
 }
 
 fn check_memory(info: &SourceInfo, args: &SimulateArgs) -> Result<(), Failure> {

@@ -1,12 +1,12 @@
 //! `wideleaf trace info`: what is in a trace, read from its first byte to its last.
 
 use std::fmt::Write as _;
-use std::fs::File;
 use std::path::Path;
 
 use comfy_table::Cell;
 use indicatif::{HumanBytes, HumanCount};
 use serde::Serialize;
+use wideleaf_memory::input_file::InputFile;
 use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader, VERSION};
 
 use super::InfoArgs;
@@ -99,9 +99,9 @@ pub fn main(args: &InfoArgs) -> Result<(), Failure> {
 
 fn read(path: &Path, interrupts: &Interrupts) -> Result<TraceReport, Failure> {
     let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("{}: {why}", path.display()));
-    let file = File::open(path).map_err(|error| unusable(&error))?;
-    let bar = visible_bar(file.metadata().map_or(0, |is| is.len()), "{wide_bar} {bytes}/{total_bytes}");
-    let mut reader = TraceReader::open(file).map_err(|error| unusable(&error))?;
+    let file = InputFile::open_stream(path).map_err(|error| unusable(&error))?;
+    let bar = visible_bar(file.bytes().get(), "{wide_bar} {bytes}/{total_bytes}");
+    let mut reader = TraceReader::open(file.into_file()).map_err(|error| unusable(&error))?;
     let (mut block, mut phases): (Vec<Access>, Vec<PhaseReport>) = (Vec::new(), Vec::new());
     let mut map = TouchedMap::new(reader.header().arena_bytes);
     while reader.next_block(&mut block).map_err(|error| unusable(&error))? {

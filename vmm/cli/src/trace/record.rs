@@ -12,7 +12,7 @@ use wideleaf_trace::{Header, Totals};
 use super::RecordArgs;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output};
+use crate::output::{NamedPlace, Output, refuse_standard_output};
 use crate::run::{kernel, visible_bar};
 
 /// How often the line on a terminal is written anew.
@@ -64,6 +64,7 @@ pub fn main(args: &RecordArgs) -> Result<(), Failure> {
         phase: args.phase.as_deref(),
         bytes_max: args.limit.map(|limit| limit.get()),
     };
+    refuse_standard_output("--output", &args.output)?;
     request.arena_bytes().map_err(|error| from_record_error(args, error))?;
     let output = Output::open(args.format, None)?;
     // In this order: once the temporary file is there, a signal no longer ends us without removing it.

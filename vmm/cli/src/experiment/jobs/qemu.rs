@@ -29,6 +29,7 @@ use crate::child;
 use crate::failure::Failure;
 use crate::image::results::GuestReport;
 use crate::interrupts::Interrupts;
+use crate::undo::TemporaryFolder;
 
 /// How often RAM is looked at: a look at 512 MiB of base pages takes 2 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -43,7 +44,7 @@ pub(super) fn run(
     interrupts: &Interrupts,
 ) -> Result<Measured, Failure> {
     let host = |what: &str, error: &dyn std::fmt::Display| Failure::Host(format!("cannot {what}: {error}"));
-    let folder = tempfile::tempdir().map_err(|error| host("make a temporary folder", &error))?;
+    let folder = TemporaryFolder::new().map_err(|error| host("make a temporary folder", &error))?;
     let (image, words) = (folder.path().join("guest.elf"), folder.path().join("words"));
     wideleaf_guest_image::write_to(&image).map_err(|error| host("write the guest's image", &error))?;
     let stderr = fs::File::create(&words).map_err(|error| host("make a temporary file", &error))?;

@@ -14,7 +14,6 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
 use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::report::every::number;
@@ -24,6 +23,7 @@ use super::wideleaf_run;
 use crate::child;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::undo::TemporaryFolder;
 
 /// The daemon's program, beside ours.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";
@@ -102,7 +102,7 @@ fn note(guest: &GuestAmongOthers, one: &Measured) -> String {
 #[derive(Debug)]
 struct Daemon {
     child: Child,
-    folder: TempDir,
+    folder: TemporaryFolder,
 }
 
 impl Daemon {
@@ -110,7 +110,7 @@ impl Daemon {
     fn start(interrupts: &Interrupts) -> Result<Daemon, Failure> {
         let program = program().ok_or_else(|| Failure::Host(format!("{DAEMON} is not beside this program")))?;
         let cannot = |what: &str, error: std::io::Error| Failure::Host(format!("cannot {what}: {error}"));
-        let folder = tempfile::tempdir().map_err(|error| cannot("make a temporary folder", error))?;
+        let folder = TemporaryFolder::new().map_err(|error| cannot("make a temporary folder", error))?;
         let file = folder.path().join("wideleafd.toml");
         fs::write(&file, configuration(folder.path())).map_err(|error| cannot("write a temporary file", error))?;
         let words =

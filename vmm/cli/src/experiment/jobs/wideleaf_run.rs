@@ -13,6 +13,7 @@ use crate::experiment::memory_map::{self, View};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::report::{Counters, Phase, RunReport};
+use crate::undo::TemporaryFolder;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
 /// More marks of progress are not told apart in a picture.
@@ -27,7 +28,7 @@ pub(super) fn run(
     timeout: Duration,
     interrupts: &Interrupts,
 ) -> Result<Measured, Failure> {
-    let folder = tempfile::tempdir()
+    let folder = TemporaryFolder::new()
         .map_err(|error| Failure::Host(format!("cannot make a temporary folder for a recording: {error}")))?;
     let recording = folder.path().join("recording");
     let mut arguments = [&["run".to_owned()], arguments].concat();

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
+use wideleaf_memory::input_file::kind_name;
 
 use super::SECTOR_BYTES;
 use crate::devices::virtio::pieces::Piece;
@@ -264,18 +265,10 @@ fn id_of(options: &DiskOptions) -> Result<[u8; ID_BYTES], DiskError> {
 fn check_kind(path: &Path, is_read_only: bool) -> Result<(), DiskError> {
     let metadata = std::fs::metadata(path).map_err(|source| from_open(path, is_read_only, source))?;
     let kind = metadata.file_type();
-    let what = if kind.is_file() || kind.is_block_device() {
+    if kind.is_file() || kind.is_block_device() {
         return Ok(());
-    } else if kind.is_dir() {
-        "a folder"
-    } else if kind.is_fifo() {
-        "a pipe"
-    } else if kind.is_socket() {
-        "a socket"
-    } else {
-        "a character device"
-    };
-    Err(DiskError::NotADisk { path: path.to_owned(), kind: what })
+    }
+    Err(DiskError::NotADisk { path: path.to_owned(), kind: kind_name(kind) })
 }
 
 fn from_open(path: &Path, is_read_only: bool, source: io::Error) -> DiskError {
