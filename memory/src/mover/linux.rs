@@ -14,6 +14,7 @@ use super::{ASIDE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
 use crate::region::GuestRam;
+use crate::sensors::zero_pages::read_in_search_of_use;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 use crate::sys::userfaultfd::{Message, Mode, Userfaultfd, UserfaultfdError};
 use crate::sys::{madvise::madvise, pagemap};
@@ -83,6 +84,15 @@ impl LinuxMover {
     fn window(&self, window: WindowIndex) -> (Hva, Bytes) {
         (self.ram.window(window).start(), WINDOW)
     }
+
+    /// The pages that are present, the shared zero page not counted.
+    fn present(&self, place: Place) -> Result<Vec<PageRun>, HostError> {
+        let piece = self.piece(place, &super::ALL_PAGES);
+        let mut runs = Vec::new();
+        let scanned = pagemap::scan(&self.pagemap, piece.start(), piece.bytes(), &mut runs);
+        scanned.map_err(host_error("PAGEMAP_SCAN"))?;
+        Ok(runs)
+    }
 }
 
 fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
@@ -145,11 +155,24 @@ impl Mover for LinuxMover {
         Ok(runs.into_iter().map(pages).collect())
     }
 
-    fn look(&self, place: Place) -> Result<Look, HostError> {
+    fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         let piece = self.piece(place, &super::ALL_PAGES);
-        let mut runs: Vec<PageRun> = Vec::new();
-        let scanned = pagemap::scan(&self.pagemap, piece.start(), piece.bytes(), &mut runs);
-        scanned.map_err(host_error("PAGEMAP_SCAN"))?;
+        let mut read = Bytes::ZERO;
+        let mut is_zero = |page: &u16| {
+            let (is_zero, bytes) = read_in_search_of_use(piece.part(PAGE * u64::from(*page), PAGE));
+            read += bytes;
+            is_zero
+        };
+        let pages = |run: &PageRun| {
+            let first = page_count(run.start - piece.start());
+            first..first + page_count(run.bytes)
+        };
+        let runs = super::runs_of(self.present(place)?.iter().flat_map(pages).filter(&mut is_zero));
+        Ok((runs, read))
+    }
+
+    fn look(&self, place: Place) -> Result<Look, HostError> {
+        let runs = self.present(place)?;
         let count = |of: fn(&&PageRun) -> bool| runs.iter().filter(of).map(|run| page_count(run.bytes)).sum::<u16>();
         Ok(Look { resident: count(|_| true), is_huge: count(|run| run.is_huge) == BASE_PAGES_PER_WINDOW })
     }
