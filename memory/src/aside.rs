@@ -205,7 +205,7 @@ impl Aside {
     }
 
     /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
-    /// exact: a touch that came before is counted though nobody has answered it yet.
+    /// exact: a touch that came before is counted though nobody has answered it yet (of up to 1024 threads that wait at once).
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).

@@ -64,11 +64,16 @@ pub struct SwapLimits {
     pub rounds_max: u32,
 }
 
-impl Default for SwapLimits {
+impl SwapLimits {
     /// 3 ms: a tenth of what a stalled window of memfd RAM costs in collapse, and enough for 2000 pages. 8 rounds: a guest
     /// that writes at half the speed of copying needs six to get from 200 ms of writes to 3 ms.
+    pub const DEFAULT: SwapLimits = SwapLimits { pause_max: Duration::from_millis(3), rounds_max: 8 };
+}
+
+impl Default for SwapLimits {
+    /// [`SwapLimits::DEFAULT`].
     fn default() -> SwapLimits {
-        SwapLimits { pause_max: Duration::from_millis(3), rounds_max: 8 }
+        SwapLimits::DEFAULT
     }
 }
 

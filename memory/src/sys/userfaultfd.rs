@@ -163,7 +163,7 @@ nix::ioctl_readwrite!(uffdio_continue, UFFD, 0x07, Fill);
 const MESSAGE_BYTES: usize = 32;
 
 /// Messages fetched per call: as many as vCPUs and device threads usually fault at once.
-const MESSAGES_PER_READ: usize = 16;
+pub(crate) const MESSAGES_PER_READ: usize = 16;
 
 /// One `struct uffd_msg`, as far as it is of use here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
