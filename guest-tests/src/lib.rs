@@ -7,6 +7,7 @@ pub mod libvirt;
 pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;
+pub mod slow_disk;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,6 +32,8 @@ pub enum Need {
     Libvirt,
     /// QEMU, and the labs' kernel for it.
     Qemu,
+    /// `/dev/fuse`, and root to mount a file system of the test's own.
+    Fuse,
     /// The kernel's taps, and root to have a network of one's own for them.
     Tap,
     /// A kernel that moves pages of anonymous memory, and permits it.
@@ -51,6 +54,7 @@ impl Need {
             Need::Lab => "lab",
             Need::Libvirt => "libvirt",
             Need::Qemu => "qemu",
+            Need::Fuse => "fuse",
             Need::Tap => "tap",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",

@@ -43,7 +43,10 @@ pub fn clear(host: &dyn Host, ram: &GuestRam, pages: Pages) -> Result<(), HostEr
     let _alone = ram.given_back().discarding();
     if ram.claims().parts_in_work() > 0 {
         let source = io::Error::from_raw_os_error(libc::EBUSY);
-        return Err(HostError { what: "clear guest RAM, of which pages are aside and cannot be brought back yet", source });
+        return Err(HostError {
+            what: "clear guest RAM, of which pages are aside and cannot be brought back yet",
+            source,
+        });
     }
     ram.given_back().book().forget_all();
     let giants: Vec<_> = ram.claims().giants_in_use().iter().filter_map(|of| GpaRange::new(of.start, GIANT)).collect();

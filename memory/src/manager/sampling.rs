@@ -773,7 +773,8 @@ mod tests {
         }
 
         fn finish(&mut self, _: &dyn Host) -> AccessSample {
-            let rows: Vec<_> = std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Untouched)).collect();
+            let rows: Vec<_> =
+                std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Untouched)).collect();
             let cost = AccessCost { windows: rows.len() as u64, events: 0, cpu: Duration::ZERO };
             AccessSample { rows, watched_for: BTreeMap::new(), cost }
         }
@@ -796,7 +797,8 @@ mod tests {
             most: ACCESS_LEAST,
         };
         let share = Share::new(limits, ACCESS_COST, host.now());
-        let mut sampling = AccessSampling::of_sampler(VmId(0), "access", Box::<Idle>::default(), windows.clone(), share);
+        let mut sampling =
+            AccessSampling::of_sampler(VmId(0), "access", Box::<Idle>::default(), windows.clone(), share);
         let mut rows = VmSnapshot::with_capacity(VmId(0), WINDOWS);
         windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
         let mut sample = || {
