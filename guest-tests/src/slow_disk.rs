@@ -1,13 +1,14 @@
-//! A disk image that is slow, and whose transfers go straight into the pages of the process that reads it: a file of a FUSE file system of
-//! this process, without page cache (`FOPEN_DIRECT_IO`). The kernel pins the pages of a `preadv(2)` for as long as this server takes to
-//! answer, as glusterfs, sshfs and others do. Needs root and `/dev/fuse`.
+//! A disk image that is slow, and whose transfers go straight into the pages of the process that reads it: a file of a
+//! FUSE file system of this process, without page cache (`FOPEN_DIRECT_IO`). The kernel pins the pages of a `preadv(2)`
+//! for as long as this server takes to answer, as glusterfs, sshfs and others do. Needs root and `/dev/fuse`.
 //!
 //! ```text
-//!   test ── preadv ─▶ kernel: pins the pages ── READ ─▶ this server: waits [`SlowDisk::hold`], takes its time ── bytes ─▶ kernel: unpins
+//!   test ── preadv ─▶ kernel: pins the pages ── READ ─▶ this server: waits [`SlowDisk::hold`], takes its time ── bytes
+//!   ─▶ kernel: unpins
 //! ```
 //!
-//! Structures and numbers are those of include/uapi/linux/fuse.h, version 7.31. Dropped, also by a panic, the file system is aborted and
-//! unmounted: a transfer that is under way fails, and no thread waits for it.
+//! Structures and numbers are those of include/uapi/linux/fuse.h, version 7.31. Dropped, also by a panic, the file
+//! system is aborted and unmounted: a transfer that is under way fails, and no thread waits for it.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -139,8 +140,8 @@ impl Drop for SlowDisk {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.changed.notify_all();
-        // Forced: transfers fail, and the server's next read does (`fuse_umount_begin`). Where the image is open still, the mount
-        // is busy for that, and goes with its last user.
+        // Forced: transfers fail, and the server's next read does (`fuse_umount_begin`). Where the image is open still,
+        // the mount is busy for that, and goes with its last user.
         let _ = umount2(self.folder.path(), MntFlags::MNT_FORCE);
         let _ = umount2(self.folder.path(), MntFlags::MNT_DETACH);
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
@@ -282,7 +283,8 @@ fn init() -> Vec<u8> {
     let pages = (TRANSFER_BYTES_MAX / 4096) as u16;
     let mut out = Vec::new();
     [7, 31, 4096, BIG_WRITES | MAX_PAGES].iter().for_each(|word: &u32| out.extend(word.to_ne_bytes()));
-    [12_u16, 9].iter().for_each(|requests| out.extend(requests.to_ne_bytes())); // in the background, of which none is made
+    // Requests in the background, of which none is made.
+    [12_u16, 9].iter().for_each(|requests| out.extend(requests.to_ne_bytes()));
     [TRANSFER_BYTES_MAX as u32, 1].iter().for_each(|word| out.extend(word.to_ne_bytes()));
     out.extend(pages.to_ne_bytes());
     out.resize(64, 0);

@@ -1,7 +1,8 @@
 //! Nobody's guest may lose a byte that a device wrote because we moved its memory: a guest writes a disk, forgets what it wrote and reads it
 //! back, and checks every word of it and of other RAM, while the pages beneath both are promoted, split, given back, sampled, swapped and put
-//! onto giants. Devices write by the kernel's own faults (`preadv` into guest RAM), past the CPU's tables that KVM keeps; those of a disk that
-//! is slow and without page cache write into pages that the kernel has pinned since the transfer began. Needs KVM, and FUSE for the slow disk.
+//! onto giants. Devices write by the kernel's own faults (`preadv` into guest RAM), past the CPU's tables that KVM
+//! keeps; those of a disk that is slow and without page cache write into pages that the kernel has pinned since the
+//! transfer began. Needs KVM, and FUSE for the slow disk.
 //!
 //! ```text
 //!   guest      fill ─▶ write to disk ─▶ zero ─▶ read from disk ─▶ check …         vCPU 1: check and rewrite other RAM
@@ -50,7 +51,8 @@ const DISK_BYTES: u64 = 12 << 20;
 /// How long the guest works, by its own clock.
 const CMDLINE: &str = "bytes=12M seconds=5 requests=2000";
 
-/// How long a transfer of the slow disk takes: as long as one of a disk that is near, and long enough to be met by every actuator.
+/// How long a transfer of the slow disk takes: as long as one of a disk that is near, and long enough to be met by
+/// every actuator.
 const SLOW: Duration = Duration::from_millis(1);
 
 /// What the guest's disk is made of.
@@ -187,7 +189,8 @@ fn what_a_slow_disk_reads_into_pinned_pages_survives_anything_anywhere() {
 
 #[test]
 fn what_a_slow_disk_reads_into_pinned_pages_survives_the_release_of_huge_windows() {
-    // The host counts as short of memory whatever it has, so that each huge window with a zero page is split and released.
+    // The host counts as short of memory whatever it has, so that each huge window with a zero page is split and
+    // released.
     const ALWAYS_SHORT: &str = "coverage:recover_from=1,recover_to=0,zero_pages_min=1";
     // Zero pages of base windows are released by a rule, of any window at any time.
     const ALWAYS_IDLE: &str = "schemes:rules=min max min max min max release";
@@ -290,8 +293,9 @@ fn copy_of(ram: &GuestRam) -> Vec<u64> {
     words.map(|word| word.load(Ordering::Relaxed)).collect()
 }
 
-/// Copies RAM while its guest runs as the moving of a giant does it: all of it under the dirty log, then, while everything stands still, what
-/// the log says; and compares. Returns how many words differ, or `None` where a device was too slow to be paused.
+/// Copies RAM while its guest runs as the moving of a giant does it: all of it under the dirty log, then, while
+/// everything stands still, what the log says; and compares. Returns how many words differ, or `None` where a device
+/// was too slow to be paused.
 fn copy_under_the_log(ram: &GuestRam, second_level: &dyn SecondLevel) -> Option<usize> {
     let slots = second_level.slots();
     slots.iter().for_each(|slot| second_level.set_dirty_log(slot.id, true).unwrap());

@@ -1,10 +1,11 @@
-//! A transfer that has pages of guest RAM pinned ends in the pages that the guest has, whatever is done to them meanwhile. The disk is a
-//! file system of this test's own, which answers when it is told to ([`wideleaf_guest_tests::slow_disk`]): while a transfer is under way, each
-//! actuator of `memory` is asked to work on its pages. Needs root and `/dev/fuse`.
+//! A transfer that has pages of guest RAM pinned ends in the pages that the guest has, whatever is done to them
+//! meanwhile. The disk is a file system of this test's own, which answers when it is told to
+//! ([`wideleaf_guest_tests::slow_disk`]): while a transfer is under way, each actuator of `memory` is asked to work on
+//! its pages. Needs root and `/dev/fuse`.
 //!
 //! ```text
-//!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────────▶ answered ─▶ are the bytes in guest RAM?
-//!   actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
+//!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────────▶ answered ─▶ are the bytes in guest
+//!   RAM? actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
 //! ```
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -15,12 +15,12 @@
 //! ```
 //!
 //! [`Aside::set_aside`] is hold and leave: a window that was touched in between is brought back as it is left. A swap is hold and
-//! replace_with, and a window in hand that is dropped is moved back. A release holds only the pages of a window that looked zero, and
-//! gives them back to the host from there ([`crate::actuators::release`]).
+//! replace_with, and a window in hand that is dropped is moved back. A release holds only the pages of a window that
+//! looked zero, and gives them back to the host from there ([`crate::actuators::release`]).
 //!
-//! The kernel moves no page that a device has pinned (`EBUSY`): it clears the page table's entry, looks whether the page is pinned, and
-//! puts the entry back if so (`folio_maybe_dma_pinned`, mm/userfaultfd.c). So a page that is aside cannot be written by a transfer that
-//! began before, and none can begin.
+//! The kernel moves no page that a device has pinned (`EBUSY`): it clears the page table's entry, looks whether the
+//! page is pinned, and puts the entry back if so (`folio_maybe_dma_pinned`, mm/userfaultfd.c). So a page that is aside
+//! cannot be written by a transfer that began before, and none can begin.
 //!
 //! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers where each window
 //! is. It is held while touched windows are moved back (0.1 ms each), so that no step of that has to be looked at twice; it is not
@@ -205,7 +205,8 @@ impl Aside {
     }
 
     /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
-    /// exact: a touch that came before is counted though nobody has answered it yet (of up to 1024 threads that wait at once).
+    /// exact: a touch that came before is counted though nobody has answered it yet (of up to 1024 threads that wait at
+    /// once).
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
@@ -293,8 +294,8 @@ impl Aside {
         Ok(held)
     }
 
-    /// As [`Aside::hold`], of these pages of the window alone. Those that the kernel does not move stay where they are. A thread or a
-    /// vCPU that touches one of the others waits, as does one that touches a hole of the window.
+    /// As [`Aside::hold`], of these pages of the window alone. Those that the kernel does not move stay where they are.
+    /// A thread or a vCPU that touches one of the others waits, as does one that touches a hole of the window.
     pub(crate) fn hold_pages(
         &self,
         window: WindowIndex,
@@ -566,8 +567,8 @@ impl Held<'_> {
         Ok(unavailable)
     }
 
-    /// Moves everything back that is still in its slot. Returns how long the window was out of the guest's reach. Where it fails the window
-    /// is stuck: it is counted and tried again.
+    /// Moves everything back that is still in its slot. Returns how long the window was out of the guest's reach. Where
+    /// it fails the window is stuck: it is counted and tried again.
     pub(crate) fn put_back(mut self) -> Result<Duration, HostError> {
         let Held { aside, window, slot, began, .. } = self;
         let mut back = Ok(());
@@ -764,8 +765,8 @@ mod tests {
         let place = Place::Aside(0);
         let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
         (1..4).for_each(|page| mover.pin(place, page));
-        // Read who waits, look, move page 0, page 1 in vain; see what is left; pages 2 and 3 in vain, the rest; see what is left; copy
-        // page 1.
+        // Read who waits, look, move page 0, page 1 in vain; see what is left; pages 2 and 3 in vain, the rest; see
+        // what is left; copy page 1.
         mover.fail_call(9, libc::ENOMEM);
         aside.bring_back(WINDOW).expect_err("a page is left");
         assert_eq!(held(), [1]);

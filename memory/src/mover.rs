@@ -117,8 +117,8 @@ pub trait Mover: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError>;
 
-    /// The pages that are present and hold only zeroes when they are read, ascending, and how many bytes were read to find them. The
-    /// shared zero page is not one of them: there is nothing to give back.
+    /// The pages that are present and hold only zeroes when they are read, ascending, and how many bytes were read to
+    /// find them. The shared zero page is not one of them: there is nothing to give back.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.

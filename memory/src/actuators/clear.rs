@@ -9,8 +9,9 @@
 //! finds RAM as it was before the first boot. What cannot be had again is kept: a page that goes back to the hugetlb pool is anybody's, and a
 //! guest that touches it later would be killed by `SIGBUS`; who prefaulted RAM wants no fault in it.
 //!
-//! Pinned pages: devices of this process end what they have begun before their machine's RAM is cleared, so none is pinned by them. A transfer of
-//! another process into a page that is released ends in a page that the next guest does not have, as it must.
+//! Pinned pages: devices of this process end what they have begun before their machine's RAM is cleared, so none is
+//! pinned by them. A transfer of another process into a page that is released ends in a page that the next guest does
+//! not have, as it must.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -34,8 +35,8 @@ pub enum Pages {
 /// Clears all RAM of a guest, of which no vCPU runs and no device is at work, and whose manager rests
 /// ([`crate::Manager::ask_to_rest`]). Nothing is given back any more: the balloon is empty, and what was reported free is in use.
 ///
-/// Refused where pages of a window are aside still, because the kernel could not bring them back: they are of the guest before, and come
-/// back later, into the RAM of the next one.
+/// Refused where pages of a window are aside still, because the kernel could not bring them back: they are of the guest
+/// before, and come back later, into the RAM of the next one.
 ///
 /// # Errors
 /// [`HostError`]; a part of RAM is as it was then.

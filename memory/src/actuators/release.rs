@@ -10,17 +10,19 @@
 //!
 //! What is promised: no byte is lost, by whatever means it is written.
 //!
-//! - Through page tables (vCPUs, device threads, the kernel's own copying): a page that is aside is in no table of the guest. A store to it
-//!   faults, and waits until the window is whole again, because the window is registered for missing pages first. So no store lands in a
-//!   fresh page while the old one is aside.
-//! - Through a pin (a disk read straight into guest RAM, vhost, VFIO): the kernel does not move a pinned page (`UFFDIO_MOVE`,
-//!   `EBUSY`), and looks for pins after it has cleared the page table's entry, from which all pins come. The page stays where it is.
-//!   Write protection, which this module had before, does not stop such a writer: it began before the protection.
-//! - Through a reference that is no pin (`FOLL_GET` without `FOLL_PIN`, which few file systems still take for direct reads: 9p without a
-//!   cache, NFS and Ceph with `O_DIRECT`): the kernel cannot tell. `memory/README.md`, "pinned pages", says what is done about these.
+//! - Through page tables (vCPUs, device threads, the kernel's own copying): a page that is aside is in no table of the
+//!   guest. A store to it faults, and waits until the window is whole again, because the window is registered for
+//!   missing pages first. So no store lands in a fresh page while the old one is aside.
+//! - Through a pin (a disk read straight into guest RAM, vhost, VFIO): the kernel does not move a pinned page
+//!   (`UFFDIO_MOVE`, `EBUSY`), and looks for pins after it has cleared the page table's entry, from which all pins
+//!   come. The page stays where it is. Write protection, which this module had before, does not stop such a writer: it
+//!   began before the protection.
+//! - Through a reference that is no pin (`FOLL_GET` without `FOLL_PIN`, which few file systems still take for direct
+//!   reads: 9p without a cache, NFS and Ceph with `O_DIRECT`): the kernel cannot tell, and such a write is lost, here
+//!   as in a swap. `memory/README.md`, "pinned pages", has the table of all actuators.
 //!
-//! A page that was written between the two looks goes back with its contents. Where the kernel cannot put it back, the window is stuck
-//! ([`crate::aside`]): the guest waits for it and does not read zeroes.
+//! A page that was written between the two looks goes back with its contents. Where the kernel cannot put it back, the
+//! window is stuck ([`crate::aside`]): the guest waits for it and does not read zeroes.
 //!
 //! A kernel without `UFFDIO_MOVE` (before Linux 6.8) releases nothing: there is no [`Aside`].
 
@@ -44,12 +46,13 @@ pub struct Release {
     pub result: OutcomeResult,
     /// CPU time of everything; nothing is copied.
     pub cost: Cost,
-    /// Time from the first page that was taken aside to the end: no thread had to wait longer. A huge page was split before
-    /// that, which takes its own time and is in here too.
+    /// Time from the first page that was taken aside to the end: no thread had to wait longer. A huge page was split
+    /// before that, which takes its own time and is in here too.
     pub unavailable: Duration,
     /// Memory the host has back: pages that were discarded, or went with the split, and are not present afterwards.
     pub freed: Bytes,
-    /// Pages that looked zero and that the kernel did not move: a device has them pinned, or a child process shares them.
+    /// Pages that looked zero and that the kernel did not move: a device has them pinned, or a child process shares
+    /// them.
     pub unmoved: Bytes,
     /// Whether a huge page was split for it. The window has base pages now, whatever the result.
     pub was_split: bool,
@@ -57,11 +60,11 @@ pub struct Release {
     pub read: Bytes,
 }
 
-/// Releases the zero pages of one window of `range`, which is a range of the RAM that `aside` moves: anonymous RAM, since a hugetlb page
-/// is one and the pages of a memfd are the file's.
+/// Releases the zero pages of one window of `range`, which is a range of the RAM that `aside` moves: anonymous RAM,
+/// since a hugetlb page is one and the pages of a memfd are the file's.
 ///
-/// Another userfaultfd on the window must be gone first (`Refused(Busy)`). Nothing else may discard pages of the window meanwhile: see
-/// [`crate::given_back::GivenBack`].
+/// Another userfaultfd on the window must be gone first (`Refused(Busy)`). Nothing else may discard pages of the window
+/// meanwhile: see [`crate::given_back::GivenBack`].
 pub fn release_window(aside: &Aside, host: &dyn Host, range: RamRange, window: WindowIndex) -> Release {
     let began_cpu = host.thread_cpu_time();
     let mut release = Attempt { aside, host, range, window, done: Release::nothing() };
@@ -132,7 +135,8 @@ impl Attempt<'_> {
         Ok(runs)
     }
 
-    /// Releases those pages of `candidates` that are still zero once they are aside. Returns what stayed because it does not move.
+    /// Releases those pages of `candidates` that are still zero once they are aside. Returns what stayed because it
+    /// does not move.
     fn release(&mut self, candidates: &[Range<u16>]) -> Result<Unmoved, OutcomeResult> {
         let (held, unmoved) = self.aside.hold_pages(self.window, candidates).map_err(AsideError::result)?;
         self.done.unmoved = PageSize::Base4K.bytes() * u64::from(unmoved.pages);

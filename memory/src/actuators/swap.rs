@@ -17,6 +17,9 @@
 //! ```
 //!
 //! Where only one stays, the outcome is "not observed", and the contents are right all the same.
+//!
+//! A window of which a page is pinned for a transfer is not swapped: the kernel does not move that page (`EBUSY`), and
+//! what was moved before it goes back.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

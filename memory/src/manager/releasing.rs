@@ -1,5 +1,5 @@
-//! Where the zero pages of one VM are taken aside before they go back to the host: opened at the first release, since few policies plan
-//! any, and kept. A host that cannot move pages releases none, and the report says why, once.
+//! Where the zero pages of one VM are taken aside before they go back to the host: opened at the first release, since
+//! few policies plan any, and kept. A host that cannot move pages releases none, and the report says why, once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -806,8 +806,8 @@ mod tests {
             sampling.finish(&host);
             sampling.share.is_bursting()
         };
-        // The first look at each window is news: four samples, each of which begins the burst anew. The next four bring none, and the
-        // burst ends with the last of them.
+        // The first look at each window is news: four samples, each of which begins the burst anew. The next four bring
+        // none, and the burst ends with the last of them.
         let bursting: Vec<bool> = (0..8).map(|_| sample()).collect();
         assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
     }

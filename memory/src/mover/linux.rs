@@ -113,8 +113,9 @@ impl Watch for Userfaultfd {
     }
 }
 
-/// Ends the watch of a range; afterwards no thread waits there. Unregistering wakes before it lets go (`userfaultfd_unregister` in
-/// fs/userfaultfd.c): a thread that faults in between, under the lock of the mapping alone, waits again, and is woken by the second call.
+/// Ends the watch of a range; afterwards no thread waits there. Unregistering wakes before it lets go
+/// (`userfaultfd_unregister` in fs/userfaultfd.c): a thread that faults in between, under the lock of the mapping
+/// alone, waits again, and is woken by the second call.
 fn let_go(watch: &impl Watch, start: Hva, bytes: Bytes) -> Result<(), HostError> {
     watch.unregister(start, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
     watch.wake(start, bytes).map_err(host_error("UFFDIO_WAKE"))
@@ -318,7 +319,8 @@ mod tests {
         });
     }
 
-    /// The number of threads that wait and of which no message was read (`pending:` in /proc/PID/fdinfo/FD; proc_pid_fdinfo(5)).
+    /// The number of threads that wait and of which no message was read (`pending:` in /proc/PID/fdinfo/FD;
+    /// proc_pid_fdinfo(5)).
     fn pending(mover: &LinuxMover) -> u64 {
         let path = format!("/proc/self/fdinfo/{}", mover.as_fd().as_raw_fd());
         let text = std::fs::read_to_string(path).expect("it is open");

@@ -47,8 +47,8 @@ impl GuestMemory {
     /// A view of all of `ram`, which gets no owner from now on.
     ///
     /// # Errors
-    /// [`GuestMemoryError`]; [`GuestMemoryError::Owned`] where a kernel in this process has the words to itself: what is written through
-    /// the view would change under its `&mut`.
+    /// [`GuestMemoryError`]; [`GuestMemoryError::Owned`] where a kernel in this process has the words to itself: what
+    /// is written through the view would change under its `&mut`.
     pub fn new(ram: Arc<GuestRam>) -> Result<GuestMemory, GuestMemoryError> {
         ram.share()?;
         let mut regions = Vec::with_capacity(ram.ranges().len());

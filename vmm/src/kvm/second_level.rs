@@ -17,11 +17,12 @@ use crate::run_loop::RunControl;
 /// How long a device may take to end its transfer while the vCPUs run: one piece of a slow disk, a megabyte at 10 MB/s.
 const DEVICE_WAIT_RUNNING: Duration = Duration::from_millis(100);
 
-/// How long a vCPU may take to leave the guest while devices stand at the gate. One that takes longer may wait for such a device: a driver
-/// that resets it waits until its thread has ended.
+/// How long a vCPU may take to leave the guest while devices stand at the gate. One that takes longer may wait for such
+/// a device: a driver that resets it waits until its thread has ended.
 const VCPU_WAIT_AT_GATE: Duration = Duration::from_millis(50);
 
-/// How long a device may take to end its transfer while the vCPUs stand still: what the moving of a giant promises the guest.
+/// How long a device may take to end its transfer while the vCPUs stand still: what the moving of a giant promises the
+/// guest.
 const DEVICE_WAIT_STOPPED: Duration = SwapLimits::DEFAULT.pause_max;
 
 /// KVM's side of one VM. It may outlive the [`crate::Machine`]: a finished VM still has its statistics.
@@ -103,12 +104,14 @@ impl SecondLevel for KvmSecondLevel {
     }
 }
 
-/// Stops devices and vCPUs: devices first, since their transfers take longer and the guest need not stand still for that.
+/// Stops devices and vCPUs: devices first, since their transfers take longer and the guest need not stand still for
+/// that.
 ///
 /// ```text
 ///   close the gate ── a transfer does not end ─▶ DeviceBusy, no vCPU was asked
 ///     └▶ stop the vCPUs ─▶ done
-///          └ one waits, perhaps for a device: open the gate ─▶ stop the vCPUs ─▶ close the gate, quickly ─▶ done, or DeviceBusy
+///   └ one waits, perhaps for a device: open the gate ─▶ stop the vCPUs ─▶ close the gate, quickly ─▶ done, or
+///   DeviceBusy
 /// ```
 fn pause_all(control: &RunControl, gate: &Gate) -> Result<(), SecondLevelError> {
     close(gate, DEVICE_WAIT_RUNNING)?;
