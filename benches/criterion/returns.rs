@@ -31,6 +31,7 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
 use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::aside::WindowMover;
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
@@ -177,15 +178,17 @@ fn after_release(hot: Bytes, idle: Duration, waiting: &Waiting) -> Result<Option
 
 /// Huge pages of zeroes everywhere, and then nothing.
 fn populate_and_release(ram: &Arc<GuestRam>) {
-    let host = LinuxHost::open().expect("/proc is mounted");
-    prefault(&host, ram.ranges(), 1, &|_| ControlFlow::Continue(())).expect("memory for a guest");
+    let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
+    let mover = WindowMover::start(host.clone(), ram.clone()).expect("a kernel that moves pages");
+    prefault(host.as_ref(), ram.ranges(), 1, &|_| ControlFlow::Continue(())).expect("memory for a guest");
     for range in ram.ranges() {
         for window in range.gpa.windows() {
-            assert_eq!(collapse_window(&host, *range, window).result, OutcomeResult::Done, "{window:?}");
+            assert_eq!(collapse_window(host.as_ref(), *range, window).result, OutcomeResult::Done, "{window:?}");
         }
         assert!(host_coverage(ram, range.gpa) >= NEARLY_ALL);
         for window in range.gpa.windows() {
-            assert_eq!(release_window(&host, ram, *range, window).result, OutcomeResult::Done, "{window:?}");
+            let release = release_window(mover.aside(), host.as_ref(), *range, window);
+            assert_eq!(release.result, OutcomeResult::Done, "{window:?}");
         }
     }
 }

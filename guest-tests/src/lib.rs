@@ -7,6 +7,7 @@ pub mod libvirt;
 pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;
+pub mod slow_disk;
 pub mod tiny_guest;
 
 use std::path::{Path, PathBuf};
@@ -32,6 +33,8 @@ pub enum Need {
     Libvirt,
     /// QEMU, and the labs' kernel for it.
     Qemu,
+    /// `/dev/fuse`, and root to mount a file system of the test's own.
+    Fuse,
     /// The kernel's taps, and root to have a network of one's own for them.
     Tap,
     /// A kernel that moves pages of anonymous memory, and permits it.
@@ -52,6 +55,7 @@ impl Need {
             Need::Lab => "lab",
             Need::Libvirt => "libvirt",
             Need::Qemu => "qemu",
+            Need::Fuse => "fuse",
             Need::Tap => "tap",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",

@@ -1,6 +1,8 @@
 //! Nobody's guest may lose a byte that a device wrote because we moved its memory: a guest writes a disk, forgets what it wrote and reads it
 //! back, and checks every word of it and of other RAM, while the pages beneath both are promoted, split, given back, sampled, swapped and put
-//! onto giants. Devices write by the kernel's own faults (`preadv` into guest RAM), past the CPU's tables that KVM keeps. Needs KVM.
+//! onto giants. Devices write by the kernel's own faults (`preadv` into guest RAM), past the CPU's tables that KVM
+//! keeps; those of a disk that is slow and without page cache write into pages that the kernel has pinned since the
+//! transfer began. Needs KVM, and FUSE for the slow disk.
 //!
 //! ```text
 //!   guest      fill ─▶ write to disk ─▶ zero ─▶ read from disk ─▶ check …         vCPU 1: check and rewrite other RAM
@@ -9,7 +11,6 @@
 //! ```
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::io::Read as _;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,18 +25,20 @@ use wideleaf::run::devices::DeviceArgs;
 use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_image::IMAGE;
 use wideleaf_guest_tests::chaos::Chaos;
+use wideleaf_guest_tests::slow_disk::SlowDisk;
 use wideleaf_guest_tests::{GiantPage, Need, has_kvm, is_there};
 use wideleaf_kernels::words::{FIRST_GENERATION, origin, word};
 use wideleaf_memory::actuators::giant::{GiantPages, SwapLimits, SwapSite};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::second_level::SecondLevel;
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::policy::{PolicyInfo, by_name};
 use wideleaf_policies::sampled::Rotation;
 use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, WindowIndex};
+use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, PolicyChoice, Refusal, WindowIndex};
 use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::SerialOutput;
 use wideleaf_vmm::devices::virtio::block::{Block, DiskCounters, DiskImage, DiskOptions};
@@ -48,37 +51,64 @@ const DISK_BYTES: u64 = 12 << 20;
 /// How long the guest works, by its own clock.
 const CMDLINE: &str = "bytes=12M seconds=5 requests=2000";
 
-fn disk_file() -> NamedTempFile {
-    let file = NamedTempFile::new().unwrap();
-    file.as_file().set_len(DISK_BYTES).unwrap();
-    file
+/// How long a transfer of the slow disk takes: as long as one of a disk that is near, and long enough to be met by
+/// every actuator.
+const SLOW: Duration = Duration::from_millis(1);
+
+/// What the guest's disk is made of.
+enum Image {
+    /// A file of the host's, which the kernel copies from its page cache.
+    Cached(NamedTempFile),
+    /// See [`wideleaf_guest_tests::slow_disk`].
+    Slow(SlowDisk),
 }
 
-/// The file has one whole pass of the guest's words, in their places.
-fn check_file(file: &NamedTempFile) {
-    let mut bytes = Vec::new();
-    file.reopen().unwrap().read_to_end(&mut bytes).unwrap();
-    assert_eq!(bytes.len() as u64, DISK_BYTES);
-    let words: Vec<u64> = bytes.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap())).collect();
-    let (_, generation) = origin(words[0]);
-    assert!(generation >= FIRST_GENERATION, "the guest wrote");
-    let wrong = (0..).zip(&words).find(|(index, found)| **found != word(*index, generation));
-    assert_eq!(wrong, None, "of pass {generation}");
+impl Image {
+    fn cached() -> Image {
+        let file = NamedTempFile::new().unwrap();
+        file.as_file().set_len(DISK_BYTES).unwrap();
+        Image::Cached(file)
+    }
+
+    /// `None` where the test is to be skipped.
+    fn slow() -> Option<Image> {
+        SlowDisk::mount(DISK_BYTES as usize, SLOW).map(Image::Slow)
+    }
+
+    fn options(&self) -> DiskOptions {
+        let path = match self {
+            Image::Cached(file) => PathBuf::from(file.path()),
+            Image::Slow(disk) => disk.path(),
+        };
+        DiskOptions { path, ..DiskOptions::default() }
+    }
+
+    /// It has one whole pass of the guest's words, in their places.
+    fn check(&self) {
+        let bytes = match self {
+            Image::Cached(file) => std::fs::read(file.path()).unwrap(),
+            Image::Slow(disk) => disk.bytes(),
+        };
+        assert_eq!(bytes.len() as u64, DISK_BYTES);
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let (_, generation) = origin(words[0]);
+        assert!(generation >= FIRST_GENERATION, "the guest wrote");
+        let wrong = (0..).zip(&words).find(|(index, found)| **found != word(*index, generation));
+        assert_eq!(wrong, None, "of pass {generation}");
+    }
 }
 
 /// Runs the guest under a policy, with every sensor and actuator that it asks for.
-fn run(policy: &'static PolicyInfo, kind: BackingKind) -> RunReport {
-    let file = disk_file();
-    let disk = DiskOptions { path: file.path().to_owned(), ..DiskOptions::default() };
+fn run(policy: impl Into<PolicyChoice>, kind: BackingKind, start: PageSize, image: &Image) -> RunReport {
     let spec = RunSpec {
         workload: Workload::Kernel("disk"),
         is_native: false,
         cmdline: CMDLINE.into(),
         initrd: None,
-        devices: DeviceArgs { disks: vec![disk], ..DeviceArgs::default() },
+        devices: DeviceArgs { disks: vec![image.options()], ..DeviceArgs::default() },
         memory: mib(40),
         vcpus: 2,
-        backing: BackingConfig::new(kind, PageSize::Base4K).unwrap(),
+        backing: BackingConfig::new(kind, start).unwrap(),
         guest_page: PageSize::Huge2M,
         policy: policy.into(),
         policy_delay: None,
@@ -95,7 +125,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind) -> RunReport {
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();
     assert!(verification.passed, "{verification:?}");
-    check_file(&file);
+    image.check();
     let device = &report.devices[0];
     println!("{:?} {:?}", device.counters, report.manager.outcomes);
     assert!(device.has_driver && device.counters["reads"] > 0 && device.counters["flushes"] > 0, "{device:?}");
@@ -121,7 +151,7 @@ fn what_a_disk_reads_into_ram_survives_promotion() {
         if !has_kvm() {
             return;
         }
-        let report = run(by_name("greedy").unwrap(), kind);
+        let report = run(by_name("greedy").unwrap(), kind, PageSize::Base4K, &Image::cached());
         assert!(count(&report, "collapse.done") >= 6, "{:?}", report.manager.outcomes);
     }
 }
@@ -131,9 +161,12 @@ fn what_a_disk_reads_into_anonymous_ram_survives_anything_anywhere() {
     if !has_kvm() {
         return;
     }
-    let report = run(&CHAOS, BackingKind::Anon);
-    let promoted = count(&report, "swap.done") + count(&report, "collapse.done");
-    assert!(promoted > 0 && count(&report, "split.done") > 0, "{:?}", report.manager.outcomes);
+    assert_anything_was_done(&run(&CHAOS, BackingKind::Anon, PageSize::Base4K, &Image::cached()));
+}
+
+fn assert_anything_was_done(report: &RunReport) {
+    let promoted = count(report, "swap.done") + count(report, "collapse.done");
+    assert!(promoted > 0 && count(report, "split.done") > 0, "{:?}", report.manager.outcomes);
     // The guest zeroes its buffers before it reads into them: there are pages to be given back, and devices that write them again.
     let released = report.manager.outcomes.iter().filter(|(name, _)| name.starts_with("release.")).map(|(_, n)| n);
     assert!(released.sum::<u64>() > 0, "{:?}", report.manager.outcomes);
@@ -144,8 +177,29 @@ fn what_a_disk_reads_into_memfd_ram_survives_anything_anywhere() {
     if !has_kvm() {
         return;
     }
-    let report = run(&CHAOS, BackingKind::Memfd);
+    let report = run(&CHAOS, BackingKind::Memfd, PageSize::Base4K, &Image::cached());
     assert!(count(&report, "hold_at_4k.done") > 0, "{:?}", report.manager.outcomes);
+}
+
+#[test]
+fn what_a_slow_disk_reads_into_pinned_pages_survives_anything_anywhere() {
+    let Some(image) = Image::slow().filter(|_| has_kvm()) else { return };
+    assert_anything_was_done(&run(&CHAOS, BackingKind::Anon, PageSize::Base4K, &image));
+}
+
+#[test]
+fn what_a_slow_disk_reads_into_pinned_pages_survives_the_release_of_huge_windows() {
+    // The host counts as short of memory whatever it has, so that each huge window with a zero page is split and
+    // released.
+    const ALWAYS_SHORT: &str = "coverage:recover_from=1,recover_to=0,zero_pages_min=1";
+    // Zero pages of base windows are released by a rule, of any window at any time.
+    const ALWAYS_IDLE: &str = "schemes:rules=min max min max min max release";
+    for (policy, start) in [(ALWAYS_SHORT, PageSize::Huge2M), (ALWAYS_IDLE, PageSize::Base4K)] {
+        let Some(image) = Image::slow().filter(|_| has_kvm()) else { return };
+        let report = run(PolicyChoice::parse(policy).unwrap(), BackingKind::Anon, start, &image);
+        let released = report.manager.outcomes.iter().filter(|(name, _)| name.starts_with("release.")).map(|(_, n)| n);
+        assert!(released.sum::<u64>() > 0, "{policy}: {:?}", report.manager.outcomes);
+    }
 }
 
 /// A guest at its disk, whose RAM is the test's to move.
@@ -154,11 +208,12 @@ struct DiskGuest {
     ram: Arc<GuestRam>,
     counters: Arc<DiskCounters>,
     lines: Arc<Mutex<String>>,
-    file: NamedTempFile,
+    // After the machine, which has it open.
+    image: Image,
 }
 
 impl DiskGuest {
-    fn start(memory: Bytes, cmdline: &str) -> DiskGuest {
+    fn start(memory: Bytes, cmdline: &str, image: Image) -> DiskGuest {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
         let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
         options.memory = memory;
@@ -167,9 +222,7 @@ impl DiskGuest {
         options.slot_bytes = (memory >= gib(1)).then(|| gib(1));
         let config = VmConfig::new(options, &HostLimits::none()).unwrap();
         let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
-        let file = disk_file();
-        let disk = DiskOptions { path: PathBuf::from(file.path()), ..DiskOptions::default() };
-        let device = Block::new(DiskImage::open(&disk).unwrap());
+        let device = Block::new(DiskImage::open(&image.options()).unwrap());
         let counters = device.counters();
         let lines = Arc::new(Mutex::new(String::new()));
         let sink = {
@@ -183,7 +236,7 @@ impl DiskGuest {
             sandbox: None,
         };
         let machine = Machine::start_image(&config, &BootImage::read(&config).unwrap(), hardware).unwrap();
-        DiskGuest { machine, ram, counters, lines, file }
+        DiskGuest { machine, ram, counters, lines, image }
     }
 
     /// Lets `meddle` do its work until the guest has ended, which it does well only if no word was ever wrong.
@@ -200,7 +253,7 @@ impl DiskGuest {
         assert_eq!(exit, GuestExit::ExitPort(0), "{}", self.lines.lock().unwrap());
         assert_eq!((statistics.failed_host, statistics.failed_no_ram, statistics.failed_short), (0, 0, 0));
         assert!(statistics.reads > 0 && statistics.writes > 0);
-        check_file(&self.file);
+        self.image.check();
         result
     }
 }
@@ -210,7 +263,7 @@ fn what_a_disk_reads_into_windows_that_are_taken_aside_and_swapped_is_not_lost()
     if !has_kvm() || !is_there(Need::UffdMove, probe().map(drop)) {
         return;
     }
-    let guest = DiskGuest::start(mib(40), CMDLINE);
+    let guest = DiskGuest::start(mib(40), CMDLINE, Image::cached());
     prefault(&LinuxHost::open().unwrap(), guest.ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
     let ram = &guest.ram;
     let (touched, swapped, not_observed) = guest.run_beside(|is_over| {
@@ -234,11 +287,76 @@ fn what_a_disk_reads_into_windows_that_are_taken_aside_and_swapped_is_not_lost()
     assert!(touched > 0 && (swapped >= 16 || not_observed > 0), "{touched} {swapped} {not_observed}");
 }
 
+/// Base pages of all ranges of RAM, each as its words are now.
+fn copy_of(ram: &GuestRam) -> Vec<u64> {
+    let words = ram.ranges().iter().flat_map(|range| ram.words(*range));
+    words.map(|word| word.load(Ordering::Relaxed)).collect()
+}
+
+/// Copies RAM while its guest runs as the moving of a giant does it: all of it under the dirty log, then, while
+/// everything stands still, what the log says; and compares. Returns how many words differ, or `None` where a device
+/// was too slow to be paused.
+fn copy_under_the_log(ram: &GuestRam, second_level: &dyn SecondLevel) -> Option<usize> {
+    let slots = second_level.slots();
+    slots.iter().for_each(|slot| second_level.set_dirty_log(slot.id, true).unwrap());
+    let mut copy = copy_of(ram);
+    let paused = second_level.pause();
+    let wrong = paused.is_ok().then(|| {
+        let [range] = ram.ranges() else { panic!("40 MiB of RAM are one range") };
+        for slot in &slots {
+            for (index, log) in second_level.take_dirty_log(slot.id).unwrap().into_iter().enumerate() {
+                for page in (0..64).filter(|bit| log >> bit & 1 == 1) {
+                    let first = slot.range.start().get() as usize / 8 + (index * 64 + page) * 512;
+                    let words = &ram.words(*range)[first..first + 512];
+                    copy[first..].iter_mut().zip(words).for_each(|(to, word)| *to = word.load(Ordering::Relaxed));
+                }
+            }
+        }
+        // A transfer that is under way would write now, or a little later.
+        std::thread::sleep(SLOW * 2);
+        let differs = copy_of(ram).iter().zip(&copy).filter(|(now, then)| now != then).count();
+        second_level.resume().unwrap();
+        differs
+    });
+    slots.iter().for_each(|slot| second_level.set_dirty_log(slot.id, false).unwrap());
+    wrong
+}
+
+#[test]
+fn what_is_copied_under_the_dirty_log_is_what_the_guest_has_when_it_and_its_slow_disk_stand_still() {
+    let Some(image) = Image::slow().filter(|_| has_kvm()) else { return };
+    let guest = DiskGuest::start(mib(40), CMDLINE, image);
+    let second_level = guest.machine.second_level();
+    let (copies, wrong) = guest.run_beside(|is_over| {
+        let (mut copies, mut wrong) = (0, 0);
+        while !is_over.load(Ordering::Relaxed) {
+            let words = copy_under_the_log(&guest.ram, second_level.as_ref());
+            copies += u64::from(words.is_some());
+            wrong += words.unwrap_or(0);
+        }
+        (copies, wrong)
+    });
+    println!("{copies} copies");
+    assert!(copies > 0 && wrong == 0, "{wrong} words of {copies} copies are not what the guest had");
+}
+
 #[test]
 fn what_a_disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_is_not_lost() {
+    giants_there_and_back(Image::cached);
+}
+
+#[test]
+fn what_a_slow_disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_is_not_lost() {
+    // Asked first: a page of the pool may take seconds to be made.
+    if Image::slow().is_some() {
+        giants_there_and_back(|| Image::slow().unwrap());
+    }
+}
+
+fn giants_there_and_back(image: impl FnOnce() -> Image) {
     const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
     let Some(page) = GiantPage::of_this_machine().filter(|_| has_kvm()) else { return };
-    let guest = DiskGuest::start(gib(1) + mib(64), "bytes=12M seconds=10 requests=2000");
+    let guest = DiskGuest::start(gib(1) + mib(64), "bytes=12M seconds=10 requests=2000", image());
     let second_level = guest.machine.second_level();
     let giants = GiantPages::new(page.pools().clone(), false, PATIENT);
     let ram = &guest.ram;

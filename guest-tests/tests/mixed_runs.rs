@@ -25,6 +25,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 use wideleaf_guest_tests::programs::wideleaf;
+use wideleaf_guest_tests::slow_disk::SlowDisk;
 use wideleaf_guest_tests::tiny_guest::{direct, image, prints_for_ever, pvh};
 use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::pool::HugetlbPools;
@@ -37,6 +38,11 @@ const LANES: u64 = 3;
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
 /// A process that was killed is gone from `/proc` a moment later, and what it held soon after.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
+
+/// Of a slow disk: some windows.
+const DISK_BYTES: usize = 12 << 20;
+/// Long enough for the manager to meet pages that a transfer has pinned.
+const TRANSFER_TAKES: Duration = Duration::from_millis(1);
 
 /// What promotes, splits, samples and releases, each in its own way.
 const POLICIES: [&str; 9] = [
@@ -62,6 +68,7 @@ const FLOODS: [&str; 4] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Pattern,
+    Disk,
     Hostile,
 }
 
@@ -105,10 +112,12 @@ struct Lane<'a> {
 impl Lane<'_> {
     fn run_one(&mut self) {
         let folder = tempfile::tempdir().unwrap();
-        let kind = if self.dice.u8(0..3) == 0 { Kind::Hostile } else { Kind::Pattern };
-        let arguments = match kind {
-            Kind::Pattern => self.pattern(),
-            Kind::Hostile => self.hostile(&folder),
+        // Without FUSE there is no such disk, and a guest without one runs instead.
+        let disk = if self.dice.u8(0..4) == 0 { SlowDisk::mount(DISK_BYTES, TRANSFER_TAKES) } else { None };
+        let (kind, arguments) = match &disk {
+            Some(disk) => (Kind::Disk, self.disk(disk)),
+            None if self.dice.bool() => (Kind::Hostile, self.hostile(&folder)),
+            None => (Kind::Pattern, self.pattern()),
         };
         let fate = self.fate();
         println!("{arguments:?} {fate:?}");
@@ -130,6 +139,16 @@ impl Lane<'_> {
         let cmdline = format!("seconds={seconds}");
         let words = ["pattern", "--memory", "64M", "--vcpus", "2", "--policy", policy, "--backing", backing];
         words.map(String::from).into_iter().chain(["--cmdline".into(), cmdline]).collect()
+    }
+
+    fn disk(&mut self, disk: &SlowDisk) -> Vec<String> {
+        let policy = POLICIES[self.dice.usize(0..POLICIES.len())];
+        let backing = if policy.starts_with("reservation") { "memfd" } else { "anon" };
+        let path = disk.path();
+        let cmdline = "bytes=12M seconds=3 requests=500";
+        let words = ["disk", "--memory", "40M", "--vcpus", "2", "--policy", policy, "--backing", backing];
+        let disk = ["--disk", path.to_str().unwrap(), "--cmdline", cmdline];
+        words.into_iter().chain(disk).map(String::from).collect()
     }
 
     fn hostile(&mut self, folder: &TempDir) -> Vec<String> {
@@ -165,7 +184,7 @@ impl Lane<'_> {
         if let Some(report) = &end.report {
             assert_eq!(report["verification"]["errors"].as_u64().unwrap_or(0), 0, "{arguments:?}: {report}");
         }
-        if kind == Kind::Pattern && fate == Fate::Left {
+        if kind != Kind::Hostile && fate == Fate::Left {
             assert_eq!(end.status.code(), Some(0), "{arguments:?}: {said}");
             let report = end.report.as_ref().expect("a run that ended has a report");
             assert!(report["verification"]["checked"].as_u64() > Some(0), "{report}");

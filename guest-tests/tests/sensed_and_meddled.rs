@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
-use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
 use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::aside::{Aside, WindowMover, probe};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::guest_tables::{TableLevels, sample};
 use wideleaf_memory::sensors::written::{WindowWrites, WriteSensor};
@@ -136,13 +137,13 @@ struct Done {
 
 /// Goes through all windows: fills each one's holes with base pages and releases what is zero, then collapses it and
 /// splits each second one; the next round releases the others as huge pages.
-fn meddle(host: &LinuxHost, ram: &GuestRam, done: &mut Done) {
+fn meddle(aside: &Aside, host: &LinuxHost, ram: &GuestRam, done: &mut Done) {
     let range = ram.ranges()[0];
     let is_done = |result: OutcomeResult| u64::from(result == OutcomeResult::Done);
     for window in range.gpa.windows() {
         let start = range.hva + (window.start() - range.gpa.start());
         host.advise(start, PageSize::Huge2M.bytes(), Advice::PopulateWrite).unwrap();
-        let release = release_window(host, ram, range, window);
+        let release = release_window(aside, host, range, window);
         *if release.was_split { &mut done.releases_of_huge } else { &mut done.releases_of_base } +=
             is_done(release.result);
         done.collapses += is_done(collapse_window(host, range, window).result);
@@ -154,16 +155,17 @@ fn meddle(host: &LinuxHost, ram: &GuestRam, done: &mut Done) {
 
 #[test]
 fn a_guest_loses_nothing_while_its_windows_are_split_collapsed_and_released() {
-    if !has_kvm() {
+    if !has_kvm() || !is_there(Need::UffdMove, probe().map(drop)) {
         return;
     }
     for guest_page in [PageSize::Base4K, PageSize::Huge2M] {
         // From before the guest's first store on: its fill meets the release of pages that are still zero.
         let guest = Guest::start(guest_page, 2, "bytes=16M seconds=4");
-        let host = LinuxHost::open().unwrap();
+        let host = Arc::new(LinuxHost::open().unwrap());
+        let mover = WindowMover::start(host.clone(), guest.machine.ram().clone()).unwrap();
         let mut done = Done::default();
         while !guest.has_ended() {
-            meddle(&host, guest.machine.ram(), &mut done);
+            meddle(mover.aside(), &host, guest.machine.ram(), &mut done);
         }
         guest.assert_passes();
         println!("{guest_page}: {done:?}");

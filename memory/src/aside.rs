@@ -15,7 +15,12 @@
 //! ```
 //!
 //! [`Aside::set_aside`] is hold and leave: a window that was touched in between is brought back as it is left. A swap is hold and
-//! replace_with, and a window in hand that is dropped is moved back.
+//! replace_with, and a window in hand that is dropped is moved back. A release holds only the pages of a window that
+//! looked zero, and gives them back to the host from there ([`crate::actuators::release`]).
+//!
+//! The kernel moves no page that a device has pinned (`EBUSY`): it clears the page table's entry, looks whether the
+//! page is pinned, and puts the entry back if so (`folio_maybe_dma_pinned`, mm/userfaultfd.c). So a page that is aside
+//! cannot be written by a transfer that began before, and none can begin.
 //!
 //! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers where each window
 //! is. It is held while touched windows are moved back (0.1 ms each), so that no step of that has to be looked at twice; it is not
@@ -27,6 +32,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, PipeReader, PipeWriter};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -34,7 +40,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_policies::{Moment, WindowIndex};
+use wideleaf_policies::{Moment, OutcomeResult, Refusal, Skip, WindowIndex};
 
 use crate::claims::{Claimed, Claims, PartClaim};
 use crate::host::{Host, HostError};
@@ -135,11 +141,42 @@ pub enum AsideError {
     Host(#[from] HostError),
 }
 
+impl AsideError {
+    /// What that means to an actuator that wanted to take a window aside.
+    pub(crate) fn result(self) -> OutcomeResult {
+        match self {
+            AsideError::Closed => OutcomeResult::Skipped(Skip::Stopping),
+            AsideError::Full | AsideError::AlreadyAside(_) => OutcomeResult::Refused(Refusal::Busy),
+            AsideError::Claimed(_, claimed) => claimed.result(),
+            AsideError::NotAside(_) => unreachable!("it was to be taken aside"),
+            AsideError::Host(error) => (&error).into(),
+        }
+    }
+}
+
 /// What to do with a page that the kernel does not move.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refused {
     Stop,
     LeaveThePage,
+}
+
+/// Pages that the kernel did not move, and that are where they were.
+#[derive(Debug, Default)]
+pub(crate) struct Unmoved {
+    /// The number of them.
+    pub pages: u16,
+    /// Why the first of them was not moved.
+    pub why: Option<HostError>,
+    /// What was left to be moved then: where there is no page there is nothing to try, and to try costs a system call.
+    left: Vec<Range<u16>>,
+}
+
+impl Unmoved {
+    /// The first page from `from` on that was left to be moved.
+    fn next_left(&self, from: u16) -> Option<u16> {
+        self.left.iter().find(|run| from < run.end).map(|run| run.start.max(from))
+    }
 }
 
 impl Aside {
@@ -168,7 +205,8 @@ impl Aside {
     }
 
     /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
-    /// exact: a touch that came before is counted though nobody has answered it yet.
+    /// exact: a touch that came before is counted though nobody has answered it yet (of up to 1024 threads that wait at
+    /// once).
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
@@ -249,14 +287,37 @@ impl Aside {
 
     /// Takes a window aside for as long as the answer lives. Others can be held at the same time.
     pub(crate) fn hold(&self, window: WindowIndex) -> Result<Held<'_>, AsideError> {
+        let held = self.begin_hold(window)?;
+        self.make_way(Place::Guest(window), held.place());
+        self.move_pages(Place::Guest(window), held.place(), ALL_PAGES, Refused::Stop)?;
+        self.rooms().report.set_aside += 1;
+        Ok(held)
+    }
+
+    /// As [`Aside::hold`], of these pages of the window alone. Those that the kernel does not move stay where they are.
+    /// A thread or a vCPU that touches one of the others waits, as does one that touches a hole of the window.
+    pub(crate) fn hold_pages(
+        &self,
+        window: WindowIndex,
+        runs: &[Range<u16>],
+    ) -> Result<(Held<'_>, Unmoved), AsideError> {
+        let held = self.begin_hold(window)?;
+        let mut unmoved = Unmoved::default();
+        for run in runs {
+            let here = self.move_pages(Place::Guest(window), held.place(), run.clone(), Refused::LeaveThePage)?;
+            unmoved.pages += here.pages;
+            unmoved.why = unmoved.why.or(here.why);
+        }
+        Ok((held, unmoved))
+    }
+
+    /// Claims a window, gives it a slot and watches it. Nothing is moved yet.
+    fn begin_hold(&self, window: WindowIndex) -> Result<Held<'_>, AsideError> {
         self.clean();
         let slot = self.take_in_hand(window)?;
         let mut held = Held { aside: self, window, slot, began: self.host.now(), state: Holding::NotBegun };
         self.mover.watch(window)?;
         held.state = Holding::Moved;
-        self.make_way(Place::Guest(window), held.place());
-        self.move_window(Place::Guest(window), held.place(), Refused::Stop)?;
-        self.rooms().report.set_aside += 1;
         Ok(held)
     }
 
@@ -340,7 +401,7 @@ impl Aside {
     fn return_pages(&self, window: WindowIndex, slot: u16, report: &mut AsideReport) -> Result<(), HostError> {
         let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
         self.make_way(aside, guest);
-        self.move_window(aside, guest, Refused::LeaveThePage)?;
+        self.move_pages(aside, guest, ALL_PAGES, Refused::LeaveThePage)?;
         // One that cannot be copied now does not keep the others away.
         let copies =
             self.mover.held(aside)?.into_iter().flatten().map(|page| self.return_page(window, slot, page, report));
@@ -388,10 +449,15 @@ impl Aside {
         }
     }
 
-    /// Moves a window's pages, however many steps that takes.
-    fn move_window(&self, from: Place, to: Place, refused: Refused) -> Result<(), HostError> {
-        let mut pages = ALL_PAGES;
-        let mut stalls = 0;
+    /// Moves pages of a window, however many steps that takes.
+    fn move_pages(
+        &self,
+        from: Place,
+        to: Place,
+        mut pages: Range<u16>,
+        refused: Refused,
+    ) -> Result<Unmoved, HostError> {
+        let (mut stalls, mut unmoved) = (0, Unmoved::default());
         while !pages.is_empty() {
             match self.mover.move_pages(from, to, pages.clone()) {
                 Ok(moved) => pages.start += moved.max(1),
@@ -399,11 +465,18 @@ impl Aside {
                     stalls += 1;
                     self.host.sleep(STALL_PAUSE);
                 }
-                Err(_) if refused == Refused::LeaveThePage => pages.start += 1,
+                Err(error) if refused == Refused::LeaveThePage => {
+                    unmoved.pages += 1;
+                    if unmoved.why.is_none() {
+                        unmoved.left = self.mover.held(from)?;
+                        unmoved.why = Some(error);
+                    }
+                    pages.start = unmoved.next_left(pages.start + 1).unwrap_or(pages.end);
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(unmoved)
     }
 }
 
@@ -482,7 +555,7 @@ impl Held<'_> {
     pub(crate) fn replace_with(mut self, ready: u16) -> Result<Duration, HostError> {
         let Held { aside, window, slot, .. } = self;
         aside.drop_page_table(Place::Guest(window))?;
-        aside.move_window(Place::Ready(ready), Place::Guest(window), Refused::Stop)?;
+        aside.move_pages(Place::Ready(ready), Place::Guest(window), ALL_PAGES, Refused::Stop)?;
         aside.mover.unwatch(window)?;
         let unavailable = aside.host.now().since(self.began);
         self.let_go(|rooms| {
@@ -492,6 +565,15 @@ impl Held<'_> {
         });
         aside.clean();
         Ok(unavailable)
+    }
+
+    /// Moves everything back that is still in its slot. Returns how long the window was out of the guest's reach. Where
+    /// it fails the window is stuck: it is counted and tried again.
+    pub(crate) fn put_back(mut self) -> Result<Duration, HostError> {
+        let Held { aside, window, slot, began, .. } = self;
+        let mut back = Ok(());
+        self.let_go(|rooms| back = aside.restore(rooms, window, slot, false));
+        back.map(|()| aside.host.now().since(began))
     }
 
     /// Leaves it aside, or brings it back at once where somebody touched it while it went.
@@ -683,8 +765,9 @@ mod tests {
         let place = Place::Aside(0);
         let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
         (1..4).for_each(|page| mover.pin(place, page));
-        // Read who waits, look, move page 0, pages 1 to 3 in vain, the rest; see what is left; copy page 1.
-        mover.fail_call(8, libc::ENOMEM);
+        // Read who waits, look, move page 0, page 1 in vain; see what is left; pages 2 and 3 in vain, the rest; see
+        // what is left; copy page 1.
+        mover.fail_call(9, libc::ENOMEM);
         aside.bring_back(WINDOW).expect_err("a page is left");
         assert_eq!(held(), [1]);
         aside.serve().expect("nothing fails any more");

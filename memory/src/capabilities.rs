@@ -78,7 +78,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         ),
         row(
             "uffd_move",
-            "no access sensor for anonymous RAM, promotion by collapse alone",
+            "no access sensor for anonymous RAM, promotion by collapse alone, no zero page is released",
             crate::aside::probe()
                 .map(|took| format!("a window there and back took {:.2} ms", took.as_secs_f64() * 1e3)),
         ),

@@ -10,8 +10,18 @@
 //!   on a giant page    refused: OnGiantPage            yes                            yes: it may go back
 //! ```
 //!
-//! Nobody waits: who is refused comes back later. The claims belong to [`crate::GuestRam`], so that all who reach the memory
-//! reach the same ones.
+//! A refused caller does not wait; it comes back later. The claims belong to [`crate::GuestRam`], so that everything
+//! that reaches the memory reaches the same ones.
+//!
+//! Claims on windows are counted, not exclusive: they keep giants away from windows and windows from giants, and not
+//! two actuators from the same window. What keeps those apart:
+//!
+//! - Two actions of the manager: its plan has one action a window and tick (`WindowState`), and one loop acts on a VM.
+//! - A swap or a release, and a sample, each with pages aside: [`crate::aside::Aside`] has one stay a window. Of two of
+//!   them, or of another userfaultfd, the kernel refuses the second registration (`EBUSY`).
+//! - Collapse and split, and pages aside: the kernel does not collapse a watched window that has holes, and a hole is no
+//!   part of a huge page.
+//! - A release, a balloon and a reset, which discard pages: a lock ([`crate::given_back::GivenBack`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +94,8 @@ impl Claimed {
 }
 
 impl Claims {
-    /// Claims a window: its pages may be moved, exchanged, split or given back while the answer lives.
+    /// Claims a window against the moving of its giant: its pages may be moved, exchanged, split or given back while
+    /// the answer lives. Another caller may claim it too; see the module.
     ///
     /// # Errors
     /// [`Claimed::UnderWay`] and [`Claimed::OnGiantPage`].
@@ -143,6 +154,12 @@ impl Claims {
     /// Whether a window is part of a page that a giant was put on. While that is moved back, it still is.
     pub fn is_on_giant_page(&self, window: WindowIndex) -> bool {
         self.giants().get(&giant_of(window)).is_some_and(|giant| giant.page.is_some())
+    }
+
+    /// The number of claims on windows and logs now. While the manager rests and devices stand still, each is of a
+    /// window whose pages are aside and cannot be brought back yet ([`crate::aside`]).
+    pub(crate) fn parts_in_work(&self) -> u32 {
+        self.giants().values().map(|giant| giant.parts).sum()
     }
 
     /// The giants that are being moved or on a giant page, ascending.

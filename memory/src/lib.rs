@@ -11,7 +11,7 @@
 //! | [`sensors::kernel_flags`] | `/proc/kpageflags` | `CAP_SYS_ADMIN` |
 //! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin` | root |
 //! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`aside`] | none; swap: as below |
-//! | [`actuators::release`] | `userfaultfd(2)`, write protection (5.7) | as first touch |
+//! | [`actuators::release`] | [`aside`] | as that |
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
@@ -28,7 +28,7 @@
 //! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
 //! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and one that
 //! fails by the dice before the real one ([`mishaps`]). Exceptions: in [`first_touch`] and [`reserved_frames`] faults are the kernel's
-//! to hand out, so their userfaultfd is always the real one; [`actuators::release`], [`reserved_frames`] and
+//! to hand out, so their userfaultfd is always the real one; [`reserved_frames`] and
 //! [`sensors::minor_faults`] have small doors of their own, with fakes, and [`sensors::damon`] reads and writes files under a root
 //! that tests choose. `unsafe` is in `sys` alone.
 

@@ -45,6 +45,7 @@ mod live;
 mod managed_vm;
 mod pacing;
 mod refills;
+mod releasing;
 mod report;
 mod sampling;
 mod scarcity;
@@ -53,12 +54,13 @@ mod steering;
 mod switching;
 mod thread;
 
-use acting::{Mechanism, Performed, SwapHand, Swaps, perform_claimed};
+use acting::{Mechanism, Moves, Performed, SwapHand, Swaps, perform_claimed};
 use giants::Giants;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
+use releasing::Releasing;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::{Sampling, SharedAccess};
 pub use sampling::{SensorCost, SensorCosts};
@@ -147,6 +149,7 @@ impl Begun<'_> {
 struct Means<'a> {
     host: &'a dyn Host,
     vms: &'a [ManagedVm],
+    releasing: &'a [Releasing],
     should_stop: &'a AtomicBool,
     steering: &'a Steering,
     scarcity: &'a Scarcity,
@@ -194,7 +197,8 @@ impl Means<'_> {
         hands: &mut [Option<SwapHand<'_>>],
     ) -> Performed {
         let hand = hands.get_mut(index).and_then(Option::as_mut);
-        perform_claimed(self.host, &self.vms[index], hand, begun.planned.action, is_held)
+        let moves = Moves { hand, releasing: &self.releasing[index] };
+        perform_claimed(self.host, &self.vms[index], moves, begun.planned.action, is_held)
     }
 }
 
@@ -237,6 +241,8 @@ pub struct ManagerLoop {
     access: Arc<Mutex<Vec<SharedAccess>>>,
     /// By VM in the order given, where windows can be swapped.
     swaps: Vec<Option<Swaps>>,
+    /// By VM in the order given.
+    releasing: Vec<Releasing>,
     giants: Giants,
     /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
     own_logs: Vec<Option<Arc<OwnLogs>>>,
@@ -300,6 +306,7 @@ impl ManagerLoop {
             sampling,
             access,
             swaps,
+            releasing: vms.iter().map(|_| Releasing::new(host.clone())).collect(),
             giants,
             own_logs,
             second_level_of,
@@ -493,6 +500,8 @@ impl ManagerLoop {
         performed.extend(self.copy(&copies));
         performed.sort_unstable_by_key(|(begun, _)| begun.position);
         self.leave_alone_what_panicked();
+        let untold = self.releasing.iter().zip(&self.vms).filter_map(|(releasing, vm)| releasing.take_untold(vm.id));
+        self.report.unanswered.extend(untold);
         giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
     }
 
@@ -514,8 +523,8 @@ impl ManagerLoop {
     }
 
     fn means(&self) -> Means<'_> {
-        let ManagerLoop { host, vms, should_stop, steering, scarcity, panics, .. } = self;
-        Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics }
+        let ManagerLoop { host, vms, releasing, should_stop, steering, scarcity, panics, .. } = self;
+        Means { host: host.as_ref(), vms, releasing, should_stop, steering, scarcity, panics }
     }
 
     fn leave_alone_what_panicked(&mut self) {
@@ -538,8 +547,8 @@ impl ManagerLoop {
 
     /// Copies windows, each thread the next that is left.
     fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, swaps, should_stop, steering, scarcity, config, panics, .. } = self;
-        let means = Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics };
+        let ManagerLoop { host, vms, swaps, releasing, should_stop, steering, scarcity, config, panics, .. } = self;
+        let means = Means { host: host.as_ref(), vms, releasing, should_stop, steering, scarcity, panics };
         let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();

@@ -13,8 +13,8 @@
 
 use std::ops::Range;
 
-use wideleaf_policies::WindowIndex;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Bytes, WindowIndex};
 
 use crate::host::HostError;
 
@@ -51,6 +51,18 @@ pub struct Look {
     pub resident: u16,
     /// Whether it is one huge page.
     pub is_huge: bool,
+}
+
+/// Runs of neighbours of ascending pages.
+pub(crate) fn runs_of(pages: impl IntoIterator<Item = u16>) -> Vec<Range<u16>> {
+    let mut runs: Vec<Range<u16>> = Vec::new();
+    for page in pages {
+        match runs.last_mut().filter(|run| run.end == page) {
+            Some(run) => run.end += 1,
+            None => runs.push(page..page + 1),
+        }
+    }
+    runs
 }
 
 /// The pages of one VM's RAM.
@@ -104,6 +116,13 @@ pub trait Mover: Send + Sync {
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError>;
+
+    /// The pages that are present and hold only zeroes when they are read, ascending, and how many bytes were read to
+    /// find them. The shared zero page is not one of them: there is nothing to give back.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError>;
 
     /// What the place is backed with.
     ///

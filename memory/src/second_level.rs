@@ -82,11 +82,13 @@ pub trait SecondLevel: Send + Sync {
     /// [`SecondLevelError`], also where logging is off.
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError>;
 
-    /// Takes all vCPUs out of the guest and returns when none runs guest code any more. Nests: as many
-    /// [`SecondLevel::resume`] as `pause` let them run again.
+    /// Takes all vCPUs out of the guest and returns when none runs guest code any more, and no device of the VM writes
+    /// its RAM. Nests: as many [`SecondLevel::resume`] as `pause` let them run again.
     ///
     /// # Errors
-    /// [`SecondLevelError`] where a vCPU does not leave the guest in time; then none is paused.
+    /// [`SecondLevelError`] where a vCPU does not leave the guest in time, or a device does not end its transfer; then
+    /// none is paused. A device that is slow keeps the vCPUs still for no longer than a pause may last: it is waited
+    /// for while they run.
     fn pause(&self) -> Result<(), SecondLevelError>;
 
     /// Undoes one [`SecondLevel::pause`].

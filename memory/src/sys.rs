@@ -13,4 +13,3 @@ pub(crate) mod pagemap;
 pub(crate) mod pidfd;
 pub(crate) mod tmpfs;
 pub(crate) mod userfaultfd;
-pub(crate) mod write_protect;

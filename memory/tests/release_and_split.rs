@@ -10,6 +10,7 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::{Release, release_window};
 use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::aside::{WindowMover, probe};
 use wideleaf_memory::host::Host;
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::sensors::smaps::resident_memory;
@@ -51,18 +52,14 @@ fn collapse(host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> OutcomeRes
         .unwrap_or(OutcomeResult::Refused(Refusal::Busy))
 }
 
-fn release(host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> Release {
-    release_window(host, ram, ram.ranges()[0], window)
+/// Where zero pages are taken aside; if they cannot be, says why.
+fn mover(ram: &Arc<GuestRam>) -> Option<WindowMover> {
+    probe().inspect_err(|why| println!("skipped: {why}")).ok()?;
+    Some(WindowMover::start(Arc::new(LinuxHost::open().unwrap()), ram.clone()).unwrap())
 }
 
-/// Whether this process may write-protect memory; if not, says why.
-fn can_release() -> bool {
-    let answer = release(&LinuxHost::open().unwrap(), &ram(BackingKind::Anon), WindowIndex::new(0)).result;
-    let is_possible = answer == OutcomeResult::Done;
-    if !is_possible {
-        println!("skipped: releasing a window of zeroes is {answer}; it needs userfaultfd, as root");
-    }
-    is_possible
+fn release(mover: &WindowMover, host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> Release {
+    release_window(mover.aside(), host, ram.ranges()[0], window)
 }
 
 #[test]
@@ -95,12 +92,12 @@ fn a_split_gives_back_at_most_the_zero_pages_and_says_how_many() {
 }
 
 #[test]
-fn memfd_ram_is_neither_split_nor_released() {
-    let (ram, host) = (ram(BackingKind::Memfd), LinuxHost::open().unwrap());
+fn memfd_ram_is_neither_split_nor_taken_aside_for_a_release() {
+    let (ram, host) = (ram(BackingKind::Memfd), Arc::new(LinuxHost::open().unwrap()));
     let none = OutcomeResult::Skipped(Skip::NoMechanism);
     let range = ram.ranges()[0];
-    assert_eq!(split_window(&host, BackingKind::Memfd, range, WindowIndex::new(0)).result, none);
-    assert_eq!(release(&host, &ram, WindowIndex::new(0)).result, none);
+    assert_eq!(split_window(host.as_ref(), BackingKind::Memfd, range, WindowIndex::new(0)).result, none);
+    assert!(WindowMover::start(host, ram).is_err());
 }
 
 #[test]
@@ -119,16 +116,15 @@ fn looking_for_zero_pages_fills_no_hole() {
 
 #[test]
 fn resident_memory_falls_by_what_release_says_and_the_words_stay() {
-    if !can_release() {
-        return;
-    }
     let (ram, host) = (ram(BackingKind::Anon), LinuxHost::open().unwrap());
+    let Some(mover) = mover(&ram) else { return };
     for page in (0..words(&ram).len()).step_by(WORDS_PER_PAGE * 8) {
         words(&ram)[page].store(page as u64 + 1, Ordering::Relaxed);
     }
     assert_eq!(collapse(&host, &ram, WindowIndex::new(1)), OutcomeResult::Done);
     let before = resident(&ram);
-    let released: Vec<Release> = (0..WINDOWS).map(|window| release(&host, &ram, WindowIndex::new(window))).collect();
+    let released: Vec<Release> =
+        (0..WINDOWS).map(|window| release(&mover, &host, &ram, WindowIndex::new(window))).collect();
     let freed: Bytes = released.iter().map(|release| release.freed).sum();
     assert!(released.iter().all(|release| release.result == OutcomeResult::Done), "{released:?}");
     assert_eq!(released.iter().filter(|release| release.was_split).count(), 1);
@@ -167,11 +163,9 @@ fn write_and_check(ram: &GuestRam, half: usize, is_over: &AtomicBool) -> u64 {
 
 #[test]
 fn writers_lose_nothing_while_windows_are_released_split_and_collapsed() {
-    if !can_release() {
-        return;
-    }
     const ROUNDS: u64 = 200;
     let (ram, host, is_over) = (ram(BackingKind::Anon), LinuxHost::open().unwrap(), AtomicBool::new(false));
+    let Some(mover) = mover(&ram) else { return };
     let mut done = Done::default();
     std::thread::scope(|scope| {
         let writers = [0, 1].map(|half| {
@@ -179,7 +173,9 @@ fn writers_lose_nothing_while_windows_are_released_split_and_collapsed() {
             scope.spawn(move || write_and_check(ram, half, is_over))
         });
         for round in 0..ROUNDS {
-            (0..WINDOWS).for_each(|window| meddle(&host, &ram, WindowIndex::new(window), round + window, &mut done));
+            for window in 0..WINDOWS {
+                meddle(&mover, &host, &ram, WindowIndex::new(window), round + window, &mut done);
+            }
             if writers.iter().any(|writer| writer.is_finished()) {
                 break; // it has found a wrong word: the join says which
             }
@@ -205,7 +201,7 @@ struct Done {
 }
 
 /// One step of four: collapse; split; collapse and release; release.
-fn meddle(host: &LinuxHost, ram: &GuestRam, window: WindowIndex, step: u64, done: &mut Done) {
+fn meddle(mover: &WindowMover, host: &LinuxHost, ram: &GuestRam, window: WindowIndex, step: u64, done: &mut Done) {
     let is_done = |result: OutcomeResult| u64::from(result == OutcomeResult::Done);
     let step = step % 4;
     if step == 0 || step == 2 {
@@ -215,7 +211,7 @@ fn meddle(host: &LinuxHost, ram: &GuestRam, window: WindowIndex, step: u64, done
         done.splits += is_done(split_window(host, BackingKind::Anon, ram.ranges()[0], window).result);
     }
     if step >= 2 {
-        let release = release(host, ram, window);
+        let release = release(mover, host, ram, window);
         done.freed += release.freed;
         *if release.was_split { &mut done.releases_of_huge } else { &mut done.releases_of_base } +=
             is_done(release.result);

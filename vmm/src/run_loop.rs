@@ -14,7 +14,7 @@
 //! thread looks, under the same lock, and changes. So no wish is lost, and `Paused` means that this thread is not in
 //! `KVM_RUN` and will not be before somebody resumes it.
 
-mod control;
+pub(crate) mod control;
 mod exit;
 
 use std::sync::{Arc, PoisonError};

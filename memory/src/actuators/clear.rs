@@ -8,7 +8,12 @@
 //! What can be had again is released: it costs nothing for memory that the next boot does not use, the host has that memory back, and the manager
 //! finds RAM as it was before the first boot. What cannot be had again is kept: a page that goes back to the hugetlb pool is anybody's, and a
 //! guest that touches it later would be killed by `SIGBUS`; who prefaulted RAM wants no fault in it.
+//!
+//! Pinned pages: devices of this process end what they have begun before their machine's RAM is cleared, so none is
+//! pinned by them. A transfer of another process into a page that is released ends in a page that the next guest does
+//! not have, as it must.
 
+use std::io;
 use std::sync::atomic::Ordering;
 
 use wideleaf_policies::{GpaRange, PageSize};
@@ -30,10 +35,20 @@ pub enum Pages {
 /// Clears all RAM of a guest, of which no vCPU runs and no device is at work, and whose manager rests
 /// ([`crate::Manager::ask_to_rest`]). Nothing is given back any more: the balloon is empty, and what was reported free is in use.
 ///
+/// Refused where pages of a window are aside still, because the kernel could not bring them back: they are of the guest
+/// before, and come back later, into the RAM of the next one.
+///
 /// # Errors
 /// [`HostError`]; a part of RAM is as it was then.
 pub fn clear(host: &dyn Host, ram: &GuestRam, pages: Pages) -> Result<(), HostError> {
     let _alone = ram.given_back().discarding();
+    if ram.claims().parts_in_work() > 0 {
+        let source = io::Error::from_raw_os_error(libc::EBUSY);
+        return Err(HostError {
+            what: "clear guest RAM, of which pages are aside and cannot be brought back yet",
+            source,
+        });
+    }
     ram.given_back().book().forget_all();
     let giants: Vec<_> = ram.claims().giants_in_use().iter().filter_map(|of| GpaRange::new(of.start, GIANT)).collect();
     for range in ram.ranges() {
@@ -128,6 +143,33 @@ mod tests {
             assert!(ram.given_back().book().is_empty());
             assert_eq!(ram.given_back().counters().inflated_now, 0);
         }
+    }
+
+    #[test]
+    fn ram_of_which_a_window_is_aside_is_not_cleared_until_it_is_back() {
+        use crate::aside::Aside;
+        use crate::host::fake::FakeHost;
+        use crate::mover::ALL_PAGES;
+        use crate::mover::fake::FakeMover;
+        use wideleaf_policies::WindowIndex;
+
+        let host = LinuxHost::open().expect("this kernel has what we need");
+        let (ram, mover) = (written_ram(backings()[0]), Arc::new(FakeMover::default()));
+        let window = WindowIndex::new(0);
+        mover.write(window, ALL_PAGES);
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), ram.claims().clone());
+        aside.set_aside(window).expect("nothing fails yet");
+        mover.fail_all(Some(libc::ENOMEM));
+        aside.bring_back(window).expect_err("it is stuck");
+        for pages in [Pages::Released, Pages::Kept] {
+            let refused = clear(&host, &ram, pages).expect_err("pages of the guest before would come back");
+            assert_eq!(refused.source.raw_os_error(), Some(libc::EBUSY));
+            assert_eq!(ram.words(ram.ranges()[0])[0].load(Ordering::Relaxed), 7, "nothing is cleared");
+        }
+        mover.fail_all(None);
+        aside.serve().expect("nothing fails any more");
+        clear(&host, &ram, Pages::Released).expect("it is back");
+        assert!(is_zero(&ram));
     }
 
     #[test]

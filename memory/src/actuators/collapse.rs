@@ -1,5 +1,7 @@
 //! Collapse: 512 base pages of a window become one huge page, in place, while the guest runs (`MADV_COLLAPSE`, Linux
-//! 6.1). The kernel copies 2 MiB; a vCPU that touches the window meanwhile waits, all others run on.
+//! 6.1). The kernel copies 2 MiB; a vCPU that touches the window meanwhile waits, all others run on. It collapses no
+//! window of which a page has a reference beside its mappings, a pin or any other (`is_refcount_suitable`,
+//! mm/khugepaged.c).
 
 use std::time::Duration;
 

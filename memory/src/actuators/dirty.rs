@@ -121,9 +121,10 @@ impl Drop for DirtyLog<'_> {
 /// What a failure of the second level means to a policy.
 pub(super) fn refused(error: &SecondLevelError) -> OutcomeResult {
     OutcomeResult::Refused(match error {
-        SecondLevelError::PauseTimedOut { .. } | SecondLevelError::Claimed(_) | SecondLevelError::OfOthers(_) => {
-            Refusal::Busy
-        }
+        SecondLevelError::PauseTimedOut { .. }
+        | SecondLevelError::DeviceBusy { .. }
+        | SecondLevelError::Claimed(_)
+        | SecondLevelError::OfOthers(_) => Refusal::Busy,
         SecondLevelError::Ioctl { source, .. } => Refusal::Other(source.raw_os_error().unwrap_or(0)),
         _ => Refusal::Other(0),
     })

@@ -9,10 +9,13 @@
 //! ```
 //!
 //! What must hold: from the start of the log to the end of the pause only vCPUs write to the giant, and devices whose writes are in
-//! [`SecondLevel::take_dirty_log`] and which [`SecondLevel::pause`] stops. Nobody keeps a pointer into it that the kernel has pinned: what is
-//! read from a disk directly (`O_DIRECT`, `io_uring`) must be over when the pause begins.
-//! [`crate::claims`] keeps our own sensors and actuators away meanwhile. Reads by others are harmless: both copies are equal when they are exchanged. So RAM that other processes may map (a
-//! memfd) is refused: they would go on with the old pages.
+//! [`SecondLevel::take_dirty_log`] and which [`SecondLevel::pause`] stops. The kernel exchanges page tables whole and
+//! does not look whether a page is pinned: what is read from a disk directly must be over when the pause begins, or the
+//! transfer ends in a page that the guest no longer has. So [`SecondLevel::pause`] waits for the transfers of this
+//! process's devices, and refuses where one does not end; a VMM with devices beside those (vhost, VFIO) must stop them
+//! there too, or has no giants. [`crate::claims`] keeps our own sensors and actuators away meanwhile. Reads by others
+//! are harmless: both copies are equal when they are exchanged. So RAM that other processes may map (a memfd) is
+//! refused: they would go on with the old pages.
 //!
 //! What is promised: the guest stands still for about [`SwapLimits::pause_max`] at most, or nothing changes
 //! ([`Refusal::OutrunByWrites`]). Where the exchange fails, the old mapping is back before the guest goes on.
@@ -64,11 +67,16 @@ pub struct SwapLimits {
     pub rounds_max: u32,
 }
 
-impl Default for SwapLimits {
+impl SwapLimits {
     /// 3 ms: a tenth of what a stalled window of memfd RAM costs in collapse, and enough for 2000 pages. 8 rounds: a guest
     /// that writes at half the speed of copying needs six to get from 200 ms of writes to 3 ms.
+    pub const DEFAULT: SwapLimits = SwapLimits { pause_max: Duration::from_millis(3), rounds_max: 8 };
+}
+
+impl Default for SwapLimits {
+    /// [`SwapLimits::DEFAULT`].
     fn default() -> SwapLimits {
-        SwapLimits { pause_max: Duration::from_millis(3), rounds_max: 8 }
+        SwapLimits::DEFAULT
     }
 }
 

@@ -10,6 +10,10 @@
 //! The book is locked from the look until the pages are gone, so a guest that deflates waits for that, and finds a page that stays. Reported
 //! pages are decided on before their buffer is returned, and never later: from then on the guest may use them.
 //!
+//! A page that a device's transfer has pinned goes like any other that the guest gave back: the guest said that it does
+//! not use it, and where it gives away what it reads into, it loses that and nothing else. The transfer ends in a page
+//! that is freed after it.
+//!
 //! Pages of the pool and frames that are set aside stay: what is released there is somebody else's at once, and a guest that touches it
 //! again would be killed by `SIGBUS`.
 

@@ -4,7 +4,8 @@
 //!
 //! Base pages that hold only zeroes are gone afterwards: since Linux 6.12 the kernel maps the shared zero page in their
 //! place when it splits (mm/huge_memory.c, `RMP_USE_SHARED_ZEROPAGE`), and the next write gets a fresh page. So a split
-//! is a release too, and says how much it freed.
+//! is a release too, and says how much it freed. A huge page with a reference beside its mappings, a pin or any other,
+//! is not split (`can_split_folio`), and keeps its zero pages.
 
 use std::time::Duration;
 

@@ -17,6 +17,9 @@
 //! ```
 //!
 //! Where only one stays, the outcome is "not observed", and the contents are right all the same.
+//!
+//! A window of which a page is pinned for a transfer is not swapped: the kernel does not move that page (`EBUSY`), and
+//! what was moved before it goes back.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -192,7 +195,7 @@ impl Swapper {
 
     /// The part during which the guest waits.
     fn exchange(&self, window: WindowIndex, slot: u16) -> Result<Duration, OutcomeResult> {
-        let held = self.aside.hold(window).map_err(not_held)?;
+        let held = self.aside.hold(window).map_err(AsideError::result)?;
         self.aside.mover().copy_all(held.place(), Place::Ready(slot)).map_err(refused)?;
         held.replace_with(slot).map_err(refused)
     }
@@ -261,14 +264,4 @@ fn no_huge_page() -> HostError {
 
 fn refused(error: HostError) -> OutcomeResult {
     (&error).into()
-}
-
-fn not_held(error: AsideError) -> OutcomeResult {
-    match error {
-        AsideError::Closed => OutcomeResult::Skipped(Skip::Stopping),
-        AsideError::Full | AsideError::AlreadyAside(_) => OutcomeResult::Refused(Refusal::Busy),
-        AsideError::Claimed(_, claimed) => claimed.result(),
-        AsideError::NotAside(_) => unreachable!("it was to be taken aside"),
-        AsideError::Host(error) => refused(error),
-    }
 }

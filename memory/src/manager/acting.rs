@@ -14,6 +14,7 @@ use std::time::Duration;
 use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use super::ManagedVm;
+use super::releasing::Releasing;
 use super::sampling::SharedAccess;
 use crate::actuators::collapse::{Collapse, collapse_full_window, collapse_window};
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
@@ -148,11 +149,19 @@ fn is_for_collapse(result: OutcomeResult) -> bool {
     matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
 }
 
+/// What moves pages of one VM.
+pub(super) struct Moves<'a, 'b> {
+    /// For swaps: of the thread that acts.
+    pub hand: Option<&'a mut SwapHand<'b>>,
+    /// For releases.
+    pub releasing: &'a Releasing,
+}
+
 /// Claims the window, and does the action.
 pub(super) fn perform_claimed(
     host: &dyn Host,
     vm: &ManagedVm,
-    hand: Option<&mut SwapHand<'_>>,
+    moves: Moves<'_, '_>,
     action: Action,
     is_held: bool,
 ) -> Performed {
@@ -163,22 +172,16 @@ pub(super) fn perform_claimed(
         // Who looks for zero pages relies on those it saw: nobody else discards any meanwhile.
         Ok(_claim) if matches!(action, Action::Release { .. }) => {
             let _alone = vm.ram.as_ref().map(|ram| ram.given_back().discarding());
-            perform(host, vm, hand, action, is_held)
+            perform(host, vm, moves, action, is_held)
         }
-        Ok(_claim) => perform(host, vm, hand, action, is_held),
+        Ok(_claim) => perform(host, vm, moves, action, is_held),
         Err(claimed) => Performed::not_tried(claimed.result(), host.now()),
     }
 }
 
 /// Does an action with the cheapest mechanism that reaches its end. `is_held`: whether only a hold keeps the window from
 /// being large.
-fn perform(
-    host: &dyn Host,
-    vm: &ManagedVm,
-    hand: Option<&mut SwapHand<'_>>,
-    action: Action,
-    is_held: bool,
-) -> Performed {
+fn perform(host: &dyn Host, vm: &ManagedVm, moves: Moves<'_, '_>, action: Action, is_held: bool) -> Performed {
     let no_mechanism = || Performed::skipped(Skip::NoMechanism, host.now());
     let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(action.window().start())).copied() else {
         return no_mechanism();
@@ -194,7 +197,7 @@ fn perform(
             Performed::skipped(Skip::GivenBack, host.now())
         }
         (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
-            promote(host, vm, range, hand, window)
+            promote(host, vm, range, moves.hand, window)
         }
         (Action::Demote { window, to: PageSize::Base4K, .. }, _) if vm.backing.kind() == BackingKind::Anon => {
             let split = split_window(host, BackingKind::Anon, range, window);
@@ -208,7 +211,7 @@ fn perform(
             }
         }
         (Action::Demote { window, to: PageSize::Base4K, .. }, Some(kvm)) => switch_hold(host, kvm, window, Hold::At4K),
-        (Action::Release { window, .. }, _) => release(host, vm, range, window),
+        (Action::Release { window, .. }, _) => release(host, vm, moves.releasing, range, window),
         _ => no_mechanism(),
     }
 }
@@ -269,13 +272,18 @@ fn collapsed(host: &dyn Host, collapse: Collapse, tried: Option<Swap>) -> Perfor
     }
 }
 
-fn release(host: &dyn Host, vm: &ManagedVm, range: RamRange, window: WindowIndex) -> Performed {
-    let Some(ram) = &vm.ram else {
-        return Performed::skipped(Skip::NoMechanism, host.now());
+fn release(host: &dyn Host, vm: &ManagedVm, releasing: &Releasing, range: RamRange, window: WindowIndex) -> Performed {
+    let mechanism = Mechanism::Release;
+    let Some(ram) = vm.ram.as_ref().filter(|ram| ram.backing().kind() == BackingKind::Anon) else {
+        return Performed { mechanism, ..Performed::skipped(Skip::NoMechanism, host.now()) };
     };
-    let release = release_window(host, ram, range, window);
+    let aside = match releasing.aside(ram) {
+        Ok(aside) => aside,
+        Err(result) => return Performed { mechanism, ..Performed::not_tried(result, host.now()) },
+    };
+    let release = release_window(&aside, host, range, window);
     Performed {
-        mechanism: Mechanism::Release,
+        mechanism,
         result: release.result,
         cost: release.cost,
         unavailable: release.unavailable,

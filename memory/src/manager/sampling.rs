@@ -489,7 +489,6 @@ impl AccessSampling {
             self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
         }
         self.share.unchanged_in_burst(unchanged, self.small.len());
-        self.share.unchanged_in_burst(unchanged, self.small.len());
         self.share.unchanged(unchanged, self.backed);
         if news >= ACCESS_LEAST && news * NEWS_IN >= looked_at {
             self.share.burst();
@@ -762,6 +761,55 @@ mod tests {
         fn why_it_ended(&self) -> Option<String> {
             Some("read of a userfaultfd: i/o error".into())
         }
+    }
+
+    /// A sensor that sees no touch of any window it was asked to look at.
+    #[derive(Default)]
+    struct Idle(Vec<WindowIndex>);
+
+    impl AccessSampler for Idle {
+        fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
+            self.0 = windows.to_vec();
+        }
+
+        fn finish(&mut self, _: &dyn Host) -> AccessSample {
+            let rows: Vec<_> =
+                std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Untouched)).collect();
+            let cost = AccessCost { windows: rows.len() as u64, events: 0, cpu: Duration::ZERO };
+            AccessSample { rows, watched_for: BTreeMap::new(), cost }
+        }
+
+        fn why_it_ended(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_burst_lasts_until_every_window_was_looked_at_once_without_news() {
+        const WINDOWS: usize = 4 * ACCESS_LEAST;
+        let host = FakeHost::default();
+        let windows: Vec<_> = (0..WINDOWS as u64).map(WindowIndex::new).collect();
+        // A sample is a quarter of the windows, and costs nothing.
+        let limits = ShareLimits {
+            budget: PerTenThousand::ALL,
+            burst: Duration::from_secs(1),
+            least: ACCESS_LEAST,
+            most: ACCESS_LEAST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now());
+        let mut sampling =
+            AccessSampling::of_sampler(VmId(0), "access", Box::<Idle>::default(), windows.clone(), share);
+        let mut rows = VmSnapshot::with_capacity(VmId(0), WINDOWS);
+        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
+        let mut sample = || {
+            sampling.start_share(&host, &windows, &rows, false);
+            sampling.finish(&host);
+            sampling.share.is_bursting()
+        };
+        // The first look at each window is news: four samples, each of which begins the burst anew. The next four bring
+        // none, and the burst ends with the last of them.
+        let bursting: Vec<bool> = (0..8).map(|_| sample()).collect();
+        assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
     }
 
     #[test]

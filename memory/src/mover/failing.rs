@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use wideleaf_policies::WindowIndex;
+use wideleaf_policies::{Bytes, WindowIndex};
 
 use super::{Look, Mover, Place};
 use crate::host::HostError;
@@ -84,6 +84,11 @@ impl Mover for FailingMover {
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
         self.refuse("held", &[libc::EINTR, libc::ENOMEM])?;
         self.real.held(place)
+    }
+
+    fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
+        self.refuse("zero_pages", &[libc::EINTR, libc::ENOMEM])?;
+        self.real.zero_pages(place)
     }
 
     fn look(&self, place: Place) -> Result<Look, HostError> {

@@ -6,8 +6,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use wideleaf_policies::WindowIndex;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 
 use super::{ALL_PAGES, Look, Mover, Place};
 use crate::fake_calls::FakeCalls;
@@ -18,6 +18,7 @@ pub struct FakeMover {
     state: Mutex<State>,
     meanwhile: Mutex<Option<Meanwhile>>,
     emptying: Mutex<Option<Emptying>>,
+    after_search: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// What happens while a copy is made.
@@ -88,6 +89,7 @@ impl Default for FakeMover {
             }),
             meanwhile: Mutex::default(),
             emptying: Mutex::default(),
+            after_search: Mutex::default(),
         }
     }
 }
@@ -96,6 +98,16 @@ impl FakeMover {
     /// The guest writes pages of a window that is in place.
     pub fn write(&self, window: WindowIndex, pages: Range<u16>) {
         pages.for_each(|page| assert_eq!(self.touch(window, page), Touch::Wrote));
+    }
+
+    /// The guest has pages of a window that it wrote only zeroes to.
+    pub fn write_zeroes(&self, window: WindowIndex, pages: Range<u16>) {
+        let mut state = self.state();
+        for at in pages.map(|page| (Place::Guest(window), page)) {
+            state.tables.insert(at.0);
+            state.pages.insert(at, 0);
+            state.written.insert(at, 0);
+        }
     }
 
     /// Makes a window that is written whole one huge page.
@@ -176,6 +188,21 @@ impl FakeMover {
         *self.emptying() = Some(Arc::new(work));
     }
 
+    /// `work` is done once, when the next search for zero pages has ended.
+    pub fn after_looking_for_zeroes(&self, work: impl FnOnce() + Send + 'static) {
+        *self.after_search.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(work));
+    }
+
+    /// Whether a page of the guest is present.
+    pub fn is_there(&self, window: WindowIndex, page: u16) -> bool {
+        self.state().pages.contains_key(&(Place::Guest(window), page))
+    }
+
+    /// The number of present pages of a window.
+    pub fn pages_of(&self, window: WindowIndex) -> usize {
+        self.state().pages.keys().filter(|(place, _)| *place == Place::Guest(window)).count()
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
@@ -194,7 +221,8 @@ impl FakeMover {
     /// Whether the guest has all it wrote, and saw nothing else meanwhile.
     pub fn is_intact(&self) -> bool {
         let state = self.state();
-        state.lost.is_empty() && state.written.iter().all(|(at, value)| state.pages.get(at) == Some(value))
+        let is_there = |(at, value): (&Page, &u64)| state.pages.get(at).copied().unwrap_or(0) == *value;
+        state.lost.is_empty() && state.written.iter().all(is_there)
     }
 
     /// Pages that are aside.
@@ -234,8 +262,9 @@ impl State {
     fn compare(&mut self, at: Page) {
         let found = self.pages.get(&at);
         let is_right = match self.written.get(&at) {
-            Some(value) => found == Some(value),
-            None => found.is_none_or(|zero| *zero == 0),
+            Some(value) if *value != 0 => found == Some(value),
+            // A page that is not there reads zero.
+            Some(_) | None => found.is_none_or(|zero| *zero == 0),
         };
         if !is_right {
             self.lost.push(at);
@@ -362,7 +391,19 @@ impl Mover for FakeMover {
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
         let state = self.enter("fake scan")?;
         let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
-        Ok(pages.map(|((_, page), _)| *page..*page + 1).collect())
+        Ok(super::runs_of(pages.map(|((_, page), _)| *page)))
+    }
+
+    fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
+        let state = self.enter("fake search for zeroes")?;
+        let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
+        let zero = |(_, value): &(&Page, &u64)| **value == 0;
+        let runs = super::runs_of(pages.clone().filter(zero).map(|((_, page), _)| *page));
+        let read = PageSize::Base4K.bytes() * pages.count() as u64;
+        drop(state);
+        let after = self.after_search.lock().unwrap_or_else(PoisonError::into_inner).take();
+        after.into_iter().for_each(|work| work());
+        Ok((runs, read))
     }
 
     fn look(&self, place: Place) -> Result<Look, HostError> {

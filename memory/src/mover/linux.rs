@@ -14,8 +14,9 @@ use super::{ASIDE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
 use crate::region::GuestRam;
+use crate::sensors::zero_pages::read_in_search_of_use;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
-use crate::sys::userfaultfd::{Message, Mode, Userfaultfd, UserfaultfdError};
+use crate::sys::userfaultfd::{MESSAGES_PER_READ, Message, Mode, Userfaultfd, UserfaultfdError};
 use crate::sys::{madvise::madvise, pagemap};
 
 /// Moves pages of one VM's anonymous RAM.
@@ -47,6 +48,8 @@ pub enum MoverError {
 
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
 const PAGE: Bytes = PageSize::Base4K.bytes();
+/// How often messages are read in one go: 1024 of them, more threads than a VM has.
+const READS_MAX: usize = 64;
 
 impl LinuxMover {
     /// Opens a userfaultfd and maps the area: addresses, no memory yet. Nothing of `ram` is watched.
@@ -83,6 +86,39 @@ impl LinuxMover {
     fn window(&self, window: WindowIndex) -> (Hva, Bytes) {
         (self.ram.window(window).start(), WINDOW)
     }
+
+    /// The pages that are present, the shared zero page not counted.
+    fn present(&self, place: Place) -> Result<Vec<PageRun>, HostError> {
+        let piece = self.piece(place, &super::ALL_PAGES);
+        let mut runs = Vec::new();
+        let scanned = pagemap::scan(&self.pagemap, piece.start(), piece.bytes(), &mut runs);
+        scanned.map_err(host_error("PAGEMAP_SCAN"))?;
+        Ok(runs)
+    }
+}
+
+/// What letting go of a range asks of the kernel.
+trait Watch {
+    fn unregister(&self, start: Hva, bytes: Bytes) -> io::Result<()>;
+    fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()>;
+}
+
+impl Watch for Userfaultfd {
+    fn unregister(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
+        Userfaultfd::unregister(self, start, bytes)
+    }
+
+    fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
+        Userfaultfd::wake(self, start, bytes)
+    }
+}
+
+/// Ends the watch of a range; afterwards no thread waits there. Unregistering wakes before it lets go
+/// (`userfaultfd_unregister` in fs/userfaultfd.c): a thread that faults in between, under the lock of the mapping
+/// alone, waits again, and is woken by the second call.
+fn let_go(watch: &impl Watch, start: Hva, bytes: Bytes) -> Result<(), HostError> {
+    watch.unregister(start, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
+    watch.wake(start, bytes).map_err(host_error("UFFDIO_WAKE"))
 }
 
 fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
@@ -101,9 +137,7 @@ impl Mover for LinuxMover {
 
     fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
         let (start, bytes) = self.window(window);
-        self.uffd.unregister(start, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
-        // Unregistering wakes before it lets go: who touched in between waits again, and is woken here.
-        self.wake(window)
+        let_go(&self.uffd, start, bytes)
     }
 
     fn wake(&self, window: WindowIndex) -> Result<(), HostError> {
@@ -145,11 +179,24 @@ impl Mover for LinuxMover {
         Ok(runs.into_iter().map(pages).collect())
     }
 
-    fn look(&self, place: Place) -> Result<Look, HostError> {
+    fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         let piece = self.piece(place, &super::ALL_PAGES);
-        let mut runs: Vec<PageRun> = Vec::new();
-        let scanned = pagemap::scan(&self.pagemap, piece.start(), piece.bytes(), &mut runs);
-        scanned.map_err(host_error("PAGEMAP_SCAN"))?;
+        let mut read = Bytes::ZERO;
+        let mut is_zero = |page: &u16| {
+            let (is_zero, bytes) = read_in_search_of_use(piece.part(PAGE * u64::from(*page), PAGE));
+            read += bytes;
+            is_zero
+        };
+        let pages = |run: &PageRun| {
+            let first = page_count(run.start - piece.start());
+            first..first + page_count(run.bytes)
+        };
+        let runs = super::runs_of(self.present(place)?.iter().flat_map(pages).filter(&mut is_zero));
+        Ok((runs, read))
+    }
+
+    fn look(&self, place: Place) -> Result<Look, HostError> {
+        let runs = self.present(place)?;
         let count = |of: fn(&&PageRun) -> bool| runs.iter().filter(of).map(|run| page_count(run.bytes)).sum::<u16>();
         Ok(Look { resident: count(|_| true), is_huge: count(|run| run.is_huge) == BASE_PAGES_PER_WINDOW })
     }
@@ -168,7 +215,13 @@ impl Mover for LinuxMover {
 
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
         let mut messages = Vec::new();
-        self.uffd.read(&mut messages).map_err(host_error("read of a userfaultfd"))?;
+        // One read takes 16 of them; more threads may wait, and each window that is touched must be known.
+        for reads in 1..=READS_MAX {
+            self.uffd.read(&mut messages).map_err(host_error("read of a userfaultfd"))?;
+            if messages.len() < reads * MESSAGES_PER_READ {
+                break;
+            }
+        }
         let window = |message: &Message| match message {
             Message::Fault(page) => self.ram.window_at(*page),
             Message::MinorFault(_) | Message::Other(_) => None,
@@ -194,6 +247,8 @@ mod tests {
     use super::*;
     use crate::backing::BackingConfig;
     use crate::mover::ALL_PAGES;
+    use std::cell::Cell;
+    use std::os::fd::AsRawFd as _;
     use wideleaf_policies::{Gpa, GpaRange};
 
     const GUEST: Place = Place::Guest(WindowIndex::new(0));
@@ -203,6 +258,74 @@ mod tests {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
         let ram = GuestRam::map(&[GpaRange::new(Gpa::new(0), WINDOW).expect("fits")], backing).expect("memory");
         LinuxMover::open(ram).inspect_err(|error| println!("skipped: {error}")).ok()
+    }
+
+    /// A kernel whose unregistering wakes, and only then lets go; a thread faults in between.
+    #[derive(Default)]
+    struct LateToucher {
+        is_registered: Cell<bool>,
+        is_waiting: Cell<bool>,
+    }
+
+    impl Watch for LateToucher {
+        fn unregister(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
+            self.wake(start, bytes)?;
+            self.is_waiting.set(self.is_registered.get());
+            self.is_registered.set(false);
+            Ok(())
+        }
+
+        fn wake(&self, _: Hva, _: Bytes) -> io::Result<()> {
+            self.is_waiting.set(false);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_thread_that_touches_a_window_while_it_is_let_go_of_does_not_wait_for_ever() {
+        let late = LateToucher { is_registered: Cell::new(true), is_waiting: Cell::new(true) };
+        let_go(&late, Hva::new(0), WINDOW).expect("nothing fails");
+        assert!(!late.is_registered.get() && !late.is_waiting.get());
+    }
+
+    #[test]
+    fn every_thread_that_waits_is_known_however_many_there_are() {
+        const WAITERS: u64 = 40; // of one page each, more than one read of messages takes
+        let Some(mover) = mover() else { return };
+        let window = WindowIndex::new(0);
+        let word = |page: u64| &mover.piece(GUEST, &(page as u16..page as u16 + 1)).words()[3];
+        (0..WAITERS).for_each(|page| word(page).store(page + 1, Ordering::Relaxed));
+        mover.watch(window).expect("nobody else watches");
+        let mut first = 0;
+        while first < BASE_PAGES_PER_WINDOW {
+            first += mover.move_pages(GUEST, Place::Aside(0), first..BASE_PAGES_PER_WINDOW).expect("it moves");
+        }
+        std::thread::scope(|scope| {
+            let waiters: Vec<_> =
+                (0..WAITERS).map(|page| scope.spawn(move || word(page).load(Ordering::Relaxed))).collect();
+            while pending(&mover) < WAITERS {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let mut touches = Vec::new();
+            mover.read_touches(&mut touches).expect("it is open");
+            let mut back = 0;
+            while back < BASE_PAGES_PER_WINDOW {
+                back += mover.move_pages(Place::Aside(0), GUEST, back..BASE_PAGES_PER_WINDOW).expect("it moves");
+            }
+            mover.unwatch(window).expect("it is watched");
+            assert_eq!(touches, [window; WAITERS as usize]);
+            let found: Vec<u64> = waiters.into_iter().map(|waiter| waiter.join().expect("it reads")).collect();
+            assert!(found.into_iter().eq(1..=WAITERS));
+        });
+    }
+
+    /// The number of threads that wait and of which no message was read (`pending:` in /proc/PID/fdinfo/FD;
+    /// proc_pid_fdinfo(5)).
+    fn pending(mover: &LinuxMover) -> u64 {
+        let path = format!("/proc/self/fdinfo/{}", mover.as_fd().as_raw_fd());
+        let text = std::fs::read_to_string(path).expect("it is open");
+        let line = text.lines().find_map(|line| line.strip_prefix("pending:")).expect("a userfaultfd has it");
+        line.trim().parse().expect("a number")
     }
 
     #[test]

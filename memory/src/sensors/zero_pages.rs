@@ -8,6 +8,7 @@ use wideleaf_policies::{Bytes, GpaRange, Hva, PageSize, WindowIndex};
 
 use crate::host::{Host, HostError, PageRun};
 use crate::region::{GuestRam, RamRange, WORDS_PER_PAGE};
+use crate::sys::mapping::Piece;
 
 /// What was found in one window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,20 +56,27 @@ pub fn window_zero_pages(
 }
 
 /// Which pages of these runs (of present pages, in `of`) hold only zeroes, now.
-pub(crate) fn zero_pages_of(ram: &GuestRam, of: RamRange, runs: impl Iterator<Item = GpaRange>) -> ZeroPages {
+fn zero_pages_of(ram: &GuestRam, of: RamRange, runs: impl Iterator<Item = GpaRange>) -> ZeroPages {
     let memory = ram.piece(of);
     let mut found = ZeroPages::default();
     for run in runs {
         for (page, _) in run.pieces(PageSize::Base4K) {
             let page = range(page, PageSize::Base4K.bytes());
-            let zeroes = memory.part(page.start() - of.gpa.start(), page.bytes()).leading_zeroes();
-            found.read += Bytes::new(((zeroes + 1).min(WORDS_PER_PAGE) * size_of::<u64>()) as u64);
-            if zeroes == WORDS_PER_PAGE {
+            let (is_zero, read) = read_in_search_of_use(memory.part(page.start() - of.gpa.start(), page.bytes()));
+            found.read += read;
+            if is_zero {
                 found.push(page);
             }
         }
     }
     found
+}
+
+/// Whether a base page holds only zeroes, now, and how many of its bytes were read to know it.
+pub(crate) fn read_in_search_of_use(page: Piece<'_>) -> (bool, Bytes) {
+    let zeroes = page.leading_zeroes();
+    let read = (zeroes + 1).min(WORDS_PER_PAGE) * size_of::<u64>();
+    (zeroes == WORDS_PER_PAGE, Bytes::new(read as u64))
 }
 
 fn gpa_range(of: RamRange, run: PageRun) -> GpaRange {

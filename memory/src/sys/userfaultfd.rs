@@ -61,8 +61,6 @@ pub(crate) enum Mode {
     Minor,
     /// Both of these, of a file. The first is answered as the second, once the file has the page.
     MissingOrMinor,
-    /// Writes to pages that were write-protected by this descriptor.
-    WriteProtect,
 }
 
 impl Mode {
@@ -70,7 +68,6 @@ impl Mode {
     const fn bit(self) -> u64 {
         match self {
             Mode::Missing => 1 << 0,
-            Mode::WriteProtect => 1 << 1,
             Mode::Minor => 1 << 2,
             Mode::MissingOrMinor => Mode::Missing.bit() | Mode::Minor.bit(),
         }
@@ -80,7 +77,6 @@ impl Mode {
     const fn answers(self) -> u64 {
         match self {
             Mode::Missing => IOCTL_WAKE | IOCTL_ZEROPAGE,
-            Mode::WriteProtect => IOCTL_WAKE | IOCTL_WRITEPROTECT,
             Mode::Minor | Mode::MissingOrMinor => IOCTL_WAKE | IOCTL_CONTINUE,
         }
     }
@@ -118,13 +114,6 @@ struct Register {
     ioctls: u64,
 }
 
-/// `struct uffdio_writeprotect`.
-#[repr(C)]
-struct WriteProtect {
-    range: Range,
-    mode: u64,
-}
-
 /// `struct uffdio_zeropage` and `struct uffdio_continue`, which are alike.
 #[repr(C)]
 struct Fill {
@@ -149,7 +138,6 @@ struct Transfer {
 const UFFD: u8 = 0xAA;
 const IOCTL_WAKE: u64 = 1 << 0x02;
 const IOCTL_ZEROPAGE: u64 = 1 << 0x04;
-const IOCTL_WRITEPROTECT: u64 = 1 << 0x06;
 const IOCTL_CONTINUE: u64 = 1 << 0x07;
 const FEATURE_MINOR_HUGETLBFS: u64 = 1 << 9;
 const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
@@ -159,7 +147,6 @@ const COPY_MODE_DONTWAKE: u64 = 1 << 0;
 const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
 const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 const CONTINUE_MODE_DONTWAKE: u64 = 1 << 0;
-const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 
 nix::ioctl_write_int_bad!(userfaultfd_new, nix::request_code_none!(UFFD, 0x00));
 nix::ioctl_readwrite!(uffdio_api, UFFD, 0x3F, Api);
@@ -170,20 +157,19 @@ nix::ioctl_read!(uffdio_wake, UFFD, 0x02, Range);
 nix::ioctl_readwrite!(uffdio_copy, UFFD, 0x03, Transfer);
 nix::ioctl_readwrite!(uffdio_zeropage, UFFD, 0x04, Fill);
 nix::ioctl_readwrite!(uffdio_move, UFFD, 0x05, Transfer);
-nix::ioctl_readwrite!(uffdio_writeprotect, UFFD, 0x06, WriteProtect);
 nix::ioctl_readwrite!(uffdio_continue, UFFD, 0x07, Fill);
 
 /// Size of `struct uffd_msg`.
 const MESSAGE_BYTES: usize = 32;
 
 /// Messages fetched per call: as many as vCPUs and device threads usually fault at once.
-const MESSAGES_PER_READ: usize = 16;
+pub(crate) const MESSAGES_PER_READ: usize = 16;
 
 /// One `struct uffd_msg`, as far as it is of use here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Somebody waits for the page at this address (the kernel gives the address of the page, not of the access), which is
-    /// missing or write-protected.
+    /// missing.
     Fault(Hva),
     /// Somebody waits for the page at this address to be mapped: the file has it.
     MinorFault(Hva),
@@ -302,16 +288,6 @@ impl Userfaultfd {
         // change: what is mapped is what a touch would have found.
         let answer = unsafe { uffdio_continue(self.file.as_raw_fd(), &mut argument) };
         done(answer, bytes, argument.done)
-    }
-
-    /// Write-protects all present pages of a range registered for it, or un-protects them and wakes whoever waits.
-    pub(crate) fn write_protect(&self, start: Hva, bytes: Bytes, is_protected: bool) -> io::Result<()> {
-        let mode = if is_protected { WRITEPROTECT_MODE_WP } else { 0 };
-        let mut argument = WriteProtect { range: range(start, bytes), mode };
-        // SAFETY: the argument is the kernel's structure and lives until the call returns; what memory holds does not
-        // change, a writer waits at most as long as `self` lives.
-        unsafe { uffdio_writeprotect(self.file.as_raw_fd(), &mut argument) }?;
-        Ok(())
     }
 
     /// Moves the pages of `from` to `to`, of equal size, without copying them: a huge page stays whole where both begin at
@@ -438,7 +414,6 @@ mod tests {
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x03, size_of::<Transfer>()), 0xc028_aa03);
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x04, size_of::<Fill>()), 0xc020_aa04);
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x05, size_of::<Transfer>()), 0xc028_aa05);
-        assert_eq!(nix::request_code_readwrite!(UFFD, 0x06, size_of::<WriteProtect>()), 0xc018_aa06);
         assert_eq!(nix::request_code_readwrite!(UFFD, 0x07, size_of::<Fill>()), 0xc020_aa07);
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 use wideleaf_memory::GuestRam;
+use wideleaf_memory::region::RamHasOwner;
 use wideleaf_policies::{GpaRange, PageSize};
 
 use crate::dma::DeviceLog;
@@ -34,17 +35,22 @@ pub enum GuestMemoryError {
         /// Why.
         source: MmapRegionError,
     },
+    /// It is another's.
+    #[error(transparent)]
+    Owned(#[from] RamHasOwner),
     /// The ranges do not make a memory.
     #[error("guest RAM cannot be shown to the loader: {0}")]
     Collection(&'static str),
 }
 
 impl GuestMemory {
-    /// A view of all of `ram`.
+    /// A view of all of `ram`, which gets no owner from now on.
     ///
     /// # Errors
-    /// [`GuestMemoryError`].
+    /// [`GuestMemoryError`]; [`GuestMemoryError::Owned`] where a kernel in this process has the words to itself: what
+    /// is written through the view would change under its `&mut`.
     pub fn new(ram: Arc<GuestRam>) -> Result<GuestMemory, GuestMemoryError> {
+        ram.share()?;
         let mut regions = Vec::with_capacity(ram.ranges().len());
         for range in ram.ranges() {
             let gpa = range.gpa.start().get();
@@ -86,5 +92,32 @@ impl GuestMemory {
     /// The RAM itself.
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_memory::{BackingConfig, BackingKind};
+    use wideleaf_policies::Gpa;
+    use wideleaf_policies::units::mib;
+
+    fn ram() -> Arc<GuestRam> {
+        let layout = [GpaRange::new(Gpa::new(0), mib(2)).unwrap()];
+        GuestRam::map(&layout, BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn words_that_have_an_owner_are_not_shown_to_devices() {
+        let ram = ram();
+        let _words = ram.exclusive_words(ram.ranges()[0]).unwrap();
+        assert!(matches!(GuestMemory::new(ram.clone()), Err(GuestMemoryError::Owned(_))));
+    }
+
+    #[test]
+    fn words_that_devices_see_get_no_owner() {
+        let ram = ram();
+        let _memory = GuestMemory::new(ram.clone()).unwrap();
+        assert!(ram.exclusive_words(ram.ranges()[0]).is_none());
     }
 }

@@ -2,15 +2,28 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use wideleaf_memory::Paging;
+use wideleaf_memory::actuators::giant::SwapLimits;
 use wideleaf_memory::second_level::{SecondLevel, SecondLevelError, Slot, SlotId};
 use wideleaf_policies::MappingStats;
 
 use super::stats::StatsError;
 use super::{KvmError, KvmStats, Vm};
-use crate::dma::DeviceMemory;
-use crate::run_loop::{PAUSE_WAIT_MAX, RunControl};
+use crate::dma::{DeviceMemory, Gate};
+use crate::run_loop::RunControl;
+
+/// How long a device may take to end its transfer while the vCPUs run: one piece of a slow disk, a megabyte at 10 MB/s.
+const DEVICE_WAIT_RUNNING: Duration = Duration::from_millis(100);
+
+/// How long a vCPU may take to leave the guest while devices stand at the gate. One that takes longer may wait for such
+/// a device: a driver that resets it waits until its thread has ended.
+const VCPU_WAIT_AT_GATE: Duration = Duration::from_millis(50);
+
+/// How long a device may take to end its transfer while the vCPUs stand still: what the moving of a giant promises the
+/// guest.
+const DEVICE_WAIT_STOPPED: Duration = SwapLimits::DEFAULT.pause_max;
 
 /// KVM's side of one VM. It may outlive the [`crate::Machine`]: a finished VM still has its statistics.
 #[derive(Debug)]
@@ -76,14 +89,8 @@ impl SecondLevel for KvmSecondLevel {
         Ok(log)
     }
 
-    /// vCPUs first: one that waits for a device holds the gate open until it has its answer.
     fn pause(&self) -> Result<(), SecondLevelError> {
-        self.control.pause()?;
-        if self.devices.gate().close(PAUSE_WAIT_MAX) {
-            return Ok(());
-        }
-        self.control.resume()?;
-        Err(SecondLevelError::DeviceBusy { waited_ms: PAUSE_WAIT_MAX.as_millis() as u64 })
+        pause_all(&self.control, self.devices.gate())
     }
 
     fn resume(&self) -> Result<(), SecondLevelError> {
@@ -95,6 +102,33 @@ impl SecondLevel for KvmSecondLevel {
     fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
         self.control.page_table_roots()
     }
+}
+
+/// Stops devices and vCPUs: devices first, since their transfers take longer and the guest need not stand still for
+/// that.
+///
+/// ```text
+///   close the gate ── a transfer does not end ─▶ DeviceBusy, no vCPU was asked
+///     └▶ stop the vCPUs ─▶ done
+///   └ one waits, perhaps for a device: open the gate ─▶ stop the vCPUs ─▶ close the gate, quickly ─▶ done, or
+///   DeviceBusy
+/// ```
+fn pause_all(control: &RunControl, gate: &Gate) -> Result<(), SecondLevelError> {
+    close(gate, DEVICE_WAIT_RUNNING)?;
+    if control.pause_within(VCPU_WAIT_AT_GATE).is_ok() {
+        return Ok(());
+    }
+    gate.open();
+    control.pause()?;
+    close(gate, DEVICE_WAIT_STOPPED).or_else(|busy| {
+        control.resume()?;
+        Err(busy)
+    })
+}
+
+fn close(gate: &Gate, at_most: Duration) -> Result<(), SecondLevelError> {
+    let busy = SecondLevelError::DeviceBusy { waited_ms: at_most.as_millis() as u64 };
+    if gate.close(at_most) { Ok(()) } else { Err(busy) }
 }
 
 fn from_kvm(error: KvmError) -> SecondLevelError {
@@ -116,5 +150,90 @@ fn from_stats(error: &StatsError) -> SecondLevelError {
             what: "parsing KVM's statistics",
             source: io::Error::new(io::ErrorKind::InvalidData, malformed.to_string()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kvm::{GuestMemory, KvmSystem};
+    use crate::run_loop::control::threadless::{control, is_pause_wanted, set_state};
+    use crate::run_loop::{OnReset, VcpuState};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use vm_memory::{Bytes as _, GuestAddress};
+    use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, GpaRange, PageSize};
+
+    #[test]
+    fn a_device_that_does_not_end_its_transfer_stops_no_vcpu() {
+        let (control, gate, is_over) = (control(1), Gate::default(), AtomicBool::new(false));
+        let _transfer = gate.enter();
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut was_wanted = false;
+                while !is_over.load(Ordering::Relaxed) {
+                    was_wanted |= is_pause_wanted(&control);
+                    std::thread::yield_now();
+                }
+                was_wanted
+            });
+            let busy = pause_all(&control, &gate).unwrap_err();
+            is_over.store(true, Ordering::Relaxed);
+            assert!(matches!(busy, SecondLevelError::DeviceBusy { .. }), "{busy}");
+            assert!(!watcher.join().unwrap(), "the vCPU ran on");
+        });
+        drop(gate.enter()); // it is open
+    }
+
+    #[test]
+    fn a_vcpu_that_waits_for_a_device_at_the_gate_gets_its_answer_and_leaves() {
+        let (control, gate) = (control(1), Gate::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // In the guest's exit: it waits for a device's thread, which has one more access to make.
+                while !is_pause_wanted(&control) {
+                    std::thread::yield_now();
+                }
+                drop(gate.enter());
+                set_state(&control, 0, VcpuState::Paused);
+            });
+            pause_all(&control, &gate).unwrap();
+        });
+        assert!(!gate.is_open_within(Duration::ZERO) && is_pause_wanted(&control));
+    }
+
+    /// A VM of 4 MiB in memslots of half of it, and its door.
+    fn second_level() -> Option<(KvmSecondLevel, DeviceMemory)> {
+        let system = match KvmSystem::open() {
+            Ok(system) => system,
+            Err(error) => {
+                let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+                assert!(!required.split(',').any(|word| word == "kvm"), "WIDELEAF_REQUIRE has kvm: {error}");
+                println!("skipped: {error}");
+                return None;
+            }
+        };
+        let layout = [GpaRange::new(Gpa::new(0), mib(4)).unwrap()];
+        let ram = GuestRam::map(&layout, BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
+        let devices = DeviceMemory::new(Arc::new(GuestMemory::new(ram.clone()).unwrap()));
+        let vm = Vm::create(&system, ram, mib(2)).unwrap();
+        let control = RunControl::new(Vec::new(), OnReset::Stop);
+        Some((KvmSecondLevel::new(Paging::Shadow, vm, control, devices.clone()), devices))
+    }
+
+    #[test]
+    fn what_a_device_writes_is_in_the_dirty_log_of_its_memslot_once() {
+        let Some((second_level, devices)) = second_level() else { return };
+        let [first, second] = second_level.slots()[..] else { panic!("4 MiB are two slots of 2 MiB") };
+        let write = |at: u64| devices.access().write_obj(7_u64, GuestAddress(at)).unwrap();
+        write(0x5000); // before the log: it begins empty
+        [first, second].iter().for_each(|slot| second_level.set_dirty_log(slot.id, true).unwrap());
+        let log = |slot: Slot| second_level.take_dirty_log(slot.id).unwrap();
+        assert!(log(first).iter().chain(&log(second)).all(|word| *word == 0));
+        write(0x3000);
+        write((2 << 20) + 0x41_000);
+        assert_eq!((log(first)[0], log(second)[1]), (1 << 3, 1 << 1));
+        assert!(log(first).iter().chain(&log(second)).all(|word| *word == 0), "it was fetched");
     }
 }

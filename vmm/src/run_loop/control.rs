@@ -147,6 +147,14 @@ impl RunControl {
     /// # Errors
     /// [`SecondLevelError::PauseTimedOut`] after [`PAUSE_WAIT_MAX`]; then none is paused.
     pub fn pause(&self) -> Result<(), SecondLevelError> {
+        self.pause_within(PAUSE_WAIT_MAX)
+    }
+
+    /// As [`RunControl::pause`], and waits no longer than this.
+    ///
+    /// # Errors
+    /// As [`RunControl::pause`].
+    pub(crate) fn pause_within(&self, at_most: Duration) -> Result<(), SecondLevelError> {
         let started = Instant::now();
         let mut inner = self.lock();
         inner.pauses += 1;
@@ -154,7 +162,7 @@ impl RunControl {
         loop {
             let Some(vcpu) = self.first_in_guest(&inner) else { return Ok(()) };
             let waited = started.elapsed();
-            let Some(left) = PAUSE_WAIT_MAX.checked_sub(waited) else {
+            let Some(left) = at_most.checked_sub(waited) else {
                 inner.pauses -= 1;
                 self.changed.notify_all();
                 return Err(SecondLevelError::PauseTimedOut { vcpu, waited_ms: waited.as_millis() as u64 });
@@ -294,13 +302,14 @@ impl Inner {
     }
 }
 
+/// vCPUs without threads, for tests.
 #[cfg(test)]
-mod tests {
+pub(crate) mod threadless {
     use super::*;
     use std::os::fd::AsRawFd;
 
     /// A control for this many vCPUs without threads; memfds stand in for their `kvm_run` pages.
-    fn control(vcpus: usize) -> Arc<RunControl> {
+    pub(crate) fn control(vcpus: usize) -> Arc<RunControl> {
         let kicker = || {
             let file = tempfile::tempfile().unwrap();
             file.set_len(4096).unwrap();
@@ -309,10 +318,21 @@ mod tests {
         RunControl::new((0..vcpus).map(|_| kicker()).collect(), OnReset::Restart)
     }
 
-    fn set_state(control: &RunControl, vcpu: usize, state: VcpuState) {
+    pub(crate) fn set_state(control: &RunControl, vcpu: usize, state: VcpuState) {
         control.lock().vcpus[vcpu] = VcpuRecord { state, page_table_root: Some(0x1000 * vcpu as u64) };
         control.changed.notify_all();
     }
+
+    /// Whether vCPUs are to be paused now.
+    pub(crate) fn is_pause_wanted(control: &RunControl) -> bool {
+        control.lock().pauses > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::threadless::{control, set_state};
+    use super::*;
 
     #[test]
     fn a_pause_returns_when_the_last_vcpu_is_out() {
