@@ -135,7 +135,8 @@ fn open(path: &Path, is_taken: &dyn Fn(&File) -> bool) -> Result<InputFile, Inpu
     }
     let file = File::options().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits()).open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() && !(metadata.file_type().is_fifo() && is_taken(&file)) {
+    let is_taken_fifo = metadata.file_type().is_fifo() && is_taken(&file);
+    if !metadata.is_file() && !is_taken_fifo {
         return Err(not_a_file(metadata.file_type()));
     }
     // The open file is this process's own, also where the path is a number of another.

@@ -50,11 +50,14 @@ Exit codes:
     4  the host lacks something: KVM, a hugetlb page, memory, wideleafd
     5  the guest crashed: triple fault, panic, an instruction KVM could not run
     6  the guest did not end within --timeout
-    7  the result or the recording could not be written
+    7  the result or the recording could not be written, of a run that ended by itself
    10  `hook status`: the hook is not installed
    11  `hook status`: the hook is of another version, or for another program or socket
    12  `hook status`: libvirtd does not run the hook yet
-  130  interrupted (Ctrl-C)
+  130  interrupted (Ctrl-C, SIGTERM); a second one ends it at once, without a report
+
+`wideleaf run` writes its whole report also where it ends with 1, 5, 6 or 130, with how it ended; not where its guest did not
+begin or refused its arguments.
 
 Environment:
     WIDELEAF_LOG  what to log on standard error, for instance `debug` or `wideleaf_memory=trace`";
@@ -411,6 +414,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
+    /// Show in the table too what policies counted of their own decisions, and what a TLB miss counts as; JSON always has both
+    #[arg(long, short)]
+    pub verbose: bool,
+
     /// Record what the manager sees, plans and does there, for `wideleaf simulate`; the file is also there where the run
     /// fails
     #[arg(long, value_name = "FILE")]
@@ -430,7 +437,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
     pub control_socket: Option<PathBuf>,
 
-    /// End the guest after this time, with exit code 6: a number with ms, s, m or h behind it [default: never]
+    /// End the guest after this time, with its report and exit code 6: a number with ms, s, m or h behind it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 

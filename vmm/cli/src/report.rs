@@ -14,17 +14,25 @@ use crate::environment::Environment;
 use crate::run::devices::DeviceReport;
 use crate::run::sandboxed::Sandboxed;
 
-/// One run of one guest or native kernel.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+mod headline;
+
+/// One run of one guest or native kernel, however it ended.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct RunReport {
+    /// One line for people: the outcome, what large pages the guest got and when, what that cost, what it verified.
+    #[serde(default)]
+    pub headline: String,
     /// What ran, and how.
     pub setup: Setup,
     /// What said hello in it; nothing for a guest that is none of ours.
     pub hello: Option<Hello>,
     /// What it solved, where a kernel comes in classes.
     pub problem: Option<Problem>,
-    /// How it ended: `success`, or what the guest said.
+    /// How it ended: `success`, `stopped`, `timed out`, `interrupted`, `crashed: WHY`, or what the guest said.
     pub outcome: String,
+    /// All that is known of a crash, the registers too, over several lines; `None` without one.
+    #[serde(default)]
+    pub crash: Option<String>,
     /// How often it reset its machine and booted again. What it said and what it measured is of the last boot.
     #[serde(default)]
     pub resets: u64,
@@ -38,8 +46,11 @@ pub struct RunReport {
     pub phases: Vec<Phase>,
     /// How long each vCPU was kept from its work.
     pub gaps: Vec<Gaps>,
-    /// The guest's data and what backs them, at the end of the last timed part.
+    /// The guest's data and what backs them, at the end of the last timed part; at the run's end where that cut a part off.
     pub regions: Vec<Region>,
+    /// Guest RAM when the run ended, whatever ran in it; `None` where it could not be looked at.
+    #[serde(default)]
+    pub ram_at_end: Option<RamAtEnd>,
     /// What the manager did.
     pub manager: ManagerSummary,
     /// What its devices did, in the order in which the guest finds them.
@@ -56,7 +67,7 @@ pub struct RunReport {
 }
 
 /// What ran, and how.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Setup {
     /// Kernel or image.
     pub workload: String,
@@ -80,8 +91,9 @@ pub struct Setup {
     pub backing: String,
     /// Page size at the start.
     pub host_page: String,
-    /// Page size of the guest's tables; `none` for a native run.
-    pub guest_page: String,
+    /// Page size of the guest's tables; `none` for a native run. `None`: not known, for an image of another's has tables of
+    /// its own.
+    pub guest_page: Option<String>,
     /// Policy at the start.
     pub policy: String,
     /// Why the backing is not what was asked for, if so.
@@ -195,6 +207,24 @@ pub struct Counters {
     pub kvm: Option<KvmPages>,
 }
 
+/// What backs guest RAM at the end of a run, and how KVM maps it: no vCPU runs any more, and the VM is still there.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub struct RamAtEnd {
+    /// By page size, in bytes; KVM's leaf mappings by number.
+    #[serde(flatten)]
+    pub counters: Counters,
+    /// Guest RAM without a page of the host's behind it.
+    pub host_unbacked_bytes: u64,
+}
+
+impl RamAtEnd {
+    /// Of `ram_bytes` of guest RAM.
+    pub(crate) fn new(counters: Counters, ram_bytes: u64) -> RamAtEnd {
+        let backed = counters.host_4k_bytes + counters.host_2m_bytes + counters.host_1g_bytes;
+        RamAtEnd { counters, host_unbacked_bytes: ram_bytes.saturating_sub(backed) }
+    }
+}
+
 /// KVM's counters.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct KvmPages {
@@ -223,8 +253,11 @@ pub struct Phase {
     pub began_at_s: f64,
     /// Counters exactly at its begin.
     pub at_begin: Counters,
-    /// Counters exactly at its end.
+    /// Counters exactly at its end, or at the run's where that came first.
     pub at_end: Counters,
+    /// Whether it came to its end; a run that was ended leaves one behind that did not.
+    #[serde(default = "yes")]
+    pub is_complete: bool,
     /// Work done.
     pub units: u64,
     /// Units of work per second over the whole part.
@@ -235,6 +268,11 @@ pub struct Phase {
     pub rate_after_promotion_per_s: Option<f64>,
     /// How far the work was when: seconds since the begin by the guest's clock, units of work done.
     pub progress: Vec<(f64, u64)>,
+}
+
+/// Reports from before a run could leave part of a phase behind.
+const fn yes() -> bool {
+    true
 }
 
 /// How long a vCPU's smallest measured batch of work took.
@@ -267,6 +305,9 @@ pub struct Region {
     pub windows_host_large: u64,
 }
 
+/// What a policy counted of its own decisions is among the outcomes under names that begin with this.
+pub(crate) const OF_POLICIES: &str = "policy.";
+
 /// What the manager did.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct ManagerSummary {
@@ -275,7 +316,7 @@ pub struct ManagerSummary {
     pub policy_changes: Vec<PolicyChange>,
     /// Rounds of the loop.
     pub ticks: u64,
-    /// Actions by `mechanism.result`.
+    /// Actions by `mechanism.result`, and what policies counted as `policy.name`.
     pub outcomes: BTreeMap<String, u64>,
     /// Sensors that failed.
     pub sensor_failures: BTreeMap<String, u64>,
@@ -516,23 +557,23 @@ fn write_devices(out: &mut String, devices: &[DeviceReport]) {
 }
 
 impl RunReport {
-    /// For people.
-    pub fn to_table(&self) -> String {
-        let mut out = String::new();
+    /// For people; `is_verbose` has what policies counted of their own decisions too.
+    pub fn to_table(&self, is_verbose: bool) -> String {
+        let mut out = format!("{}\n", self.headline);
         let Setup { workload, cmdline, mode, paging, evidence, .. } = &self.setup;
         let _ = writeln!(out, "{workload} {cmdline}\n  {mode}, paging: {paging} ({evidence})");
         let _ = writeln!(
             out,
-            "  {} RAM{}, {} vCPU, {} backing, {} host pages at the start, {} guest pages, policy {}",
+            "  {} RAM{}, {} vCPU, {} backing, {} host pages at the start, guest pages {}, policy {}",
             Bytes::new(self.setup.memory_bytes),
             self.setup.memory_needed_bytes.map_or(String::new(), |needed| format!(" (needs {})", mebibytes(needed))),
             self.setup.vcpus,
             self.setup.backing,
             self.setup.host_page,
-            self.setup.guest_page,
+            self.setup.guest_page.as_deref().unwrap_or("not known"),
             self.setup.policy
         );
-        if self.setup.policy.starts_with("auto") {
+        if is_verbose && self.setup.policy.starts_with("auto") {
             let _ = writeln!(out, "  auto counts {}", self.setup.walk_cost);
         }
         for PolicyChange { at_s, policy } in &self.manager.policy_changes {
@@ -553,8 +594,9 @@ impl RunReport {
             for phase in &self.phases {
                 let optional = |r: Option<f64>| r.map_or("-".into(), rate);
                 let whole = (phase.units > 0).then_some(phase.rate_per_s);
+                let cut_off = if phase.is_complete { "" } else { " (cut off)" };
                 phases.add_row([
-                    Cell::new(&phase.name),
+                    Cell::new(format!("{}{cut_off}", phase.name)),
                     number(format!("{:.3}", phase.seconds)),
                     number(optional(whole)),
                     number(optional(phase.rate_before_promotion_per_s)),
@@ -583,9 +625,10 @@ impl RunReport {
                 Bytes::new(*bytes)
             );
         }
+        self.write_ram_at_end(&mut out);
         write_results(&mut out, &self.results);
         write_gaps(&mut out, &self.gaps);
-        self.write_manager(&mut out);
+        self.write_manager(&mut out, is_verbose);
         write_devices(&mut out, &self.devices);
         for (what, count) in &self.cut {
             let _ = writeln!(out, "  not kept of what the guest printed: {} {count}", what.replace('_', " "));
@@ -608,9 +651,27 @@ impl RunReport {
         out
     }
 
-    fn write_manager(&self, out: &mut String) {
+    fn write_ram_at_end(&self, out: &mut String) {
+        let Some(RamAtEnd { counters, host_unbacked_bytes }) = self.ram_at_end else { return };
+        let bytes = Bytes::new;
+        let _ = writeln!(
+            out,
+            "  at the end: {} of RAM on 4k host pages, {} on 2m, {} on 1g, {} not backed",
+            bytes(counters.host_4k_bytes),
+            bytes(counters.host_2m_bytes),
+            bytes(counters.host_1g_bytes),
+            bytes(host_unbacked_bytes)
+        );
+        if let Some(KvmPages { pages_4k, pages_2m, pages_1g }) = counters.kvm {
+            let _ =
+                writeln!(out, "  at the end: KVM maps pages_4k {pages_4k}, pages_2m {pages_2m}, pages_1g {pages_1g}");
+        }
+    }
+
+    fn write_manager(&self, out: &mut String, is_verbose: bool) {
         let manager = &self.manager;
-        for (name, count) in &manager.outcomes {
+        let is_shown = |name: &&String| is_verbose || !name.starts_with(OF_POLICIES);
+        for (name, count) in manager.outcomes.iter().filter(|(name, _)| is_shown(name)) {
             let _ = writeln!(out, "  manager: {name}: {count}");
         }
         for (name, sensor) in &manager.sensors {

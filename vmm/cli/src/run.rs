@@ -161,14 +161,27 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         sandbox.output_folder = output.folder().map(Path::to_owned);
     }
     let cgroup = args.cgroup.as_deref().map(HeldCgroup::join).transpose()?;
-    let report = execute(&spec, &interrupts, process_start)?;
+    let Finished { report, end } = finish(&spec, &interrupts, process_start)?;
     drop(cgroup);
     interrupts.end_at_the_next();
-    match output {
-        Some(output) => output.write(&report, RunReport::to_table)?,
-        None => say(report.to_table()),
+    let to_table = |report: &RunReport| report.to_table(args.verbose);
+    let written = match output {
+        Some(output) => output.write(&report, to_table),
+        None => {
+            say(to_table(&report));
+            Ok(())
+        }
+    };
+    let kept = written.and_then(|()| check_recording(&spec, &report));
+    match (end, kept) {
+        (Ok(()), kept) => kept?,
+        (end, Ok(())) => end?,
+        // The exit code tells how the run ended; that its result is lost is told all the same.
+        (end, Err(lost)) => {
+            say(format_args!("wideleaf: {lost}"));
+            end?;
+        }
     }
-    check_recording(&spec, &report)?;
     verdict(&report.outcome, report.verification.as_ref(), &report.results)
 }
 
@@ -350,16 +363,36 @@ pub(crate) enum Ended {
     Interrupted,
     /// We ended it: somebody asked for it over its control socket or on its console.
     Asked,
+    /// It reset itself, and its machine could not be put back; the text says why.
+    NotBootedAgain(String),
 }
 
 /// The outcome of a VM that somebody ended on purpose: nothing went wrong.
 const STOPPED: &str = "stopped";
 
-/// Runs `spec` to its end.
+/// A run that has begun and ended.
+struct Finished {
+    /// What was seen of it, its outcome too.
+    report: RunReport,
+    /// The failure that its end is, if it is one: a crash, or that it was ended.
+    end: Result<(), Failure>,
+}
+
+/// Runs `spec` to its own end.
 ///
 /// # Errors
-/// [`Failure`]; the guest is gone and its memory given back.
+/// [`Failure`], also where the run was ended or its guest crashed; the guest is gone and its memory given back.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
+    let Finished { report, end } = finish(spec, interrupts, process_start)?;
+    end.map(|()| report)
+}
+
+/// Runs `spec` until it ends or is ended, and tells what was seen of it in either case.
+///
+/// # Errors
+/// [`Failure`] of a run that did not begin, or whose guest refused its arguments: there is nothing to tell of it. The guest
+/// is gone and its memory given back.
+fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<Finished, Failure> {
     let stolen_before = stolen_ms();
     if spec.sandbox.is_none() {
         serve_stderr(None)?;
@@ -401,11 +434,12 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
     // The environment is read while the guest starts: some of its files take as long as the start itself.
-    let (ended, resets, mut environment, sandboxed, watched, console_bytes_lost) = match &plan {
+    let (ended, resets, ram_at_end, mut environment, sandboxed, watched, console_bytes_lost) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
             let environment = Environment::capture();
-            (run_native(spec, &ram, &session, interrupts)?, 0, environment, None, Arc::new(watched), 0)
+            let ended = run_native(spec, &ram, &session, interrupts)?;
+            (ended, 0, session.at_end(), environment, None, Arc::new(watched), 0)
         }
         Some(plan) => {
             let mut console = (spec.console == Console::Here).then(|| GuestConsole::open(interrupts)).transpose()?;
@@ -438,8 +472,11 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
             sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
             let sandboxed = guest.sandboxed();
             let restarts = Restarts::new(&session, &policy, spec.is_prefaulted);
-            let (ended, resets) = guest.wait(spec.timeout, interrupts, restarts)?;
-            (ended, resets, environment, sandboxed, watched, console.map_or(0, GuestConsole::end))
+            let (ended, resets) = guest.wait(spec.timeout, interrupts, restarts);
+            let ram_at_end = session.at_end();
+            drop(guest);
+            let console_bytes_lost = console.map_or(0, GuestConsole::end);
+            (ended, resets, ram_at_end, environment, sandboxed, watched, console_bytes_lost)
         }
     };
     bar.finish_and_clear();
@@ -454,10 +491,11 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
     }
     let paging = plan.as_ref().map_or("none", |plan| plan.paging);
     let devices = watched.reports();
-    let outcome = judge(spec, ended, &observed)?;
+    let Judged { outcome, crash, end } = judge(spec, ended, &observed)?;
     environment.steal_ms = stolen_ms() - stolen_before;
     let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;
-    Ok(RunReport {
+    let mut report = RunReport {
+        headline: String::new(),
         setup: Setup {
             walk_cost: walk.to_string(),
             sandbox: sandboxed,
@@ -466,6 +504,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         hello,
         problem,
         outcome,
+        crash,
         resets,
         figure,
         verification,
@@ -473,12 +512,15 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
         phases,
         gaps,
         regions,
+        ram_at_end,
         manager: manager_report.as_ref().map(summarize).unwrap_or_default(),
         devices,
         cut,
         vmm,
         environment,
-    })
+    };
+    report.headline = report.make_headline(spec.policy.make().largest_page() == PageSize::Giant1G);
+    Ok(Finished { report, end })
 }
 
 /// Starts the thread that writes to standard error, inside the sandbox where there is one.
@@ -523,31 +565,65 @@ fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
     facts.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// What the guest's end means: a word for the report, or the failure it is.
-fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<String, Failure> {
-    match ended {
-        Ended::TimedOut => Err(Failure::TimedOut(spec.timeout.unwrap_or_default())),
-        Ended::Interrupted => Err(Failure::Interrupted),
-        Ended::Asked => Ok(STOPPED.to_owned()),
-        Ended::Crashed(how) => Err(Failure::GuestCrashed(how)),
+/// What a run's end means.
+struct Judged {
+    /// For the report, one line.
+    outcome: String,
+    /// All that is known of a crash.
+    crash: Option<String>,
+    /// The failure that it is, if it is one. Words that the guest found wrong are the report's to tell.
+    end: Result<(), Failure>,
+}
+
+impl Judged {
+    fn ended(outcome: &str, end: Result<(), Failure>) -> Judged {
+        Judged { outcome: outcome.to_owned(), crash: None, end }
+    }
+
+    /// `how` begins with a line that says it; registers follow.
+    fn crashed(how: String) -> Judged {
+        let outcome = format!("crashed: {}", how.lines().next().unwrap_or_default());
+        Judged { outcome, crash: Some(how.clone()), end: Err(Failure::GuestCrashed(how)) }
+    }
+}
+
+/// What the end of a run means, for its report and its exit code.
+///
+/// # Errors
+/// [`Failure`] where the guest refused its arguments: nothing ran.
+fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<Judged, Failure> {
+    let judged = match ended {
+        Ended::TimedOut => Judged::ended("timed out", Err(Failure::TimedOut(spec.timeout.unwrap_or_default()))),
+        Ended::Interrupted => Judged::ended("interrupted", Err(Failure::Interrupted)),
+        Ended::Asked => Judged::ended(STOPPED, Ok(())),
+        Ended::NotBootedAgain(why) => Judged::ended("not booted again", Err(Failure::Host(why))),
+        Ended::Crashed(how) => Judged::crashed(how),
         Ended::Exit(_) if observed.kernel_panic.is_some() => {
             let why = observed.kernel_panic.as_deref().unwrap_or_default();
-            Err(Failure::GuestCrashed(format!("the guest's kernel panicked: {why}")))
+            Judged::crashed(format!("the guest's kernel panicked: {why}"))
         }
         // Only where the guest ended by itself: otherwise its last line may just be cut off.
         Ended::Exit(_) if !observed.malformed.is_empty() => {
             let line = &observed.malformed[0];
-            Err(Failure::GuestCrashed(format!("the guest wrote a line that makes no sense: {line}")))
+            Judged::crashed(format!("the guest wrote a line that makes no sense: {line}"))
         }
         Ended::Exit(_) if observed.has_begun && observed.exit.is_none() => {
-            Err(Failure::GuestCrashed("the guest ended without an exit line".to_owned()))
+            Judged::crashed("the guest ended without an exit line".to_owned())
         }
         // A Linux guest has only its exit line to say it: it switches the machine off.
         Ended::Exit(code) => match observed.exit.or(ExitCode::from_port_value(code)) {
-            Some(code) => outcome_of(code, observed.panic.as_deref(), &spec.workload_name(), "--cmdline"),
-            None => Err(Failure::GuestFailed(format!("the guest ended with exit code {code}"))),
+            Some(code) => match outcome_of(code, observed.panic.as_deref(), &spec.workload_name(), "--cmdline") {
+                Ok(outcome) => Judged::ended(&outcome, Ok(())),
+                Err(Failure::GuestCrashed(how)) => Judged::crashed(how),
+                Err(refused) => return Err(refused),
+            },
+            None => {
+                let failure = Failure::GuestFailed(format!("the guest ended with exit code {code}"));
+                Judged::ended(&format!("exit code {code}"), Err(failure))
+            }
         },
-    }
+    };
+    Ok(judged)
 }
 
 /// What an exit code means, with the guest's reason where it gave one; `arguments` is what the user calls its command line.
@@ -580,7 +656,11 @@ fn setup(
         vcpus: u32::from(spec.vcpus),
         backing: backing.kind().name().into(),
         host_page: backing.start_page().name().into(),
-        guest_page: if spec.is_native { "none" } else { spec.guest_page.name() }.into(),
+        guest_page: match (&spec.workload, spec.is_native) {
+            (_, true) => Some("none".to_owned()),
+            (Workload::Kernel(_), false) => Some(spec.guest_page.name().to_owned()),
+            (Workload::Image(_), false) => None,
+        },
         policy: spec.policy.to_string(),
         fallback,
         walk_cost: String::new(),

@@ -31,8 +31,8 @@ use self::kept::{
 };
 use crate::guests::tables::clean;
 use crate::report::{
-    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, Phase, PolicyChange,
-    Problem, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
+    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, OF_POLICIES, Phase,
+    PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
 };
 use crate::stderr::say;
 
@@ -76,6 +76,7 @@ struct PhaseLog {
     end_tsc: Option<u64>,
     at_begin: Counters,
     at_end: Option<Counters>,
+    is_complete: bool,
     marks: Marks,
 }
 
@@ -290,6 +291,7 @@ impl Session {
                     end_tsc: None,
                     at_begin: log.latest,
                     at_end: None,
+                    is_complete: true,
                     marks: Marks::default(),
                 });
             }
@@ -354,6 +356,27 @@ impl Session {
     /// Where the guest's data are, once it has said so.
     pub fn region_of(&self, name: &str) -> Option<GpaRange> {
         self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
+    }
+
+    /// Looks at guest RAM once more, before the manager and the VM are gone: when the guest has ended, or is not waited for
+    /// any longer. What no `end` line has closed gets its counters now.
+    pub(crate) fn at_end(&self) -> Option<RamAtEnd> {
+        let attached = self.attached.get()?;
+        let named = self.log().regions.clone();
+        let look = || {
+            let regions: Vec<_> = named.iter().map(|(name, range)| self.region(name, *range)).collect();
+            (self.counters(attached), regions)
+        };
+        let (counters, regions) = attached.in_place(look);
+        let mut log = self.log();
+        let mut is_cut_off = log.phases.is_empty();
+        for open in log.phases.iter_mut().filter(|phase| phase.at_end.is_none()) {
+            (open.at_end, open.is_complete, is_cut_off) = (Some(counters), false, true);
+        }
+        if is_cut_off {
+            log.regions_seen = regions;
+        }
+        Some(RamAtEnd::new(counters, self.ram.bytes().get()))
     }
 
     /// Everything the guest said, with the rates before and after what the manager did.
@@ -519,6 +542,7 @@ impl PhaseLog {
             began_at_s: self.began_at.since_start().as_secs_f64(),
             at_begin: self.at_begin,
             at_end: self.at_end.unwrap_or(self.at_begin),
+            is_complete: self.is_complete,
             units,
             rate_per_s: self.marks.last().and_then(|last| rate_between(&start, last, tsc_hz)).unwrap_or(0.0),
             rate_before_promotion_per_s: before.and_then(|mark| rate_between(&start, mark, tsc_hz)),
@@ -585,7 +609,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             .chain(logs_of_others.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
             .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
             .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
-            .chain(report.policy_figures.iter().map(|(name, n)| (format!("policy.{name}"), *n)))
+            .chain(report.policy_figures.iter().map(|(name, n)| (format!("{OF_POLICIES}{name}"), *n)))
             .collect(),
         sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
         budget_refusals: report.budget_refusals,

@@ -291,10 +291,16 @@ fn an_output_through_a_link_is_where_the_link_points() {
 }
 
 #[test]
-fn a_run_longer_than_its_timeout_ends_with_code_6() {
+fn a_native_run_longer_than_its_timeout_ends_with_code_6_and_its_report() {
     let scratch = Scratch::new();
-    let arguments = [&LONG[..5], &["--timeout=1s", "--output=result"]].concat();
-    scratch.refuses(&arguments, 6, &["did not end within 1s (--timeout)"]);
+    let arguments = [&LONG[..5], &["--timeout=1s", "--format=json", "--output=result"]].concat();
+    let run = scratch.wideleaf(&arguments).assert().code(6).stdout("");
+    run.stderr("wideleaf: the guest did not end within 1s (--timeout)\n");
+    let report: Value = serde_json::from_slice(&fs::read(scratch.path("result")).unwrap()).unwrap();
+    assert_eq!((&report["outcome"], &report["setup"]["mode"]), (&"timed out".into(), &"native".into()));
+    assert_eq!(report["ram_at_end"]["kvm"], Value::Null, "there is no second level");
+    assert!(report["ram_at_end"]["host_4k_bytes"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["phases"].as_array().unwrap().iter().any(|phase| phase["is_complete"] == false), "{report}");
 }
 
 /// Interrupts a native run while its kernel works.
@@ -305,16 +311,18 @@ fn interrupted_by(signal: Signal) {
     run.signal(signal);
     // LONG's own end, five minutes later, has code 6.
     assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
-    assert_eq!(scratch.names(), [""; 0]);
+    assert_eq!(scratch.names(), ["result"]);
+    let report = fs::read_to_string(scratch.path("result")).unwrap();
+    assert!(report.starts_with("interrupted: ") && report.ends_with("  outcome: interrupted\n"), "{report}");
 }
 
 #[test]
-fn ctrl_c_ends_a_run_with_code_130_and_no_file() {
+fn ctrl_c_ends_a_native_run_with_code_130_and_its_report() {
     interrupted_by(Signal::SIGINT);
 }
 
 #[test]
-fn a_polite_kill_ends_a_run_like_ctrl_c() {
+fn a_polite_kill_ends_a_native_run_like_ctrl_c() {
     interrupted_by(Signal::SIGTERM);
 }
 

@@ -6,13 +6,15 @@
 mod program;
 
 use std::fs;
+use std::io::Read as _;
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
 use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, note, pvh};
-use wideleaf_protocol::{ExitCode, Message, Status};
+use wideleaf_protocol::{ExitCode, Message, Name, Status};
 
 /// `jmp` to itself.
 const HANG: &[u8] = &[0xeb, 0xfe];
@@ -112,33 +114,71 @@ fn ram_is_whole_pages_of_the_guest() {
     scratch.refuses(&arguments, 2, &["64 MiB of RAM is not a whole number of 1g guest pages: use 1 GiB"]);
 }
 
+/// Runs to an end that is a failure with this exit code, and `said` first on standard error; gives the report, which is whole
+/// all the same, and standard error.
+fn fails_with_a_report(scratch: &Scratch, arguments: &[&str], code: i32, said: &str) -> (Value, String) {
+    let json = ["--format=json", "--output=result"];
+    let run = scratch.wideleaf(&[arguments, &json].concat()).assert().code(code).stdout("");
+    let stderr = String::from_utf8(run.get_output().stderr.clone()).unwrap();
+    assert!(stderr.starts_with(&format!("wideleaf: {said}")), "{stderr}");
+    let report: Value = serde_json::from_slice(&fs::read(scratch.path("result")).unwrap()).unwrap();
+    assert!(report["headline"].as_str().unwrap().starts_with(report["outcome"].as_str().unwrap()), "{report}");
+    fs::remove_file(scratch.path("result")).unwrap();
+    (report, stderr)
+}
+
 #[test]
-fn a_guest_that_hangs_is_ended_by_its_timeout() {
+fn a_guest_that_hangs_is_ended_by_its_timeout_and_leaves_its_report() {
     if !has_kvm() {
         return;
     }
     let scratch = Scratch::new();
+    let said = "the guest did not end within 2s (--timeout)\n";
     for (name, note) in [("pvh", pvh()), ("direct", direct())] {
         let file = scratch.file(name, &image(&note, HANG));
-        let arguments = ["run", &file, "--memory=64M", "--timeout=2s", "--output=result"];
-        scratch.refuses(&arguments, 6, &["did not end within 2s (--timeout)"]);
+        let arguments = ["run", &file, "--memory=64M", "--timeout=2s", "--policy=never"];
+        let (report, _) = fails_with_a_report(&scratch, &arguments, 6, said);
+        assert_eq!(report["outcome"], "timed out");
+        assert_eq!(report["setup"]["guest_page"], Value::Null, "whatever it maps its memory with");
+        is_all_ram(&report);
     }
-    let busy = ["run", "gups", "--memory=64M", "--cmdline=log2_words=16 seconds=3600", "--timeout=2s", "--vcpus=2"];
-    scratch.refuses(&busy, 6, &["did not end within 2s (--timeout)"]);
+    let busy = ["run", "gups", "--memory=64M", "--cmdline=log2_words=16 seconds=3600", "--timeout=4s", "--vcpus=2"];
+    let (report, _) = fails_with_a_report(&scratch, &busy, 6, "the guest did not end within 4s (--timeout)\n");
+    is_all_ram(&report);
+    assert_eq!((&report["setup"]["guest_page"], &report["regions"][0]["windows"]), (&"2m".into(), &0.into()));
+    assert!(report["ram_at_end"]["kvm"]["pages_2m"].as_u64().unwrap() > 0, "{report}");
+    let update = report["phases"].as_array().unwrap().iter().find(|phase| phase["name"] == "update").unwrap();
+    assert_eq!(update["is_complete"], false, "{update}");
+    let at_end = |name: &str| update["at_end"][name].as_u64().unwrap();
+    assert!(at_end("host_4k_bytes") + at_end("host_2m_bytes") > 0, "{update}");
+    assert!(report["manager"]["ticks"].as_u64().unwrap() > 0, "{report}");
 }
 
-/// The guest ends the run with exit code 5, `first` in the first line, and its registers below.
+/// What backs RAM at the end, and what of it is not backed, is all of the 64 MiB; KVM's totals are there.
+fn is_all_ram(report: &Value) {
+    let ram = &report["ram_at_end"];
+    let bytes = ["host_4k_bytes", "host_2m_bytes", "host_1g_bytes", "host_unbacked_bytes"];
+    let [base, huge, giant, unbacked] = bytes.map(|name| ram[name].as_u64().unwrap());
+    assert_eq!(base + huge + giant + unbacked, 64 << 20, "{ram}");
+    assert!(base + huge > 0, "{ram}");
+    // None where KVM emulates ring 0: then a guest that has not come further has touched nothing through its tables.
+    assert!(ram["kvm"]["pages_4k"].is_u64() && ram["kvm"]["pages_2m"].is_u64(), "{ram}");
+}
+
+/// The guest ends the run with exit code 5, `first` in the first line, and its registers below. The report has both.
 fn crashes(content: &[u8], first: &[&str]) {
     let scratch = Scratch::new();
     let file = scratch.file("image", content);
-    let arguments = ["run", &file, "--memory=64M", "--timeout=1m", "--output=result"];
-    let output = scratch.wideleaf(&arguments).assert().code(5).stdout("").get_output().stderr.clone();
-    let stderr = String::from_utf8(output).unwrap();
+    let arguments = ["run", &file, "--memory=64M", "--timeout=1m"];
+    let (report, stderr) = fails_with_a_report(&scratch, &arguments, 5, "vcpu 0: ");
     let line = stderr.lines().next().unwrap();
-    assert!(line.starts_with("wideleaf: vcpu 0: "), "{stderr}");
     first.iter().for_each(|word| assert!(line.contains(word), "no {word:?} in the first line of {stderr}"));
     assert!(stderr.lines().nth(1).unwrap().starts_with("rip=0x"), "{stderr}");
     assert!(stderr.contains("rsp=0x") && stderr.contains("cr3=0x"), "{stderr}");
+    let (_, line) = line.split_once(": ").unwrap();
+    assert_eq!(report["outcome"], format!("crashed: {line}"));
+    assert_eq!(format!("wideleaf: {}\n", report["crash"].as_str().unwrap()), stderr);
+    is_all_ram(&report);
     assert_eq!(scratch.names(), ["image"]);
 }
 
@@ -159,6 +199,23 @@ fn a_fault_of_a_direct_guest_names_the_exception() {
 }
 
 #[test]
+fn a_panic_of_a_guest_leaves_the_report_with_what_it_said_before() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let name = |word| Name::new(word).unwrap();
+    let result = Message::Result { name: name("before"), value: 1.5, unit: name("s") };
+    let lines = [result, Message::Panic { message: "no more" }, Message::Exit { code: ExitCode::Panic }];
+    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let file = scratch.file("image", &image(&pvh(), &says(&lines, ExitCode::Panic)));
+    let arguments = ["run", &file, "--memory=64M", "--timeout=1m"];
+    let (report, _) = fails_with_a_report(&scratch, &arguments, 5, "the guest panicked: no more\n");
+    assert_eq!(report["outcome"], "crashed: the guest panicked: no more");
+    assert_eq!(report["results"]["before"]["value"], 1.5, "{report}");
+}
+
+#[test]
 fn a_code_of_the_guests_own_is_reported() {
     if !has_kvm() {
         return;
@@ -166,8 +223,9 @@ fn a_code_of_the_guests_own_is_reported() {
     let scratch = Scratch::new();
     for (name, note) in [("pvh", pvh()), ("direct", direct())] {
         let file = scratch.file(name, &image(&note, EXIT_77));
-        let arguments = ["run", &file, "--memory=64M", "--timeout=1m", "--output=result"];
-        scratch.refuses(&arguments, 1, &["the guest ended with exit code 77"]);
+        let arguments = ["run", &file, "--memory=64M", "--timeout=1m"];
+        let (report, _) = fails_with_a_report(&scratch, &arguments, 1, "the guest ended with exit code 77\n");
+        assert_eq!(report["outcome"], "exit code 77");
     }
 }
 
@@ -224,18 +282,41 @@ fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
 }
 
 #[test]
-fn ctrl_c_ends_a_guest_with_code_130_and_no_file() {
+fn ctrl_c_and_a_polite_kill_end_a_guest_with_code_130_and_its_report() {
     if !has_kvm() {
         return;
     }
     let scratch = Scratch::new();
     let cmdline = "--cmdline=log2_words=16 seconds=3600";
-    let arguments = ["run", "gups", cmdline, "--vcpus=2", "--memory=64M", "--timeout=5m", "--output=result"];
-    let mut run = Running::start(&scratch, &arguments);
-    run.wait_for("comm", |name| name == "vcpu1\n");
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let arguments = ["run", "gups", cmdline, "--vcpus=2", "--memory=64M", "--timeout=5m", "--output=result"];
+        let mut run = Running::start(&scratch, &arguments);
+        run.wait_for("comm", |name| name == "vcpu1\n");
+        run.signal(signal);
+        assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
+        assert_eq!(scratch.names(), ["result"]);
+        let report = fs::read_to_string(scratch.path("result")).unwrap();
+        assert!(report.starts_with("interrupted: ") && report.ends_with("  outcome: interrupted\n"), "{report}");
+        assert!(report.contains("\n  at the end: ") && report.contains(" not backed\n"), "{report}");
+    }
+}
+
+#[test]
+fn a_second_ctrl_c_ends_a_run_at_once_that_cannot_write_its_report() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let cmdline = "--cmdline=log2_words=16 seconds=3600";
+    let mut run = Running::start(&scratch, &["run", "gups", cmdline, "--memory=64M", "--timeout=5m", "--format=json"]);
+    // A report is longer than the smallest pipe, and the rest of it is not read.
+    let mut stdout = run.0.stdout.take().unwrap();
+    fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    run.wait_for("comm", |name| name == "vcpu0\n");
     run.signal(Signal::SIGINT);
-    assert_eq!(run.end(), (Some(130), "wideleaf: interrupted\n".to_owned()));
-    assert_eq!(scratch.names(), [""; 0]);
+    stdout.read_exact(&mut [0]).unwrap();
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.end(), (Some(130), String::new()));
 }
 
 /// Runs a built-in kernel in a guest, which has to verify its memory, and gives the report.

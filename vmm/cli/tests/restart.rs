@@ -217,7 +217,13 @@ fn a_guest_that_resets_again_and_again_is_ended() {
     scratch.file("image", &image(&pvh(), &[0xb0, 0x06, 0x66, 0xba, 0xf9, 0x0c, 0xee, 0xeb, 0xfe]));
     let run = ["run", "image", "--memory=64M", "--policy=never", "--no-daemon"];
     let words = ["the guest reset itself 10 times within ", "it does not come up; --on-reset stop"];
-    scratch.refuses(&[&run[..], &["--on-reset=restart"]].concat(), 5, &words);
+    let looping = scratch.wideleaf(&[&run[..], &["--on-reset=restart", "--format=json"]].concat()).assert().code(5);
+    let stderr = String::from_utf8(looping.get_output().stderr.clone()).unwrap();
+    words.iter().for_each(|word| assert!(stderr.contains(word), "no {word:?} in {stderr}"));
+    let report: Value = serde_json::from_slice(&looping.get_output().stdout).unwrap();
+    let outcome = report["outcome"].as_str().unwrap();
+    assert!(outcome.starts_with("crashed: the guest reset itself 10 times within "), "{outcome}");
+    assert_eq!(report["resets"], 9);
     // And without it the first one is the end.
     let output =
         scratch.wideleaf(&[&run[..], &["--format=json"]].concat()).assert().success().get_output().stdout.clone();

@@ -210,27 +210,27 @@ impl RunningGuest {
     }
 
     /// Waits for the guest's end, or ends it when the time is up or somebody interrupts; the time is that of all its boots. No vCPU runs
-    /// afterwards. How it ended, and how often it booted again.
-    ///
-    /// # Errors
-    /// [`Failure::Host`] where it should have booted again and could not.
+    /// afterwards, and KVM still has the VM. How it ended, and how often it booted again.
     pub(crate) fn wait(
-        self,
+        &self,
         timeout: Option<Duration>,
         interrupts: &Interrupts,
         mut restarts: Restarts<'_>,
-    ) -> Result<(Ended, u64), Failure> {
+    ) -> (Ended, u64) {
         let began = Instant::now();
         let mut left = timeout;
         loop {
             let exit = self.machine.wait(WaitLimits { timeout: left, stop: Some(interrupts.flag()) });
             if exit != GuestExit::Reset || !self.machine.may_boot_again() {
-                return Ok((Self::ended(exit, interrupts), self.machine.resets()));
+                return (Self::ended(exit, interrupts), self.machine.resets());
             }
-            match restarts.restart(&self.machine) {
-                Ok(()) => {}
-                Err(why @ NoRestart::Loop(_)) => return Ok((Ended::Crashed(why.to_string()), self.machine.resets())),
-                Err(why @ NoRestart::Failed(_)) => return Err(Failure::Host(why.to_string())),
+            if let Err(why) = restarts.restart(&self.machine) {
+                self.machine.stop();
+                let ended = match why {
+                    NoRestart::Loop(_) => Ended::Crashed(why.to_string()),
+                    NoRestart::Failed(_) => Ended::NotBootedAgain(why.to_string()),
+                };
+                return (ended, self.machine.resets());
             }
             left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         }

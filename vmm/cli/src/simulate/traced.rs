@@ -79,7 +79,7 @@ pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Res
     let info = source.open()?.info;
     check_memory(&info, args)?;
     let output = Output::open(args.format, args.output.as_deref())?;
-    let plot = args.plot.as_deref().map(|path| open_plot(path)).transpose()?;
+    let plot = args.plot.as_deref().map(open_plot).transpose()?;
 
     let setting = Setting { source: &source, arena: info.arena, args };
     let results = setting.run_all(&combinations(machines, policies, &args.host_page))?;

@@ -12,7 +12,7 @@ use crate::child;
 use crate::experiment::memory_map::{self, View};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
-use crate::report::{Counters, Phase, RunReport};
+use crate::report::{Counters, OF_POLICIES, Phase, RunReport};
 use crate::undo::TemporaryFolder;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
@@ -62,7 +62,7 @@ fn add_recorded(measured: &mut Measured, recording: &Path, report: &RunReport) -
     let view = View {
         began_at_s: timed_part(report).map_or(0.0, |phase| phase.began_at_s),
         paging: report.setup.paging.clone(),
-        guest_page: report.setup.guest_page.clone(),
+        guest_page: report.setup.guest_page.clone().unwrap_or_default(),
     };
     let recorded = memory_map::read(recording, &view)?;
     measured.map = recorded.map;
@@ -140,7 +140,7 @@ fn time_to_coverage(report: &RunReport, phase: &Phase) -> Option<f64> {
 
 /// What was asked of mechanisms; policies count their own considerations beside it.
 fn actions(outcomes: &BTreeMap<String, u64>) -> BTreeMap<String, Actions> {
-    let of_mechanisms = outcomes.iter().filter(|(name, _)| !name.starts_with("policy."));
+    let of_mechanisms = outcomes.iter().filter(|(name, _)| !name.starts_with(OF_POLICIES));
     of_mechanisms.map(|(name, count)| (name.clone(), Actions { count: *count, ..Actions::default() })).collect()
 }
 

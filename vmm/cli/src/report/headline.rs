@@ -1,0 +1,213 @@
+//! The first line of a report: how the run ended, what large pages the guest got and when, what that cost, and whether
+//! the guest found its memory right.
+//!
+//! ```text
+//!   success: 510 of 510 windows on 2 MiB pages after 1.9 s; cost 4.1 s of CPU; no wrong word in 5662310400
+//!   timed out: 512 MiB of 1 GiB on 2 MiB pages after 3.2 s; cost 85 ms of CPU
+//! ```
+//!
+//! What the report does not know is left out: a guest that verifies nothing is not said to be right.
+
+use wideleaf_policies::{Bytes, PageSize};
+
+use super::{Counters, ManagerSummary, RamAtEnd, RunReport, Verification};
+
+/// Kernels that compare each word of their memory with the one value that it has to have. All others of the table check
+/// results.
+const WORD_CHECKERS: [&str; 7] = ["balloon", "disk", "gups", "net", "pattern", "phases", "vsock"];
+
+/// The reason for which a manager has no pages of 1 GiB begins with these words.
+const NO_GIANT_PAGES: &str = "pages of 1 GiB: ";
+
+impl RunReport {
+    /// One line for people, from what the rest of the report says. `wants_giants` is whether a policy of the run may ask
+    /// for pages of 1 GiB.
+    pub(crate) fn make_headline(&self, wants_giants: bool) -> String {
+        let mut parts = Vec::new();
+        parts.extend(self.without_giants(wants_giants));
+        parts.extend(self.coverage());
+        parts.push(format!("cost {} of CPU", seconds(self.manager.cpu_s)));
+        parts.extend(self.verification.as_ref().map(|found| self.checked(found)));
+        format!("{}: {}", self.outcome, parts.join("; "))
+    }
+
+    /// That a policy which wants pages of 1 GiB got none, and why.
+    fn without_giants(&self, wants_giants: bool) -> Option<String> {
+        let has_none = self.ram_at_end.is_none_or(|ram| ram.counters.host_1g_bytes == 0);
+        (wants_giants && has_none).then(|| format!("nothing is on 1 GiB pages: {}", self.manager.why_no_giant()))
+    }
+
+    /// How much is on large pages: windows of the guest's data where the guest has said where they are, else all RAM.
+    fn coverage(&self) -> Option<String> {
+        let ram = self.ram_at_end?;
+        let windows: u64 = self.regions.iter().map(|region| region.windows).sum();
+        let large: u64 = self.regions.iter().map(|region| region.windows_host_large).sum();
+        let (what, bytes) = if windows > 0 {
+            (format!("{large} of {windows} windows"), large * PageSize::Huge2M.bytes().get())
+        } else {
+            let bytes = ram.large_bytes();
+            (format!("{} of {}", Bytes::new(bytes), Bytes::new(self.setup.memory_bytes)), bytes)
+        };
+        let pages = match (ram.counters.host_2m_bytes, ram.counters.host_1g_bytes) {
+            (_, 0) => "2 MiB pages",
+            (0, _) => "1 GiB pages",
+            (_, _) => "2 MiB and 1 GiB pages",
+        };
+        let when = (bytes > 0).then(|| self.manager.reached(bytes)).flatten();
+        Some(format!("{what} on {pages}{}", when.unwrap_or_else(|| " at the end".to_owned())))
+    }
+
+    fn checked(&self, found: &Verification) -> String {
+        let kernel = self.hello.as_ref().map_or("", |hello| hello.kernel.as_str());
+        let what = match (WORD_CHECKERS.contains(&kernel), wideleaf_kernels::registry::by_name(kernel)) {
+            (true, _) => "word",
+            (false, Some(_)) => "result",
+            (false, None) => "word or result",
+        };
+        match found {
+            Verification { passed: true, errors: 0, checked, .. } => format!("no wrong {what} in {checked}"),
+            Verification { passed: true, errors, checked, .. } => {
+                format!("verified, with {errors} wrong {what}s in {checked}, which its rule allows")
+            }
+            Verification { errors, checked, .. } => format!("WRONG: {errors} of {checked} {what}s"),
+        }
+    }
+}
+
+impl RamAtEnd {
+    /// RAM on pages of 2 MiB and more.
+    fn large_bytes(&self) -> u64 {
+        self.counters.host_2m_bytes + self.counters.host_1g_bytes
+    }
+}
+
+impl ManagerSummary {
+    /// When as much RAM as this was on large pages first, as far as the manager has looked.
+    fn reached(&self, large_bytes: u64) -> Option<String> {
+        let is_reached = |counters: &Counters| counters.host_2m_bytes + counters.host_1g_bytes >= large_bytes;
+        let first = self.samples.iter().position(|sample| is_reached(&sample.counters))?;
+        Some(match first {
+            0 => " from the start".to_owned(),
+            _ => format!(" after {}", seconds(self.samples[first].at_s)),
+        })
+    }
+
+    /// Why no page of 1 GiB holds guest RAM: what the manager was told, else what became of what it tried.
+    fn why_no_giant(&self) -> String {
+        if let Some(why) = self.unanswered.iter().find_map(|line| line.strip_prefix(NO_GIANT_PAGES)) {
+            return why.to_owned();
+        }
+        let of_giants =
+            self.outcomes.iter().filter_map(|(name, count)| Some((name.strip_prefix("giant_promote.")?, count)));
+        match of_giants.filter(|(result, _)| *result != "done").max_by_key(|(_, count)| **count) {
+            Some((result, count)) => format!("{count} tries ended as {result}"),
+            None => "the manager tried none; a giant is a whole GiB of guest RAM that begins at a multiple of 1 GiB"
+                .to_owned(),
+        }
+    }
+}
+
+/// A time for people, two digits of it at least.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s if s >= 0.01 => format!("{:.0} ms", s * 1e3),
+        s => format!("{:.1} ms", s * 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Hello, Region, SampleAt};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn large(mib: u64) -> Counters {
+        Counters { host_2m_bytes: mib * MIB, ..Counters::default() }
+    }
+
+    /// A guest of 1 GiB that had 512 MiB on 2 MiB pages at the end, and all of these two seconds after its start.
+    fn report() -> RunReport {
+        let samples = [(0.0, 0), (1.0, 256), (2.0, 512), (3.0, 512)];
+        let samples = samples.map(|(at_s, mib)| SampleAt { at_s, counters: large(mib) });
+        let mut report = RunReport {
+            outcome: "success".into(),
+            ram_at_end: Some(RamAtEnd { counters: large(512), host_unbacked_bytes: 512 * MIB }),
+            manager: ManagerSummary { samples: samples.into(), cpu_s: 0.085, ..ManagerSummary::default() },
+            ..RunReport::default()
+        };
+        report.setup.memory_bytes = 1 << 30;
+        report
+    }
+
+    #[test]
+    fn a_guest_that_verifies_nothing_is_not_said_to_be_right() {
+        let headline = report().make_headline(false);
+        assert_eq!(headline, "success: 512 MiB of 1 GiB on 2 MiB pages after 2.0 s; cost 85 ms of CPU");
+    }
+
+    #[test]
+    fn a_kernel_that_says_where_its_data_are_is_counted_in_windows_of_these() {
+        let mut report = report();
+        let region = |windows, windows_host_large| Region {
+            name: "table".into(),
+            bytes: windows * 2 * MIB,
+            windows,
+            windows_host_large,
+        };
+        report.regions = vec![region(200, 128), region(10, 0)];
+        report.hello = Some(Hello { kernel: "pattern".into(), ..Hello::default() });
+        report.verification = Some(Verification { passed: true, errors: 0, checked: 99, first_mismatch: None });
+        report.manager.cpu_s = 4.14;
+        report.outcome = "timed out".into();
+        let headline =
+            "timed out: 128 of 210 windows on 2 MiB pages after 1.0 s; cost 4.1 s of CPU; no wrong word in 99";
+        assert_eq!(report.make_headline(false), headline);
+    }
+
+    #[test]
+    fn wrong_words_and_results_are_said() {
+        let mut report = report();
+        let mut ends_with = |kernel: &str, passed, errors, end: &str| {
+            report.hello = Some(Hello { kernel: kernel.into(), ..Hello::default() });
+            report.verification = Some(Verification { passed, errors, checked: 50, first_mismatch: None });
+            let headline = report.make_headline(false);
+            assert!(headline.ends_with(end), "{headline}");
+        };
+        ends_with("gups", false, 3, "; WRONG: 3 of 50 words");
+        ends_with("npb.cg", true, 0, "; no wrong result in 50");
+        ends_with("gups", true, 1, "; verified, with 1 wrong words in 50, which its rule allows");
+        ends_with("of others", true, 0, "; no wrong word or result in 50");
+    }
+
+    #[test]
+    fn a_policy_for_giants_that_got_none_says_so_first_and_why() {
+        let mut report = report();
+        report.manager.unanswered = vec!["pages of 1 GiB: the pool has none".into()];
+        let starts_with = |report: &RunReport, start: &str| {
+            let headline = report.make_headline(true);
+            assert!(headline.starts_with(start), "{headline}");
+        };
+        starts_with(&report, "success: nothing is on 1 GiB pages: the pool has none; 512 MiB of 1 GiB on ");
+        report.manager.unanswered.clear();
+        report.manager.outcomes = [("giant_promote.refused_no_memory".to_owned(), 7)].into();
+        starts_with(&report, "success: nothing is on 1 GiB pages: 7 tries ended as refused_no_memory; ");
+        report.manager.outcomes.clear();
+        starts_with(&report, "success: nothing is on 1 GiB pages: the manager tried none; ");
+        report.ram_at_end = Some(RamAtEnd {
+            counters: Counters { host_1g_bytes: 1 << 30, ..Counters::default() },
+            host_unbacked_bytes: 0,
+        });
+        starts_with(&report, "success: 1 GiB of 1 GiB on 1 GiB pages at the end; ");
+    }
+
+    #[test]
+    fn what_was_large_at_the_first_look_was_so_from_the_start() {
+        let mut report = report();
+        report.manager.samples[0].counters = large(512);
+        assert!(report.make_headline(false).contains(" on 2 MiB pages from the start; "));
+        report.ram_at_end = None;
+        assert_eq!(report.make_headline(false), "success: cost 85 ms of CPU");
+    }
+}
