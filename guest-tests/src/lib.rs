@@ -7,6 +7,7 @@ pub mod libvirt;
 pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;
+pub mod stuck_process;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,6 +30,8 @@ pub enum Need {
     Lab,
     /// libvirt's daemons, and root to start them in namespaces of their own.
     Libvirt,
+    /// `/dev/fuse`, and root to mount a file system of one's own.
+    Fuse,
     /// QEMU, and the labs' kernel for it.
     Qemu,
     /// The kernel's taps, and root to have a network of one's own for them.
@@ -50,6 +53,7 @@ impl Need {
             Need::Dpkg => "dpkg",
             Need::Lab => "lab",
             Need::Libvirt => "libvirt",
+            Need::Fuse => "fuse",
             Need::Qemu => "qemu",
             Need::Tap => "tap",
             Need::UffdMove => "uffd_move",
