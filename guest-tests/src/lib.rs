@@ -8,6 +8,7 @@ pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;
 pub mod slow_disk;
+pub mod stuck_process;
 pub mod tiny_guest;
 
 use std::path::{Path, PathBuf};
@@ -31,10 +32,10 @@ pub enum Need {
     Lab,
     /// libvirt's daemons, and root to start them in namespaces of their own.
     Libvirt,
+    /// `/dev/fuse`, and root to mount a file system of one's own.
+    Fuse,
     /// QEMU, and the labs' kernel for it.
     Qemu,
-    /// `/dev/fuse`, and root to mount a file system of the test's own.
-    Fuse,
     /// The kernel's taps, and root to have a network of one's own for them.
     Tap,
     /// A kernel that moves pages of anonymous memory, and permits it.
@@ -54,8 +55,8 @@ impl Need {
             Need::Dpkg => "dpkg",
             Need::Lab => "lab",
             Need::Libvirt => "libvirt",
-            Need::Qemu => "qemu",
             Need::Fuse => "fuse",
+            Need::Qemu => "qemu",
             Need::Tap => "tap",
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",

@@ -19,6 +19,7 @@
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
 //! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
 //! | [`input_file`] | `open(2)` of a file that a user named, without waiting | none |
+//! | [`deadline`] | none: bounds the time that a read of `/proc/PID` may take | none |
 //! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
 //! | [`khugepaged`] | `/sys/kernel/mm/transparent_hugepage/khugepaged` | root |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
@@ -37,6 +38,7 @@ pub mod aside;
 pub mod backing;
 pub mod capabilities;
 pub mod claims;
+pub mod deadline;
 pub mod explain;
 mod fake_calls;
 mod faults;

@@ -33,7 +33,8 @@ impl ManagerLoop {
             match gate {
                 GateState::Open => {}
                 GateState::Closed(why) => *self.report.ticks_left_alone.entry(why.name()).or_default() += 1,
-                GateState::Gone => tracing::info!("{} has ended", vm.id),
+                // Whoever manages the guest has its name, and says so.
+                GateState::Gone => tracing::debug!("{} has ended", vm.id),
             }
         }
     }

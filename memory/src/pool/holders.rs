@@ -5,10 +5,13 @@
 //! of them, and pages of files that nobody maps are seen by nobody: the sum may be more than what is in use, or less.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::{HugetlbPools, numbers_in};
+use crate::deadline::{self, ProcessKey};
 
 /// One process with pages of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +35,15 @@ pub struct Holders {
     pub found: Vec<Holder>,
     /// Processes that have pages, or may have, and did not let us look: for root they do.
     pub hidden: Vec<u32>,
+    /// Processes that have pages and do not answer: their memory map is locked, mostly.
+    pub silent: Vec<u32>,
 }
+
+/// Deadline for a process's mappings, which take some milliseconds a gibibyte.
+const SMAPS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Processes that are asked at once.
+const AT_ONCE: usize = 8;
 
 impl Holders {
     /// Those of one pool.
@@ -47,18 +58,26 @@ impl Holders {
 }
 
 impl HugetlbPools {
-    /// Looks at every process once. One that ends meanwhile has nothing any more.
+    /// Looks at every process once. One that ends meanwhile has nothing any more. Processes that do not answer cost two seconds for each
+    /// [`AT_ONCE`] of them.
     pub fn holders(&self) -> Holders {
         let mut holders = Holders::default();
-        for pid in numbers_in(&self.root.join("proc"), "") {
-            let folder = self.root.join(format!("proc/{pid}"));
-            if self.has_no_pages(&folder) {
-                continue;
-            }
-            match self.files.read(&folder.join("smaps")) {
-                Ok(smaps) => holders.found.extend(self.pages_of(pid, &folder, &smaps)),
-                Err(_) if !folder.is_dir() => {}
-                Err(_) => holders.hidden.push(pid),
+        let proc = self.root.join("proc");
+        let folder = |pid: u32| proc.join(pid.to_string());
+        let pids = numbers_in(&proc, "").into_iter().filter(|pid| !self.has_no_pages(&folder(*pid)));
+        for some in pids.collect::<Vec<u32>>().chunks(AT_ONCE) {
+            let question = |pid: &u32| {
+                let (files, smaps) = (Arc::clone(&self.files), folder(*pid).join("smaps"));
+                (ProcessKey::of(&proc, *pid), move || files.read(&smaps))
+            };
+            let answers = deadline::ask_all(SMAPS_WITHIN, some.iter().map(question));
+            for (pid, answer) in some.iter().copied().zip(answers) {
+                match answer {
+                    Ok(Ok(smaps)) => holders.found.extend(self.pages_of(pid, &folder(pid), &smaps)),
+                    Ok(Err(_)) if !folder(pid).is_dir() => {}
+                    Ok(Err(_)) => holders.hidden.push(pid),
+                    Err(_) => holders.silent.push(pid),
+                }
             }
         }
         holders
@@ -152,6 +171,22 @@ VmFlags: rd wr
         let tree = Tree::new();
         tree.put("proc/40/status", "Name:\t a\nVmSize:\t 10 kB\nHugetlbPages:\t 2048 kB\n"); // and no smaps
         tree.put("proc/2/status", "Name:\tkthreadd\n");
-        assert_eq!(tree.pools().holders(), Holders { found: Vec::new(), hidden: vec![40] });
+        assert_eq!(tree.pools().holders(), Holders { hidden: vec![40], ..Holders::default() });
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_is_named_and_the_others_are_told() {
+        let tree = Tree::new();
+        for pid in [81, 82] {
+            tree.put(&format!("proc/{pid}/status"), "VmSize:\t 10 kB\nHugetlbPages:\t 1054720 kB\n");
+            tree.put(&format!("proc/{pid}/smaps"), SMAPS);
+        }
+        let hanging = tree.path().join("proc/81/smaps");
+        std::fs::remove_file(&hanging).expect("it was there");
+        nix::unistd::mkfifo(&hanging, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO without a writer");
+        let holders = tree.pools().holders();
+        let found: Vec<u32> = holders.of(PageSize::Huge2M).map(|holder| holder.pid).collect();
+        assert_eq!((found, holders.silent, holders.hidden), (vec![82], vec![81], vec![]));
+        drop(std::fs::File::options().write(true).open(&hanging).expect("a reader waits"));
     }
 }

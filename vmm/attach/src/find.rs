@@ -83,7 +83,7 @@ fn list(pids: &[u32]) -> String {
     pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Looks at all processes.
+/// Looks at all processes. Those that do not answer are among them, and say so.
 ///
 /// # Errors
 /// [`FindError::Proc`] where `/proc` is not there. A process that ends meanwhile is none.
@@ -92,7 +92,7 @@ pub fn all(places: &Places) -> Result<Found, FindError> {
     let entries = fs::read_dir(&places.proc).map_err(error)?;
     let mut pids: Vec<u32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    let guests: Vec<_> = pids.into_iter().filter_map(|pid| VmProcess::look(places, pid).ok().flatten()).collect();
+    let guests = VmProcess::look_at_all(places, pids.into_iter());
     let hidden = guests.iter().filter_map(|guest| guest.descriptors.as_ref().err()).next();
     let notes = hidden.map(|lost| format!("guests of other programs than QEMU may be missing: {lost}"));
     Ok(Found { guests, notes: notes.into_iter().collect() })

@@ -13,6 +13,7 @@
 //! A guest is never stopped, tainted or changed but by promoting and splitting its host pages; what may do even that is said in
 //! the README. No `unsafe` is here: `memory` has the system calls.
 
+mod arguments;
 pub mod command_line;
 pub mod find;
 pub mod gate;

@@ -3,9 +3,13 @@
 //!
 //! | file | says | needs |
 //! |---|---|---|
-//! | `cmdline`, `comm`, `stat`, `status` | who it is; locked and pinned memory, THP switched off | nothing |
+//! | `comm`, `stat`, `status` | who it is; locked and pinned memory, THP switched off | nothing |
+//! | `cmdline` | its name and how its RAM is made | nothing, and its `mmap_lock` |
 //! | `fd/` | that it has a VM; VFIO, SEV, `userfaultfd` | its user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH` |
-//! | `smaps` | its mappings, with their kind and advice | its user, or `CAP_SYS_PTRACE` |
+//! | `maps`, `smaps` | its mappings, with their kind and advice | its user, or `CAP_SYS_PTRACE`; and its `mmap_lock` |
+//!
+//! Another process can keep the `mmap_lock` for ever, so what needs it is read with a deadline ([`wideleaf_memory::deadline`]). A process that
+//! does not answer is there all the same, with a name of libvirt's or its process id.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,14 +17,17 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, VmFlags};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, Stat, VmFlags};
 use procfs::{FromBufRead as _, ProcError};
 use wideleaf_control::view::Vmm;
+use wideleaf_memory::deadline::{self, NoAnswer, ProcessKey};
 use wideleaf_policies::{Bytes, Hva, PageSize};
 
+use crate::arguments::{self, Place};
 use crate::command_line::CommandLine;
 
 /// Where the files of the kernel and of libvirt are; tests have their own.
@@ -74,6 +81,13 @@ impl Places {
         let mut text = String::new();
         file.take(PID_BYTES_MAX).read_to_string(&mut text).ok()?;
         text.trim().parse().ok()
+    }
+
+    /// The domain that a process is, as libvirt wrote it down: for one that does not say its name itself.
+    fn domain_of(&self, pid: u32) -> Option<String> {
+        let names = fs::read_dir(&self.libvirt).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut domains = names.filter_map(|name| name.strip_suffix(".pid").map(str::to_owned));
+        domains.find(|domain| self.domain_pid(domain) == Some(pid))
     }
 
     /// Whether libvirt says of another process, which lives, that it is the domain of that name.
@@ -164,6 +178,8 @@ pub struct VmProcess {
     pub command_line: CommandLine,
     /// What its open files tell.
     pub descriptors: Result<Descriptors, Lost>,
+    /// Why it says nothing of itself for now, in words that follow "it". What it was started with is not known then.
+    pub no_answer: Option<String>,
     /// Where it was found.
     pub places: Places,
 }
@@ -210,44 +226,39 @@ impl Mapping {
 }
 
 impl VmProcess {
-    /// Looks at a process; `None` where it runs no VM.
+    /// Looks at a process; `None` where it runs no VM. Takes [`deadline::BRIEF`] at most.
     ///
     /// # Errors
     /// [`ProcessError`] where there is no such process.
     pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
-        let error = |source| process_error(pid, source);
-        let process = open(places, pid).map_err(error)?;
-        // Before its arguments are read: they are in its own memory, and whoever has no VM does not make us wait for that.
-        let descriptors = descriptors(places, pid);
-        if descriptors.as_ref().is_ok_and(|descriptors| descriptors.vms.is_empty()) {
-            return Ok(None);
+        let Some(seen) = Seen::of(places, pid)? else { return Ok(None) };
+        let arguments = match seen.known_arguments(places) {
+            Some(arguments) => Ok(arguments),
+            None => seen.told(places, deadline::ask(seen.key(), deadline::BRIEF, seen.question(places)))?,
+        };
+        seen.process(places, arguments)
+    }
+
+    /// Looks at many processes; those that run no VM, or have ended, are left out. All that do not answer cost [`deadline::BRIEF`]
+    /// together, for each [`AT_ONCE`] that were not known before.
+    pub fn look_at_all(places: &Places, pids: impl Iterator<Item = u32>) -> Vec<VmProcess> {
+        let seen: Vec<Seen> = pids.filter_map(|pid| Seen::of(places, pid).ok().flatten()).collect();
+        let mut arguments: Vec<Option<Result<Vec<String>, NoAnswer>>> =
+            seen.iter().map(|seen| seen.known_arguments(places).map(Ok)).collect();
+        let unknown: Vec<usize> = (0..seen.len()).filter(|index| arguments[*index].is_none()).collect();
+        for some in unknown.chunks(AT_ONCE) {
+            let questions = some.iter().map(|index| (seen[*index].key(), seen[*index].question(places)));
+            for (index, answer) in some.iter().zip(deadline::ask_all(deadline::BRIEF, questions)) {
+                arguments[*index] = seen[*index].told(places, answer).ok();
+            }
         }
-        let arguments = arguments(&process).map_err(error)?;
-        if arguments.is_empty() {
-            return Ok(None); // a thread of the kernel's, or one that has ended
-        }
-        let program = program(&process, &arguments);
-        let vmm = vmm(&program);
-        if descriptors.is_err() && vmm != Vmm::Qemu {
-            return Ok(None);
-        }
-        let command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
-        let domain = command_line.name.clone().filter(|name| places.domain_pid(name) == Some(pid));
-        let is_anothers = |name: &String| places.is_domain_of_another(name, pid);
-        Ok(Some(VmProcess {
-            is_name_anothers: domain.is_none() && command_line.name.as_ref().is_some_and(is_anothers),
-            pid,
-            started_at: process.stat().map_err(error)?.starttime,
-            uid: process.uid().map_err(error)?,
-            name: command_line.name.clone().unwrap_or_else(|| pid.to_string()),
-            uuid: command_line.uuid.clone(),
-            program,
-            vmm,
-            domain,
-            command_line,
-            descriptors,
-            places: places.clone(),
-        }))
+        let looked = seen.into_iter().zip(arguments).filter_map(|(seen, told)| Some((seen, told?)));
+        looked.filter_map(|(seen, told)| seen.process(places, told).ok().flatten()).collect()
+    }
+
+    /// What names it in questions with a deadline.
+    pub fn key(&self) -> ProcessKey {
+        ProcessKey { pid: self.pid, started_at: self.started_at }
     }
 
     /// Whether this very process still lives.
@@ -279,16 +290,145 @@ impl VmProcess {
         })
     }
 
-    /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base pages.
+    /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base pages. Takes
+    /// [`MAPPINGS_WITHIN`] at most.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn mappings(&self) -> Result<Vec<Mapping>, Lost> {
-        let lost = |error: ProcError| Lost { what: "its mappings (smaps)", why: short(&error), needs: NEEDED_TO_LOOK };
-        let process = open(&self.places, self.pid).map_err(lost)?;
-        let file_systems = file_systems(&process);
-        let maps = smaps(&process).map_err(lost)?;
-        Ok(maps.into_iter().map(|map| mapping(&map, &file_systems)).collect())
+        let lost = |error: ProcError| Lost { what: MAPPINGS, why: short(&error), needs: NEEDED_TO_LOOK };
+        let silent = |no_answer: NoAnswer| Lost { what: MAPPINGS, why: format!("it {no_answer}"), needs: ANSWER };
+        let (places, pid) = (self.places.clone(), self.pid);
+        let read = move || {
+            let process = open(&places, pid)?;
+            let file_systems = file_systems(&process);
+            let maps = smaps(&process)?;
+            Ok(maps.into_iter().map(|map| mapping(&map, &file_systems)).collect())
+        };
+        deadline::ask(self.key(), MAPPINGS_WITHIN, read).map_err(silent)?.map_err(lost)
+    }
+
+    /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes [`deadline::BRIEF`] at most; `None`
+    /// where they cannot be told for now.
+    pub(crate) fn maps(&self) -> Option<String> {
+        let (places, pid) = (self.places.clone(), self.pid);
+        let read = move || bounded(&open(&places, pid)?, "maps", MAPS_BYTES_MAX);
+        let bytes = deadline::ask(self.key(), deadline::BRIEF, read).ok()?.ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Figure of [`Lost`].
+const MAPPINGS: &str = "its mappings (smaps)";
+
+/// What a process that hangs needs.
+const ANSWER: &str = "the process to answer";
+
+/// A guest of a terabyte in base pages takes seconds.
+const MAPPINGS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Processes that are asked at once. More would hold up a small host's other work for a moment.
+const AT_ONCE: usize = 16;
+
+/// What is seen of a process that may run a VM without a question to its memory.
+struct Seen {
+    pid: u32,
+    stat: Stat,
+    descriptors: Result<Descriptors, Lost>,
+    process: Process,
+}
+
+impl Seen {
+    /// `None` where it has no VM.
+    fn of(places: &Places, pid: u32) -> Result<Option<Seen>, ProcessError> {
+        let error = |source| process_error(pid, source);
+        let process = open(places, pid).map_err(error)?;
+        let descriptors = descriptors(places, pid);
+        if descriptors.as_ref().is_ok_and(|descriptors| descriptors.vms.is_empty()) {
+            return Ok(None);
+        }
+        let stat = process.stat().map_err(error)?;
+        Ok(Some(Seen { pid, stat, descriptors, process }))
+    }
+
+    fn key(&self) -> ProcessKey {
+        ProcessKey { pid: self.pid, started_at: self.stat.starttime }
+    }
+
+    /// Where the kernel finds its arguments; `None` where it does not say, and where its files do not show that it has a VM.
+    fn place(&self, places: &Places) -> Option<Place> {
+        let (start, end) = (self.stat.arg_start?, self.stat.arg_end?);
+        let is_said = self.descriptors.is_ok() && start != 0;
+        is_said.then(|| Place { proc: places.proc.clone(), of: self.key(), start, end })
+    }
+
+    fn known_arguments(&self, places: &Places) -> Option<Vec<String>> {
+        arguments::known(&self.place(places)?)
+    }
+
+    fn question(&self, places: &Places) -> impl FnOnce() -> Result<Vec<String>, ProcError> + Send + 'static {
+        let (places, of) = (places.clone(), self.key());
+        move || {
+            let process = open(&places, of.pid)?;
+            let arguments = read_arguments(&process)?;
+            // The process id may have passed to another one since.
+            let is_it = process.stat()?.starttime == of.started_at;
+            if is_it { Ok(arguments) } else { Err(ProcError::NotFound(None)) }
+        }
+    }
+
+    fn told(
+        &self,
+        places: &Places,
+        answer: Result<Result<Vec<String>, ProcError>, NoAnswer>,
+    ) -> Result<Result<Vec<String>, NoAnswer>, ProcessError> {
+        let read = match answer {
+            Ok(read) => read,
+            Err(no_answer) => return Ok(Err(no_answer)),
+        };
+        let arguments = read.map_err(|source| process_error(self.pid, source))?;
+        self.place(places).into_iter().for_each(|place| arguments::remember(place, &arguments));
+        Ok(Ok(arguments))
+    }
+
+    /// `None` where it is no VM after all.
+    fn process(
+        self,
+        places: &Places,
+        arguments: Result<Vec<String>, NoAnswer>,
+    ) -> Result<Option<VmProcess>, ProcessError> {
+        let Seen { pid, stat, descriptors, process } = self;
+        if arguments.as_ref().is_ok_and(Vec::is_empty) {
+            return Ok(None); // a thread of the kernel's, or one that has ended
+        }
+        let no_answer = arguments.as_ref().err().map(ToString::to_string);
+        let arguments = arguments.unwrap_or_default();
+        let program = program(&process, arguments.first().unwrap_or(&stat.comm));
+        let vmm = vmm(&program);
+        if descriptors.is_err() && vmm != Vmm::Qemu {
+            return Ok(None);
+        }
+        let mut command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
+        if no_answer.is_some() {
+            command_line.name = places.domain_of(pid);
+        }
+        let domain = command_line.name.clone().filter(|name| places.domain_pid(name) == Some(pid));
+        let is_anothers = |name: &String| places.is_domain_of_another(name, pid);
+        Ok(Some(VmProcess {
+            is_name_anothers: domain.is_none() && command_line.name.as_ref().is_some_and(is_anothers),
+            pid,
+            started_at: stat.starttime,
+            uid: process.uid().map_err(|source| process_error(pid, source))?,
+            name: command_line.name.clone().unwrap_or_else(|| pid.to_string()),
+            uuid: command_line.uuid.clone(),
+            program,
+            vmm,
+            domain,
+            command_line,
+            descriptors,
+            no_answer,
+            places: places.clone(),
+        }))
     }
 }
 
@@ -321,6 +461,9 @@ const ARGUMENTS_BYTES_MAX: usize = 2 << 20;
 /// Forty thousand mappings, of which a QEMU with a thousand threads has a tenth. The kernel allows a million, with long names.
 const SMAPS_BYTES_MAX: usize = 32 << 20;
 
+/// The same mappings without what `smaps` says of each: a twelfth.
+const MAPS_BYTES_MAX: usize = 4 << 20;
+
 /// A file whose length the process chooses.
 fn bounded(process: &Process, name: &str, bytes_max: usize) -> Result<Vec<u8>, ProcError> {
     let mut bytes = Vec::new();
@@ -332,7 +475,7 @@ fn bounded(process: &Process, name: &str, bytes_max: usize) -> Result<Vec<u8>, P
 }
 
 /// Its arguments, whatever bytes they are made of.
-fn arguments(process: &Process) -> Result<Vec<String>, ProcError> {
+fn read_arguments(process: &Process) -> Result<Vec<String>, ProcError> {
     let bytes = bounded(process, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let arguments = bytes.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
     Ok(arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
@@ -346,11 +489,10 @@ fn smaps(process: &Process) -> Result<MemoryMaps, ProcError> {
 }
 
 /// The program's name: of its file, else as it calls itself.
-fn program(process: &Process, arguments: &[String]) -> String {
+fn program(process: &Process, called: &str) -> String {
     let exe =
         process.exe().ok().and_then(|exe| Some(exe.file_name()?.to_str()?.trim_end_matches(" (deleted)").to_owned()));
-    let called =
-        || Path::new(&arguments[0]).file_name().and_then(|name| name.to_str()).unwrap_or(&arguments[0]).to_owned();
+    let called = || Path::new(called).file_name().and_then(|name| name.to_str()).unwrap_or(called).to_owned();
     exe.unwrap_or_else(called)
 }
 
@@ -553,6 +695,55 @@ pub(crate) mod tests {
         fs::remove_file(places.proc.join("13/cmdline")).expect("it was there");
         symlink("/dev/zero", places.proc.join("13/cmdline")).expect("the link is new");
         assert!(matches!(VmProcess::look(&places, 13), Err(ProcessError::Proc { pid: 13, .. })));
+    }
+
+    /// A file that never answers: a FIFO without a writer.
+    pub(crate) fn hang(places: &Places, pid: u32, name: &str) {
+        let file = places.proc.join(pid.to_string()).join(name);
+        let _ = fs::remove_file(&file);
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    }
+
+    /// Lets a reader of that file go on, with nothing to read.
+    pub(crate) fn end_of(places: &Places, pid: u32, name: &str) {
+        let file = places.proc.join(pid.to_string()).join(name);
+        drop(fs::File::options().write(true).open(file).expect("a reader waits"));
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_is_there_under_the_name_that_libvirt_knows() {
+        let (_folder, places) = fake_places();
+        for pid in [71, 72, 73] {
+            add_process(&places, pid, &["qemu-system-x86_64", "-name", &format!("vm{pid}")], &["anon_inode:kvm-vm"]);
+        }
+        hang(&places, 71, "cmdline");
+        hang(&places, 72, "cmdline");
+        say_domain(&places, "web", 72);
+        let seen = VmProcess::look_at_all(&places, [71, 72, 73].into_iter());
+        assert_eq!(seen.iter().map(|guest| guest.name.as_str()).collect::<Vec<_>>(), ["71", "web", "vm73"]);
+        assert_eq!((seen[1].domain.as_deref(), seen[0].vmm), (Some("web"), Vmm::Qemu));
+        let is_silent = seen.iter().map(|guest| guest.no_answer.as_deref().map(|why| why.contains("does not answer")));
+        assert_eq!(is_silent.collect::<Vec<_>>(), [Some(true), Some(true), None]);
+        // Nothing asks a second time while the first question hangs.
+        assert!(VmProcess::look(&places, 71).expect("it is there").expect("a VM").no_answer.is_some());
+        for pid in [71, 72] {
+            end_of(&places, pid, "cmdline");
+        }
+    }
+
+    #[test]
+    fn mappings_that_do_not_come_are_lost_in_time_and_a_list_of_them_without_end_too() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 74, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let guest = VmProcess::look(&places, 74).expect("it is there").expect("a VM");
+        symlink("/dev/zero", places.proc.join("74/maps")).expect("the link is new");
+        assert_eq!(guest.maps(), None);
+        hang(&places, 74, "maps");
+        assert_eq!(guest.maps(), None);
+        // The kernel holds one lock for both files.
+        let lost = guest.mappings().expect_err("it hangs").to_string();
+        assert!(lost.contains("it does not answer"), "{lost}");
+        end_of(&places, 74, "maps");
     }
 
     #[test]

@@ -91,19 +91,16 @@ impl RamWatch {
 
 /// `None` where it can not be told for now.
 fn mark(process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
-    let of_process = |name: &str| process.places.proc.join(process.pid.to_string()).join(name);
     let ram = match monitor {
         Some(monitor) => {
             let answer = monitor.with(|qmp| qmp.ask(Question::MemoryDevices)).ok()?;
             // A machine without such devices says so or refuses: both stay as they are.
             Ram::Devices(answer.unwrap_or_default())
         }
-        None => {
-            let maps = fs::read(of_process("maps")).ok()?;
-            Ram::Mappings(String::from_utf8_lossy(&maps).lines().filter_map(large_mapping).collect())
-        }
+        None => Ram::Mappings(process.maps()?.lines().filter_map(large_mapping).collect()),
     };
-    let status = fs::read_to_string(of_process("status")).unwrap_or_default();
+    let status =
+        fs::read_to_string(process.places.proc.join(process.pid.to_string()).join("status")).unwrap_or_default();
     let is_thp_off = status.lines().any(|line| line.split_whitespace().eq(["THP_enabled:", "0"]));
     Some(Mark { ram, is_thp_off, is_thp_never: process.places.is_thp_never() })
 }

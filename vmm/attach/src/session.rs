@@ -9,6 +9,7 @@
 //! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use wideleaf_control::view::{Care, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange};
+use wideleaf_memory::deadline::{self, NoAnswer};
 use wideleaf_memory::explain::{Barred, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
 use wideleaf_memory::host::process::{Claim, ProcessHost};
@@ -47,6 +49,15 @@ const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
 
 /// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
+
+/// Reading the RAM map of a terabyte takes seconds, and a monitor may be asked several questions. The client of a daemon waits for ten.
+const ATTACH_WITHIN: Duration = Duration::from_secs(8);
+
+/// A manager ends after the action it is at, some milliseconds later. One whose guest hangs ends with the guest's process, or when that answers.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+
+/// Age of the latest tick from which on the guest is said not to answer: twice the longest pause between ticks.
+const TICK_AGE_MAX: Duration = Duration::from_secs(20);
 
 /// How a guest is to be managed.
 #[derive(Clone, Debug, Default)]
@@ -88,6 +99,14 @@ pub enum AttachError {
     /// It has ended.
     #[error("process {0} has ended")]
     Gone(u32),
+    /// It does not answer.
+    #[error("process {pid} {why}; try again once it does")]
+    NoAnswer {
+        /// The process.
+        pid: u32,
+        /// What it does instead, in words that follow its name.
+        why: String,
+    },
     /// Its RAM was not found.
     #[error("the RAM of process {pid} was not found: {why}")]
     NoRam {
@@ -104,10 +123,11 @@ pub enum AttachError {
     Thread(#[from] std::io::Error),
 }
 
-/// A guest under the manager. Dropped, it is left to itself with its pages as they are.
+/// A guest under the manager. Dropped, it is left to itself with its pages as they are. That takes a second at most: threads that wait for a
+/// process that hangs end when it answers, or ends.
 pub struct Attached {
-    guest: Arc<Guest>,
-    _watcher: Watcher,
+    /// Until it is dropped.
+    parts: Option<(Arc<Guest>, Watcher)>,
 }
 
 /// What its watcher has in hand as well.
@@ -155,16 +175,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Attached {
-    /// Takes a guest under management. It is looked at before this returns.
+    /// Takes a guest under management. It is looked at before this returns, which is within [`ATTACH_WITHIN`].
     ///
     /// # Errors
     /// [`AttachError`]; nothing is then done to the guest.
     pub fn start(process: VmProcess, settings: Settings) -> Result<Attached, AttachError> {
         check(settings.policy.as_ref())?;
-        let pid = process.pid;
+        let (pid, key) = (process.pid, process.key());
         if process.vmm == Vmm::Wideleaf {
             return Err(AttachError::ManagesItself(pid));
         }
+        if let Some(why) = process.no_answer {
+            return Err(AttachError::NoAnswer { pid, why });
+        }
+        let started = deadline::ask(key, ATTACH_WITHIN, move || Attached::start_now(process, settings));
+        started.unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
+    }
+
+    fn start_now(process: VmProcess, settings: Settings) -> Result<Attached, AttachError> {
+        let pid = process.pid;
         let host = ProcessHost::open(pid).map_err(|source| AttachError::Host { pid, source })?;
         let claim = host.claim().map_err(|source| AttachError::Host { pid, source })?;
         let claim = claim.ok_or(AttachError::HasManager(pid))?;
@@ -192,12 +221,16 @@ impl Attached {
         let guest =
             Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now, _claim: claim });
         let watcher = Watcher::start(Arc::clone(&guest), ram_watch)?;
-        Ok(Attached { guest, _watcher: watcher })
+        Ok(Attached { parts: Some((guest, watcher)) })
+    }
+
+    fn guest(&self) -> &Arc<Guest> {
+        &self.parts.as_ref().expect("it is not dropped yet").0
     }
 
     /// The process.
     pub fn process(&self) -> &VmProcess {
-        &self.guest.process
+        &self.guest().process
     }
 
     /// What is done from now on; `None`: it is only looked at. Counters go on.
@@ -206,36 +239,43 @@ impl Attached {
     /// [`AttachError`]; all is then as it was.
     pub fn set_policy(&mut self, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         check(policy.as_ref())?;
-        let _one_at_a_time = lock(&self.guest.changing);
-        let ram = Arc::clone(&self.guest.now().ram);
-        self.guest.go_on_with(ram, policy)
+        let (guest, key) = (Arc::clone(self.guest()), self.guest().process.key());
+        let change = move || {
+            // A guest that hangs has one manager that waits for it, and gets no second.
+            guest.wait_for_answer();
+            let _one_at_a_time = lock(&guest.changing);
+            let ram = Arc::clone(&guest.now().ram);
+            guest.go_on_with(ram, policy)
+        };
+        let pid = key.pid;
+        deadline::ask(key, ATTACH_WITHIN, change).unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
     }
 
     /// What it may cost from now on.
     pub fn set_limits(&mut self, limits: BudgetLimits) {
-        let mut now = self.guest.now();
+        let mut now = self.guest().now();
         now.settings.limits = limits;
         now.manager.set_limits(limits);
     }
 
     /// Nothing is done to it for now, or again.
     pub fn leave_alone(&self, is_asked: bool) {
-        self.guest.gate.leave_alone(is_asked);
+        self.guest().gate.leave_alone(is_asked);
     }
 
     /// Whether promotions may make pages resident that are not; where the host is short they had better not.
     pub fn set_may_grow(&self, may_grow: bool) {
-        self.guest.gate.keep_holes(!may_grow);
+        self.guest().gate.keep_holes(!may_grow);
     }
 
     /// Whether the guest is gone.
     pub fn has_ended(&self) -> bool {
-        self.guest.now().manager.has_ended() || self.guest.gate.state() == GateState::Gone
+        self.guest().now().manager.has_ended() || self.guest().gate.state() == GateState::Gone
     }
 
     /// All about it, as it was at the end of the latest tick.
     pub fn view(&self) -> VmView {
-        let guest = &self.guest;
+        let guest = self.guest();
         let now = guest.now();
         let live = now.manager.live();
         let care = match (&now.settings.policy, guest.gate.state()) {
@@ -256,6 +296,7 @@ impl Attached {
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
                 .chain(guest.trouble())
+                .chain(guest.silence(&live))
                 .collect(),
             ..live_view::view(&guest.process, &ram, &live, work)
         }
@@ -263,29 +304,29 @@ impl Attached {
 
     /// Why windows are not huge.
     pub fn explain(&self) -> Explanation {
-        let (live, ram) = self.guest.seen();
-        let tables_note = self.guest.now().tables_note();
+        let (live, ram) = self.guest().seen();
+        let tables_note = self.guest().now().tables_note();
         let mut counts = BTreeMap::<WhyNot, u64>::new();
         for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
             *counts.entry(*why).or_default() += windows;
         }
         let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
         Explanation {
-            name: self.guest.process.name.clone(),
+            name: self.guest().process.name.clone(),
             windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
             huge: Some(huge as u64),
             reasons: reasons(&counts),
             guest_pages: live_view::guest_pages(&live).map(Box::new),
-            notes: self.guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).collect(),
+            notes: self.guest().notes.iter().chain(&ram.notes).cloned().chain(tables_note).collect(),
         }
     }
 
     /// What is behind every window.
     pub fn windows(&self) -> WindowMap {
-        let ((live, _), mapping) = (self.guest.seen(), self.guest.mapping());
+        let ((live, _), mapping) = (self.guest().seen(), self.guest().mapping());
         let mut ranges: Vec<_> = live.snapshot.vms.iter().flat_map(|vm| window_ranges(vm, mapping)).collect();
         ranges.sort_by_key(|range| range.gpa);
-        WindowMap { name: self.guest.process.name.clone(), ranges }
+        WindowMap { name: self.guest().process.name.clone(), ranges }
     }
 
     /// Leaves the guest to itself.
@@ -316,6 +357,22 @@ impl Guest {
     /// Why what KVM maps is not as new as it should be.
     fn trouble(&self) -> Option<String> {
         self.kvm.as_ref()?.trouble()
+    }
+
+    /// Returns when the process has told something of its memory, whatever that is.
+    fn wait_for_answer(&self) {
+        let mut byte = [0];
+        let _ = self.host.open_file("cmdline").map(|mut file| file.read(&mut byte));
+    }
+
+    /// Whether the guest hangs, as far as can be told without asking it.
+    fn silence(&self, live: &Live) -> Option<String> {
+        let age = self.host.now().since(live.at);
+        let late = || format!("the latest look at it is {} s old: it hangs, or this host is very busy", age.as_secs());
+        match deadline::silence_of(self.process.key()) {
+            Some(no_answer) => Some(format!("it {no_answer}")),
+            None => (age > TICK_AGE_MAX && self.gate.state() != GateState::Gone).then(late),
+        }
     }
 
     /// Ends one manager and begins another; whoever calls this holds `changing`. Two loops for a moment, of which the old one may still be
@@ -356,6 +413,21 @@ impl Guest {
         };
         self.go_on_with(Arc::new(ram), policy)
     }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let Some((guest, watcher)) = self.parts.take() else { return };
+        let end = move || {
+            drop(watcher);
+            drop(guest);
+        };
+        deadline::leave_behind("leaving", STOP_WITHIN, end);
+    }
+}
+
+fn silent(pid: u32, no_answer: &NoAnswer) -> AttachError {
+    AttachError::NoAnswer { pid, why: no_answer.to_string() }
 }
 
 /// What would be done to a guest, and what would not, one line each. Nothing is.

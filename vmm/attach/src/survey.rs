@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wideleaf_control::view::{
     BackingView, Care, Explanation, Guarantee, MappingView, VmView, Vmm, WindowMap, WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
+use wideleaf_memory::deadline;
 use wideleaf_memory::explain::{CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
@@ -23,6 +25,9 @@ use crate::process::{self, VmProcess};
 use crate::ram::{self, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
 use crate::second_level::OutsideView;
+
+/// A guest of a terabyte in base pages takes some seconds, and a monitor that hangs two.
+const SURVEY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Said of the guests of `wideleaf run`.
 const MANAGES_ITSELF: &str = "it is managed by its own process, `wideleaf run`";
@@ -47,8 +52,31 @@ pub struct Survey {
 
 impl Survey {
     /// Looks. `qmp`: a monitor of QEMU's that nobody else is connected to; it brings exact addresses and KVM's totals. What can not be had
-    /// is a note, never an error.
+    /// is a note, never an error. A process that does not answer within [`SURVEY_WITHIN`] has that note and nothing else.
     pub fn take(process: &VmProcess, qmp: Option<&Path>) -> Survey {
+        if let Some(why) = &process.no_answer {
+            return Survey::unseen(process, why);
+        }
+        let (of, qmp) = (process.clone(), qmp.map(Path::to_path_buf));
+        let looked = deadline::ask(process.key(), SURVEY_WITHIN, move || Survey::look(&of, qmp.as_deref()));
+        looked.unwrap_or_else(|no_answer| Survey::unseen(process, &no_answer.to_string()))
+    }
+
+    /// Of a process that does not answer.
+    fn unseen(process: &VmProcess, why: &str) -> Survey {
+        Survey {
+            process: process.clone(),
+            ram: RamMap::default(),
+            windows: Vec::new(),
+            backing: None,
+            mapping: None,
+            left_alone: None,
+            keeps_holes: true,
+            notes: vec![format!("it {why}")],
+        }
+    }
+
+    fn look(process: &VmProcess, qmp: Option<&Path>) -> Survey {
         let mut notes: Vec<String> = process.descriptors.as_ref().err().map(ToString::to_string).into_iter().collect();
         let monitor = qmp.and_then(|path| {
             Monitor::of(process, path).map(Arc::new).map_err(|error| notes.push(error.to_string())).ok()
@@ -247,8 +275,9 @@ pub(crate) fn add(backing: &mut BackingView, piece: &RamPiece, runs: &[PageRun])
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::process::tests::{add_process, end_of, fake_places, hang};
     use crate::ram::NeverHuge;
+    use crate::session::{Attached, Settings};
     use wideleaf_memory::RamRange;
     use wideleaf_policies::units::{kib, mib};
     use wideleaf_policies::{Gpa, GpaRange, Hva, WindowIndex};
@@ -291,6 +320,20 @@ mod tests {
         assert_eq!(explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>(), 5);
         let expected = [("misaligned", 2), ("never_touched", 1), ("holes", 1), ("unmanaged", 1)];
         assert_eq!(named_reasons(&survey), expected.map(|(name, windows)| (name.to_owned(), windows)));
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_is_a_row_that_says_so() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 75, &["qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
+        hang(&places, 75, "cmdline");
+        let silent = VmProcess::look(&places, 75).expect("it is there").expect("it is a VM");
+        let view = Survey::take(&silent, None).view();
+        assert_eq!((view.name.as_str(), view.backing), ("75", None));
+        assert!(view.notes[0].starts_with("it does not answer"), "{:?}", view.notes);
+        let refused = Attached::start(silent, Settings::default()).err().expect("refused").to_string();
+        assert!(refused.starts_with("process 75 does not answer"), "{refused}");
+        end_of(&places, 75, "cmdline");
     }
 
     #[test]

@@ -14,7 +14,6 @@ use clap::Args;
 use wideleaf_attach::find;
 use wideleaf_attach::process::{Places, VmProcess};
 use wideleaf_attach::session::{self, AttachError, Attached};
-use wideleaf_control::client;
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
 use wideleaf_policies::PolicyChoice;
@@ -26,7 +25,7 @@ use crate::guests::tables;
 use crate::interrupts::Interrupts;
 use crate::output::{Output, say};
 use crate::run::walk_cost;
-use crate::source::{SocketArg, vm_of};
+use crate::source::{SocketArg, too_late, vm_of};
 
 /// How often it is looked whether a guest that is managed from here has ended, and whether somebody wants us to end.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -157,13 +156,13 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
         return manage(args, output);
     }
     let request = Request::Attach { target: args.target()?, settings: args.settings() };
-    match client::ask(args.socket.path(), request) {
+    match args.socket.reply(request) {
         Ok(answer) => output.write(&vm_of(answer)?, |vm| format!("{}\n", tables::care_line(vm))),
         Err(error) if args.socket.may_do_without(&error) => {
             say(format_args!("{error}; until then this command manages the guest"));
             manage(args, output)
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(too_late(error)),
     }
 }
 

@@ -143,6 +143,7 @@ impl PoolList {
         let mut notes = missing;
         found.iter().for_each(|pool| notes.extend(unseen(pool, &holders)));
         notes.extend(hidden(&holders));
+        notes.extend(silent(&holders));
         let mounts = mounts.unwrap_or_else(|error| {
             notes.push(error.to_string());
             Vec::new()
@@ -247,12 +248,22 @@ fn unseen(pool: &PoolStatus, holders: &Holders) -> Option<String> {
 
 /// Processes that were not looked into.
 fn hidden(holders: &Holders) -> Option<String> {
-    let pids: Vec<String> = holders.hidden.iter().take(NAMED_MAX).map(u32::to_string).collect();
-    let more = holders.hidden.len() - pids.len();
-    (!pids.is_empty()).then(|| {
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("processes {}{more} may have pages and did not let us look: run it as root", pids.join(", "))
-    })
+    let processes = processes(&holders.hidden)?;
+    Some(format!("processes {processes} may have pages and did not let us look: run it as root"))
+}
+
+/// Processes that hang.
+fn silent(holders: &Holders) -> Option<String> {
+    let processes = processes(&holders.silent)?;
+    Some(format!("processes {processes} have pages and do not answer: their memory maps are locked, or very large"))
+}
+
+/// Their numbers, as many as are of use to a reader; `None` where there are none.
+fn processes(pids: &[u32]) -> Option<String> {
+    let named: Vec<String> = pids.iter().take(NAMED_MAX).map(u32::to_string).collect();
+    let more = pids.len() - named.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!pids.is_empty()).then(|| named.join(", ") + &more)
 }
 
 /// Pools with pages that no mount gives to programs that want a file.

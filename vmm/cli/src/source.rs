@@ -9,6 +9,7 @@
 pub mod looking;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -25,6 +26,10 @@ pub struct SocketArg {
     /// Where wideleafd listens [default: /run/wideleaf/control.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+
+    /// Seconds to wait for each of wideleafd's replies [default: 5, and 10 for changes]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub wait: Option<u64>,
 }
 
 impl SocketArg {
@@ -38,7 +43,15 @@ impl SocketArg {
     /// # Errors
     /// [`Failure::Host`] where it is not, [`Failure::Usage`] where it refuses.
     pub fn ask(&self, request: Request) -> Result<Answer, Failure> {
-        Ok(client::ask(self.path(), request)?)
+        self.reply(request).map_err(too_late)
+    }
+
+    /// The same, with the error as the client has it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn reply(&self, request: Request) -> Result<Answer, ClientError> {
+        client::ask_within(self.path(), request, self.wait.map(Duration::from_secs))
     }
 
     /// Whoever tells about VMs.
@@ -46,17 +59,25 @@ impl SocketArg {
     /// # Errors
     /// [`Failure::Host`] where a daemon is there and does not answer, or where `--socket` names none.
     pub fn source(&self) -> Result<Box<dyn Source>, Failure> {
-        match client::ask(self.path(), Request::Daemon) {
+        match self.reply(Request::Daemon) {
             Ok(Answer::Daemon(_)) => Ok(Box::new(Daemon { socket: self.clone() })),
             Ok(other) => Err(unexpected(&other)),
             Err(error) if self.may_do_without(&error) => Ok(Box::new(Looking::instead_of_a_daemon_at(self.path()))),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(too_late(error)),
         }
     }
 
     /// Whether this only says that there is no daemon, and none was named.
     pub fn may_do_without(&self, error: &ClientError) -> bool {
         self.socket.is_none() && matches!(error, ClientError::NoDaemon { .. })
+    }
+}
+
+/// What to do where the reply took too long.
+pub fn too_late(error: ClientError) -> Failure {
+    match error {
+        ClientError::Silent { .. } => Failure::Host(format!("{error}; --wait SECONDS waits longer")),
+        error => error.into(),
     }
 }
 

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use crate::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
 
-/// How long a question may take. The daemon answers from what it saw in its last second, so it needs milliseconds; who waits longer
-/// than this believes that the command hangs.
-pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a question may take. The daemon answers from what it saw in its last second, so it needs milliseconds, and three seconds at most
+/// where much of the host hangs or it has just started; the rest is for a host with many times more to do than it has cores.
+pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a change may take. The daemon then looks at the guest, and may ask its monitor some questions that take up to a second
 /// each.
@@ -75,7 +75,15 @@ pub enum ClientError {
 /// # Errors
 /// [`ClientError`], each a line for people that says what to do.
 pub fn ask(socket: &Path, request: Request) -> Result<Answer, ClientError> {
-    let timeout = timeout_of(&request);
+    ask_within(socket, request, None)
+}
+
+/// The same; `timeout`: how long the reply is waited for, where it is not what such a request mostly takes.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_within(socket: &Path, request: Request, timeout: Option<Duration>) -> Result<Answer, ClientError> {
+    let timeout = timeout.unwrap_or_else(|| timeout_of(&request));
     ask_over(connect(socket)?, request, timeout)
 }
 

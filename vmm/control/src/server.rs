@@ -175,6 +175,31 @@ impl LineServer {
         let ended = self.threads.into_iter().map(JoinHandle::join);
         ended.filter_map(|ended| ended.err().map(|_| "a thread of the control socket panicked".to_owned())).collect()
     }
+
+    /// As [`LineServer::stop`]; a request that is still under way at `until` is left behind, and its connection ends without an answer when
+    /// this process does.
+    pub fn stop_by(self, until: Instant) -> Vec<String> {
+        self.shared.is_stopping.store(true, Ordering::Release);
+        self.shared.wake();
+        let mut problems: Vec<String> =
+            self.threads.into_iter().filter_map(|thread| ended_by("a request", thread, until)).collect();
+        problems.dedup();
+        problems
+    }
+}
+
+/// How often it is looked whether a thread has ended.
+const JOIN_STEP: Duration = Duration::from_millis(2);
+
+/// Waits for the end of a thread, until `until`; a line where it panicked, or goes on.
+pub fn ended_by(what: &str, thread: JoinHandle<()>, until: Instant) -> Option<String> {
+    while !thread.is_finished() {
+        if Instant::now() >= until {
+            return Some(format!("{what} is still under way, and ends with this process"));
+        }
+        thread::sleep(JOIN_STEP);
+    }
+    thread.join().err().map(|_| format!("{what} panicked"))
 }
 
 /// The thread that waits.

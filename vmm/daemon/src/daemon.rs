@@ -13,11 +13,12 @@ use std::path::PathBuf;
 use std::process::abort;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use wideleaf_control::server::ended_by;
 
 use crate::config::Config;
 use crate::engine::{Doors, Engine, Service, TICK_INTERVAL};
@@ -55,6 +56,7 @@ pub enum RunError {
 pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result<(), RunError> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(RunError::Signals)?;
     let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
+    engine.begin();
     let access = Access::new(config.socket.group.clone());
     let server = Server::start(&config.socket, &access, Arc::new(Service::new(engine.clone(), access.clone())))?;
     let started =
@@ -62,35 +64,52 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     let (_claim, earlier, metrics) = match started {
         Ok(started) => started,
         Err(error) => {
-            server.stop();
+            server.stop(Instant::now() + END_WITHIN);
             return Err(error);
         }
     };
     engine.adopt(earlier);
     let stop = Arc::new(Stop::default());
-    let threads = [tick(&engine, &stop), scout(&engine, &stop)];
+    let threads = [("the tick", tick(&engine, &stop)), ("the scout", scout(&engine, &stop))];
     tracing::info!("wideleafd {} listens at {}", env!("CARGO_PKG_VERSION"), config.socket.path.display());
     notify(NotifyState::Ready);
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
         }
+        reload(&engine);
+    }
+    notify(NotifyState::Stopping);
+    stop.set();
+    // Whatever does not end by then waits for a process that hangs, or changes a pool, which the next daemon finds out about.
+    let until = Instant::now() + END_WITHIN;
+    server.stop(until);
+    metrics.into_iter().for_each(MetricsServer::stop);
+    let ended = threads.into_iter().map(|(what, thread)| ended_by(what, thread, until));
+    ended.flatten().for_each(|problem| tracing::warn!("{problem}"));
+    engine.stop(until.saturating_duration_since(Instant::now()).max(SAVE_WITHIN));
+    tracing::info!("wideleafd has ended; the guests are as they were");
+    Ok(())
+}
+
+/// Requests that are under way are answered, and threads end, if they do so by then: systemd kills a daemon that does not end, and an operator
+/// waits for it.
+const END_WITHIN: Duration = Duration::from_millis(600);
+
+/// The state is saved and managers end in less, whatever else took all the time.
+const SAVE_WITHIN: Duration = Duration::from_millis(300);
+
+/// In a thread of its own: a guest that hangs must not hold up the end.
+fn reload(engine: &Arc<Engine>) {
+    let engine = Arc::clone(engine);
+    let reload = move || {
         if let Err(error) = engine.reload() {
             tracing::error!("nothing is changed: {error}");
         }
+    };
+    if let Err(error) = thread::Builder::new().name("reload".into()).spawn(reload) {
+        tracing::error!("the configuration is not read again: {error}");
     }
-    notify(NotifyState::Stopping);
-    server.stop();
-    metrics.into_iter().for_each(MetricsServer::stop);
-    stop.set();
-    for thread in threads {
-        if thread.join().is_err() {
-            tracing::error!("a thread panicked while it ended");
-        }
-    }
-    engine.stop();
-    tracing::info!("wideleafd has ended; the guests are as they were");
-    Ok(())
 }
 
 fn earlier_state(config: &Config) -> Result<State, RunError> {
@@ -161,6 +180,7 @@ fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>) -> JoinHandle<()> {
             }
             loop {
                 engine.scout().unwrap_or_else(|error| tracing::error!("guests are not looked for: {error}"));
+                engine.has_looked();
                 if stop.wait(engine.scout_interval()) {
                     return;
                 }

@@ -11,11 +11,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::VmView;
+use wideleaf_memory::deadline::{self, Questions};
 use wideleaf_policies::Bytes;
 
 use crate::config::{Config, ConfigError};
@@ -31,10 +33,12 @@ mod looks;
 mod pool_rooms;
 mod requests;
 mod shares;
+mod starting;
 mod vm;
 
 use looks::Looks;
 pub use requests::Service;
+use starting::Starting;
 use vm::Vm;
 
 /// How often every VM is looked at. Policies plan by themselves; this is for people, and for the budget.
@@ -56,6 +60,8 @@ pub struct Doors {
     pub pools: Box<dyn Pools>,
     /// How much memory is available; `None` where it can not be told.
     pub available: Box<dyn Fn() -> Option<Bytes> + Send + Sync>,
+    /// Questions to guests' processes, each with a deadline.
+    pub questions: Arc<Questions>,
 }
 
 /// The daemon without its sockets and threads.
@@ -70,6 +76,7 @@ pub struct Engine {
     /// Held from when parts are made until all are told: what is told last is what was made last.
     sharing: Mutex<()>,
     looks: Arc<Looks>,
+    starting: Starting,
 }
 
 /// What is in the state file.
@@ -90,6 +97,8 @@ struct Table {
     left: BTreeSet<ProcessId>,
     /// Guests of an earlier daemon that are not taken up yet: they stay in the state until they are.
     pending: Vec<Remembered>,
+    /// Those of them that did not answer when they were to be taken up.
+    silent: BTreeSet<ProcessId>,
     /// Why guests could not be taken, as it was said last.
     refused: BTreeMap<ProcessId, String>,
     rooms: Vec<Room>,
@@ -127,11 +136,13 @@ impl Engine {
             being_attached: BTreeSet::new(),
             left: BTreeSet::new(),
             pending: Vec::new(),
+            silent: BTreeSet::new(),
             refused: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
             saved_at: Duration::ZERO,
         };
+        let looks = Arc::new(Looks::new(Arc::clone(&doors.questions)));
         Engine {
             doors,
             config_path,
@@ -141,7 +152,8 @@ impl Engine {
             saved: Mutex::new(Saved::NotYetRead),
             changing_pools: Mutex::new(()),
             sharing: Mutex::new(()),
-            looks: Arc::default(),
+            looks,
+            starting: Starting::default(),
         }
     }
 
@@ -168,6 +180,11 @@ impl Engine {
         table.pending = guests;
         drop(table);
         *locked(&self.saved) = Saved::Old;
+    }
+
+    /// Looks at the host's memory before anything is asked.
+    pub fn begin(&self) {
+        self.watch_host();
     }
 
     /// What happens every second.
@@ -256,12 +273,34 @@ impl Engine {
         }
     }
 
-    /// Leaves all guests as they are, and keeps the state for the next daemon.
-    pub fn stop(&self) {
-        self.save();
-        let vms = std::mem::take(&mut self.table().vms);
-        for care in vms.values().filter_map(Vm::care).filter_map(|care| locked(&care).take()) {
-            care.stop();
+    /// Guests were looked for, and those of an earlier daemon taken up: from now on answers are whole.
+    pub fn has_looked(&self) {
+        self.starting.end();
+    }
+
+    /// Leaves all guests as they are, and keeps the state for the next daemon. Returns when `within` has passed at the latest: a manager
+    /// whose guest hangs is left to the end of this process, which changes nothing for the guest.
+    pub fn stop(self: &Arc<Self>, within: Duration) {
+        let engine = Arc::clone(self);
+        let until = Instant::now() + within;
+        let is_done = deadline::leave_behind("ending", within, move || {
+            engine.save();
+            let vms = std::mem::take(&mut engine.table().vms);
+            let left = || until.saturating_duration_since(Instant::now());
+            let (ended, ends) = mpsc::channel();
+            for care in vms.values().filter_map(Vm::care) {
+                let ended = ended.clone();
+                // Where there is no thread, the manager ends with this process.
+                let _ = thread::Builder::new().name("leaving".into()).spawn(move || {
+                    leave(&care);
+                    let _ = ended.send(());
+                });
+            }
+            drop(ended);
+            while ends.recv_timeout(left()).is_ok() {}
+        });
+        if !is_done {
+            tracing::warn!("some guests do not answer: their managers end with this process");
         }
     }
 

@@ -3,6 +3,7 @@
 
 use wideleaf_control::protocol::Target;
 use wideleaf_control::view::{Explanation, VmView, Vmm, WindowMap};
+use wideleaf_memory::deadline::ProcessKey;
 use wideleaf_policies::BudgetLimits;
 
 use crate::config::Wanted;
@@ -34,9 +35,16 @@ pub struct Found {
     pub is_name_anothers: bool,
     /// Who runs it.
     pub vmm: Vmm,
+    /// Why its process says nothing of itself for now, in words that follow "it". Its name is not known then, unless libvirt knows it.
+    pub no_answer: Option<String>,
 }
 
 impl Found {
+    /// What names its process in questions with a deadline.
+    pub fn key(&self) -> ProcessKey {
+        ProcessKey { pid: self.process.pid, started_at: self.process.started_at }
+    }
+
     /// The name that the configuration's rules are held against: not that of a libvirt domain that is another process. A guest whose
     /// name is not believed has none, and goes by its process id as others without a name.
     pub fn believed_name(&self) -> String {

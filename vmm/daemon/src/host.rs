@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use wideleaf_memory::LinuxHost;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::sensors::host_memory::host_memory;
+use wideleaf_memory::{LinuxHost, deadline};
 use wideleaf_policies::Bytes;
 
 use crate::engine::Doors;
@@ -16,6 +16,7 @@ pub fn doors() -> Doors {
         guests: Arc::new(RealGuests::of_this_machine()),
         pools: Box::new(HugetlbPools::of_this_machine()),
         available: Box::new(available),
+        questions: deadline::questions(),
     }
 }
 

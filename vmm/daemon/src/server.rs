@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use wideleaf_control::protocol::{Reply, Request, VERSION};
 use wideleaf_control::server::{self, Dialect, LineServer, Listening, Places};
@@ -59,9 +60,9 @@ impl Server {
         Ok(Server { lines, path: config.path.clone() })
     }
 
-    /// Ends all connections and removes the socket. A request that is under way is waited for.
-    pub fn stop(self) {
-        self.lines.stop().iter().for_each(|problem| tracing::error!("{problem}"));
+    /// Ends all connections and removes the socket. A request that is under way is waited for, until `until`.
+    pub fn stop(self, until: Instant) {
+        self.lines.stop_by(until).iter().for_each(|problem| tracing::error!("{problem}"));
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::error!("{} stays: {error}", self.path.display());
         }
@@ -139,9 +140,13 @@ mod tests {
 
     impl Drop for Bench {
         fn drop(&mut self) {
-            self.server.take().into_iter().for_each(Server::stop);
+            self.server.take().into_iter().for_each(stop);
             assert!(!self.config.path.exists(), "the socket is removed");
         }
+    }
+
+    fn stop(server: Server) {
+        server.stop(Instant::now() + Duration::from_secs(60));
     }
 
     fn connect(path: &Path) -> UnixStream {
@@ -246,7 +251,7 @@ mod tests {
     #[test]
     fn a_living_servers_socket_is_not_taken_and_a_dead_ones_is() {
         let bench = Bench::new();
-        let second = Server::start(&bench.config, &Access::new(None), bench.parrot.clone()).map(Server::stop);
+        let second = Server::start(&bench.config, &Access::new(None), bench.parrot.clone()).map(stop);
         let error = second.expect_err("one listens already").to_string();
         assert!(error.starts_with(&format!("another wideleafd (pid {}) is listening", std::process::id())), "{error}");
         assert_eq!(ask(&bench.connect(), LIST), NO_VMS);
@@ -257,7 +262,7 @@ mod tests {
         assert!(config.path.exists(), "a file that nobody listens at");
         let server = Server::start(&config, &Access::new(None), bench.parrot.clone()).expect("the file is replaced");
         assert_eq!(ask(&connect(&config.path), LIST), NO_VMS);
-        server.stop();
+        stop(server);
     }
 
     #[test]
@@ -266,7 +271,7 @@ mod tests {
         let config = SocketConfig { path: folder.path().join("precious"), ..SocketConfig::default() };
         std::fs::write(&config.path, "data").expect("written");
         let parrot = Arc::new(Parrot::default());
-        let error = Server::start(&config, &Access::new(None), parrot).map(Server::stop).expect_err("it is a file");
+        let error = Server::start(&config, &Access::new(None), parrot).map(stop).expect_err("it is a file");
         assert!(error.to_string().contains("is no socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&config.path).expect("still there"), "data");
     }

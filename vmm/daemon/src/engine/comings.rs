@@ -20,26 +20,37 @@ use crate::guests::{Found, ProcessId};
 use crate::state::Remembered;
 
 impl Engine {
-    /// Takes up what it left: guests that are still the same process, and room in the pools.
+    /// Takes up what it left: guests that are still the same process, and room in the pools. A guest that does not answer is taken up by
+    /// the first scouting that finds it answering.
     ///
     /// # Errors
     /// Where nobody can tell which guests run; nothing is taken up or forgotten then.
     pub fn resume(&self) -> Result<(), String> {
         let running = self.doors.guests.find()?;
         let pending = self.table().pending.clone();
+        self.take_up(pending, &running);
+        let given_back = self.give_back_abandoned();
+        self.save();
+        given_back
+    }
+
+    fn take_up(&self, pending: Vec<Remembered>, running: &[Found]) {
         for Remembered { process, name, said, work } in pending {
             // Whoever asked meanwhile has settled it.
             let is_settled = !self.table().pending.iter().any(|pending| pending.process == process);
             match running.iter().find(|found| found.process == process) {
                 _ if is_settled => {}
+                Some(found) if found.no_answer.is_some() => {
+                    self.table().silent.insert(process);
+                    continue;
+                }
                 Some(found) => self.take_or_warn(found, said, work),
                 None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
             }
-            self.table().pending.retain(|pending| pending.process != process);
+            let mut table = self.table();
+            table.pending.retain(|pending| pending.process != process);
+            table.silent.remove(&process);
         }
-        let given_back = self.give_back_abandoned();
-        self.save();
-        given_back
     }
 
     /// Looks for guests that came and rooms that nobody came for.
@@ -48,6 +59,11 @@ impl Engine {
     /// Where nobody can tell which guests run: that is not to say that none does, and nothing is given back.
     pub fn scout(&self) -> Result<(), String> {
         let running = self.doors.guests.find()?;
+        let silent = {
+            let table = self.table();
+            table.pending.iter().filter(|guest| table.silent.contains(&guest.process)).cloned().collect()
+        };
+        self.take_up(silent, &running);
         let is_running = |process: &ProcessId| running.iter().any(|found| found.process == *process);
         let came: Vec<Found> = {
             let mut table = self.table();
@@ -55,8 +71,11 @@ impl Engine {
             table.refused.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
+            // A guest that does not answer may have a name for which the configuration has other rules.
             let is_named = |found: &Found| {
-                found.vmm != Vmm::Wideleaf && table.config.attach.automatic.is_match(&found.believed_name())
+                found.vmm != Vmm::Wideleaf
+                    && found.no_answer.is_none()
+                    && table.config.attach.automatic.is_match(&found.believed_name())
             };
             running.iter().filter(|found| is_new(found) && is_named(found)).cloned().collect()
         };

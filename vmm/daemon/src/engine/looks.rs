@@ -1,21 +1,22 @@
-//! Looks at guests that nobody manages: each by a thread of its own, so that who asks waits a moment and no longer, however large guests are
-//! and whoever does not answer for them. A process that hangs (in the kernel, or its monitor) hangs the look at it, and no other.
+//! Looks at guests that nobody manages, and at which guests there are. Each is a question with a deadline, so that a request waits a moment
+//! and no longer, however large guests are, and whatever does not answer for them. A process that hangs (in the kernel, or its monitor) hangs
+//! the look at it, and no other.
 //!
 //! ```text
-//!   list ─▶ older than LOOK_INTERVAL, nobody looks ─▶ a round: one guest after the other ─▶ views
-//!        └▶ waits for its end, or ANSWER_WITHIN ─▶ what is known; "still being looked at" where nothing is
-//!   each look ─▶ a thread ─┬─ back within PATIENCE ─▶ the next
-//!                          └─ not back ─▶ named in the log, once ─▶ the next; this guest again when it is back
-//!                                         OUT_MAX of them ─▶ no others begin
+//!   list ─▶ find ────────── waits FIND_WITHIN ─▶ who runs, or who ran at the latest find
+//!        └▶ older than LOOK_INTERVAL, nobody looks ─▶ a round: WORKERS guests at a time ─▶ views
+//!             └▶ waits for its end, but not for guests that are slow, nor longer than ANSWER_WITHIN
+//!                  ─▶ what is known; "it is still being looked at", or why it does not answer, where nothing is
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf_control::client::QUESTION_TIMEOUT;
 use wideleaf_control::view::{Care, Guarantee, VmView};
+use wideleaf_memory::deadline::Questions;
 use wideleaf_memory::panicked::caught;
 
 use crate::guests::{Found, Guests, ProcessId};
@@ -23,76 +24,104 @@ use crate::guests::{Found, Guests, ProcessId};
 /// Guests that nobody manages are looked at again only after that long: whoever may ask may ask as often as they like.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Finding the guests of a host reads the links of all open files of all processes: some ten milliseconds, a second on a busy host. A request
+/// that waits longer is answered with the guests of the latest find.
+const FIND_WITHIN: Duration = Duration::from_millis(500);
+
 /// A host's small guests are looked at in some milliseconds. One of a terabyte takes seconds, and a libvirtd that hangs takes two for each.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// What takes longer is not waited for. Who asks over the socket gives up soon after.
+/// A guest that takes longer is not waited for where all are asked about: its last view is shown.
+const SLOW: Duration = Duration::from_millis(200);
+
+/// What takes longer is not waited for. Who asks over the socket gives up later.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 const _: () = assert!(
-    PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
+    FIND_WITHIN.as_millis() + PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
     "who asks is still there to hear why there is no answer"
 );
 
-/// Looks that are under way at once. Three at most are waited for; the others hang, each with a thread for as long as it does.
-const OUT_MAX: usize = 8;
+/// Guests that are looked at at once: one that hangs for the first time holds up a part of the round.
+const WORKERS: usize = 4;
+
+/// How often it is looked whether only slow guests are left.
+const STEP: Duration = Duration::from_millis(20);
 
 /// See the module.
 pub(super) struct Looks {
+    questions: Arc<Questions>,
     seen: Mutex<Seen>,
-    ended: Condvar,
+    changed: Condvar,
     patience: Duration,
-}
-
-impl Default for Looks {
-    fn default() -> Looks {
-        Looks::with_patience(PATIENCE)
-    }
 }
 
 #[derive(Default)]
 struct Seen {
+    /// Who runs, by the latest find.
+    found: Option<Result<Vec<Found>, String>>,
+    is_finding: bool,
     ended_at: Option<Instant>,
     is_looking: bool,
+    /// Guests of the round that are not looked at yet.
+    due: BTreeSet<ProcessId>,
     /// `None`: it could not be looked at, mostly because it has just ended.
     views: BTreeMap<ProcessId, Option<VmView>>,
-    /// Looks under way, by their number: at whom, and since when.
-    out: BTreeMap<u64, (ProcessId, Instant)>,
-    next: u64,
-    /// Whose look was not waited for, as the log has it.
-    named: BTreeSet<ProcessId>,
-}
-
-impl Seen {
-    /// For how long a look at it is under way.
-    fn out_for(&self, process: ProcessId) -> Option<Duration> {
-        self.out.values().filter(|(of, _)| *of == process).map(|(_, since)| since.elapsed()).max()
-    }
 }
 
 impl Looks {
-    fn with_patience(patience: Duration) -> Looks {
-        Looks { seen: Mutex::default(), ended: Condvar::new(), patience }
+    pub(super) fn new(questions: Arc<Questions>) -> Looks {
+        Looks { questions, seen: Mutex::default(), changed: Condvar::new(), patience: PATIENCE }
+    }
+
+    /// Who runs: now, or where finding them takes long at the latest find.
+    ///
+    /// # Errors
+    /// One line: that can not be told, or not yet.
+    pub(super) fn found(self: &Arc<Looks>, guests: &Arc<dyn Guests>) -> Result<Vec<Found>, String> {
+        if !std::mem::replace(&mut self.seen().is_finding, true) {
+            let (looks, guests) = (Arc::clone(self), Arc::clone(guests));
+            let find = move || {
+                let found =
+                    caught(|| guests.find()).unwrap_or_else(|panicked| Err(format!("finding guests {panicked}")));
+                let mut seen = looks.seen();
+                (seen.found, seen.is_finding) = (Some(found), false);
+                looks.changed.notify_all();
+            };
+            if let Err(error) = thread::Builder::new().name("find".into()).spawn(find) {
+                self.seen().is_finding = false;
+                return Err(format!("guests are not looked for: {error}"));
+            }
+        }
+        let waited = self.changed.wait_timeout_while(self.seen(), FIND_WITHIN, |seen| seen.is_finding);
+        let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        seen.found.clone().unwrap_or_else(|| Err("guests are still being looked for: ask again in a moment".into()))
     }
 
     /// Views of `found`, whom nobody manages.
     pub(super) fn at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) -> Vec<VmView> {
         self.begin(guests, found);
-        let is_looking = |seen: &mut Seen| seen.is_looking;
-        let waited = self.ended.wait_timeout_while(self.seen(), ANSWER_WITHIN, is_looking);
-        let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + ANSWER_WITHIN;
+        let mut seen = self.seen();
+        while seen.is_looking && Instant::now() < until && found.iter().any(|found| self.is_worth_waiting(&seen, found))
+        {
+            seen = self.changed.wait_timeout(seen, STEP).unwrap_or_else(PoisonError::into_inner).0;
+        }
         found.iter().filter_map(|found| self.known(&seen, found)).collect()
+    }
+
+    fn is_worth_waiting(&self, seen: &Seen, found: &Found) -> bool {
+        let is_slow = || self.questions.out_for(found.key()).is_some_and(|out_for| out_for >= SLOW);
+        seen.due.contains(&found.process) && !is_slow()
     }
 
     /// What is known of one; `None` where it could not be looked at.
     fn known(&self, seen: &Seen, found: &Found) -> Option<VmView> {
-        let hangs = seen.out_for(found.process).filter(|out_for| *out_for >= self.patience);
-        let note = match (hangs, seen.views.get(&found.process)) {
+        let silence = || self.questions.silence_of(found.key()).map(|no_answer| no_answer.to_string());
+        let note = match (found.no_answer.clone().or_else(silence), seen.views.get(&found.process)) {
             (None, Some(view)) => return view.clone(),
             (None, None) => "it is still being looked at: ask again in a moment".to_owned(),
-            (Some(out_for), _) => {
-                format!("a look at it is not back for {} s: it is very large, or its process hangs", out_for.as_secs())
-            }
+            (Some(why), _) => format!("it {why}"),
         };
         let mut view = seen.views.get(&found.process).cloned().flatten().unwrap_or_else(|| by_name(found));
         view.notes.push(note);
@@ -102,62 +131,32 @@ impl Looks {
     /// What `look` sees of one guest.
     ///
     /// # Errors
-    /// Its own, or that it is not back in time.
+    /// That it does not answer.
     pub(super) fn one<T: Send + 'static>(
-        self: &Arc<Looks>,
+        &self,
         found: &Found,
-        look: impl FnOnce() -> Result<T, String> + Send + 'static,
+        look: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, String> {
-        let number = self.go_out(found)?;
-        let (looks, (bring, brought)) = (Arc::clone(self), mpsc::channel());
-        let looking = move || {
-            // Whatever one shows of itself that nobody thought of, the others are looked at.
-            let view = caught(look).unwrap_or_else(|panicked| Err(format!("the look at it {panicked}")));
-            looks.seen().out.remove(&number);
-            // Who asked may have given up.
-            let _ = bring.send(view);
-        };
-        if let Err(error) = thread::Builder::new().name("look".into()).spawn(looking) {
-            self.seen().out.remove(&number);
-            return Err(format!("{} is not looked at: {error}", found.name));
+        let silent = |why: &dyn std::fmt::Display| format!("{} (pid {}) {why}", found.name, found.process.pid);
+        if let Some(why) = &found.no_answer {
+            return Err(silent(why));
         }
-        brought.recv_timeout(self.patience).unwrap_or_else(|_| Err(self.given_up(found)))
-    }
-
-    fn go_out(&self, found: &Found) -> Result<u64, String> {
-        let mut seen = self.seen();
-        if let Some(out_for) = seen.out_for(found.process).filter(|out_for| *out_for >= self.patience) {
-            return Err(format!("an earlier look at {} is not back for {} s", found.name, out_for.as_secs()));
-        }
-        if seen.out.len() >= OUT_MAX {
-            return Err(format!("{OUT_MAX} looks at guests hang, see the log: no other is begun before one is back"));
-        }
-        let number = seen.next;
-        seen.next += 1;
-        seen.out.insert(number, (found.process, Instant::now()));
-        Ok(number)
-    }
-
-    /// A line in the log, once for each guest, and why there is no answer.
-    fn given_up(&self, found: &Found) -> String {
-        let why = format!(
-            "a look at it is not back within {} ms: it is very large, or its process hangs",
-            self.patience.as_millis()
-        );
-        if self.seen().named.insert(found.process) {
-            tracing::warn!("{} (pid {}): {why}; others are looked at meanwhile", found.name, found.process.pid);
-        }
-        why
+        self.questions.ask(found.key(), self.patience, look).map_err(|no_answer| silent(&no_answer))
     }
 
     fn begin(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) {
         let mut seen = self.seen();
         let is_fresh = seen.ended_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL);
-        let is_known = |found: &Found| seen.views.contains_key(&found.process) || seen.out_for(found.process).is_some();
+        let is_known = |found: &Found| {
+            found.no_answer.is_some()
+                || seen.views.contains_key(&found.process)
+                || self.questions.out_for(found.key()).is_some()
+        };
         if seen.is_looking || found.is_empty() || (is_fresh && found.iter().all(is_known)) {
             return;
         }
         seen.is_looking = true;
+        seen.due = found.iter().map(|found| found.process).collect();
         drop(seen);
         let (looks, guests, found) = (Arc::clone(self), Arc::clone(guests), found.to_vec());
         let looking = thread::Builder::new().name("looks".into()).spawn(move || looks.round(&guests, &found));
@@ -168,31 +167,43 @@ impl Looks {
     }
 
     fn round(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) {
-        {
-            let is_found = |process: &ProcessId| found.iter().any(|found| found.process == *process);
-            let mut seen = self.seen();
-            seen.views.retain(|process, _| is_found(process));
-            seen.named.retain(is_found);
-        }
-        for found in found {
-            let (looks, guests, of) = (Arc::clone(self), Arc::clone(guests), found.clone());
-            // What it sees is kept also where nobody waits for it any more.
-            let look = move || {
-                let view = caught(|| guests.look(&of)).ok().and_then(Result::ok);
-                looks.seen().views.insert(of.process, view);
-                Ok(())
-            };
-            if let Err(why) = self.one(found, look) {
-                tracing::debug!("{} (pid {}): {why}", found.name, found.process.pid);
+        self.seen().views.retain(|process, _| found.iter().any(|found| found.process == *process));
+        let queue: Mutex<VecDeque<&Found>> = Mutex::new(found.iter().collect());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let work = || {
+            while let Some(found) = next() {
+                self.look_at(guests, found);
             }
-        }
+        };
+        thread::scope(|scope| {
+            for _ in 1..WORKERS.min(found.len()) {
+                // Without another thread this one does it all.
+                let _ = thread::Builder::new().name("looks".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
         self.end();
+    }
+
+    fn look_at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &Found) {
+        let (looks, guests, of) = (Arc::clone(self), Arc::clone(guests), found.clone());
+        // What it sees is kept also where nobody waits for it any more.
+        let look = move || {
+            let view = caught(|| guests.look(&of)).ok().and_then(Result::ok);
+            looks.seen().views.insert(of.process, view);
+        };
+        if let Err(why) = self.one(found, look) {
+            tracing::debug!("{why}");
+        }
+        self.seen().due.remove(&found.process);
+        self.changed.notify_all();
     }
 
     fn end(&self) {
         let mut seen = self.seen();
         (seen.is_looking, seen.ended_at) = (false, Some(Instant::now()));
-        self.ended.notify_all();
+        seen.due.clear();
+        self.changed.notify_all();
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -226,13 +237,14 @@ mod tests {
     use crate::guests::fake::FakeGuests;
 
     fn looks() -> Arc<Looks> {
-        Arc::new(Looks::with_patience(Duration::from_millis(250)))
+        let patience = Duration::from_millis(250);
+        Arc::new(Looks { patience, ..Looks::new(Arc::default()) })
     }
 
     /// Has a round made now, however new the last one is, and waits for its end.
     fn round(looks: &Arc<Looks>, guests: &FakeGuests) -> Vec<VmView> {
         let door: Arc<dyn Guests> = Arc::new(guests.clone());
-        let found = guests.find().expect("they are seen");
+        let found = looks.found(&door).expect("they are seen");
         looks.round(&door, &found);
         looks.at(&door, &found)
     }
@@ -241,8 +253,12 @@ mod tests {
         view.backing.is_some()
     }
 
+    fn say(view: &VmView) -> &str {
+        view.notes.first().map_or("", String::as_str)
+    }
+
     #[test]
-    fn a_guest_that_hangs_is_named_once_and_the_others_are_looked_at_again_and_again() {
+    fn a_guest_that_hangs_says_so_and_the_others_are_looked_at_again_and_again() {
         let (looks, guests) = (looks(), FakeGuests::default());
         for (pid, name) in [(10, "hangs"), (11, "web"), (12, "db")] {
             guests.start(pid, name);
@@ -253,41 +269,64 @@ mod tests {
             guests.change(12, |guest| guest.backing.huge_2m = huge);
             let views = round(&looks, &guests);
             assert_eq!(views.iter().map(is_seen).collect::<Vec<_>>(), [false, true, true]);
-            assert!(views[0].notes[0].contains("is not back for"), "{:?}", views[0].notes);
+            assert!(say(&views[0]).starts_with("it does not answer"), "{:?}", views[0].notes);
             assert_eq!(views[2].backing.map(|backing| backing.huge_2m), Some(huge));
         }
-        let seen = looks.seen();
-        assert_eq!((seen.out.len(), seen.named.iter().map(|process| process.pid).collect::<Vec<_>>()), (1, vec![10]));
-        drop(seen);
         let found = guests.guest(10).found;
-        assert!(looks.one(&found, || Ok(())).expect_err("it hangs").contains("an earlier look at hangs is not back"));
+        let refused = looks.one(&found, || ()).expect_err("it hangs");
+        assert!(refused.starts_with("hangs (pid 10) does not answer"), "{refused}");
         drop(hanging);
-        while !looks.seen().out.is_empty() {
+        while looks.questions.out_for(found.key()).is_some() {
             thread::yield_now();
         }
         assert!(round(&looks, &guests).iter().all(is_seen));
     }
 
     #[test]
-    fn no_more_looks_hang_than_so_many_and_all_go_on_once_one_is_back() {
+    fn many_guests_that_hang_hold_up_no_other_and_all_are_seen_once_they_answer() {
         let (looks, guests) = (looks(), FakeGuests::default());
         let busy: Arc<Mutex<()>> = Arc::default();
-        for pid in 0..OUT_MAX as u32 + 3 {
+        for pid in 0..3 * WORKERS as u32 {
             guests.start(pid, "hangs");
             guests.change(pid, |guest| guest.busy = busy.clone());
         }
         guests.start(100, "web");
         let hanging = busy.lock().expect("nobody panicked");
         let views = round(&looks, &guests);
-        assert_eq!((views.len(), views.iter().filter(|view| is_seen(view)).count()), (OUT_MAX + 4, 0));
-        let counts = |seen: MutexGuard<'_, Seen>| (seen.out.len(), seen.named.len());
-        assert_eq!(counts(looks.seen()), (OUT_MAX, OUT_MAX));
-        let refused = looks.one(&guests.guest(100).found, || Ok(())).expect_err("there is no place");
-        assert!(refused.starts_with("8 looks at guests hang"), "{refused}");
+        let seen: Vec<u32> = views.iter().filter(|view| is_seen(view)).map(|view| view.pid).collect();
+        assert_eq!((views.len(), seen), (3 * WORKERS + 1, vec![100]));
         drop(hanging);
-        while !looks.seen().out.is_empty() {
+        let is_out = |pid| looks.questions.out_for(guests.guest(pid).found.key()).is_some();
+        while (0..3 * WORKERS as u32).any(is_out) {
             thread::yield_now();
         }
         assert!(round(&looks, &guests).iter().all(is_seen));
+    }
+
+    #[test]
+    fn a_guest_whose_process_did_not_even_say_its_name_is_not_asked_more() {
+        let (looks, guests) = (looks(), FakeGuests::default());
+        guests.start(10, "10");
+        guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
+        let views = round(&looks, &guests);
+        assert_eq!((is_seen(&views[0]), say(&views[0])), (false, "it does not answer: of the test"));
+    }
+
+    #[test]
+    fn who_runs_is_told_from_the_latest_find_while_another_takes_long() {
+        let (looks, guests) = (looks(), FakeGuests::default());
+        guests.start(10, "web");
+        let door: Arc<dyn Guests> = Arc::new(guests.clone());
+        let names = |found: Vec<Found>| found.into_iter().map(|found| found.name).collect::<Vec<_>>();
+        assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned()]));
+        let slow = guests.slow_find();
+        let hanging = slow.lock().expect("nobody panicked");
+        guests.start(11, "db");
+        assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned()]));
+        drop(hanging);
+        while looks.seen().is_finding {
+            thread::yield_now();
+        }
+        assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned(), "db".to_owned()]));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wideleaf_control::protocol::{Answer, Limits, Reply, Request, Settings, Target};
-use wideleaf_control::view::{DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
+use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
 use super::vm::{self, Hands, Vm};
 use super::{Engine, told};
@@ -14,6 +14,26 @@ use crate::usage;
 
 /// VMs that are named where one is asked for that does not exist. More is no help.
 const NAMES_MAX: usize = 20;
+
+/// Said of a guest that an earlier daemon managed.
+const IS_STARTING: &str = "wideleafd is about to take it up again: ask again in a moment";
+
+/// Whether the answer needs to know which guests run and which of them are managed.
+fn is_about_guests(request: &Request) -> bool {
+    match request {
+        Request::List
+        | Request::Info { .. }
+        | Request::Explain { .. }
+        | Request::Windows { .. }
+        | Request::Set { .. }
+        | Request::Attach { .. }
+        | Request::Detach { .. } => true,
+        Request::Daemon | Request::Rooms | Request::Reload => false,
+        Request::Register { .. } | Request::Status { .. } => false,
+        // libvirt waits for its hook, and what is not taken up yet is counted in.
+        Request::Prepare { .. } | Request::Started { .. } | Request::Release { .. } => false,
+    }
+}
 
 /// The engine, as the control socket knows it.
 pub struct Service {
@@ -60,6 +80,9 @@ enum Meant {
 
 impl Engine {
     fn answer(&self, connection: ConnectionId, peer: Peer, request: Request) -> Result<Answer, String> {
+        if is_about_guests(&request) {
+            self.starting.wait();
+        }
         match request {
             Request::Daemon => Ok(Answer::Daemon(self.daemon_view())),
             Request::List => self.list().map(Answer::Vms),
@@ -116,13 +139,30 @@ impl Engine {
 
     /// Guests that nobody manages.
     fn others(&self) -> Result<Vec<VmView>, String> {
-        Ok(self.looks.at(&self.doors.guests, &self.others_found()?))
+        let found = self.others_found()?;
+        let mut views = self.looks.at(&self.doors.guests, &found);
+        for found in &found {
+            let view = views.iter_mut().find(|view| process_of(view) == found.process);
+            view.into_iter().for_each(|view| self.say_if_pending(found, view));
+        }
+        Ok(views)
     }
 
     fn others_found(&self) -> Result<Vec<Found>, String> {
-        let found = self.doors.guests.find()?;
+        let found = self.looks.found(&self.doors.guests)?;
         let table = self.table();
         Ok(found.into_iter().filter(|found| !table.vms.contains_key(&found.process)).collect())
+    }
+
+    /// A guest that an earlier daemon managed is not unmanaged: this one takes it up again, and has not come to it.
+    fn say_if_pending(&self, found: &Found, view: &mut VmView) {
+        let table = self.table();
+        let Some(pending) = table.remembered(found.process) else { return };
+        let wanted = table.config.wanted(&found.believed_name(), &pending.said).ok();
+        let why = found.no_answer.as_ref().map_or_else(|| IS_STARTING.to_owned(), |why| format!("it {why}"));
+        view.care = view::Care::LeftAlone { reason: why };
+        view.policy = wanted.map(|wanted| wanted.policy.to_string());
+        (view.name, view.work) = (pending.name, Some(pending.work));
     }
 
     fn info(&self, name: &str) -> Result<VmView, String> {
@@ -130,7 +170,11 @@ impl Engine {
             Meant::Managed(process) => {
                 self.table().vms.get(&process).map(Vm::view).ok_or_else(|| format!("{name} has just ended"))
             }
-            Meant::Other(found) => self.look_at(&found, |guests, found| guests.look(found)),
+            Meant::Other(found) => {
+                let mut view = self.look_at(&found, |guests, found| guests.look(found))?;
+                self.say_if_pending(&found, &mut view);
+                Ok(view)
+            }
         }
     }
 
@@ -175,12 +219,15 @@ impl Engine {
     /// Looks at one from outside, and waits no longer than for a list.
     fn look_at<T: Send + 'static>(&self, found: &Found, look: Look<T>) -> Result<T, String> {
         let (guests, of) = (Arc::clone(&self.doors.guests), found.clone());
-        self.looks.one(found, move || look(&*guests, &of))
+        self.looks.one(found, move || look(&*guests, &of))?
     }
 
     fn managed(&self, name: &str) -> Result<ProcessId, String> {
         match self.meant(name)? {
             Meant::Managed(process) => Ok(process),
+            Meant::Other(Found { name, process, .. }) if self.table().remembered(process).is_some() => {
+                Err(format!("{name} is not managed yet: {IS_STARTING}"))
+            }
             Meant::Other(found) => {
                 let Found { name, process, .. } = found;
                 Err(format!("{name} is not managed: run `wideleaf attach {}` first", process.pid))
@@ -276,6 +323,7 @@ impl Engine {
             domain: None,
             is_name_anothers: false,
             vmm: Vmm::Wideleaf,
+            no_answer: None,
         };
         let process = found.process;
         {

@@ -39,6 +39,14 @@ impl Bench {
 
     /// A daemon on that host; it reads its configuration from the folder again.
     fn on(folder: tempfile::TempDir, guests: FakeGuests, pools: Arc<FakePools>, config: &str) -> Bench {
+        let bench = Bench::not_begun(folder, guests, pools, config);
+        bench.engine.resume().expect("its guests are seen");
+        bench.engine.has_looked();
+        bench
+    }
+
+    /// The same before it has looked at the host.
+    fn not_begun(folder: tempfile::TempDir, guests: FakeGuests, pools: Arc<FakePools>, config: &str) -> Bench {
         let config_path = folder.path().join("wideleafd.toml");
         let text = format!("[state]\npath = {:?}\n{config}", state_path(folder.path()));
         std::fs::write(&config_path, &text).expect("written");
@@ -48,13 +56,13 @@ impl Bench {
             guests: Arc::new(guests.clone()),
             pools: Box::new(pools.clone()),
             available: Box::new(move || Some(Bytes::new(seen.load(Ordering::Relaxed)))),
+            questions: Arc::default(),
         };
         let config = Config::parse(&text).expect("the test's configuration makes sense");
         let engine = Arc::new(Engine::new(doors, config, Some(config_path)));
         let service = Service::new(engine.clone(), Access::with_files(None, 0, "/nowhere"));
         let bench = Bench { folder, guests, pools, available, engine, service };
         bench.engine.adopt(bench.state());
-        bench.engine.resume().expect("its guests are seen");
         bench
     }
 
@@ -540,7 +548,7 @@ fn guests_are_left_as_they_are_at_the_end() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.attach(10).expect("it runs");
-    bench.engine.stop();
+    bench.engine.stop(Duration::from_secs(60));
     assert_eq!((bench.guests.guest(10).stopped, bench.state().guests.len()), (1, 1));
 }
 
@@ -623,6 +631,7 @@ fn metadata_that_can_not_hold_leave_a_guest_as_it_was() {
 mod killed;
 mod registered;
 mod rooms;
+mod starting;
 
 #[test]
 fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing_the_rest() {

@@ -102,6 +102,7 @@ pub fn monitor_of(name: &str) -> PathBuf {
 pub struct FakeGuests {
     guests: Arc<Mutex<BTreeMap<u32, FakeGuest>>>,
     is_hidden: Arc<AtomicBool>,
+    slow_find: Arc<Mutex<()>>,
 }
 
 impl FakeGuests {
@@ -117,6 +118,7 @@ impl FakeGuests {
                 domain: None,
                 is_name_anothers: false,
                 vmm: Vmm::Qemu,
+                no_answer: None,
             },
             backing: BackingView { base_4k: 2 << 20, huge_2m: 2 << 20, ..BackingView::default() },
             work: WorkView::default(),
@@ -156,6 +158,11 @@ impl FakeGuests {
         self.is_hidden.store(is_hidden, Ordering::Relaxed);
     }
 
+    /// Finding them waits until nobody has this.
+    pub fn slow_find(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.slow_find)
+    }
+
     /// How one is now.
     ///
     /// # Panics
@@ -178,6 +185,7 @@ impl FakeGuests {
 
 impl Guests for FakeGuests {
     fn find(&self) -> Result<Vec<Found>, String> {
+        drop(self.slow_find.lock());
         if self.is_hidden.load(Ordering::Relaxed) {
             return Err("cannot list processes".into());
         }

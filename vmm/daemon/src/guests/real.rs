@@ -90,6 +90,7 @@ fn found(process: &VmProcess) -> Found {
         domain: process.domain.clone(),
         is_name_anothers: process.is_name_anothers,
         vmm: process.vmm,
+        no_answer: process.no_answer.clone(),
     }
 }
 

@@ -107,8 +107,12 @@ fn host() -> tempfile::TempDir {
 /// A daemon that has taken up what an earlier one left there.
 fn daemon(root: &Path, pools: Mortal) -> Service {
     let config = Config::parse(&format!("[state]\npath = {:?}", state_path(root))).expect("it makes sense");
-    let doors =
-        Doors { guests: Arc::new(FakeGuests::default()), pools: Box::new(pools), available: Box::new(|| Some(gib(8))) };
+    let doors = Doors {
+        guests: Arc::new(FakeGuests::default()),
+        pools: Box::new(pools),
+        available: Box::new(|| Some(gib(8))),
+        questions: Arc::default(),
+    };
     let engine = Arc::new(Engine::new(doors, config, None));
     let Ok(Loaded::Fresh | Loaded::Known(_)) = state::load(&state_path(root)) else { panic!("a damaged state") };
     engine.adopt(match state::load(&state_path(root)).expect("it can be read") {

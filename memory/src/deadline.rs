@@ -1,0 +1,427 @@
+//! Questions about other processes, each with a deadline.
+//!
+//! The kernel takes a process's `mmap_lock` for most of what it tells about that process's memory: `cmdline`, `environ`, `maps`, `smaps`,
+//! `mem`, `pagemap` (proc(5)), and it holds `exec_update_lock` while any of these is opened. A process can have these locks held for as long
+//! as it likes: by a mapped file whose server never answers, for instance. A read of one of these files then never returns. So each such
+//! read is a question: it is asked on a thread of its own, which is left behind when the deadline passes.
+//!
+//! ```text
+//!   ask ─┬─ on a thread for this process already ────────▶ asked right there
+//!        ├─ an earlier question is past its deadline ────▶ NoAnswer at once
+//!        ├─ an earlier question is under way ────────────▶ waits for its return, until the deadline
+//!        └─ a thread ─┬─ returns in time ────────────────▶ the answer
+//!                     └─ does not ─▶ a line in the log ──▶ NoAnswer; the thread stays
+//!                                     └─ returns later ──▶ the process is asked again
+//! ```
+//!
+//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. The thread that is left behind is the retry: it
+//! returns when the lock is free. `comm`, `stat`, `status`, `statm`, `fd` and `exe` need none of these locks and may be read without a
+//! question (checked against Linux 6.18, fs/proc).
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::panicked::{Panicked, caught};
+
+/// Threads for questions at once, those left behind included. A host with more processes that hang needs an operator; each thread costs
+/// a few pages.
+pub const THREADS_MAX: usize = 64;
+
+/// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a host with a hundred
+/// runnable threads per core, needs longer.
+pub const BRIEF: Duration = Duration::from_millis(400);
+
+/// Processes that were named in the log. When there are more the list starts anew, and a process may be named a second time.
+const NAMED_MAX: usize = 1024;
+
+/// One process forever: a process id is used again, a process id with its start time is not (proc_pid_stat(5), field 22).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessKey {
+    /// The process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub started_at: u64,
+}
+
+impl ProcessKey {
+    /// The process that has this id now, by `stat` in its folder of `proc`. Where that cannot be read the start time is zero.
+    pub fn of(proc: &Path, pid: u32) -> ProcessKey {
+        let stat = fs::read(proc.join(format!("{pid}/stat"))).unwrap_or_default();
+        ProcessKey { pid, started_at: start_time(&String::from_utf8_lossy(&stat)).unwrap_or(0) }
+    }
+}
+
+/// `7 (a name) S 1 …`: the name may hold spaces and brackets.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    /// The thread that asks waits in the kernel.
+    #[error("does not answer: its memory map is locked")]
+    Locked,
+    /// The thread that asks has work to do, or waits for a core.
+    #[error("does not answer: it is very large, or this host is very busy")]
+    Slow,
+    /// No thread was left for this question.
+    #[error("was not looked at: {THREADS_MAX} other processes do not answer, and no more are asked until one does")]
+    TooMany,
+    /// The kernel gives no thread.
+    #[error("was not looked at: cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+    /// A mistake in this program.
+    #[error("was not looked at: the look at it {0}")]
+    Panicked(#[from] Panicked),
+}
+
+/// A question that was asked.
+#[derive(Clone, Copy, Debug)]
+struct Out {
+    since: Instant,
+    thread: Option<nix::unistd::Pid>,
+    is_overdue: bool,
+}
+
+impl Out {
+    fn no_answer(self) -> NoAnswer {
+        if self.thread.is_some_and(is_running) { NoAnswer::Slow } else { NoAnswer::Locked }
+    }
+}
+
+/// Whether a thread of this process runs or could, by its state (proc_pid_stat(5)).
+fn is_running(thread: nix::unistd::Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('R'))
+}
+
+#[derive(Default)]
+struct State {
+    out: BTreeMap<ProcessKey, Out>,
+    /// Processes that did not answer in time once, by the log.
+    named: BTreeSet<ProcessKey>,
+}
+
+/// All questions of this program, or of one test.
+#[derive(Default)]
+pub struct Questions {
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+/// The questions of this program, for what a test wants to have its own of.
+pub fn questions() -> Arc<Questions> {
+    Arc::clone(&QUESTIONS)
+}
+
+/// The questions of this program.
+static QUESTIONS: LazyLock<Arc<Questions>> = LazyLock::new(Arc::default);
+
+thread_local! {
+    /// The process that this thread asks about.
+    static ASKING: Cell<Option<ProcessKey>> = const { Cell::new(None) };
+}
+
+/// A question under way.
+pub struct Asked<T> {
+    questions: Arc<Questions>,
+    of: ProcessKey,
+    until: Instant,
+    answer: Receiver<Result<T, Panicked>>,
+}
+
+/// Asks about `of`, and waits for the answer until `within` has passed. An answer that comes later is dropped on the thread that got it.
+///
+/// # Errors
+/// [`NoAnswer`].
+pub fn ask<T: Send + 'static>(
+    of: ProcessKey,
+    within: Duration,
+    question: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, NoAnswer> {
+    QUESTIONS.ask(of, within, question)
+}
+
+/// Asks the same of many processes at once, and waits for all answers until `within` has passed.
+pub fn ask_all<T: Send + 'static, Q: FnOnce() -> T + Send + 'static>(
+    within: Duration,
+    questions: impl IntoIterator<Item = (ProcessKey, Q)>,
+) -> Vec<Result<T, NoAnswer>> {
+    let until = Instant::now() + within;
+    let asked: Vec<_> = questions.into_iter().map(|(of, question)| QUESTIONS.begin(of, until, question)).collect();
+    asked.into_iter().map(|asked| asked?.wait()).collect()
+}
+
+/// Why this process gives no answer for now; `None` where no question is past its deadline.
+pub fn silence_of(process: ProcessKey) -> Option<NoAnswer> {
+    QUESTIONS.silence_of(process)
+}
+
+/// Does `work`, which may wait for a process that hangs, and returns when it is done, or at the latest when `within` has passed; says whether
+/// it is done. The caller sees to it that there is one such work for each process at most.
+pub fn leave_behind(name: &str, within: Duration, work: impl FnOnce() + Send + 'static) -> bool {
+    let (done, is_done) = mpsc::channel();
+    let working = move || {
+        let panicked = caught(work).err();
+        panicked.inspect(|panicked| tracing::error!("a thread that ends something {panicked}"));
+        // The caller may have stopped waiting.
+        let _ = done.send(());
+    };
+    match thread::Builder::new().name(name.to_owned()).spawn(working) {
+        Ok(_) => is_done.recv_timeout(within).is_ok(),
+        Err(error) => {
+            tracing::error!("cannot start a thread to end something: {error}");
+            false
+        }
+    }
+}
+
+impl Questions {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As the function [`silence_of`].
+    pub fn silence_of(&self, process: ProcessKey) -> Option<NoAnswer> {
+        let out = self.state().out.get(&process).copied()?;
+        out.is_overdue.then(|| out.no_answer())
+    }
+
+    /// For how long a question about this process is under way.
+    pub fn out_for(&self, process: ProcessKey) -> Option<Duration> {
+        self.state().out.get(&process).map(|out| out.since.elapsed())
+    }
+
+    /// As the function [`ask`].
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        of: ProcessKey,
+        within: Duration,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoAnswer> {
+        if ASKING.get() == Some(of) {
+            return Ok(question());
+        }
+        self.begin(of, Instant::now() + within, question)?.wait()
+    }
+
+    fn begin<T: Send + 'static>(
+        self: &Arc<Self>,
+        of: ProcessKey,
+        until: Instant,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Asked<T>, NoAnswer> {
+        self.take_place(of, until)?;
+        let (questions, (bring, answer)) = (Arc::clone(self), mpsc::channel());
+        let asking = move || {
+            questions.state().out.entry(of).and_modify(|out| out.thread = Some(nix::unistd::gettid()));
+            ASKING.set(Some(of));
+            let brought = caught(question);
+            questions.give_place_back(of);
+            // Dropped here where the caller no longer waits: what is dropped may wait for the process once more.
+            drop(bring.send(brought));
+        };
+        if let Err(error) = thread::Builder::new().name("question".into()).spawn(asking) {
+            self.give_place_back(of);
+            return Err(error.into());
+        }
+        Ok(Asked { questions: Arc::clone(self), of, until, answer })
+    }
+
+    /// Waits until no other question about this process is under way and there is room for one more thread.
+    fn take_place(&self, of: ProcessKey, until: Instant) -> Result<(), NoAnswer> {
+        let mut state = self.state();
+        loop {
+            let earlier = state.out.get(&of).copied();
+            let is_full = state.out.len() >= THREADS_MAX;
+            if earlier.is_none() && !is_full {
+                state.out.insert(of, Out { since: Instant::now(), thread: None, is_overdue: false });
+                return Ok(());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let is_hopeless = is_full && state.out.values().all(|out| out.is_overdue);
+            match earlier {
+                Some(out) if out.is_overdue || left.is_zero() => return Err(out.no_answer()),
+                None if is_hopeless || left.is_zero() => return Err(NoAnswer::TooMany),
+                _ => {}
+            }
+            state = self.returned.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn give_place_back(&self, of: ProcessKey) {
+        let out = self.state().out.remove(&of);
+        self.returned.notify_all();
+        if let Some(Out { since, is_overdue: true, .. }) = out {
+            tracing::info!("process {} answers again after {} ms", of.pid, since.elapsed().as_millis());
+        }
+    }
+
+    /// Notes that a question is past its deadline, and why; a line in the log the first time.
+    fn overdue(&self, of: ProcessKey) -> NoAnswer {
+        let mut state = self.state();
+        let Some(out) = state.out.get_mut(&of) else {
+            // It has returned just now.
+            return NoAnswer::Slow;
+        };
+        out.is_overdue = true;
+        let out = *out;
+        if state.named.len() >= NAMED_MAX {
+            state.named.clear();
+        }
+        let is_new = state.named.insert(of);
+        drop(state);
+        self.returned.notify_all();
+        let why = out.no_answer();
+        if is_new {
+            let name = fs::read_to_string(format!("/proc/{}/comm", of.pid)).unwrap_or_default();
+            let name = name.trim().replace(char::is_control, "?");
+            tracing::warn!("process {} ({name}) {why}; it is asked again once it does, the others meanwhile", of.pid);
+        }
+        why
+    }
+}
+
+impl<T> Asked<T> {
+    fn wait(self) -> Result<T, NoAnswer> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match self.answer.recv_timeout(left) {
+            Ok(answer) => Ok(answer?),
+            Err(RecvTimeoutError::Timeout) => Err(self.questions.overdue(self.of)),
+            // The thread has ended without a word, which `caught` does not let happen.
+            Err(RecvTimeoutError::Disconnected) => Err(NoAnswer::TooMany),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const SOON: Duration = Duration::from_millis(20);
+    /// A busy machine needs some time to start a thread.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn key(pid: u32) -> ProcessKey {
+        ProcessKey { pid, started_at: 1 }
+    }
+
+    /// A question that returns once the sender is gone.
+    fn hanging() -> (mpsc::Sender<()>, impl FnOnce() + Send + 'static) {
+        let (hold, held) = mpsc::channel::<()>();
+        let hang = move || {
+            let _ = held.recv();
+        };
+        (hold, hang)
+    }
+
+    #[test]
+    fn a_process_that_hangs_has_one_thread_and_is_asked_again_once_it_answers() {
+        let questions = Arc::<Questions>::default();
+        let (hold, hang) = hanging();
+        assert!(questions.ask(key(1), SOON, hang).is_err());
+        let asked = Arc::new(AtomicUsize::new(0));
+        for _ in 0..10 {
+            let asked = Arc::clone(&asked);
+            // The deadline is long: that there is an answer at all shows that it does not wait for it.
+            let question = move || asked.fetch_add(1, Ordering::Relaxed);
+            assert!(questions.ask(key(1), 10 * LONG, question).is_err());
+        }
+        assert_eq!((questions.state().out.len(), asked.load(Ordering::Relaxed)), (1, 0));
+        assert_eq!(questions.ask(key(2), LONG, || 7).expect("another process"), 7);
+        drop(hold);
+        while !questions.state().out.is_empty() {
+            thread::yield_now();
+        }
+        assert_eq!(questions.ask(key(1), LONG, || 8).expect("it answers again"), 8);
+        assert_eq!(questions.state().named.len(), 1);
+    }
+
+    #[test]
+    fn another_process_with_the_same_id_is_asked() {
+        let questions = Arc::<Questions>::default();
+        let (_hold, hang) = hanging();
+        assert!(questions.ask(key(1), SOON, hang).is_err());
+        let later = ProcessKey { pid: 1, started_at: 2 };
+        assert_eq!(questions.ask(later, LONG, || 7).expect("another process"), 7);
+    }
+
+    #[test]
+    fn a_second_question_waits_for_the_first_to_return() {
+        let questions = Arc::<Questions>::default();
+        let (hold, hang) = hanging();
+        let first = questions.begin(key(1), Instant::now() + LONG, hang).expect("a thread");
+        thread::scope(|scope| {
+            let second = scope.spawn(|| questions.ask(key(1), LONG, || 7));
+            assert_eq!(questions.state().out.len(), 1);
+            drop(hold);
+            assert_eq!(second.join().expect("no panic").expect("it waits"), 7);
+        });
+        first.wait().expect("it has returned");
+    }
+
+    #[test]
+    fn no_more_threads_than_the_limit_are_left_behind_and_places_come_back() {
+        let questions = Arc::<Questions>::default();
+        let holds: Vec<_> = (0..THREADS_MAX as u32)
+            .map(|pid| {
+                let (hold, hang) = hanging();
+                assert!(questions.ask(key(pid), SOON, hang).is_err());
+                hold
+            })
+            .collect();
+        assert!(matches!(questions.ask(key(1000), LONG, || ()), Err(NoAnswer::TooMany)));
+        assert_eq!(questions.state().out.len(), THREADS_MAX);
+        drop(holds);
+        while !questions.state().out.is_empty() {
+            thread::yield_now();
+        }
+        questions.ask(key(1000), LONG, || ()).expect("there is room again");
+    }
+
+    #[test]
+    fn a_question_about_the_same_process_from_within_a_question_is_asked_right_there() {
+        let questions = Arc::<Questions>::default();
+        let inner = Arc::clone(&questions);
+        let outer = move || inner.ask(key(1), LONG, || thread::current().id()).map(|id| id == thread::current().id());
+        assert!(questions.ask(key(1), LONG, outer).expect("no hang").expect("no hang"));
+    }
+
+    #[test]
+    fn a_question_that_panics_is_an_error_and_leaves_its_place() {
+        let questions = Arc::<Questions>::default();
+        let error = questions.ask(key(1), LONG, || panic!("of the test")).expect_err("it panics").to_string();
+        assert_eq!(error, "was not looked at: the look at it panicked: of the test");
+        assert!(questions.state().out.is_empty());
+    }
+
+    #[test]
+    fn work_that_hangs_is_left_behind() {
+        let (hold, hang) = hanging();
+        assert!(!leave_behind("test", SOON, hang));
+        drop(hold);
+        assert!(leave_behind("test", LONG, || ()));
+    }
+
+    #[test]
+    fn the_start_time_is_field_22_whatever_the_name_is() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 1 18446744073709551615";
+        assert_eq!(start_time(stat), Some(12345));
+        assert_eq!((start_time(""), start_time("7 (a) S 1")), (None, None));
+        let this = ProcessKey::of(Path::new("/proc"), std::process::id());
+        assert!(this.started_at > 0);
+    }
+}

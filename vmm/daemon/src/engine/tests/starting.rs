@@ -1,0 +1,81 @@
+//! The first moments of a daemon, and guests that do not answer then.
+
+use super::*;
+
+/// A host on which an earlier daemon managed one guest, and a daemon that has not looked yet.
+fn not_looked_yet() -> Bench {
+    let earlier = Bench::new("");
+    earlier.guests.start(10, "web");
+    earlier.attach(10).expect("it runs");
+    earlier.set("web", "greedy").expect("it is managed");
+    earlier.engine.save();
+    let Bench { folder, guests, pools, .. } = earlier;
+    Bench::not_begun(folder, guests, pools, "")
+}
+
+#[test]
+fn a_list_waits_for_the_first_look_and_calls_no_managed_guest_unmanaged() {
+    let bench = not_looked_yet();
+    thread::scope(|scope| {
+        let listed = scope.spawn(|| bench.list());
+        // A list that does not wait is answered by then, mostly.
+        thread::sleep(Duration::from_millis(100));
+        bench.engine.resume().expect("its guests are seen");
+        bench.engine.has_looked();
+        let listed = listed.join().expect("no panic");
+        assert_ne!(listed[0].care, CareView::Unmanaged);
+    });
+    assert_eq!(bench.list()[0].care, CareView::Managed);
+}
+
+#[test]
+fn a_guest_that_is_not_taken_up_yet_says_so_with_its_policy_and_its_counters() {
+    let bench = not_looked_yet();
+    bench.engine.has_looked();
+    let listed = bench.list().remove(0);
+    assert!(
+        matches!(&listed.care, CareView::LeftAlone { reason } if reason.contains("take it up again")),
+        "{:?}",
+        listed.care
+    );
+    assert_eq!((listed.name.as_str(), listed.policy.as_deref(), listed.work.is_some()), ("web", Some("greedy"), true));
+    assert!(matches!(bench.ask(info("web")), Ok(Answer::Vm(view)) if view.care == listed.care));
+    let refused = bench.set("web", "off").expect_err("not yet");
+    assert!(refused.contains("web is not managed yet") && refused.contains("ask again"), "{refused}");
+}
+
+#[test]
+fn the_hosts_memory_is_known_before_anything_is_asked() {
+    let bench = not_looked_yet();
+    bench.engine.begin();
+    assert!(matches!(bench.ask(Request::Daemon), Ok(Answer::Daemon(daemon)) if daemon.host_free == gib(8).get()));
+}
+
+#[test]
+fn a_guest_that_does_not_answer_is_taken_up_once_it_does_and_kept_in_the_state_until_then() {
+    let bench = not_looked_yet();
+    bench.guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
+    bench.engine.resume().expect("its guests are seen");
+    bench.engine.has_looked();
+    bench.scout();
+    assert_eq!((bench.managed(), bench.state().guests.len()), (vec![], 1));
+    let listed = bench.list().remove(0);
+    assert!(
+        matches!(&listed.care, CareView::LeftAlone { reason } if reason == "it does not answer: of the test"),
+        "{:?}",
+        listed.care
+    );
+    bench.guests.change(10, |guest| guest.found.no_answer = None);
+    bench.scout();
+    assert_eq!(bench.managed(), ["web"]);
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("greedy"));
+}
+
+#[test]
+fn a_guest_without_an_answer_is_not_taken_by_a_rule_for_another_name() {
+    let bench = Bench::new("[attach]\nautomatic = \"all\"\n[[vm]]\nname = \"web\"\npolicy = \"off\"");
+    bench.guests.start(10, "10");
+    bench.guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
+    bench.scout();
+    assert_eq!((bench.managed().len(), bench.guests.guest(10).attached), (0, 0));
+}
