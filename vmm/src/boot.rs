@@ -20,7 +20,9 @@ pub mod load;
 pub mod room;
 
 use std::borrow::Cow;
-use std::io;
+use std::fs::{File, FileType};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +32,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{GuestRam, Paging};
 use wideleaf_policies::{Bytes, Gpa, PageSize};
+use wideleaf_protocol::elf_note::notes;
 use wideleaf_protocol::port;
 
 use crate::config::{ImageSource, VmConfig};
@@ -73,6 +76,16 @@ pub enum BootError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// What is there is no file of bytes that end.
+    #[error("cannot read {what} {}: it is {kind}; give a file", path.display())]
+    NoFile {
+        /// "image" or "initrd".
+        what: &'static str,
+        /// Its path.
+        path: PathBuf,
+        /// What it is instead, with its article.
+        kind: &'static str,
+    },
     /// The image cannot be booted.
     #[error("image {image} {source}")]
     Image {
@@ -92,6 +105,14 @@ pub enum BootError {
         room: Bytes,
         /// Where the room ends.
         limit: Gpa,
+    },
+    /// The kernel would cut the command line off.
+    #[error("cannot pass a command line of {bytes} bytes: the kernel takes at most {max} bytes; shorten --cmdline")]
+    CmdlineTooLong {
+        /// Length of the command line, in bytes.
+        bytes: usize,
+        /// Longest one by the kernel's own header, in bytes.
+        max: u32,
     },
     /// An initrd for a guest that takes none.
     #[error("a directly started image takes no initrd: leave --initrd out")]
@@ -250,7 +271,8 @@ impl BootImage {
     /// Step 1.
     ///
     /// # Errors
-    /// [`BootError::Missing`], [`BootError::Unreadable`], [`BootError::Image`], [`BootError::InitrdForDirect`].
+    /// [`BootError::Missing`], [`BootError::Unreadable`], [`BootError::NoFile`], [`BootError::Image`],
+    /// [`BootError::InitrdForDirect`], [`BootError::CmdlineTooLong`].
     pub fn read(config: &VmConfig) -> Result<BootImage, BootError> {
         let bytes = read_image(config.image())?;
         let of_image = |source| BootError::Image { image: config.image().clone(), source };
@@ -260,12 +282,23 @@ impl BootImage {
             Image::Direct { segments, .. } | Image::Pvh { segments, .. } => {
                 image::check_placement(segments, &config.ram_layout()).map_err(of_image)?;
             }
-            Image::BzImage { .. } => {}
+            Image::BzImage { header, .. } => check_cmdline(config.cmdline(), header.cmdline_size)?,
         }
         let wanted = config.initrd().filter(|_| config.on_reset() == OnReset::Restart);
-        let read = |path| std::fs::read(path).map_err(|source| file_error("initrd", path, source));
+        let read = |path: &Path| read_file("initrd", path);
         let initrd = wanted.map(read).transpose()?.map(Arc::from);
         Ok(BootImage { bytes: Arc::new(bytes), image, initrd })
+    }
+
+    /// Whether this is a kernel that does not come up where KVM emulates what a guest executes in ring 0
+    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's. Other images have a
+    /// kernel of their own that may be small enough.
+    pub fn needs_whole_cpu(&self) -> bool {
+        match self.image {
+            Image::Direct { .. } => false,
+            Image::Pvh { .. } => notes(&self.bytes).any(|note| note.owner == b"Linux"),
+            Image::BzImage { .. } => true,
+        }
     }
 }
 
@@ -370,16 +403,47 @@ pub(crate) fn prepare(
     })
 }
 
+fn check_cmdline(cmdline: &str, max: u32) -> Result<(), BootError> {
+    let bytes = cmdline.len();
+    if bytes as u64 <= u64::from(max) { Ok(()) } else { Err(BootError::CmdlineTooLong { bytes, max }) }
+}
+
 fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
     match source {
         ImageSource::Bytes(bytes) => Ok(bytes.clone()),
-        ImageSource::File(path) => {
-            std::fs::read(path).map(Cow::Owned).map_err(|source| file_error("image", path, source))
-        }
+        ImageSource::File(path) => read_file("image", path).map(Cow::Owned),
     }
 }
 
-pub(crate) fn file_error(what: &'static str, path: &Path, source: io::Error) -> BootError {
+fn read_file(what: &'static str, path: &Path) -> Result<Vec<u8>, BootError> {
+    let (file, length) = open_file(what, path)?;
+    let mut bytes = Vec::with_capacity(length as usize);
+    file.take(length).read_to_end(&mut bytes).map_err(|source| file_error(what, path, source))?;
+    Ok(bytes)
+}
+
+/// Opens a regular file, and says how many bytes it has. Everything else is refused: a FIFO may never begin, a device never end.
+pub(crate) fn open_file(what: &'static str, path: &Path) -> Result<(File, u64), BootError> {
+    // A FIFO is opened at once, whether another process writes into it or not; a file is no other file by it.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let opened = file.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+    let (file, metadata) = opened.map_err(|source| file_error(what, path, source))?;
+    match metadata.file_type() {
+        kind if kind.is_file() => Ok((file, metadata.len())),
+        kind => Err(BootError::NoFile { what, path: path.to_owned(), kind: kind_name(kind) }),
+    }
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_char_device() || kind.is_block_device() => "a device",
+        _ => "neither a file nor a folder",
+    }
+}
+
+fn file_error(what: &'static str, path: &Path, source: io::Error) -> BootError {
     match source.kind() {
         io::ErrorKind::NotFound => BootError::Missing { what, path: path.to_owned() },
         _ => BootError::Unreadable { what, path: path.to_owned(), source },
@@ -504,4 +568,70 @@ fn create_bus(serial: &SerialPort, power: PowerManagement, is_direct: bool) -> B
         bus.insert(acpi::RESET_PORT..=acpi::RESET_PORT, Box::new(ResetRegister));
     }
     bus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::image::tests as tests_of_image;
+    use super::*;
+    use crate::config::{HostLimits, VmOptions};
+    use wideleaf_memory::{BackingConfig, BackingKind};
+
+    fn read(bytes: Vec<u8>, cmdline: String) -> Result<BootImage, BootError> {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("base pages");
+        let mut options = VmOptions::new(ImageSource::Bytes(bytes.into()), backing);
+        options.cmdline = cmdline;
+        BootImage::read(&VmConfig::new(options, &HostLimits::none()).expect("a VM"))
+    }
+
+    /// A bzImage whose kernel takes so long a command line.
+    fn bzimage(cmdline_max: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 2048];
+        bytes[0x1f1] = 1;
+        bytes[0x1f4] = 64;
+        bytes[0x201] = 0x6a;
+        bytes[0x202..0x208].copy_from_slice(b"HdrS\x0f\x02");
+        bytes[0x211] = 1;
+        bytes[0x236] = 1;
+        bytes[0x238..0x23c].copy_from_slice(&cmdline_max.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_command_line_that_the_kernel_would_cut_off_is_refused() {
+        let with_cmdline = |taken, length| read(bzimage(taken), "x".repeat(length));
+        assert!(with_cmdline(255, 255).is_ok());
+        let error = with_cmdline(255, 256).expect_err("one byte too many").to_string();
+        assert_eq!(
+            error,
+            "cannot pass a command line of 256 bytes: the kernel takes at most 255 bytes; shorten --cmdline"
+        );
+        assert!(with_cmdline(2047, 2048).is_err() && with_cmdline(4096, 4095).is_ok());
+    }
+    #[test]
+    fn linux_in_either_format_needs_a_whole_cpu_and_a_small_kernel_does_not() {
+        let needs = |bytes| read(bytes, String::new()).expect("an image").needs_whole_cpu();
+        let code: &[(u64, u64, &[u8])] = &[(0x20_0000, 0x1000, b"code")];
+        let linux = [tests_of_image::pvh_note(0x20_0000), tests_of_image::note("Linux", 0x100, &[0; 4])].concat();
+        assert!(needs(bzimage(255)) && needs(tests_of_image::elf(code, &linux)));
+        assert!(!needs(tests_of_image::elf(code, &tests_of_image::pvh_note(0x20_0000))));
+        assert!(!needs(tests_of_image::direct_image()));
+    }
+    #[test]
+    fn only_files_that_end_are_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+        let why = |path: &Path| read_file("initrd", path).expect_err("no file").to_string();
+        let said =
+            |path: &Path, kind: &str| format!("cannot read initrd {}: it is {kind}; give a file", path.display());
+        assert_eq!(why(folder.path()), said(folder.path(), "a folder"));
+        // No process writes into it, and none has to.
+        assert_eq!(why(&fifo), said(&fifo, "a FIFO"));
+        assert_eq!(why(Path::new("/dev/zero")), said(Path::new("/dev/zero"), "a device"));
+        assert!(why(&folder.path().join("nothing")).ends_with("nothing does not exist"));
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"bytes").expect("a file");
+        assert_eq!(read_file("image", &file).expect("readable"), b"bytes");
+    }
 }
