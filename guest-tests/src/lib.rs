@@ -95,8 +95,20 @@ pub fn number_from_environment(name: &str) -> Option<u64> {
 /// # Errors
 /// That reason.
 pub fn prepare_lab() -> Result<(), String> {
+    prepare("npt")
+}
+
+/// Gets the images that guests inside the labs boot beside the lab's own kernel, or the reason why they can not be had here.
+///
+/// # Errors
+/// That reason.
+pub fn prepare_images() -> Result<(), String> {
+    prepare("images")
+}
+
+fn prepare(what: &str) -> Result<(), String> {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab/lab");
-    let prepared = Command::new(lab).args(["prepare", "npt"]).stdin(Stdio::null()).output();
+    let prepared = Command::new(lab).args(["prepare", what]).stdin(Stdio::null()).output();
     let prepared = prepared.map_err(|error| error.to_string())?;
     let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
     if prepared.status.success() { Ok(()) } else { Err(why) }
@@ -112,6 +124,11 @@ pub fn lab_kernel() -> PathBuf {
 /// behind a number by which they are loaded in order; and `tun.ko`, for their host.
 pub fn lab_guest() -> PathBuf {
     lab_kernel().with_file_name("guest")
+}
+
+/// Where the labs keep other images for guests inside them, as Debian packages them: `vmlinuz-6.1` and `memtest86+x64.bin`.
+pub fn lab_images() -> PathBuf {
+    lab_kernel().parent().map_or_else(PathBuf::new, Path::to_owned).with_file_name("images")
 }
 
 /// Whether `/dev/kvm` can be opened for reading and writing.

@@ -1,5 +1,6 @@
 //! Guests of a few instructions, as image files: for tests, and for benches that compare what booting alone takes.
 
+use wideleaf_protocol::elf::{ELF32, ELF64, ElfLayout};
 use wideleaf_protocol::elf_note::{
     DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, PVH_NOTE_OWNER, PVH_NOTE_TYPE,
 };
@@ -31,25 +32,9 @@ pub fn direct() -> Vec<u8> {
     note(DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, &[&version[..], &[0; 4], &LOADED_AT.to_le_bytes()].concat())
 }
 
-/// An ELF64 file for x86-64 with one segment, `code`, that takes `bytes` in memory, and one note (System V ABI).
+/// An ELF file for x86-64 with one segment, `code`, that takes `bytes` in memory, and one note (System V ABI).
 pub fn elf(notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
-    const HEADER_BYTES: u64 = 64;
-    const PROGRAM_HEADER_BYTES: u64 = 56;
-    let (pt_load, pt_note, flags_rwx) = (1_u32, 4_u32, 7_u32);
-    let notes_at = HEADER_BYTES + 2 * PROGRAM_HEADER_BYTES;
-    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
-    file.extend([LOADED_AT, HEADER_BYTES, 0].map(u64::to_le_bytes).concat());
-    file.extend([0, 0, HEADER_BYTES as u16, PROGRAM_HEADER_BYTES as u16, 2, 0, 0, 0].map(u16::to_le_bytes).concat());
-    let mut program_header = |kind: u32, at: u64, in_file: u64, in_memory: u64| {
-        file.extend([kind, flags_rwx].map(u32::to_le_bytes).concat());
-        file.extend([at, LOADED_AT, LOADED_AT, in_file, in_memory, 0x1000].map(u64::to_le_bytes).concat());
-    };
-    program_header(pt_load, CODE_AT, code.len() as u64, bytes);
-    program_header(pt_note, notes_at, notes.len() as u64, notes.len() as u64);
-    file.extend(notes);
-    file.resize(CODE_AT as usize, 0);
-    file.extend(code);
-    file
+    elf_of(&ELF64, notes, code, bytes)
 }
 
 /// An image that is well formed and runs `code`.
@@ -84,4 +69,45 @@ pub fn prints_for_ever(text: &[u8]) -> Vec<u8> {
     code.extend(text);
     let bytes = (code.len() as u64).next_multiple_of(0x1000);
     elf(&direct(), &code, bytes)
+}
+
+/// The same as a file of 32 bits, for a 386.
+pub fn image32(note: &[u8], code: &[u8]) -> Vec<u8> {
+    elf_of(&ELF32, note, code, 0x1000)
+}
+
+fn elf_of(layout: &ElfLayout, notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
+    let (pt_load, pt_note) = (1_u8, 4_u8);
+    let (class, machine) = if *layout == ELF64 { (2, 62) } else { (1, 3) };
+    let notes_at = layout.header_bytes + 2 * layout.program_header_bytes;
+    let mut file = vec![0; notes_at];
+    let mut put =
+        |at: usize, value: u64, bytes: usize| file[at..][..bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+    put(0, u64::from_le_bytes(*b"\x7fELF\0\x01\x01\0"), 8);
+    put(4, class, 1);
+    put(16, 2, 2); // e_type: a program
+    put(18, machine, 2);
+    put(20, 1, 4); // e_version
+    put(24, LOADED_AT, layout.word_bytes); // e_entry
+    put(layout.table_at, layout.header_bytes as u64, layout.word_bytes);
+    put(layout.stride_at, layout.program_header_bytes as u64, 2);
+    put(layout.count_at, 2, 2);
+    let mut program_header = |index: usize, kind: u8, at: u64, in_file: u64, in_memory: u64| {
+        let header = layout.header_bytes + index * layout.program_header_bytes;
+        put(header, kind.into(), 4);
+        for (field, word) in [
+            (layout.file_at, at),
+            (layout.address_at, LOADED_AT),
+            (layout.file_bytes_at, in_file),
+            (layout.memory_bytes_at, in_memory),
+        ] {
+            put(header + field, word, layout.word_bytes);
+        }
+    };
+    program_header(0, pt_load, CODE_AT, code.len() as u64, bytes);
+    program_header(1, pt_note, notes_at as u64, notes.len() as u64, notes.len() as u64);
+    file.extend(notes);
+    file.resize(CODE_AT as usize, 0);
+    file.extend(code);
+    file
 }

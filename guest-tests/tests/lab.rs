@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use wideleaf_guest_tests::programs::built;
-use wideleaf_guest_tests::{Need, is_there, lab_guest, lab_kernel, prepare_lab};
+use wideleaf_guest_tests::{Need, is_there, lab_guest, lab_images, lab_kernel, prepare_images, prepare_lab};
 
 const LAB_SECONDS: &str = "1500";
 
@@ -141,6 +141,25 @@ fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab(
     }
     assert!(panic.contains("wideleaf: the guest's kernel panicked: Attempted to kill init! exitcode=0x00000300"));
     assert!(panic.contains("status 5"));
+}
+
+#[test]
+fn debians_older_kernel_and_its_memory_tester_boot_as_they_are_packaged_in_the_lab() {
+    if !has_lab() || !is_there(Need::Lab, prepare_images()) {
+        return;
+    }
+    let text = script_in_lab("images.sh", &[(&lab_images(), "images")]);
+    let [linux] = said_by_guest(&text)[..] else { panic!("one line, and no complaint: {:?}", said_by_guest(&text)) };
+    assert!(linux.starts_with("Linux 6.1."), "{linux}");
+    let number =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok());
+    assert_eq!((number("linux_status"), number("memtest_status")), (Some(0), Some(0)));
+    assert_eq!(number("huge_2m"), Some(64 * MIB), "all of its memory was promoted, and it went on");
+    let screen: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("screen: ")).collect();
+    assert!(screen.iter().any(|line| line.contains("Memtest86+ v6")), "{screen:?}");
+    let errors = screen.iter().filter_map(|line| line.split_once("Errors: ")?.1.split_ascii_whitespace().next());
+    let errors: Vec<&str> = errors.collect();
+    assert!(errors.len() > 6 && errors.iter().all(|count| *count == "0"), "it found no wrong word: {errors:?}");
 }
 
 #[test]

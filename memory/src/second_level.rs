@@ -12,7 +12,7 @@ pub mod failing;
 pub mod fake;
 pub mod own_logs;
 
-pub use detect::{PagingError, detect_paging};
+pub use detect::{PagingError, detect_paging, emulates_guest_kernels};
 
 /// Which tables the second level is made of on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

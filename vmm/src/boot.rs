@@ -32,6 +32,7 @@ use wideleaf_memory::second_level::detect_paging;
 use wideleaf_memory::{GuestRam, Paging};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{Bytes, Gpa, PageSize};
+use wideleaf_protocol::elf_note::notes;
 use wideleaf_protocol::port;
 
 use crate::config::{ImageSource, VmConfig};
@@ -94,6 +95,14 @@ pub enum BootError {
         room: Bytes,
         /// Where the room ends.
         limit: Gpa,
+    },
+    /// The kernel would cut the command line off.
+    #[error("cannot pass a command line of {bytes} bytes: the kernel takes at most {max} bytes; shorten --cmdline")]
+    CmdlineTooLong {
+        /// Length of the command line, in bytes.
+        bytes: usize,
+        /// Longest one by the kernel's own header, in bytes.
+        max: u32,
     },
     /// An initrd for a guest that takes none.
     #[error("a directly started image takes no initrd: leave --initrd out")]
@@ -252,7 +261,8 @@ impl BootImage {
     /// Step 1.
     ///
     /// # Errors
-    /// [`BootError::Missing`], [`BootError::Unreadable`], [`BootError::Image`], [`BootError::InitrdForDirect`].
+    /// [`BootError::Missing`], [`BootError::Unreadable`], [`BootError::Image`],
+    /// [`BootError::InitrdForDirect`], [`BootError::CmdlineTooLong`].
     pub fn read(config: &VmConfig) -> Result<BootImage, BootError> {
         let bytes = read_image(config.image())?;
         let of_image = |source| BootError::Image { image: config.image().clone(), source };
@@ -262,7 +272,7 @@ impl BootImage {
             Image::Direct { segments, .. } | Image::Pvh { segments, .. } => {
                 image::check_placement(segments, &config.ram_layout()).map_err(of_image)?;
             }
-            Image::BzImage { .. } => {}
+            Image::BzImage { header, .. } => check_cmdline(config.cmdline(), header.cmdline_size)?,
         }
         let wanted = config.initrd().filter(|_| config.on_reset() == OnReset::Restart);
         let read = |path| {
@@ -271,6 +281,17 @@ impl BootImage {
         };
         let initrd = wanted.map(read).transpose()?.map(Arc::from);
         Ok(BootImage { bytes: Arc::new(bytes), image, initrd })
+    }
+
+    /// Whether this is a kernel that does not come up where KVM emulates what a guest executes in ring 0
+    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's. Other images have a
+    /// kernel of their own that may be small enough.
+    pub fn needs_whole_cpu(&self) -> bool {
+        match self.image {
+            Image::Direct { .. } => false,
+            Image::Pvh { .. } => notes(&self.bytes).any(|note| note.owner == b"Linux"),
+            Image::BzImage { .. } => true,
+        }
     }
 }
 
@@ -378,6 +399,11 @@ pub(crate) fn prepare(
 /// The longest image that is read. A vmlinux with all its debug information has about 1 GiB, and below the hole a guest has 3 GiB at most.
 const IMAGE_BYTES_MAX: Bytes = gib(3);
 
+fn check_cmdline(cmdline: &str, max: u32) -> Result<(), BootError> {
+    let bytes = cmdline.len();
+    if bytes as u64 <= u64::from(max) { Ok(()) } else { Err(BootError::CmdlineTooLong { bytes, max }) }
+}
+
 fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
     match source {
         ImageSource::Bytes(bytes) => Ok(bytes.clone()),
@@ -388,7 +414,7 @@ fn read_image(source: &ImageSource) -> Result<Cow<'static, [u8]>, BootError> {
     }
 }
 
-pub(crate) fn file_error(what: &'static str, path: &Path, source: io::Error) -> BootError {
+fn file_error(what: &'static str, path: &Path, source: io::Error) -> BootError {
     match source.kind() {
         io::ErrorKind::NotFound => BootError::Missing { what, path: path.to_owned() },
         _ => BootError::Unreadable { what, path: path.to_owned(), source },
@@ -513,4 +539,54 @@ fn create_bus(serial: &SerialPort, power: PowerManagement, is_direct: bool) -> B
         bus.insert(acpi::RESET_PORT..=acpi::RESET_PORT, Box::new(ResetRegister));
     }
     bus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::image::tests as tests_of_image;
+    use super::*;
+    use crate::config::{HostLimits, VmOptions};
+    use wideleaf_memory::{BackingConfig, BackingKind};
+
+    fn read(bytes: Vec<u8>, cmdline: String) -> Result<BootImage, BootError> {
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("base pages");
+        let mut options = VmOptions::new(ImageSource::Bytes(bytes.into()), backing);
+        options.cmdline = cmdline;
+        BootImage::read(&VmConfig::new(options, &HostLimits::none()).expect("a VM"))
+    }
+
+    /// A bzImage whose kernel takes so long a command line.
+    fn bzimage(cmdline_max: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 2048];
+        bytes[0x1f1] = 1;
+        bytes[0x1f4] = 64;
+        bytes[0x201] = 0x6a;
+        bytes[0x202..0x208].copy_from_slice(b"HdrS\x0f\x02");
+        bytes[0x211] = 1;
+        bytes[0x236] = 1;
+        bytes[0x238..0x23c].copy_from_slice(&cmdline_max.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_command_line_that_the_kernel_would_cut_off_is_refused() {
+        let with_cmdline = |taken, length| read(bzimage(taken), "x".repeat(length));
+        assert!(with_cmdline(255, 255).is_ok());
+        let error = with_cmdline(255, 256).expect_err("one byte too many").to_string();
+        assert_eq!(
+            error,
+            "cannot pass a command line of 256 bytes: the kernel takes at most 255 bytes; shorten --cmdline"
+        );
+        assert!(with_cmdline(2047, 2048).is_err() && with_cmdline(4096, 4095).is_ok());
+    }
+
+    #[test]
+    fn linux_in_either_format_needs_a_whole_cpu_and_a_small_kernel_does_not() {
+        let needs = |bytes| read(bytes, String::new()).expect("an image").needs_whole_cpu();
+        let code: &[(u64, u64, &[u8])] = &[(0x20_0000, 0x1000, b"code")];
+        let linux = [tests_of_image::pvh_note(0x20_0000), tests_of_image::note("Linux", 0x100, &[0; 4])].concat();
+        assert!(needs(bzimage(255)) && needs(tests_of_image::elf(code, &linux)));
+        assert!(!needs(tests_of_image::elf(code, &tests_of_image::pvh_note(0x20_0000))));
+        assert!(!needs(tests_of_image::direct_image()));
+    }
 }

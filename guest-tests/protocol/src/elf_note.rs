@@ -2,8 +2,10 @@
 //!
 //! | owner | type | descriptor | entry |
 //! |---|---|---|---|
-//! | `Xen` | [`PVH_NOTE_TYPE`] | u64 physical address | 32-bit protected mode, EBX = start info (Xen: docs/misc/pvh.pandoc) |
+//! | `Xen` | [`PVH_NOTE_TYPE`] | physical address, of which the lower 32 bits count | 32-bit protected mode, EBX = start info (Xen: docs/misc/pvh.pandoc) |
 //! | `wideleaf` | [`DIRECT_NOTE_TYPE`] | [`DirectNote`] | 64-bit ring 3 ([`direct`](crate::direct)) |
+
+use crate::elf::{ELF64, ElfLayout, read_u16, read_u32, read_u64};
 
 /// Owner of the PVH note.
 pub const PVH_NOTE_OWNER: &str = "Xen";
@@ -38,39 +40,42 @@ pub struct DirectNote {
 
 /// The direct entry of an image; `None` when the file is no ELF64 file or has no such note of a version we know.
 pub fn direct_entry(elf: &[u8]) -> Option<DirectNote> {
-    let mut notes = notes(elf);
+    let is_64_bit = ElfLayout::of(elf) == Some(&ELF64);
+    let mut notes = notes(elf).filter(|_| is_64_bit);
     let note = notes.find(|note| note.owner == DIRECT_NOTE_OWNER.as_bytes() && note.kind == DIRECT_NOTE_TYPE)?;
     let note = DirectNote { version: read_u32(note.descriptor, 0)?, entry64: read_u64(note.descriptor, 8)? };
     (note.version == DIRECT_NOTE_VERSION).then_some(note)
 }
 
-/// The PVH entry of an image; `None` when the file is no ELF64 file or has no such note.
+/// The PVH entry of an image; `None` when the file is no ELF file or has no such note. ELF files of 32 bits have
+/// one too: what starts there is 32-bit code in every case.
 pub fn pvh_entry(elf: &[u8]) -> Option<u32> {
     let mut notes = notes(elf);
     let note = notes.find(|note| note.owner == PVH_NOTE_OWNER.as_bytes() && note.kind == PVH_NOTE_TYPE)?;
     read_u32(note.descriptor, 0)
 }
 
-/// The notes in the `PT_NOTE` segments of a little-endian ELF64 file, in the order they stand. Ends at the first thing
-/// that does not lie inside the file, and is empty for a file of another kind.
+/// The notes in the `PT_NOTE` segments of a little-endian ELF file of either class, in the order they stand. Ends at the first
+/// thing that does not lie inside the file, and is empty for a file of another kind.
 pub fn notes(elf: &[u8]) -> impl Iterator<Item = Note<'_>> {
+    let layout = ElfLayout::of(elf);
+    let header_count = layout.and_then(|layout| read_u16(elf, layout.count_at)).unwrap_or(0);
+    (0..header_count).flat_map(move |index| SegmentNotes { rest: note_segment(elf, index).unwrap_or(&[]) })
+}
+
+/// The bytes of the segment with this program header, if it is a `PT_NOTE` inside the file.
+fn note_segment(elf: &[u8], index: u16) -> Option<&[u8]> {
     const PT_NOTE: u32 = 4;
-    // ELF identification: magic, 64 bits, little-endian.
-    let is_elf64 = elf.starts_with(b"\x7fELF\x02\x01");
-    let header_count = if is_elf64 { read_u16(elf, 56).unwrap_or(0) } else { 0 };
-    (0..u64::from(header_count)).flat_map(move |index| {
-        let segment = || {
-            let start = read_u64(elf, 32)?.checked_add(index.checked_mul(u64::from(read_u16(elf, 54)?))?)?;
-            let header = elf.get(usize::try_from(start).ok()?..)?;
-            if read_u32(header, 0)? != PT_NOTE {
-                return None;
-            }
-            let start = usize::try_from(read_u64(header, 8)?).ok()?;
-            let bytes = usize::try_from(read_u64(header, 32)?).ok()?;
-            elf.get(start..start.checked_add(bytes)?)
-        };
-        SegmentNotes { rest: segment().unwrap_or(&[]) }
-    })
+    let layout = ElfLayout::of(elf)?;
+    let stride = u64::from(read_u16(elf, layout.stride_at)?);
+    let start = layout.word(elf, layout.table_at)?.checked_add(u64::from(index) * stride)?;
+    let header = elf.get(usize::try_from(start).ok()?..)?;
+    if read_u32(header, 0)? != PT_NOTE {
+        return None;
+    }
+    let start = usize::try_from(layout.word(header, layout.file_at)?).ok()?;
+    let bytes = usize::try_from(layout.word(header, layout.file_bytes_at)?).ok()?;
+    elf.get(start..start.checked_add(bytes)?)
 }
 
 /// The notes of one segment. Names and descriptors are padded to 4 bytes (gABI, "Note Section").
@@ -93,16 +98,4 @@ impl<'a> Iterator for SegmentNotes<'a> {
         self.rest = self.rest.get(end.checked_next_multiple_of(4)?..).unwrap_or(&[]);
         Some(Note { owner: owner.strip_suffix(b"\0").unwrap_or(owner), kind, descriptor })
     }
-}
-
-fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn read_u64(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }

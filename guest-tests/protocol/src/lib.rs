@@ -16,6 +16,7 @@
 //! | [`port`] | the x86 I/O ports a guest writes to |
 //! | [`arguments`] | the grammar of the guest's command line |
 //! | [`direct`] | how our VMM starts an image in 64-bit ring 3, without any boot code |
+//! | [`elf`] | where the fields of an image's file are |
 //! | [`elf_note`] | where an image says which entries it has |
 //! | [`recording`] | what a kernel that is recorded hands to whoever records it |
 //! | [`linux`] | what the initramfs of a Linux guest holds, and the words of the Linux command line that are ours |
@@ -26,6 +27,7 @@
 
 pub mod arguments;
 pub mod direct;
+pub mod elf;
 pub mod elf_note;
 pub mod exit;
 pub mod linux;

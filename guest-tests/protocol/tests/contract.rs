@@ -40,10 +40,11 @@ proptest! {
     #[test]
     fn no_file_upsets_the_note_reader(mut file in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = elf_note::notes(&file).count();
-        let identification = b"\x7fELF\x02\x01";
-        let length = identification.len().min(file.len());
-        file[..length].copy_from_slice(&identification[..length]);
-        prop_assert!(elf_note::notes(&file).count() < 1 << 20);
+        for identification in [b"\x7fELF\x01\x01", b"\x7fELF\x02\x01"] {
+            let length = identification.len().min(file.len());
+            file[..length].copy_from_slice(&identification[..length]);
+            prop_assert!(elf_note::notes(&file).count() < 1 << 20);
+        }
     }
 
     #[test]
@@ -159,4 +160,31 @@ fn notes_of_an_elf_file_are_found_behind_each_other() {
     assert_eq!(elf_note::notes(&file).count(), 2);
     assert_eq!(elf_note::pvh_entry(&file), Some(0x10_0000));
     assert_eq!(elf_note::direct_entry(&file), Some(DirectNote { version: 1, entry64: 0x10_2000 }));
+}
+
+#[test]
+fn a_file_of_32_bits_has_notes_too_and_no_direct_entry() {
+    // One program header at offset 52, its segment right behind: ours, then a Xen note with an address of 32 bits.
+    let segment = [
+        &[9u32, 16, 1].map(u32::to_le_bytes).concat()[..],
+        b"wideleaf\0\0\0\0",
+        &[1u32, 0, 0x10_2000, 0].map(u32::to_le_bytes).concat(),
+        &[4u32, 4, 18].map(u32::to_le_bytes).concat(),
+        b"Xen\0",
+        &0x10_0000u32.to_le_bytes(),
+    ]
+    .concat();
+    let mut file = vec![0; 52 + 32];
+    file[..6].copy_from_slice(b"\x7fELF\x01\x01");
+    file[28] = 52; // e_phoff
+    file[42] = 32; // e_phentsize
+    file[44] = 1; // e_phnum
+    file[52] = 4; // p_type = PT_NOTE
+    file[56] = 84; // p_offset
+    file[68] = segment.len() as u8; // p_filesz
+    file.extend(segment);
+
+    assert_eq!(elf_note::notes(&file).count(), 2);
+    assert_eq!(elf_note::pvh_entry(&file), Some(0x10_0000));
+    assert_eq!(elf_note::direct_entry(&file), None);
 }

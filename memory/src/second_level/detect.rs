@@ -1,4 +1,4 @@
-//! Which tables the host's second level is made of, asked of the modules of KVM.
+//! Which tables the host's second level is made of, and what runs the guest's kernel, asked of the modules of KVM.
 //!
 //! ```text
 //!   /sys/module/kvm_intel/parameters/ept = Y ─▶ ept ┐
@@ -61,6 +61,23 @@ pub fn detect_paging(sys: &Path) -> Result<Paging, PagingError> {
     if is_loaded { Ok(Paging::Shadow) } else { Err(PagingError::NoVendorModule { modules }) }
 }
 
+/// Whether KVM emulates what a guest executes in ring 0, below `root` (`/`). `kvm_pvm`, the KVM of hosts that are virtual machines
+/// themselves and have neither VT-x nor SVM, does: some million instructions a second, and not all of them. Ring 3 is run by the CPU in
+/// every case.
+pub fn emulates_guest_kernels(root: &Path) -> bool {
+    let is_loaded = |module: &str| root.join("sys/module").join(module).is_dir();
+    let cpu = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let has_flag = |flag: &str| {
+        let mut flags = cpu.lines().filter(|line| line.starts_with("flags"));
+        flags.next().is_some_and(|line| line.split_ascii_whitespace().any(|word| word == flag))
+    };
+    // One that is built into the kernel has a folder there on every CPU.
+    let has_hardware = [("kvm_intel", "vmx"), ("kvm_amd", "svm")]
+        .into_iter()
+        .any(|(module, flag)| is_loaded(module) && has_flag(flag));
+    is_loaded("kvm_pvm") && !has_hardware
+}
+
 fn read_flag(path: &Path) -> Result<bool, PagingError> {
     let text =
         std::fs::read_to_string(path).map_err(|source| PagingError::Unreadable { path: path.to_owned(), source })?;
@@ -77,6 +94,21 @@ fn read_flag(path: &Path) -> Result<bool, PagingError> {
 mod tests {
     use super::*;
     use std::fs;
+
+    const PVM: (&str, &str) = ("sys/module/kvm_pvm/refcnt", "0\n");
+    const AMD: (&str, &str) = ("sys/module/kvm_amd/parameters/npt", "Y\n");
+    const PLAIN_CPU: (&str, &str) = ("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu svme de\nbugs\t\t: svm\n");
+    const SVM_CPU: (&str, &str) = ("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu svm de\n");
+
+    #[test]
+    fn only_a_kvm_without_hardware_emulates_guest_kernels() {
+        let emulates = |files: &[_]| emulates_guest_kernels(sys_with(files).path());
+        assert!(emulates(&[PVM, PLAIN_CPU]) && emulates(&[PVM]));
+        assert!(emulates(&[PVM, AMD, PLAIN_CPU]), "kvm_amd is there, and cannot be used");
+        assert!(!emulates(&[PVM, AMD, SVM_CPU]), "kvm_pvm is there, and is not used");
+        assert!(emulates(&[PVM, SVM_CPU]), "the CPU could, and nothing uses it");
+        assert!(!emulates(&[AMD, SVM_CPU]) && !emulates(&[AMD, PLAIN_CPU]) && !emulates(&[]));
+    }
 
     fn sys_with(files: &[(&str, &str)]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();

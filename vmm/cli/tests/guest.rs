@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, note, pvh};
+use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, image32, note, pvh};
 use wideleaf_protocol::{ExitCode, Message, Name, Status};
 
 /// `jmp` to itself.
@@ -69,7 +69,9 @@ fn an_elf_file_that_cannot_be_booted_says_why() {
     is_no_image(&whole[..5], &["is truncated: the ELF header ends at byte 64, the file has 5"]);
     is_no_image(&whole[..100], &["is truncated: a program header ends at byte 120, the file has 100"]);
     is_no_image(&whole[..CODE_AT as usize + 1], &["is truncated: a segment ends at byte 4098, the file has 4097"]);
-    is_no_image(&changed(4, 1), &["is a 32-bit ELF file: build it for x86_64"]);
+    is_no_image(&changed(4, 1), &["has nothing to load: no PT_LOAD segment"]);
+    is_no_image(&changed(4, 3), &["is a malformed ELF file: it is of neither 32 nor 64 bits"]);
+    is_no_image(&image32(&direct(), HANG), &["is an ELF file without a PVH (Xen, type 18) note"]);
     is_no_image(&changed(18, 183), &["is an ELF file for ", "build it for x86_64"]);
     is_no_image(&image(&note("other", 1, &[]), HANG), &["without a wideleaf or PVH", "CONFIG_PVH=y"]);
     is_no_image(
@@ -226,6 +228,29 @@ fn a_code_of_the_guests_own_is_reported() {
         let arguments = ["run", &file, "--memory=64M", "--timeout=1m"];
         let (report, _) = fails_with_a_report(&scratch, &arguments, 1, "the guest ended with exit code 77\n");
         assert_eq!(report["outcome"], "exit code 77");
+    }
+}
+
+/// Code that writes its command line, as the start info has it, on the serial port, and ends: `cmp dword [ebx], 0x336ec578; jne FAIL;
+/// mov dx, 0x3f8; mov esi, [ebx + 24]`, then `lodsb; test al, al; jz +3; out dx, al; jmp -8`, then `mov al, 10; out dx, al; mov al, 0;
+/// out 0xf4, al; hlt; jmp -3`, and where the start info is not what EBX points to `mov al, 77` and the end.
+const SAYS_ITS_CMDLINE: &[u8] = &[
+    0x81, 0x3b, 0x78, 0xc5, 0x6e, 0x33, 0x75, 0x19, 0x66, 0xba, 0xf8, 0x03, 0x8b, 0x73, 0x18, 0xac, 0x84, 0xc0, 0x74,
+    0x03, 0xee, 0xeb, 0xf8, 0xb0, 0x0a, 0xee, 0xb0, 0x00, 0xe6, 0xf4, 0xf4, 0xeb, 0xfd, 0xb0, 77, 0xeb, 0xf7,
+];
+
+#[test]
+fn a_pvh_image_runs_as_a_file_of_32_bits_and_of_64() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (name, content) in [("elf32", image32(&pvh(), SAYS_ITS_CMDLINE)), ("elf64", image(&pvh(), SAYS_ITS_CMDLINE))] {
+        let file = scratch.file(name, &content);
+        let words = format!("--cmdline=these are my words, {name}");
+        let run = scratch.wideleaf(&["run", &file, &words, "--memory=64M", "--timeout=1m"]).assert().success();
+        let stderr = String::from_utf8(run.get_output().stderr.clone()).unwrap();
+        assert!(stderr.contains(&format!("these are my words, {name}\n")), "{stderr}");
     }
 }
 

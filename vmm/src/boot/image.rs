@@ -5,6 +5,7 @@ use std::ops::Range;
 use linux_loader::loader::bootparam::setup_header;
 use vm_memory::ByteValued;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
+use wideleaf_protocol::elf::{ELF32, ELF64, ElfLayout, IDENTIFICATION_BYTES};
 use wideleaf_protocol::elf_note::{
     DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, direct_entry, notes, pvh_entry,
 };
@@ -22,7 +23,7 @@ pub enum Image {
         /// What is loaded where.
         segments: Vec<Segment>,
     },
-    /// An ELF file with a PVH note: 32 bits, unpaged. Linux's `vmlinux`, and our image.
+    /// An ELF file, of 32 or 64 bits, with a PVH note: 32-bit code, unpaged. Linux's `vmlinux`, and our image.
     Pvh {
         /// Where the first vCPU starts.
         entry: u32,
@@ -80,9 +81,6 @@ pub enum ImageError {
         /// How much there is.
         has: usize,
     },
-    /// ELF, and not for a 64-bit CPU.
-    #[error("is a 32-bit ELF file: build it for x86_64")]
-    Elf32,
     /// ELF, and for another CPU.
     #[error("is an ELF file for {machine}: build it for x86_64")]
     WrongMachine {
@@ -152,9 +150,12 @@ pub enum ImageError {
         /// Its version.
         version: u16,
     },
-    /// A kernel for another mode.
-    #[error("is a 32-bit bzImage: build it with CONFIG_64BIT=y")]
+    /// A kernel that has no 64-bit entry.
+    #[error("is a 32-bit bzImage: use its 64-bit build (of Linux: CONFIG_64BIT=y)")]
     BzImage32,
+    /// A kernel that is to be loaded below 640 KiB.
+    #[error("is a zImage: build a bzImage, which is loaded at 1 MiB")]
+    ZImage,
 }
 
 /// RAM that reaches `end`, in whole windows: other sizes would be refused next.
@@ -166,6 +167,14 @@ fn ram_up_to(end: Gpa) -> Bytes {
 const HEADER_AT: usize = 0x1f1;
 const HEADER_MAGIC_AT: usize = 0x202;
 const HEADER_MAGIC: &[u8] = b"HdrS";
+/// Where the header ends: this, and the byte at [`HEADER_JUMP_AT`].
+const HEADER_END_AFTER: usize = 0x202;
+/// Distance of the jump over the header.
+const HEADER_JUMP_AT: usize = 0x201;
+/// `loadflags`: the kernel is loaded at 1 MiB.
+const LOADED_HIGH: u8 = 1;
+/// The unit of `syssize`, in bytes.
+const PARAGRAPH: usize = 16;
 /// The first protocol with a 64-bit entry.
 const VERSION_64: u16 = 0x020c;
 /// `xloadflags`: the kernel has the 64-bit entry at 0x200.
@@ -194,6 +203,10 @@ fn identify_bzimage(bytes: &[u8]) -> Result<Image, ImageError> {
     let end = HEADER_AT + size_of::<setup_header>();
     let raw = bytes.get(HEADER_AT..end).ok_or_else(|| truncated("the setup header", end))?;
     header.as_mut_slice().copy_from_slice(raw);
+    // A shorter header, of an earlier protocol: its last field here is code already.
+    if HEADER_END_AFTER + usize::from(bytes[HEADER_JUMP_AT]) < end {
+        header.kernel_info_offset = 0;
+    }
     let (version, flags) = (header.version, header.xloadflags);
     if version < VERSION_64 {
         return Err(ImageError::OldBzImage { version });
@@ -201,19 +214,26 @@ fn identify_bzimage(bytes: &[u8]) -> Result<Image, ImageError> {
     if flags & XLF_KERNEL_64 == 0 {
         return Err(ImageError::BzImage32);
     }
+    if header.loadflags & LOADED_HIGH == 0 {
+        return Err(ImageError::ZImage);
+    }
     // Zero means four, for historical reasons; the boot sector comes on top.
     let sectors = if header.setup_sects == 0 { 4 } else { usize::from(header.setup_sects) };
     let setup_bytes = (sectors + 1) * 512;
-    let needs = setup_bytes + header.syssize as usize * 16;
-    if bytes.len() < needs || bytes.len() == setup_bytes {
-        return Err(truncated("the kernel", needs));
+    // `syssize` is rounded up: in a file that is whole the last paragraph may have one byte only.
+    let needs = (setup_bytes + header.syssize as usize * PARAGRAPH).saturating_sub(PARAGRAPH - 1);
+    if bytes.len() < needs || bytes.len() <= setup_bytes {
+        return Err(truncated("the kernel", needs.max(setup_bytes + 1)));
     }
     Ok(Image::BzImage { header: Box::new(header), setup_bytes })
 }
 
 fn identify_elf(bytes: &[u8], choice: EntryChoice) -> Result<Image, ImageError> {
-    let segments = parse_elf(bytes)?;
-    if choice == EntryChoice::Best
+    let layout = elf_layout(bytes)?;
+    let segments = parse_elf(bytes, layout)?;
+    // The direct entry is 64-bit code; PVH's is 32-bit code in files of either class.
+    let may_be_direct = choice == EntryChoice::Best && *layout == ELF64;
+    if may_be_direct
         && let Some(note) =
             notes(bytes).find(|note| note.owner == DIRECT_NOTE_OWNER.as_bytes() && note.kind == DIRECT_NOTE_TYPE)
     {
@@ -224,10 +244,7 @@ fn identify_elf(bytes: &[u8], choice: EntryChoice) -> Result<Image, ImageError> 
         check_entry(entry, &segments)?;
         return Ok(Image::Direct { entry, segments });
     }
-    let wanted = match choice {
-        EntryChoice::Best => "wideleaf or PVH (Xen, type 18)",
-        EntryChoice::Pvh => "PVH (Xen, type 18)",
-    };
+    let wanted = if may_be_direct { "wideleaf or PVH (Xen, type 18)" } else { "PVH (Xen, type 18)" };
     let entry = pvh_entry(bytes).ok_or(ImageError::NoEntryNote { wanted })?;
     check_entry(u64::from(entry), &segments)?;
     Ok(Image::Pvh { entry, segments })
@@ -238,54 +255,49 @@ fn check_entry(entry: u64, segments: &[Segment]) -> Result<(), ImageError> {
     if is_inside { Ok(()) } else { Err(ImageError::EntryOutside { entry }) }
 }
 
-/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are ascending and disjoint.
-fn parse_elf(bytes: &[u8]) -> Result<Vec<Segment>, ImageError> {
-    const HEADER_BYTES: usize = 64;
-    const PROGRAM_HEADER_BYTES: usize = 56;
-    const CLASS_64: u8 = 2;
-    const LITTLE_ENDIAN: u8 = 1;
+/// The layout of an ELF file for a CPU that runs here.
+fn elf_layout(bytes: &[u8]) -> Result<&'static ElfLayout, ImageError> {
+    const MACHINE_AT: usize = 18;
+    const MACHINE_386: u16 = 3;
     const MACHINE_X86_64: u16 = 62;
-    const PT_LOAD: u32 = 1;
-    let truncated = |what, needs: u64| ImageError::Truncated { what, needs, has: bytes.len() };
-
-    let (class, data) = match bytes.get(4..6) {
-        Some([class, data]) => (*class, *data),
-        _ => return Err(truncated("the ELF header", HEADER_BYTES as u64)),
+    const BIG_ENDIAN: u8 = 2;
+    let truncated = |layout: &ElfLayout| ImageError::Truncated {
+        what: "the ELF header",
+        needs: layout.header_bytes as u64,
+        has: bytes.len(),
     };
-    if class != CLASS_64 {
-        return Err(ImageError::Elf32);
+    if bytes.len() < IDENTIFICATION_BYTES {
+        return Err(truncated(&ELF64));
     }
-    if data != LITTLE_ENDIAN {
+    if bytes[5] == BIG_ENDIAN {
         return Err(ImageError::WrongMachine { machine: "a big-endian CPU" });
     }
-    let header = bytes.get(..HEADER_BYTES).ok_or_else(|| truncated("the ELF header", HEADER_BYTES as u64))?;
-    let machine = u16_at(header, 18);
-    if machine != MACHINE_X86_64 {
-        return Err(ImageError::WrongMachine { machine: machine_name(machine) });
+    let layout = ElfLayout::of(bytes).ok_or(ImageError::MalformedElf("it is of neither 32 nor 64 bits"))?;
+    if bytes.len() < layout.header_bytes {
+        return Err(truncated(layout));
     }
-    let table = u64_at(header, 32);
-    let (stride, count) = (u64::from(u16_at(header, 54)), u64::from(u16_at(header, 56)));
-    if count > 0 && stride < PROGRAM_HEADER_BYTES as u64 {
+    match u16_at(bytes, MACHINE_AT) {
+        MACHINE_X86_64 => Ok(layout),
+        MACHINE_386 if *layout == ELF32 => Ok(layout),
+        machine => Err(ImageError::WrongMachine { machine: machine_name(machine) }),
+    }
+}
+
+/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are ascending and disjoint.
+fn parse_elf(bytes: &[u8], layout: &ElfLayout) -> Result<Vec<Segment>, ImageError> {
+    let stride = usize::from(u16_at(bytes, layout.stride_at));
+    let count = u64::from(u16_at(bytes, layout.count_at));
+    if count > 0 && stride < layout.program_header_bytes {
         return Err(ImageError::MalformedElf("its program headers are too short"));
     }
-
+    let table = word_at(layout, bytes, layout.table_at);
     let mut segments = Vec::new();
     for index in 0..count {
-        let end = table.saturating_add((index + 1) * stride);
-        let start = end.saturating_sub(stride);
-        let header = slice(bytes, start, PROGRAM_HEADER_BYTES as u64)
-            .ok_or_else(|| truncated("a program header", start.saturating_add(PROGRAM_HEADER_BYTES as u64)))?;
-        let (file_at, file_bytes, memory_bytes) = (u64_at(header, 8), u64_at(header, 32), u64_at(header, 40));
-        if u32_at(header, 0) != PT_LOAD || memory_bytes == 0 {
-            continue;
-        }
-        if file_bytes > memory_bytes {
-            return Err(ImageError::MalformedElf("a segment is longer in the file than in memory"));
-        }
-        slice(bytes, file_at, file_bytes).ok_or_else(|| truncated("a segment", file_at.saturating_add(file_bytes)))?;
-        let memory = GpaRange::new(Gpa::new(u64_at(header, 24)), Bytes::new(memory_bytes))
-            .ok_or(ImageError::MalformedElf("a segment ends past the last address"))?;
-        segments.push(Segment { file: file_at as usize..(file_at + file_bytes) as usize, memory });
+        let start = table.saturating_add(index * stride as u64);
+        let end = start.saturating_add(layout.program_header_bytes as u64);
+        let truncated = || ImageError::Truncated { what: "a program header", needs: end, has: bytes.len() };
+        let header = slice(bytes, start, layout.program_header_bytes as u64).ok_or_else(truncated)?;
+        segments.extend(loaded_segment(bytes, layout, header)?);
     }
     if segments.is_empty() {
         return Err(ImageError::NothingToLoad);
@@ -297,6 +309,26 @@ fn parse_elf(bytes: &[u8]) -> Result<Vec<Segment>, ImageError> {
         }
     }
     Ok(segments)
+}
+
+/// The segment of a program header, if it is to be loaded.
+fn loaded_segment(bytes: &[u8], layout: &ElfLayout, header: &[u8]) -> Result<Option<Segment>, ImageError> {
+    const PT_LOAD: u32 = 1;
+    let word = |at| word_at(layout, header, at);
+    let (file_at, file_bytes, memory_bytes) =
+        (word(layout.file_at), word(layout.file_bytes_at), word(layout.memory_bytes_at));
+    if u32_at(header, 0) != PT_LOAD || memory_bytes == 0 {
+        return Ok(None);
+    }
+    if file_bytes > memory_bytes {
+        return Err(ImageError::MalformedElf("a segment is longer in the file than in memory"));
+    }
+    let end = file_at.saturating_add(file_bytes);
+    let truncated = || ImageError::Truncated { what: "a segment", needs: end, has: bytes.len() };
+    slice(bytes, file_at, file_bytes).ok_or_else(truncated)?;
+    let memory = GpaRange::new(Gpa::new(word(layout.address_at)), Bytes::new(memory_bytes))
+        .ok_or(ImageError::MalformedElf("a segment ends past the last address"))?;
+    Ok(Some(Segment { file: file_at as usize..end as usize, memory }))
 }
 
 /// Whether every segment has RAM of its own, clear of the VMM's tables. Gives the first address behind the image.
@@ -383,8 +415,10 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+/// A word of a file of this layout.
+fn word_at(layout: &ElfLayout, bytes: &[u8], at: usize) -> u64 {
+    let low = u64::from(u32_at(bytes, at));
+    if layout.word_bytes == 4 { low } else { low | u64::from(u32_at(bytes, at + 4)) << 32 }
 }
 
 #[cfg(test)]
@@ -394,7 +428,7 @@ pub(super) mod tests {
     use wideleaf_policies::units::{gib, mib};
 
     /// A note as the linker lays it out.
-    fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
+    pub(in crate::boot) fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
         let mut owner = owner.as_bytes().to_vec();
         owner.push(0);
         let mut bytes = Vec::new();
@@ -413,35 +447,53 @@ pub(super) mod tests {
         note("wideleaf", 1, &descriptor)
     }
 
-    fn pvh_note(entry: u64) -> Vec<u8> {
+    pub(in crate::boot) fn pvh_note(entry: u64) -> Vec<u8> {
         note("Xen", 18, &entry.to_le_bytes())
     }
 
-    /// An ELF file with these segments (address, bytes in memory, content) and notes.
-    fn elf(segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
+    /// A file of 64 bits with these segments (address, bytes in memory, content) and notes.
+    pub(in crate::boot) fn elf(segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
+        elf_of(&ELF64, 62, segments, notes)
+    }
+
+    /// The same of 32 bits, for a 386.
+    fn elf32(segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
+        elf_of(&ELF32, 3, segments, notes)
+    }
+
+    fn elf_of(layout: &ElfLayout, machine: u16, segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
         let count = segments.len() + 1;
-        let mut file = vec![0; 64];
-        file[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\0");
-        file[16..20].copy_from_slice(&[2, 0, 62, 0]);
-        file[32] = 64;
-        file[54] = 56;
-        file[56] = count as u8;
-        let mut content_at = 64 + 56 * count;
-        let contents = segments.iter().map(|(address, memory, content)| (1u32, *address, *memory, *content));
-        for (kind, address, memory, content) in contents.chain([(4, 0, 0, notes)]) {
-            file.extend(kind.to_le_bytes());
-            file.extend(7u32.to_le_bytes());
-            for word in [content_at as u64, address, address, content.len() as u64, memory, 4] {
-                file.extend(word.to_le_bytes());
+        let mut file = vec![0; layout.header_bytes + count * layout.program_header_bytes];
+        let content_start = file.len();
+        file[..4].copy_from_slice(b"\x7fELF");
+        file[4..8].copy_from_slice(&[if *layout == ELF64 { 2 } else { 1 }, 1, 1, 0]);
+        file[16] = 2;
+        file[18..20].copy_from_slice(&machine.to_le_bytes());
+        file[layout.table_at] = layout.header_bytes as u8;
+        file[layout.stride_at] = layout.program_header_bytes as u8;
+        file[layout.count_at] = count as u8;
+        let mut content_at = content_start as u64;
+        let contents = segments.iter().map(|(address, memory, content)| (1, *address, *memory, *content));
+        for (index, (kind, address, memory, content)) in contents.chain([(4, 0, 0, notes)]).enumerate() {
+            let header = layout.header_bytes + index * layout.program_header_bytes;
+            file[header] = kind;
+            let words = [
+                (layout.file_at, content_at),
+                (layout.address_at, address),
+                (layout.file_bytes_at, content.len() as u64),
+                (layout.memory_bytes_at, memory),
+            ];
+            for (at, word) in words {
+                file[header + at..][..layout.word_bytes].copy_from_slice(&word.to_le_bytes()[..layout.word_bytes]);
             }
-            content_at += content.len();
+            content_at += content.len() as u64;
         }
         segments.iter().for_each(|(_, _, content)| file.extend(*content));
         file.extend(notes);
         file
     }
 
-    fn direct_image() -> Vec<u8> {
+    pub(in crate::boot) fn direct_image() -> Vec<u8> {
         elf(&[(0x20_0000, 0x1000, b"code")], &direct_note(1, 0x20_0000))
     }
 
@@ -454,6 +506,65 @@ pub(super) mod tests {
         let both = elf(&[(0x20_0000, 0x1000, b"code")], &[pvh_note(0x20_0008), direct_note(1, 0x20_0000)].concat());
         assert!(matches!(identify(&both, EntryChoice::Best), Ok(Image::Direct { entry: 0x20_0000, .. })));
         assert!(matches!(identify(&both, EntryChoice::Pvh), Ok(Image::Pvh { entry: 0x20_0008, .. })));
+    }
+
+    #[test]
+    fn a_file_of_32_bits_starts_by_its_pvh_note() {
+        // Xen writes a 32-bit address there, Linux and we 64 bits.
+        for note in [pvh_note(0x20_0008), note("Xen", 18, &0x20_0008_u32.to_le_bytes())] {
+            let bytes = elf32(&[(0x30_0000, 16, b"data"), (0x20_0000, 0x1000, b"code")], &note);
+            for choice in [EntryChoice::Best, EntryChoice::Pvh] {
+                let image = identify(&bytes, choice);
+                let Ok(Image::Pvh { entry: 0x20_0008, segments }) = image else { panic!("{image:?}") };
+                assert_eq!(
+                    (&bytes[segments[0].file.clone()], segments[0].memory.start().get()),
+                    (&b"code"[..], 0x20_0000)
+                );
+                assert_eq!(
+                    (&bytes[segments[1].file.clone()], segments[1].memory.start().get()),
+                    (&b"data"[..], 0x30_0000)
+                );
+                assert_eq!(segments[1].memory.bytes(), Bytes::new(16));
+            }
+        }
+        // The 32-bit ABI of 64-bit CPUs.
+        let x32 = elf_of(&ELF32, 62, &[(0x20_0000, 0x1000, b"code")], &pvh_note(0x20_0000));
+        assert!(matches!(identify(&x32, EntryChoice::Best), Ok(Image::Pvh { .. })));
+    }
+
+    #[test]
+    fn a_file_of_32_bits_has_no_direct_entry() {
+        let both = [direct_note(1, 0x20_0000), pvh_note(0x20_0000)].concat();
+        let image = identify(&elf32(&[(0x20_0000, 0x1000, b"code")], &both), EntryChoice::Best);
+        assert!(matches!(image, Ok(Image::Pvh { .. })), "{image:?}");
+        let error = reject(&elf32(&[(0x20_0000, 0x1000, b"code")], &direct_note(1, 0x20_0000)));
+        assert_eq!(error, ImageError::NoEntryNote { wanted: "PVH (Xen, type 18)" });
+    }
+
+    #[test]
+    fn a_file_of_32_bits_is_checked_as_one_of_64() {
+        let note = pvh_note(0x20_0000);
+        let whole = elf32(&[(0x20_0000, 0x1000, b"code")], &note);
+        for bytes in 4..whole.len() {
+            let error = reject(&whole[..bytes]);
+            assert!(matches!(error, ImageError::Truncated { .. } | ImageError::NoEntryNote { .. }), "{bytes}: {error}");
+        }
+        assert_eq!(reject(&whole[..51]).to_string(), "is truncated: the ELF header ends at byte 52, the file has 51");
+        assert_eq!(reject(&whole[..83]).to_string(), "is truncated: a program header ends at byte 84, the file has 83");
+        let overlap = elf32(&[(0x20_0000, 0x2000, b"a"), (0x20_1000, 8, b"b")], &note);
+        assert!(matches!(reject(&overlap), ImageError::Overlap { .. }));
+        let longer = elf32(&[(0x20_0000, 1, b"long")], &note);
+        assert!(matches!(reject(&longer), ImageError::MalformedElf(_)));
+        assert_eq!(reject(&elf32(&[], &note)), ImageError::NothingToLoad);
+        let outside = elf32(&[(0x20_0000, 0x1000, b"a")], &pvh_note(0x20_1000));
+        assert_eq!(reject(&outside), ImageError::EntryOutside { entry: 0x20_1000 });
+        let mut short_stride = whole;
+        short_stride[ELF32.stride_at] = 31;
+        assert!(matches!(reject(&short_stride), ImageError::MalformedElf(_)));
+        // Past 4 GiB: no RAM there, whatever the guest has.
+        let past = elf32(&[(0xffff_f000, 0x2000, b"a")], &pvh_note(0xffff_f000));
+        let Ok(Image::Pvh { segments, .. }) = identify(&past, EntryChoice::Best) else { panic!("it is an image") };
+        assert!(matches!(check_placement(&segments, &ram_ranges(gib(8))), Err(ImageError::InHole { .. })));
     }
 
     #[test]
@@ -480,9 +591,16 @@ pub(super) mod tests {
 
     #[test]
     fn other_architectures_are_named() {
-        let mut i386 = direct_image();
-        i386[4] = 1;
-        assert_eq!(reject(&i386), ImageError::Elf32);
+        let i386 = elf_of(&ELF64, 3, &[], &[]);
+        assert_eq!(reject(&i386).to_string(), "is an ELF file for 32-bit x86: build it for x86_64");
+        let arm32 = elf_of(&ELF32, 40, &[], &[]);
+        assert_eq!(reject(&arm32).to_string(), "is an ELF file for 32-bit ARM: build it for x86_64");
+        let mut other_end = direct_image();
+        other_end[5] = 2;
+        assert_eq!(reject(&other_end), ImageError::WrongMachine { machine: "a big-endian CPU" });
+        let mut no_class = direct_image();
+        no_class[4] = 3;
+        assert!(matches!(reject(&no_class), ImageError::MalformedElf(_)));
         let mut arm = direct_image();
         arm[18..20].copy_from_slice(&183u16.to_le_bytes());
         assert_eq!(reject(&arm).to_string(), "is an ELF file for aarch64: build it for x86_64");
@@ -555,8 +673,10 @@ pub(super) mod tests {
         let mut bytes = vec![0; 1024 + kernel_bytes];
         bytes[0x1f1] = 1;
         bytes[0x1f4..0x1f8].copy_from_slice(&64u32.to_le_bytes());
+        bytes[0x201] = 0x6a;
         bytes[0x202..0x206].copy_from_slice(b"HdrS");
         bytes[0x206..0x208].copy_from_slice(&version.to_le_bytes());
+        bytes[0x211] = 1;
         bytes[0x236..0x238].copy_from_slice(&xloadflags.to_le_bytes());
         bytes
     }
@@ -568,7 +688,36 @@ pub(super) mod tests {
         assert_eq!(reject(&bzimage(0x20f, 0, 1024)), ImageError::BzImage32);
         let old = reject(&bzimage(0x20a, 1, 1024)).to_string();
         assert_eq!(old, "is a bzImage of boot protocol 2.10: Linux has had the 64-bit entry since 2.12 (Linux 3.8)");
-        let cut = reject(&bzimage(0x20f, 1, 1000));
-        assert_eq!(cut, ImageError::Truncated { what: "the kernel", needs: 2048, has: 2024 });
+        let mut low = bzimage(0x20f, 1, 1024);
+        low[0x211] = 0;
+        assert_eq!(reject(&low), ImageError::ZImage);
+    }
+
+    #[test]
+    fn the_last_paragraph_of_a_bzimage_may_be_short() {
+        // The header says 64 paragraphs.
+        for whole in [1024, 1023, 1010, 1009, 1025, 4096] {
+            assert!(identify(&bzimage(0x20f, 1, whole), EntryChoice::Best).is_ok(), "{whole}");
+        }
+        for cut in [1008, 1000, 1, 0] {
+            let error = reject(&bzimage(0x20f, 1, cut));
+            assert_eq!(error, ImageError::Truncated { what: "the kernel", needs: 2033, has: 1024 + cut });
+        }
+        let mut empty = bzimage(0x20f, 1, 0);
+        empty[0x1f4] = 0;
+        assert_eq!(reject(&empty), ImageError::Truncated { what: "the kernel", needs: 1025, has: 1024 });
+    }
+
+    #[test]
+    fn what_follows_a_short_header_is_no_field_of_it() {
+        let offset = |header_end: u8| {
+            let mut bytes = bzimage(0x20c, 1, 1024);
+            bytes[0x201] = header_end - 2;
+            bytes[0x268..0x26c].fill(0x8c);
+            let Ok(Image::BzImage { header, .. }) = identify(&bytes, EntryChoice::Best) else { panic!("a bzImage") };
+            header.kernel_info_offset
+        };
+        // Protocol 2.12, as memtest86+ has it, and 2.15.
+        assert_eq!((offset(0x68), offset(0x6c)), (0, 0x8c8c_8c8c));
     }
 }

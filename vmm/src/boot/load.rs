@@ -177,9 +177,8 @@ fn load_bzimage(
     const ENTRY64_OFFSET: u64 = 0x200;
     let &Loading { config, view, devices, .. } = machine;
     let start = layout::IMAGE_START_MIN;
-    let (preferred, init_bytes, initrd_max) = (header.pref_address, header.init_size, header.initrd_addr_max);
-    // The kernel unpacks itself to where it prefers to be, or right where it is if that is higher.
-    let unpacked_end = Gpa::new(preferred.max(start.get()).saturating_add(u64::from(init_bytes)));
+    let (init_bytes, initrd_max) = (header.init_size, header.initrd_addr_max);
+    let unpacked_end = Gpa::new(unpacked_start(header, start).get().saturating_add(u64::from(init_bytes)));
     let packed_end = start + Bytes::new((bytes.len() - setup_bytes) as u64);
     let image_end = unpacked_end.max(packed_end);
     let ram_end = below_hole_end(config);
@@ -188,13 +187,12 @@ fn load_bzimage(
         return Err(BootError::Image { image: config.image().clone(), source });
     }
 
-    let loaded = BzImage::load(view, Some(GuestAddress(start.get())), &mut Cursor::new(bytes), None)
+    BzImage::load(view, Some(GuestAddress(start.get())), &mut Cursor::new(bytes), None)
         .map_err(|error| write_error("the kernel")(error.to_string()))?;
     let initrd_limit = Gpa::new(u64::from(initrd_max).saturating_add(1));
     let initrd = machine.load_initrd(image_end, initrd_limit)?;
     let usable = layout::usable_ram(config.memory());
-    let header = loaded.setup_header.unwrap_or(*header);
-    let params = zero_page::build(header, &usable, config.cmdline().len() as u32, initrd);
+    let params = zero_page::build(*header, start, &usable, initrd);
     zero_page::write(view, &params).map_err(|error| write_error("the zero page")(error.to_string()))?;
     write_words(view, "the GDT", layout::GDT, &gdt::LINUX_TABLE)?;
     write_cmdline(view, config.cmdline())?;
@@ -205,6 +203,14 @@ fn load_bzimage(
     let tables = page_tables::write(view, layout::LINUX_PAGE_TABLES, &first_4g, PageSize::Huge2M)
         .map_err(write_error("the page tables"))?;
     Ok(Loaded::Linux64 { entry: start.get() + ENTRY64_OFFSET, tables })
+}
+
+/// Where a bzImage that is loaded at `start` unpacks itself: where it prefers to be, or at the first aligned address from where it is,
+/// whichever is higher (Linux boot protocol, `init_size`; arch/x86/boot/compressed/head_64.S).
+fn unpacked_start(header: &setup_header, start: Gpa) -> Gpa {
+    let (preferred, alignment) = (header.pref_address, header.kernel_alignment);
+    let aligned = start.get().next_multiple_of(u64::from(alignment.max(1)));
+    Gpa::new(preferred.max(aligned))
 }
 
 impl Loading<'_> {
@@ -296,6 +302,18 @@ mod tests {
         let (root, free_start) =
             place_tables(Gpa::new(0x20_1234), &ram_ranges(gib(1)), &ram_ranges(gib(1)), PageSize::Huge2M).unwrap();
         assert_eq!((root.get(), free_start.get()), (0x20_2000, 0x40_0000));
+    }
+
+    #[test]
+    fn a_bzimage_unpacks_itself_where_it_prefers_and_not_below_where_it_is() {
+        let start = |pref_address, kernel_alignment| {
+            let header = setup_header { pref_address, kernel_alignment, ..Default::default() };
+            unpacked_start(&header, Gpa::new(1 << 20)).get()
+        };
+        assert_eq!(start(16 << 20, 2 << 20), 16 << 20, "Linux as it is built");
+        assert_eq!(start(1 << 20, 0x1000), 1 << 20, "memtest86+");
+        assert_eq!(start(0, 2 << 20), 2 << 20, "the first aligned address");
+        assert_eq!(start(0, 0), 1 << 20, "an alignment that no kernel has");
     }
 
     #[test]

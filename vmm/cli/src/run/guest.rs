@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_memory::input_file::InputFile;
-use wideleaf_memory::second_level::detect_paging;
+use wideleaf_memory::second_level::{detect_paging, emulates_guest_kernels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_vmm::boot::BootImage;
@@ -25,6 +25,7 @@ use super::sandboxed::Sandboxed;
 use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::output::say;
 use crate::session::Session;
 use crate::stderr;
 
@@ -78,6 +79,16 @@ pub fn capabilities() -> Vec<Capability> {
             }),
         ),
         row(
+            "guest_kernels",
+            "Linux does not reach user space; images with a wideleaf note run at full speed",
+            on_system(&|_| {
+                if emulates_guest_kernels(Path::new("/")) {
+                    return Err("kvm_pvm emulates what a guest executes in ring 0, and lacks instructions".into());
+                }
+                Ok("run by the CPU".into())
+            }),
+        ),
+        row(
             "kvm_stats",
             "no mapping counters: promotion is checked on the host's side only",
             on_system(&|kvm| {
@@ -101,6 +112,10 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
         Err(error) => Err(format!("{}: {error}", path.display())),
     }
 }
+
+/// Said before such a guest starts: it will take minutes to get to where it stops.
+const EMULATED_KERNEL: &str = "wideleaf: warning: this host's KVM (kvm_pvm) emulates guest kernels and lacks many of their \
+                               instructions: Linux does not reach user space here; use a host with VT-x or SVM";
 
 /// Checks everything about the guest that needs no memory.
 pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
@@ -127,6 +142,9 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     let config = config.map_err(from_config_error)?;
     let image = BootImage::read(&config).map_err(from_boot_error)?;
     KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
+    if image.needs_whole_cpu() && emulates_guest_kernels(Path::new("/")) {
+        say(EMULATED_KERNEL);
+    }
     Ok(GuestPlan { config, image, paging: paging_name()? })
 }
 
