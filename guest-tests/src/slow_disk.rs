@@ -138,12 +138,13 @@ impl SlowDisk {
 
 impl Drop for SlowDisk {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
-        self.shared.changed.notify_all();
         // Forced: transfers fail, and the server's next read does (`fuse_umount_begin`). Where the image is open still,
         // the mount is busy for that, and goes with its last user.
         let _ = umount2(self.folder.path(), MntFlags::MNT_FORCE);
         let _ = umount2(self.folder.path(), MntFlags::MNT_DETACH);
+        // After that, or the server would still answer what is under way.
+        self.shared.lock().is_over = true;
+        self.shared.changed.notify_all();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             println!("the server of a slow disk panicked");
         }

@@ -239,6 +239,7 @@ fn a_guest_that_gives_away_what_it_reads_into_loses_that_and_nothing_else() {
 #[test]
 fn a_pause_waits_for_a_transfer_and_none_begins_while_it_lasts() {
     let Some(site) = Site::new(BackingKind::Anon).filter(|_| has_kvm()) else { return };
+    site.write(IN_USE, 1);
     let vm = Vm::create(&KvmSystem::open().unwrap(), site.ram.clone(), mib(2)).unwrap();
     let control = RunControl::new(Vec::new(), OnReset::Stop);
     let second_level = KvmSecondLevel::new(Paging::Shadow, vm, control, site.devices.clone());
