@@ -159,7 +159,7 @@ fn debians_older_kernel_and_its_memory_tester_boot_as_they_are_packaged_in_the_l
     assert!(screen.iter().any(|line| line.contains("Memtest86+ v6")), "{screen:?}");
     let errors = screen.iter().filter_map(|line| line.split_once("Errors: ")?.1.split_ascii_whitespace().next());
     let errors: Vec<&str> = errors.collect();
-    assert!(errors.len() > 6 && errors.iter().all(|count| *count == "0"), "it found no wrong word: {errors:?}");
+    assert!(errors.len() >= 6 && errors.iter().all(|count| *count == "0"), "it found no wrong word: {errors:?}");
 }
 
 #[test]

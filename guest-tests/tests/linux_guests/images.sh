@@ -20,7 +20,7 @@ complaints
 poweroff -f
 INIT
 chmod +x root/init && (cd root && find . | cpio -o -H newc) >guest.cpio || exit
-wideleaf run /bin/images/vmlinuz-6.1 --initrd guest.cpio --memory 192M --vcpus 2 --policy greedy --timeout 15m \
+wideleaf run /bin/images/vmlinuz-6.1 --initrd guest.cpio --memory 192M --policy greedy --timeout 15m \
     --cmdline 'console=ttyS0 quiet panic=-1'
 echo "linux_status $?"
 
