@@ -104,8 +104,7 @@ impl Recorder {
             Header { policy: policy.to_owned(), limits, vms: vms.iter().map(vm_header).collect(), facts: to.facts };
         let mut tick = Vec::new();
         let encoder = Encoder::start(&header, &mut tick)?;
-        let ticks =
-            Ticks { file: to.file, taken: 0, behind: VecDeque::new(), report: RecorderReport::default() };
+        let ticks = Ticks { file: to.file, taken: 0, behind: VecDeque::new(), report: RecorderReport::default() };
         Ok(Recorder { encoder, tick, frames_in_tick: 0, ticks })
     }
 

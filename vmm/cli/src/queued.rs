@@ -289,7 +289,10 @@ mod tests {
         assert!(taken < 10_000, "a pipe and a queue hold less than a megabyte");
         assert!(!queue.drain(|| Duration::ZERO));
         let left = queue.give_up().lines;
-        assert!((60..=100).contains(&left), "{left} lines of 100 bytes in a queue of 10,000, less than one piece of them is gone");
+        assert!(
+            (60..=100).contains(&left),
+            "{left} lines of 100 bytes in a queue of 10,000, less than one piece of them is gone"
+        );
         assert_eq!(queue.push(&line, 10_000), Ok(()), "there is room again");
     }
 

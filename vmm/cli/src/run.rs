@@ -478,7 +478,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 
 /// Starts the thread that writes to standard error, inside the sandbox where there is one.
 fn serve_stderr(sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
-    stderr::serve(begin_writing(sandbox)).map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
+    stderr::serve(begin_writing(sandbox))
+        .map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
 }
 
 /// What a thread does first that only writes.

@@ -50,7 +50,8 @@ pub(crate) fn queue() {
         let thread = std::thread::current();
         let trace = std::backtrace::Backtrace::capture();
         let name = thread.name().unwrap_or("without a name");
-        let trace = if trace.status() == std::backtrace::BacktraceStatus::Captured { trace.to_string() } else { String::new() };
+        let trace =
+            if trace.status() == std::backtrace::BacktraceStatus::Captured { trace.to_string() } else { String::new() };
         say(format_args!("thread {name} {panic}\n{trace}"));
     }));
 }

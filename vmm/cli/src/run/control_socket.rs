@@ -271,9 +271,8 @@ impl ControlledVm {
         let states = self.control.states();
         let left = (0..states.len()).filter(|vcpu| states[*vcpu] != VcpuState::Finished).map(|vcpu| vcpu.to_string());
         let left: Vec<String> = left.collect();
-        let waits_for = (is_stopping && !left.is_empty()).then(|| {
-            format!("vCPU {}, in the guest, in a page fault of the host or in a device", left.join(", "))
-        });
+        let waits_for = (is_stopping && !left.is_empty())
+            .then(|| format!("vCPU {}, in the guest, in a page fault of the host or in a device", left.join(", ")));
         (states, waits_for)
     }
 

@@ -136,7 +136,8 @@ impl Looks {
 
     /// Whether another one may be had now.
     pub(super) fn take(&mut self, now: Moment) -> bool {
-        let earned = (now.since(self.earned_at).as_nanos() / LOOK_EARNED_EVERY.as_nanos()).min(u128::from(LOOKS_MAX)) as u32;
+        let earned =
+            (now.since(self.earned_at).as_nanos() / LOOK_EARNED_EVERY.as_nanos()).min(u128::from(LOOKS_MAX)) as u32;
         if earned > 0 {
             (self.left, self.earned_at) = ((self.left + earned).min(LOOKS_MAX), now);
         }

@@ -56,3 +56,16 @@ pub fn elf(notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
 pub fn image(note: &[u8], code: &[u8]) -> Vec<u8> {
     elf(note, code, 0x1000)
 }
+
+/// An image that prints `text` for ever, a page of it at each exit.
+pub fn printer(text: &[u8]) -> Vec<u8> {
+    let code = |text_at: u32| {
+        let set_up: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xfc]; // mov dx, 0x3f8; cld
+        let from = [&[0xbe][..], &text_at.to_le_bytes()].concat(); // mov esi, text
+        let count = [&[0xb9][..], &(text.len() as u32).to_le_bytes()].concat(); // mov ecx, count
+        [set_up, &from, &count, &[0xf3, 0x6e, 0xeb, 0xf2]].concat() // rep outsb; jmp to mov esi
+    };
+    let text_at = LOADED_AT as u32 + code(0).len() as u32;
+    let all = [&code(text_at), text].concat();
+    elf(&pvh(), &all, all.len().next_multiple_of(0x1000) as u64)
+}
