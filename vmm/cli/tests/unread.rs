@@ -47,12 +47,14 @@ impl Printing {
             Unread::StandardError => &["--output=result.json"],
             Unread::Console => &["--output=result.json", "--console"],
         };
-        // Both are pipes, and are not read before the end.
+        // Both are pipes, and are not read before the end. Pipes of one page: a guest whose exits are slow fills them too.
         let run = Running::start(&scratch, &[&ARGUMENTS, output, more].concat());
+        fcntl(run.0.stderr.as_ref().unwrap(), FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+        fcntl(run.0.stdout.as_ref().unwrap(), FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
         Printing { scratch, run }
     }
 
-    /// Until it answers, and so long that the pipe and the queue have filled: the vCPU then waits, or its lines are dropped.
+    /// Until it answers, and then so long that the pipe has filled.
     fn has_filled(&mut self) {
         let begin = Instant::now();
         while !self.scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
