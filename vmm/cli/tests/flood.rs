@@ -1,5 +1,6 @@
-//! A guest that prints one kind of line for ever, in a process whose memory is limited: it keeps no more for a minute of that than for a second.
-//! `WIDELEAF_FLOOD_SECONDS` is how long each kind is printed [default: 2]. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! A guest that prints one kind of line for ever, in a process whose memory is limited: it keeps no more for a minute
+//! of that than for a second. `WIDELEAF_FLOOD_SECONDS` is how long each kind is printed [default: 2]. Needs KVM
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -16,7 +17,8 @@ use tiny_guest::printer;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_policies::units::mib;
 
-/// Private memory that the process may have beside its guest's 64 MiB: code, stacks of its threads (2 MiB each), and what it keeps.
+/// Private memory that the process may have beside its guest's 64 MiB: code, stacks of its threads (2 MiB each), and
+/// what it keeps.
 const MAY_HAVE: u64 = mib(64 + 192).get();
 
 /// What it may have kept in addition when a kind of line has been printed for as long as the test says.

@@ -1,5 +1,6 @@
-//! A guest that prints for ever, where nobody reads what it prints: its VM is paused, stopped, limited in time and signalled all the same, and says
-//! what is true of it. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! A guest that prints for ever, where nobody reads what it prints: its VM is paused, stopped, limited in time and
+//! signalled all the same, and says what is true of it. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a
+//! failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -47,7 +48,8 @@ impl Printing {
             Unread::StandardError => &["--output=result.json"],
             Unread::Console => &["--output=result.json", "--console"],
         };
-        // Both are pipes, and are not read before the end. Pipes of one page: a guest whose exits are slow fills them too.
+        // Both are pipes, and are not read before the end. Pipes of one page: a guest whose exits are slow fills them
+        // too.
         let run = Running::start(&scratch, &[&ARGUMENTS, output, more].concat());
         fcntl(run.0.stderr.as_ref().unwrap(), FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
         fcntl(run.0.stdout.as_ref().unwrap(), FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
