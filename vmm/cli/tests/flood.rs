@@ -24,7 +24,7 @@ const MAY_HAVE: u64 = mib(64 + 192).get();
 /// What it may have kept in addition when a kind of line has been printed for as long as the test says.
 const MAY_GROW: u64 = mib(24).get();
 
-/// In so many seconds each kind is beyond its bound, also where each byte costs a tenth of a millisecond.
+/// Seconds after which each kind is beyond its bound, also where each byte costs a tenth of a millisecond.
 const SURELY_BEYOND: u64 = 30;
 
 /// Lines of one kind, with many names, and what the report calls those that were not kept.

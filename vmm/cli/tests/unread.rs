@@ -1,6 +1,5 @@
-//! A guest that prints for ever, where nobody reads what it prints: its VM is paused, stopped, limited in time and
-//! signalled all the same, and says what is true of it. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a
-//! failure).
+//! A guest that prints for ever into an output that is not read: its VM is paused, stopped, limited in time and
+//! signalled all the same, and says what is true of it. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
