@@ -6,6 +6,7 @@ use std::time::Instant;
 use wideleaf::args::Command;
 use wideleaf::experiment::host_state::{fragmentation, khugepaged};
 use wideleaf::failure::Failure;
+use wideleaf::guests::tables;
 use wideleaf::{
     attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate,
     stderr, tlbcost, top, trace, vm,
@@ -65,6 +66,9 @@ fn main() -> ExitCode {
 }
 
 fn failed(failure: &Failure) -> ExitCode {
-    stderr::say(format_args!("wideleaf: {failure}"));
+    // A failure may quote what a guest said, and a file's name.
+    let text = failure.to_string();
+    let lines: Vec<String> = text.lines().map(tables::clean).collect();
+    stderr::say(format_args!("wideleaf: {}", lines.join("\n")));
     ExitCode::from(failure.exit_code())
 }

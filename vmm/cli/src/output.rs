@@ -278,8 +278,8 @@ pub(crate) fn new_file_in(folder: &Path) -> io::Result<TemporaryFile> {
 /// How long a program that a signal has ended waits for a reader of standard output that takes nothing.
 const PATIENCE_WHEN_INTERRUPTED: Duration = Duration::from_secs(1);
 
-/// Writes to standard output, and waits for its reader: the result was asked for there. Ctrl-C and `SIGTERM` end that, within a second where the program
-/// handles them. A reader that has gone away has seen enough.
+/// Writes to standard output, and waits for its reader: the result was asked for there. Ctrl-C and `SIGTERM` end that,
+/// within a second where the program handles them. A reader that has gone away has seen enough.
 ///
 /// # Errors
 /// [`Failure::Output`], for instance where the disk behind it is full.

@@ -1,12 +1,14 @@
-//! Bytes for a file, a pipe or a terminal that may take none for as long as it likes, written by a thread that no other thread waits for.
+//! Bytes for a file, a pipe or a terminal that may take none for as long as it likes, written by a thread that no
+//! other thread waits for.
 //!
 //! ```text
-//!   vCPU, manager, devices, main ──▶ at most so many bytes wait ──▶ one thread ──▶ standard error, standard output, a recording
+//!   vCPU, manager, devices, main ──▶ a bounded queue ──▶ one thread ──▶ standard error, the console, a recording
 //!                                      └─ no room: the caller hears so, and drops, counts or waits as suits it
 //! ```
 //!
-//! A write to a pipe ends when its reader reads, a write to a terminal when the person there has typed Ctrl-Q, a write to a file when its server
-//! answers. A thread that others wait for (a vCPU's above all: every pause and the VM's end wait for it) never makes one: it puts its bytes here.
+//! A write to a pipe ends when its reader reads, a write to a terminal when the person there has typed Ctrl-Q, a write
+//! to a file when its server answers. A thread that others wait for (a vCPU's above all: every pause and the VM's end
+//! wait for it) never makes one: it puts its bytes here.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -63,7 +65,8 @@ impl QueuedWriter {
         Arc::new(QueuedWriter { queue: Mutex::default(), changed: Condvar::new(), piece })
     }
 
-    /// Writes to `to` from now on, in a thread of that name which does `begin` first. Where there is one already, nothing changes.
+    /// Writes to `to` from now on, in a thread of that name which does `begin` first. Where there is one already,
+    /// nothing changes.
     ///
     /// # Errors
     /// The kernel's, where there can be no thread.
@@ -135,8 +138,8 @@ impl QueuedWriter {
         Some(bytes)
     }
 
-    /// Waits until all is written, or the reader has taken nothing for as long as `patience` says. What it says is asked again and again, for it may
-    /// become shorter. `true` where all is written.
+    /// Waits until all is written, or the reader has taken nothing for as long as `patience` says. What it says is
+    /// asked again and again, for it may become shorter. `true` where all is written.
     pub(crate) fn drain(&self, patience: impl Fn() -> Duration) -> bool {
         /// How often patience is asked.
         const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -162,7 +165,8 @@ impl QueuedWriter {
         Left { bytes, lines }
     }
 
-    /// Has the thread end when all is written, and waits for that as [`QueuedWriter::drain`] does. The first error of a write, if there was one.
+    /// Has the thread end when all is written, and waits for that as [`QueuedWriter::drain`] does. The first error of
+    /// a write, if there was one.
     pub(crate) fn finish(&self, patience: impl Fn() -> Duration) -> Option<io::Error> {
         self.drain(patience);
         let mut queue = self.lock();

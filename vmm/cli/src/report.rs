@@ -56,8 +56,8 @@ pub struct RunReport {
     /// What its devices did, in the order in which the guest finds them.
     #[serde(default)]
     pub devices: Vec<DeviceReport>,
-    /// What the guest said or printed and was not kept or written, by what it was: lines that standard error did not take (`stderr_lines`), bytes of a
-    /// console (`console_bytes`), and kinds of lines of which there is a bound.
+    /// What the guest said or printed and was not kept or written, by what it was: lines that standard error did not
+    /// take (`stderr_lines`), bytes of a console (`console_bytes`), and kinds of lines of which there is a bound.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cut: BTreeMap<String, u64>,
     /// What the VMM itself took.

@@ -656,7 +656,97 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
 
 #[cfg(test)]
 mod tests {
+    use wideleaf_memory::BackingConfig;
+    use wideleaf_policies::units::mib;
+
+    use super::kept::TEXT_MAX;
     use super::*;
+
+    fn session() -> Arc<Session> {
+        let layout = [GpaRange::new(Gpa::new(0), mib(4)).expect("it fits")];
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
+        let ram = GuestRam::map(&layout, backing).expect("4 MiB can be mapped");
+        let host = Arc::new(LinuxHost::open().expect("this host"));
+        let session = Session::new(host, ram, Some(Duration::ZERO), ProgressBar::hidden());
+        session.attach(None, None);
+        session
+    }
+
+    /// Bytes behind what is kept, at least.
+    fn kept_bytes(log: &Log) -> usize {
+        let texts = log
+            .regions
+            .iter()
+            .map(|(name, _)| name.len())
+            .chain(log.malformed.iter().map(String::len))
+            .chain(log.results.iter().map(|(name, result)| name.len() + result.unit.len()))
+            .chain(log.phases.iter().map(|phase| phase.name.len()))
+            .chain(log.regions_seen.iter().map(|region| region.name.len()))
+            .chain(log.panic.iter().chain(&log.kernel_panic).chain(&log.mismatch).map(String::len));
+        let marks: usize = log.phases.iter().map(|phase| size_of_val(phase.marks.all())).sum();
+        let lists = size_of_val(&log.regions[..]) + size_of_val(&log.phases[..]) + size_of_val(&log.gaps[..]);
+        texts.sum::<usize>() + marks + lists + log.results.len() * size_of::<(String, Measurement)>()
+    }
+
+    fn feed(session: &Session, lines: u64, line: &dyn Fn(u64) -> String) {
+        for number in 0..lines {
+            session.on_line(&line(number));
+        }
+    }
+
+    /// More than a million lines, one kind after the other, and then all kinds by turns.
+    #[test]
+    fn whatever_a_guest_prints_no_more_than_some_mebibytes_are_kept_and_the_rest_is_counted() {
+        const LINES: u64 = 100_000;
+        type Kind<'a> = &'a dyn Fn(u64) -> String;
+        let long = "x".repeat(4000);
+        let kinds: [(&str, Kind<'_>); 12] = [
+            ("malformed_lines", &|_| format!("@wideleaf {long}")),
+            ("phases", &|number| format!("@wideleaf begin phase=p{number} tsc={number}")),
+            ("", &|number| format!("@wideleaf end phase=p{} tsc={number}", number % 256)),
+            ("ends_of_no_phase", &|number| format!("@wideleaf end phase=p{number} tsc={number}")),
+            ("progress_marks", &|number| {
+                format!("@wideleaf progress phase=p{} tsc={number} done={number} total=0", number % 2)
+            }),
+            ("regions", &|number| format!("@wideleaf region name=r{number} address={number:#x} bytes=4096")),
+            ("results", &|number| format!("@wideleaf result name=r{number} value=1 unit=s")),
+            ("gaps", &|vcpu| format!("@wideleaf gaps vcpu={vcpu} count=1 p50_ns=1 p99_ns=1 p999_ns=1 max_ns=1")),
+            ("", &|number| format!("@wideleaf panic message={number}{long}")),
+            ("", &|number| format!("Kernel panic - not syncing: {number}{long}")),
+            ("", &|number| format!("@wideleaf mismatch address={number:#x} expected=0x1 found=0x2 kind=stale")),
+            ("", &|number| {
+                format!("@wideleaf hello version=1 kernel=k{number} vcpus=1 guest_page=4k tsc_hz=1 entry=pvh")
+            }),
+        ];
+        let session = session();
+        for (cut, line) in kinds {
+            feed(&session, LINES, line);
+            let (log, line) = (session.log(), line(0));
+            let counted = log.cut.by_name().get(cut).copied();
+            assert!(cut.is_empty() || counted > Some(LINES / 2), "{line:.60}: {:?}", log.cut);
+            assert!(kept_bytes(&log) < 10 << 20, "{line:.60}: {} bytes", kept_bytes(&log));
+        }
+        feed(&session, LINES, &|number| kinds[number as usize % kinds.len()].1(number));
+        assert!(kept_bytes(&session.log()) < 10 << 20);
+        let observed = session.observed(None, Instant::now());
+        assert_eq!(
+            (observed.phases.len(), observed.gaps.len(), observed.results.len()),
+            (PHASES_MAX, GAPS_MAX, RESULTS_MAX)
+        );
+        assert_eq!(observed.malformed.len(), MALFORMED_MAX);
+        assert!(observed.malformed.iter().chain(&observed.panic).all(|text| text.chars().count() <= TEXT_MAX));
+        assert!(observed.cut["looks_at_begin_or_end"] > 0, "the host is not looked at for each: {:?}", observed.cut);
+    }
+
+    #[test]
+    fn what_was_not_kept_is_counted_over_all_boots() {
+        let session = session();
+        feed(&session, 100, &|_| "@wideleaf nonsense".to_owned());
+        session.forget_guest();
+        feed(&session, 100, &|_| "@wideleaf nonsense".to_owned());
+        let observed = session.observed(None, Instant::now());
+        assert_eq!((observed.malformed.len(), observed.cut["malformed_lines"]), (64, 2 * 36));
+    }
 
     #[test]
     fn a_kernels_panic_is_known_by_its_reason() {

@@ -6,8 +6,9 @@
 //!   lines of the guest ─────────────┘     it runs:                      all of it waits for a thread (`queued.rs`)
 //! ```
 //!
-//! A guest's process has that thread only when it is inside its sandbox. What finds no room is dropped and counted; the report says how many lines
-//! that were, and the last line on standard error too, where that is read again. At the end no more is waited for than [`end`] says.
+//! A guest's process has that thread only when it is inside its sandbox. What finds no room is dropped and counted;
+//! the report says how many lines that were, and the last line on standard error too, where that is read again. At the
+//! end no more is waited for than [`end`] says.
 
 use std::fmt::{Debug, Display};
 use std::fs::File;
@@ -24,7 +25,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::guests::tables::clean;
 use crate::queued::{PIECE, QueuedWriter};
 
-/// Bytes of the guest that may wait: the boot of a Linux guest with its services, while a person looks at the first page.
+/// Bytes of the guest that may wait: the boot of a Linux guest with its services, while a person looks at the first
+/// page.
 const GUEST_MAX: usize = 256 << 10;
 
 /// Bytes that may wait in all: a guest that prints without end leaves room for what we have to say.
@@ -33,16 +35,19 @@ const ALL_MAX: usize = GUEST_MAX + (64 << 10);
 /// Bytes that may wait when a progress bar is drawn: the next picture replaces it anyway.
 const BAR_MAX: usize = GUEST_MAX / 2;
 
-/// How long the end of a run waits for a reader that takes nothing, where the guest ended by itself: a pager whose reader is at the first page.
+/// How long the end of a run waits for a reader that takes nothing, where the guest ended by itself: a pager whose
+/// reader is at the first page.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The same where a signal, a client or a timeout has ended it: twice this is less than the second that an end takes at most.
+/// The same where a signal, a client or a timeout has ended it: twice this is less than the second that an end takes
+/// at most.
 const PATIENCE_AT_REQUEST: Duration = Duration::from_millis(400);
 
 static QUEUE: OnceLock<Arc<QueuedWriter>> = OnceLock::new();
 static LINES_LOST: AtomicU64 = AtomicU64::new(0);
 
-/// From now on, for good, no thread waits for standard error's reader. There is no thread for it yet: a process enters its sandbox with one.
+/// From now on, for good, no thread waits for standard error's reader. There is no thread for it yet: a process enters
+/// its sandbox with one.
 pub(crate) fn queue() {
     QUEUE.get_or_init(|| QueuedWriter::new(PIECE));
     let _ = std::panic::take_hook();
@@ -102,8 +107,8 @@ pub(crate) fn lines_lost() -> u64 {
     LINES_LOST.load(Ordering::Relaxed)
 }
 
-/// Waits for the reader of what the guest printed, whose run is over, and drops what it does not take. `is_at_request` says whether something else than
-/// the guest ended it, by now.
+/// Waits for the reader of what the guest printed, whose run is over, and drops what it does not take. `is_at_request`
+/// says whether something else than the guest ended it, by now.
 pub(crate) fn settle(is_at_request: impl Fn() -> bool) {
     let Some(queue) = QUEUE.get() else { return };
     if !queue.drain(|| if is_at_request() { PATIENCE_AT_REQUEST } else { PATIENCE }) {

@@ -34,7 +34,8 @@ pub enum VmRequest {
     Pause,
     /// Lets them go on, however often somebody paused. Answer: [`VmAnswer::Status`].
     Resume,
-    /// Ends the VM. Answer: [`VmAnswer::Status`]; where it is killed, when it has ended, or with [`VmState::Ending`] some seconds later.
+    /// Ends the VM. Answer: [`VmAnswer::Status`]; where it is killed, when it has ended, or with [`VmState::Ending`]
+    /// some seconds later.
     Stop {
         /// In which way.
         how: StopHow,

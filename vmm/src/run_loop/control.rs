@@ -217,7 +217,8 @@ impl RunControl {
         self.lock().is_stopping
     }
 
-    /// Whether vCPUs are to leave the guest, to end or to be paused: what a vCPU's thread waits for outside the guest is to wait then.
+    /// Whether vCPUs are to leave the guest, to end or to be paused: what a vCPU's thread waits for outside the guest
+    /// is to wait then.
     pub fn wants_vcpus_out(&self) -> bool {
         let inner = self.lock();
         inner.is_stopping || inner.pauses > 0 || inner.reset != Reset::No

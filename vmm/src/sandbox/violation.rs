@@ -119,7 +119,8 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_
     line.add(if name.is_some() { ")" } else { "" });
     line.add(" as it never may; report it where the guest is to be trusted, and --no-sandbox runs it without\n");
     if takes_a_line(libc::STDERR_FILENO) {
-        // SAFETY: the bytes are on this stack and as many as said. What is written, and whether, makes no difference to what follows.
+        // SAFETY: the bytes are on this stack and as many as said. What is written, and whether, makes no difference
+        // to what follows.
         unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
     }
     // SIGSYS is blocked while its handler runs, so that this forbidden call is the end.
@@ -133,7 +134,8 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_
 /// Whether a line could be written there without waiting for a reader: a process that is to end ends, read or not.
 fn takes_a_line(file: c_int) -> bool {
     let mut files = [libc::pollfd { fd: file, events: libc::POLLOUT, revents: 0 }];
-    // SAFETY: one entry, on this stack, as many as said; the call is safe in a handler (signal-safety(7)) and in every thread's list.
+    // SAFETY: one entry, on this stack, as many as said; the call is safe in a handler (signal-safety(7)) and in every
+    // thread's list.
     unsafe { libc::poll(files.as_mut_ptr(), 1, 0) > 0 }
 }
 

@@ -355,8 +355,8 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Text of a guest or of another VM, for a terminal: a control character is shown as `?`, a tab as a space. What a guest prints, and names of VMs, would
-/// else set the terminal's title, its colours or its clipboard.
+/// Text of a guest or of another VM, for a terminal: a control character is shown as `?`, a tab as a space. What a
+/// guest prints, and names of VMs, would else set the terminal's title, its colours or its clipboard.
 pub fn clean(text: &str) -> String {
     let shown = |c: char| match c {
         '\t' => ' ',

@@ -7,9 +7,10 @@
 //!   terminal ◀─ writer ◀──────── 64 KiB ◀────────── the vCPU's thread, which waits where they are full
 //! ```
 //!
-//! On a terminal every key is the guest's, Ctrl-C and Ctrl-Z too, but for what follows a Ctrl-A (`keys.rs`); its settings are as before
-//! however the run ends (`terminal.rs`), unless it is killed outright. A reader that does not read holds up the guest, and nothing else: a VM that is to
-//! pause or to end does so, and what found no room then is counted. The bytes are the guest's as they are: a console is a terminal of the guest's by intent.
+//! On a terminal every key is the guest's, Ctrl-C and Ctrl-Z too, but for what follows a Ctrl-A (`keys.rs`); its
+//! settings are as before however the run ends (`terminal.rs`), unless it is killed outright. A reader that does not
+//! read holds up the guest, and nothing else: a VM that is to pause or to end does so, and what found no room then is
+//! counted. The bytes are the guest's as they are: a console is a terminal of the guest's by intent.
 
 use std::fs::File;
 use std::io;

@@ -302,8 +302,8 @@ impl ControlledVm {
     }
 }
 
-/// How long [`StopHow::Kill`] waits for the VM's end: a vCPU leaves the guest within microseconds, or after a page fault of the host, which may be that of
-/// a giant page. It is less than a client waits for its answer.
+/// How long [`StopHow::Kill`] waits for the VM's end: a vCPU leaves the guest within microseconds, or after a page
+/// fault of the host, which may be that of a giant page. It is less than a client waits for its answer.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(3);
 
 fn has_ended() -> String {

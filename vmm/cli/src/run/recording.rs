@@ -1,5 +1,5 @@
-//! The file of `--record`: written by a thread of its own, so that a disk that hangs, or a pipe without a reader, holds up neither the manager nor the
-//! vCPUs whose lines wait for it.
+//! The file of `--record`: written by a thread of its own, so that a disk that hangs, or a pipe without a reader,
+//! holds up neither the manager nor the vCPUs whose lines wait for it.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,7 +15,8 @@ const PIECE: usize = 1 << 20;
 /// Bytes that wait for the file: some ticks of a guest of a tebibyte, whose first snapshot is the largest.
 const WAITING_MAX: usize = 64 << 20;
 
-/// Length of a recording. A day of a busy guest is less; a guest decides how much of it changes, and is not to decide how much of a disk it gets.
+/// Length of a recording. A day of a busy guest is less; a guest decides how much of it changes, and is not to decide
+/// how much of a disk it gets.
 const BYTES_MAX: u64 = 64 << 30;
 
 /// How long the end of a run waits for a file that takes nothing.

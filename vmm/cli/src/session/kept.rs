@@ -1,12 +1,14 @@
-//! How much of what a guest says is kept: each kind has a bound, what is beyond it is counted by name, and the report says so.
+//! How much of what a guest says is kept: each kind has a bound, what is beyond it is counted by name, and the report
+//! says so.
 //!
 //! ```text
-//!   phases, regions, results, gaps, malformed lines   the first so many; the rest is counted
-//!   progress marks of a phase                         all of a short phase; of a long one marks as far apart as its length asks for, and the latest
-//!   looks at the host's backing (begin, end)          64 at once, then one a second: each brings the guest's windows back
+//!   phases, regions, results, gaps, malformed lines   the first ones, up to a bound; the rest is counted
+//!   progress marks of a phase                          all of a short phase; of a long one some, and the latest
+//!   looks at the host's backing (begin, end)           64 at once, then one a second: each stops a sample
 //! ```
 //!
-//! Any guest can print any number of lines that begin as ours do; a Linux guest's users can, too. Together the bounds are some 10 MiB.
+//! Any guest can print any number of lines that begin as ours do; a Linux guest's users can, too. Together the bounds
+//! are some 10 MiB.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +21,8 @@ pub(super) const PHASES_MAX: usize = 256;
 /// Regions: a kernel names an array with each.
 pub(super) const REGIONS_MAX: usize = 256;
 
-/// Together the regions that are kept are at most this many times the guest's RAM: at the end of a phase all of them are looked at.
+/// Together the regions that are kept are at most this many times the guest's RAM: at the end of a phase all of them
+/// are looked at.
 pub(super) const REGIONS_OF_RAM_MAX: u64 = 4;
 
 /// Results by name.

@@ -14,10 +14,12 @@ use crate::queued::{PIECE, QueuedWriter};
 /// More than a screen, and as much as a pipe holds (pipe(7)).
 const WAITING_MAX: usize = 64 << 10;
 
-/// Bytes that wait at most while vCPUs are taken out of the guest again and again: what one of them has in hand then is taken, and it goes.
+/// Bytes that wait at most while vCPUs are taken out of the guest again and again: what one of them has in hand then
+/// is taken, and it goes.
 const WAITING_WHILE_PAUSED_MAX: usize = 2 * WAITING_MAX;
 
-/// How often a vCPU that waits for its reader looks whether it is to be paused, which is less than the pause of a giant's exchange, or to end.
+/// How often a vCPU that waits for its reader looks whether it is to be paused, which is less than the pause of a
+/// giant's exchange, or to end.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// How long the end of a run waits for a reader that takes nothing.
@@ -54,8 +56,8 @@ impl ConsoleOutput {
         self.queue.serve("console-out", to, begin)
     }
 
-    /// Takes bytes of the guest. Waits where there is no room, until there is or the vCPU is wanted out of the guest, to pause or to end. What finds no
-    /// room then is dropped and counted, as is what comes when the reader has gone.
+    /// Takes bytes of the guest. Waits where there is no room, until there is or the vCPU is wanted out of the guest,
+    /// to pause or to end. What finds no room then is dropped and counted, as is what comes when the reader has gone.
     pub(super) fn push(&self, bytes: &[u8]) {
         let is_wanted = || self.control.get().is_some_and(|control| control.wants_vcpus_out());
         let taken = self.queue.push_when_there_is_room(bytes, WAITING_MAX, LOOK_EVERY, is_wanted);
@@ -118,7 +120,8 @@ mod tests {
         assert!(output.lost() > 0);
     }
 
-    /// The pauses of a giant's exchange, of a look at the guest's page tables, of a client: none waits for the console's reader.
+    /// The pauses of a giant's exchange, of a look at the guest's page tables, of a client: none waits for the
+    /// console's reader.
     #[test]
     fn a_vcpu_that_is_to_pause_does_not_wait_for_a_reader_and_its_bytes_are_kept() {
         let (mut from, to) = pipe().unwrap();
