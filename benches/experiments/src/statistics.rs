@@ -123,11 +123,11 @@ impl Verdict {
     }
 }
 
-/// How one thing stands to another of which more is better, where a difference of 2 % counts as none. A row that says nothing
-/// of this kind is not decided: that two are indistinguishable is no evidence that they are alike.
+/// How one thing stands to another of which more is better, where a difference of 2 % counts as none. A row that says
+/// nothing of this kind is not decided: that two are indistinguishable is no evidence that they are alike.
 ///
-/// An interval of 95 % inside of two bounds is what two one-sided tests at 2.5 % each ask for (Schuirmann, "A comparison of the two
-/// one-sided tests procedure", 1987).
+/// An interval of 95 % inside of two bounds is what two one-sided tests at 2.5 % each ask for (Schuirmann, "A
+/// comparison of the two one-sided tests procedure", 1987).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Equivalence {
     /// The whole interval is above 1, and not within 2 %.

@@ -177,7 +177,8 @@ fn fell(results: &Results, sizes: &[&str]) -> Vec<String> {
         let part = cell(Some(huge / base));
         let [base, huge] = [base, huge].map(|misses| millions(Some(misses)));
         Some(format!(
-            "{name}: misses of both levels {what}, from {base} to {huge} million a pass: {part} of those on 64 KiB pages, which were the base pages there."
+            "{name}: misses of both levels {what}, from {base} to {huge} million a pass: {part} of those on 64 KiB \
+             pages, which were the base pages there."
         ))
     };
     sizes.iter().filter_map(sentence).collect()

@@ -77,7 +77,8 @@ impl Catalogued for Consolidation {
     fn lead(&self, results: &Results) -> Vec<String> {
         let cases = results.experiment.cases.iter();
         let told: Vec<String> = cases.flat_map(|case| slower_beside(results, &case.name)).collect();
-        let what = "The figure is that of the hot guests alone. Beside them, guests that are not judged by it are slower than under never";
+        let what = "The figure is that of the hot guests alone. Beside them, guests that are not judged by it are \
+                    slower than under never";
         if told.is_empty() { vec![] } else { vec![format!("{what}: {}.", told.join("; "))] }
     }
 

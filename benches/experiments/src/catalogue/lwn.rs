@@ -138,8 +138,8 @@ fn check(results: &Results) -> Section {
     }
 }
 
-/// The example that they worked: predicted from a kernel's profile, which they checked with nothing, and from all of STREAM; saved, by STREAM's
-/// elapsed times.
+/// The example that they worked: predicted from a kernel's profile, which they checked with nothing, and from all of
+/// STREAM; saved, by STREAM's elapsed times.
 fn theirs() -> Vec<Vec<String>> {
     let base = lwn::worked("validation", "elapsed base pages");
     let saved =

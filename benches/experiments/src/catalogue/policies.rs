@@ -74,9 +74,10 @@ fn arms() -> Vec<Arm> {
 }
 
 fn standing(results: &Results) -> Section {
-    let what = "The fastest other is the policy with the highest median, auto left out; of many that are equally good, chance names one, and its luck \
-                counts against auto. Auto is within 2 % where the whole 95 % interval of the ratio is (two one-sided tests at 2.5 %), faster or slower where \
-                the whole interval is on that side of 1, and not decided where it allows more than one of these. \
+    let what = "The fastest other is the policy with the highest median, auto left out; of many that are equally good, \
+                chance names one, and its luck counts against auto. Auto is within 2 % where the whole 95 % interval \
+                of the ratio is (two one-sided tests at 2.5 %), faster or slower where the whole interval is on that \
+                side of 1, and not decided where it allows more than one of these. \
                 Bloat is resident memory less that of the same round under never.";
     Section {
         title: "auto beside the fastest".into(),

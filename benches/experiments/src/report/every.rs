@@ -32,8 +32,8 @@ pub fn lead(results: &Results) -> Vec<String> {
     lead
 }
 
-/// What all figures come to, in sentences: `auto` beside huge pages from the start, and both beside the first arm; without `auto` each arm beside the
-/// first. `figure` is what the figure is.
+/// What all figures come to, in sentences: `auto` beside huge pages from the start, and both beside the first arm;
+/// without `auto` each arm beside the first. `figure` is what the figure is.
 pub fn summary(results: &Results, figure: &str) -> Vec<String> {
     let arms = &results.experiment.arms;
     let has = |name: &str| arms.iter().any(|arm| arm.name == name);
@@ -62,7 +62,8 @@ fn gives(results: &Results, figure: &str, [arm, to]: [&str; 2]) -> Option<String
     Some(match &ratios[..] {
         [(case, ratio)] => format!("{arm} gives {} % of {figure} that {to} gives in {case}.", percent(*ratio)),
         _ => format!(
-            "{arm} gives {} % of {figure} that {to} gives: the geometric mean of the medians of {} cases, from {} % ({}) to {} % ({}).",
+            "{arm} gives {} % of {figure} that {to} gives: the geometric mean of the medians of {} cases, from {} % \
+             ({}) to {} % ({}).",
             percent(mean),
             ratios.len(),
             percent(least.1),

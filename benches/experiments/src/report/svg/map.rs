@@ -80,7 +80,8 @@ fn windows_of(map: &MemoryMap) -> usize {
     map.columns.iter().map(|column| column.backing.len()).max().unwrap_or(0)
 }
 
-/// Without the windows at the end of RAM that were backed at no time: a kernel that uses 58 of 1024 MiB would be a line at the bottom.
+/// Without the windows at the end of RAM that were backed at no time: a kernel that uses 58 of 1024 MiB would be a
+/// line at the bottom.
 fn up_to_last_backed(map: &MemoryMap) -> MemoryMap {
     let last = |column: &MapColumn| column.backing.bytes().rposition(|letter| !b". ".contains(&letter));
     let windows = map.columns.iter().filter_map(last).max().map_or(usize::MAX, |last| last + 1);
