@@ -43,6 +43,11 @@ pub trait Catalogued: Sync {
         None
     }
 
+    /// What the figure of its runs is, where that is not all that ran.
+    fn figure(&self) -> &'static str {
+        "the figure"
+    }
+
     /// Paragraphs that stand before all others: what did not come as promised.
     fn lead(&self, _results: &Results) -> Vec<String> {
         vec![]

@@ -165,8 +165,13 @@ impl Report {
         let known = catalogue::by_name(&experiment.name);
         let own = known.map(|known| known.sections(results)).unwrap_or_default();
         let own_lead = known.map(|known| known.lead(results)).unwrap_or_default();
-        let lead =
-            [own_lead, every::lead(results), vec![experiment.question.clone(), every::evidence(results)]].concat();
+        let lead = [
+            own_lead,
+            every::lead(results),
+            every::summary(results, known.map_or("the figure", |known| known.figure())),
+            vec![experiment.question.clone(), every::evidence(results)],
+        ]
+        .concat();
         Report { title: experiment.title.clone(), lead, sections: [own, every::sections(results)].concat() }
     }
 

@@ -123,6 +123,55 @@ impl Verdict {
     }
 }
 
+/// How one thing stands to another of which more is better, where a difference of 2 % counts as none. A row that says
+/// nothing of this kind is not decided: that two are indistinguishable is no evidence that they are alike.
+///
+/// An interval of 95 % inside of two bounds is what two one-sided tests at 2.5 % each ask for (Schuirmann, "A
+/// comparison of the two one-sided tests procedure", 1987).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Equivalence {
+    /// The whole interval is above 1, and not within 2 %.
+    Faster,
+    /// The whole interval is between 0.98 and 1.02.
+    Within,
+    /// The whole interval is above 0.98: it is within 2 % or faster, and which of both is open.
+    NotSlower,
+    /// The interval allows more than one of the others, or there are fewer than six pairs.
+    NotDecided,
+    /// The whole interval is below 1, and not within 2 %.
+    Slower,
+}
+
+impl Equivalence {
+    /// Differences up to this count as none.
+    pub const MARGIN: f64 = 0.02;
+
+    /// What a comparison shows.
+    pub fn of(comparison: &Comparison) -> Equivalence {
+        let Interval { low, high, .. } = comparison.interval;
+        let (least, most) = (1.0 - Equivalence::MARGIN, 1.0 + Equivalence::MARGIN);
+        match comparison.pairs {
+            pairs if pairs < Comparison::PAIRS_MIN => Equivalence::NotDecided,
+            _ if low >= least && high <= most => Equivalence::Within,
+            _ if low > 1.0 => Equivalence::Faster,
+            _ if low >= least => Equivalence::NotSlower,
+            _ if high < 1.0 => Equivalence::Slower,
+            _ => Equivalence::NotDecided,
+        }
+    }
+
+    /// For a table.
+    pub const fn in_words(self) -> &'static str {
+        match self {
+            Equivalence::Faster => "faster",
+            Equivalence::Within => "within 2 %",
+            Equivalence::NotSlower => "within 2 % or faster",
+            Equivalence::NotDecided => "not decided",
+            Equivalence::Slower => "slower",
+        }
+    }
+}
+
 impl Interval {
     /// Whether some value may be both.
     pub fn overlaps(&self, other: &Interval) -> bool {
@@ -168,7 +217,10 @@ impl fmt::Display for Comparison {
             Verdict::Indistinguishable => " =",
             Verdict::Unknown => " ?",
         };
-        write!(f, "{median:.3} ({low:.3} - {high:.3}){mark}")
+        match self.pairs {
+            1 => write!(f, "{median:.3}{mark}"),
+            _ => write!(f, "{median:.3} ({low:.3} - {high:.3}){mark}"),
+        }
     }
 }
 
@@ -207,6 +259,29 @@ mod tests {
         assert!(interval(1.0, 2.0).overlaps(&interval(2.0, 3.0)));
         assert!(!interval(1.0, 2.0).overlaps(&interval(2.1, 3.0)));
         assert!(interval(1.0, 4.0).overlaps(&interval(2.0, 3.0)));
+    }
+
+    #[test]
+    fn one_pair_has_no_interval_to_print() {
+        let shown = |ratios: &[f64]| Comparison::of(ratios, Better::Higher).map(|ratio| ratio.to_string());
+        assert_eq!(shown(&[0.484]).as_deref(), Some("0.484 ?"));
+        assert_eq!(shown(&[0.5; 2]).as_deref(), Some("0.500 (0.500 - 0.500) ?"));
+    }
+
+    #[test]
+    fn what_cannot_be_distinguished_is_not_within_two_percent_by_that() {
+        let shown = |low, high, pairs| {
+            let interval = Interval { median: f64::midpoint(low, high), low, high };
+            Equivalence::of(&Comparison { interval, pairs, verdict: Verdict::Indistinguishable })
+        };
+        let shown_by_six = [(0.981, 1.019), (1.001, 1.1), (0.99, 1.05), (0.9, 0.99), (0.95, 1.01), (0.95, 1.05)];
+        assert_eq!(
+            shown_by_six.map(|(low, high)| shown(low, high, 6).in_words()),
+            ["within 2 %", "faster", "within 2 % or faster", "slower", "not decided", "not decided"]
+        );
+        // A difference of 1 % that is sure is within 2 % all the same.
+        assert_eq!([shown(0.985, 0.995, 6), shown(1.005, 1.015, 6)], [Equivalence::Within; 2]);
+        assert_eq!(shown(0.99, 1.01, 5), Equivalence::NotDecided);
     }
 
     #[test]

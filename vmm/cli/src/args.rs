@@ -56,8 +56,8 @@ Exit codes:
    12  `hook status`: libvirtd does not run the hook yet
   130  interrupted (Ctrl-C, SIGTERM); a second one ends it at once, without a report
 
-`wideleaf run` writes its whole report also where it ends with 1, 5, 6 or 130, with how it ended; not where its guest did not
-begin or refused its arguments.
+`wideleaf run` writes its whole report also where it ends with 1, 5, 6 or 130, with how it ended; not where its
+guest did not begin or refused its arguments.
 
 Environment:
     WIDELEAF_LOG  what to log on standard error, for instance `debug` or `wideleaf_memory=trace`";
@@ -414,7 +414,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Show in the table too what policies counted of their own decisions, and what a TLB miss counts as; JSON always has both
+    /// Show in the table too what policies counted of their own decisions, and what a TLB miss counts as; JSON always
+    /// has both
     #[arg(long, short)]
     pub verbose: bool,
 
@@ -437,7 +438,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
     pub control_socket: Option<PathBuf>,
 
-    /// End the guest after this time, with its report and exit code 6: a number with ms, s, m or h behind it [default: never]
+    /// End the guest after this time, with its report and exit code 6: a number with ms, s, m or h behind it [default:
+    /// never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 

@@ -46,7 +46,8 @@ pub struct RunReport {
     pub phases: Vec<Phase>,
     /// How long each vCPU was kept from its work.
     pub gaps: Vec<Gaps>,
-    /// The guest's data and what backs them, at the end of the last timed part; at the run's end where that cut a part off.
+    /// The guest's data and what backs them, at the end of the last timed part; at the run's end where that cut a part
+    /// off.
     pub regions: Vec<Region>,
     /// Guest RAM when the run ended, whatever ran in it; `None` where it could not be looked at.
     #[serde(default)]
@@ -91,8 +92,8 @@ pub struct Setup {
     pub backing: String,
     /// Page size at the start.
     pub host_page: String,
-    /// Page size of the guest's tables; `none` for a native run. `None`: not known, for an image of another's has tables of
-    /// its own.
+    /// Page size of the guest's tables; `none` for a native run. `None`: not known, for an image of another's has
+    /// tables of its own.
     pub guest_page: Option<String>,
     /// Policy at the start.
     pub policy: String,

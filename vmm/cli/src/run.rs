@@ -390,8 +390,8 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 /// Runs `spec` until it ends or is ended, and tells what was seen of it in either case.
 ///
 /// # Errors
-/// [`Failure`] of a run that did not begin, or whose guest refused its arguments: there is nothing to tell of it. The guest
-/// is gone and its memory given back.
+/// [`Failure`] of a run that did not begin, or whose guest refused its arguments: there is nothing to tell of it. The
+/// guest is gone and its memory given back.
 fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<Finished, Failure> {
     let stolen_before = stolen_ms();
     if spec.sandbox.is_none() {

@@ -358,8 +358,8 @@ impl Session {
         self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
     }
 
-    /// Looks at guest RAM once more, before the manager and the VM are gone: when the guest has ended, or is not waited for
-    /// any longer. What no `end` line has closed gets its counters now.
+    /// Looks at guest RAM once more, before the manager and the VM are gone: when the guest has ended, or is not waited
+    /// for any longer. What no `end` line has closed gets its counters now.
     pub(crate) fn at_end(&self) -> Option<RamAtEnd> {
         let attached = self.attached.get()?;
         let named = self.log().regions.clone();

@@ -62,6 +62,23 @@ fn a_guest_whose_own_page_is_a_giant_is_mapped_with_one_leaf() {
     page.assert_given_back();
 }
 
+/// Needs KVM alone: where another program leaves a page of 1 GiB free there is nothing to be said.
+#[test]
+fn a_run_for_giants_that_finds_no_page_begins_with_that_and_why() {
+    if !has_kvm() {
+        return;
+    }
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=16", "--policy=giant", "--format=json"];
+    let output = Scratch::new().wideleaf(&[&arguments[..], &["--timeout=5m"]].concat()).assert().success();
+    let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    if report["manager"]["unanswered"].as_array().unwrap().is_empty() {
+        println!("skipped: the pool has a page of 1 GiB");
+        return;
+    }
+    let headline = report["headline"].as_str().unwrap();
+    assert!(headline.starts_with("success: nothing is on 1 GiB pages: hugetlb pool of 1g pages is "), "{headline}");
+}
+
 fn endless(scratch: &Scratch, more: &[&str]) -> Running {
     let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=600", "--policy=giant"];
     Running::start(scratch, &[&arguments[..], more].concat())

@@ -116,8 +116,8 @@ fn ram_is_whole_pages_of_the_guest() {
     scratch.refuses(&arguments, 2, &["64 MiB of RAM is not a whole number of 1g guest pages: use 1 GiB"]);
 }
 
-/// Runs to an end that is a failure with this exit code, and `said` first on standard error; gives the report, which is whole
-/// all the same, and standard error.
+/// Runs to an end that is a failure with this exit code, and `said` first on standard error; gives the report, which is
+/// whole all the same, and standard error.
 fn fails_with_a_report(scratch: &Scratch, arguments: &[&str], code: i32, said: &str) -> (Value, String) {
     let json = ["--format=json", "--output=result"];
     let run = scratch.wideleaf(&[arguments, &json].concat()).assert().code(code).stdout("");

@@ -126,22 +126,27 @@ a sweep over blocks and a sum over each variable; it is no equation of state, an
 
 fn ratios(results: &Results) -> Section {
     let sizes: Vec<&str> = ROWS.iter().filter(|(_, seconds)| seconds.is_some()).map(|(name, _)| *name).collect();
-    let ours =
-        sizes.iter().flat_map(|name| [format!("{name}, 2M : 64K, simulated"), format!("{name}, 2M : 4K, simulated")]);
-    let theirs = a64fx::COLUMNS.map(|column| format!("theirs, {column}"));
+    // Theirs are against 64 KiB pages: beside them stand ours that are, and those against 4 KiB pages for themselves.
+    let ours = |base: &str| sizes.iter().map(move |name| format!("{name}, 2M : {base}, simulated")).collect::<Vec<_>>();
+    let theirs = a64fx::COLUMNS.map(|column| format!("theirs, 2M : 64K, {column}"));
+    let titles = [ours("64K"), theirs.to_vec(), ours("4K")].concat();
     let mut grid = Grid {
-        caption: "Ratios of counters, large pages to base pages".into(),
-        columns: [Column::text("counter")].into_iter().chain(ours.chain(theirs).map(Column::number)).collect(),
+        caption: "Ratios of counters, large pages to base pages. Those against 4 KiB pages have no counterpart there"
+            .into(),
+        columns: [Column::text("counter")].into_iter().chain(titles.into_iter().map(Column::number)).collect(),
         rows: vec![],
     };
     let counters = ["CPU_CYCLES".to_owned()].into_iter().chain(a64fx::ratios().into_iter().map(|row| row.counter));
     for counter in counters {
-        let ours = sizes.iter().flat_map(|name| {
-            let of = |arm: usize| value(results, name, ARMS[arm].0, metric_of(&counter)?);
-            [4, 3].map(|base| of(5).zip(of(base)).map(|(huge, base)| huge / base))
-        });
+        let ours = |base: usize| {
+            let ratio = |name: &&str| {
+                let of = |arm: usize| value(results, name, ARMS[arm].0, metric_of(&counter)?);
+                of(5).zip(of(base)).map(|(huge, base)| huge / base)
+            };
+            sizes.iter().map(ratio).collect::<Vec<_>>()
+        };
         let theirs = a64fx::ratios_of(&counter).map_or([None; 4], |ratios| ratios.map(Some));
-        let cells: Vec<String> = ours.chain(theirs).map(cell).collect();
+        let cells: Vec<String> = [ours(4), theirs.to_vec(), ours(3)].concat().into_iter().map(cell).collect();
         grid.rows.push([counter].into_iter().chain(cells).collect());
     }
     let notes = "Counters of ours are of a model of the A64FX, whose numbers are remembered and not verified; - stands where a model of TLBs has no such counter. \
@@ -169,8 +174,12 @@ fn fell(results: &Results, sizes: &[&str]) -> Vec<String> {
     let sentence = |name: &&str| {
         let (base, huge) = (of(name, 4)?, of(name, 5)?);
         let what = if huge < base { "fall as there" } else { "do not fall, as they did there" };
+        let part = cell(Some(huge / base));
         let [base, huge] = [base, huge].map(|misses| millions(Some(misses)));
-        Some(format!("{name}: misses of both levels {what}, from {base} to {huge} million a pass."))
+        Some(format!(
+            "{name}: misses of both levels {what}, from {base} to {huge} million a pass: {part} of those on 64 KiB \
+             pages, which were the base pages there."
+        ))
     };
     sizes.iter().filter_map(sentence).collect()
 }
@@ -224,6 +233,9 @@ mod tests {
         );
         let row = ratios.tables[0].rows.iter().find(|row| row[0] == "L2D_TLB_REFILL").expect("a row");
         assert_eq!(row[1..3], ["0.0100", "-"]);
-        assert_eq!(row[5..], ["0.0002", "0.0100", "0.0300", "0.0300"]);
+        assert_eq!(row[3..7], ["0.0002", "0.0100", "0.0300", "0.0300"]);
+        let titles: Vec<&str> = ratios.tables[0].columns.iter().map(|column| &*column.title).collect();
+        assert!(titles[1..7].iter().all(|title| title.contains("2M : 64K")), "{titles:?}");
+        assert!(titles[7..].iter().all(|title| title.contains("2M : 4K")), "{titles:?}");
     }
 }

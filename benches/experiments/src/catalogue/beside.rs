@@ -5,7 +5,7 @@
 //! ```
 
 use crate::metric::{Better, Metric};
-use crate::report::every::number;
+use crate::report::every::{decimals, number};
 use crate::results::Results;
 use crate::statistics::{Comparison, Verdict};
 
@@ -47,7 +47,11 @@ pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
                 continue;
             }
         };
-        let text = format!("{} ({:.1} % there, {} here)", pair.case, pair.theirs_percent, saved(ours));
+        let there = match decimals(pair.theirs_percent, 1) {
+            loss if sign < 0 => format!("a loss there: {loss} %"),
+            saved => format!("{saved} % there"),
+        };
+        let text = format!("{} ({there}, {} here)", pair.case, saved(ours));
         match (sign, here) {
             (1, -1) | (-1, 1) => opposite.push(text),
             (_, 0) if sign != 0 => not_here.push(text),
@@ -71,14 +75,17 @@ pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
 
 /// Time saved in percent, from a ratio of times, with its interval.
 pub(super) fn saved(times: &Comparison) -> String {
-    let percent = |ratio: f64| format!("{:.1}", (1.0 - ratio) * 100.0);
+    let percent = |ratio: f64| decimals((1.0 - ratio) * 100.0, 1);
     let interval = times.interval;
     let mark = match times.verdict {
         Verdict::Better | Verdict::Worse => "",
         Verdict::Indistinguishable => " =",
         Verdict::Unknown => " ?",
     };
-    format!("{} % ({} - {}){mark}", percent(interval.median), percent(interval.high), percent(interval.low))
+    match times.pairs {
+        1 => format!("{} %{mark}", percent(interval.median)),
+        _ => format!("{} % ({} - {}){mark}", percent(interval.median), percent(interval.high), percent(interval.low)),
+    }
 }
 
 /// The values of a metric, without their rounds.
@@ -124,7 +131,11 @@ mod tests {
         ];
         let told = told(&pairs);
         assert!(told[0].contains("the other way round: b (10.0 % there, -11"), "{}", told[0]);
-        assert!(told[1].starts_with("A difference there, indistinguishable here: c (-2.0 %"), "{}", told[1]);
+        assert!(
+            told[1].starts_with("A difference there, indistinguishable here: c (a loss there: -2.0 %,"),
+            "{}",
+            told[1]
+        );
         assert!(told[2].starts_with("Next to nothing there, a difference here: d"), "{}", told[2]);
         assert!(told[3].starts_with("As there: a (10.0 % there, 9.0 % (8.0 - 10.0) here)"), "{}", told[3]);
     }

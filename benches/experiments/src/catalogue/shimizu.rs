@@ -96,7 +96,11 @@ fn improvements(results: &Results) -> Section {
         let row = [name.to_owned(), cell(disabled), cell(enabled), cell(by_averages), by_pairs];
         grid.rows.push(row.into_iter().chain(theirs.map(cell)).collect());
         let x86_64 = Table::X86_64.row(stands_for(name)).map(|row| row.percent_improvement);
-        pairs.extend(x86_64.map(|theirs_percent| Pair { case: name.into(), theirs_percent, ours }));
+        let case = match stands_for(name) {
+            theirs if theirs == name => name.to_owned(),
+            theirs => format!("{name} (there {theirs})"),
+        };
+        pairs.extend(x86_64.map(|theirs_percent| Pair { case, theirs_percent, ours }));
     }
     Section {
         title: "Percent improvement, beside theirs".into(),

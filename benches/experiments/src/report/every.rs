@@ -1,7 +1,7 @@
 //! What every report has: what is missing, what the numbers are evidence of, ratios to the first arm, the figures of each case and arm, how they
 //! came about, what was run, and on what machine.
 
-use crate::definition::{Arm, Cell, Experiment};
+use crate::definition::{Arm, Case, Cell, Experiment};
 use crate::metric::{Better, Metric};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Environment, Results, RunOutcome};
@@ -30,6 +30,48 @@ pub fn lead(results: &Results) -> Vec<String> {
         lead.push(format!("This is not all of it: {left} runs were not made."));
     }
     lead
+}
+
+/// What all figures come to, in sentences: `auto` beside huge pages from the start, and both beside the first arm;
+/// without `auto` each arm beside the first. `figure` is what the figure is.
+pub fn summary(results: &Results, figure: &str) -> Vec<String> {
+    let arms = &results.experiment.arms;
+    let has = |name: &str| arms.iter().any(|arm| arm.name == name);
+    let huge = ["huge", "hugetlb"].into_iter().find(|name| has(name));
+    let pairs = match (has("auto"), huge, &arms[..]) {
+        (true, Some(huge), [first, ..]) => vec![("auto", huge), ("auto", &*first.name), (huge, &*first.name)],
+        (true, None, [first, ..]) => vec![("auto", &*first.name)],
+        (false, _, [first, others @ ..]) => others.iter().map(|arm| (&*arm.name, &*first.name)).collect(),
+        (_, _, []) => vec![],
+    };
+    pairs.into_iter().filter(|(arm, to)| arm != to).filter_map(|(arm, to)| gives(results, figure, [arm, to])).collect()
+}
+
+fn gives(results: &Results, figure: &str, [arm, to]: [&str; 2]) -> Option<String> {
+    let median = |case: &Case| {
+        let ratios = results.ratios(&case.name, arm, to, Metric::Figure);
+        Comparison::of(&ratios, Better::Higher).map(|ratio| ratio.interval.median)
+    };
+    let cases = results.experiment.cases.iter();
+    let ratios = cases.filter_map(|case| Some((&*case.name, median(case).filter(|ratio| *ratio > 0.0)?)));
+    let ratios: Vec<(&str, f64)> = ratios.collect();
+    let least = ratios.iter().min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let most = ratios.iter().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let mean = (ratios.iter().map(|(_, ratio)| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let percent = |ratio: f64| decimals(ratio * 100.0, 1);
+    Some(match &ratios[..] {
+        [(case, ratio)] => format!("{arm} gives {} % of {figure} that {to} gives in {case}.", percent(*ratio)),
+        _ => format!(
+            "{arm} gives {} % of {figure} that {to} gives: the geometric mean of the medians of {} cases, from {} % \
+             ({}) to {} % ({}).",
+            percent(mean),
+            ratios.len(),
+            percent(least.1),
+            least.0,
+            percent(most.1),
+            most.0
+        ),
+    })
 }
 
 /// Which numbers are evidence of what, in a sentence.
@@ -201,11 +243,20 @@ pub(crate) fn machine_rows(results: &Results) -> Vec<(&'static str, String)> {
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
-        v if v >= 1000.0 => format!("{value:.0}"),
-        v if v >= 100.0 => format!("{value:.1}"),
-        v if v >= 10.0 => format!("{value:.2}"),
-        v if v >= 1.0 => format!("{value:.3}"),
-        _ => format!("{value:.4}"),
+        v if v >= 1000.0 => decimals(value, 0),
+        v if v >= 100.0 => decimals(value, 1),
+        v if v >= 10.0 => decimals(value, 2),
+        v if v >= 1.0 => decimals(value, 3),
+        _ => decimals(value, 4),
+    }
+}
+
+/// A number with this many decimals. Where they are all zero there is no minus before them.
+pub fn decimals(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    match text.strip_prefix('-') {
+        Some(zero) if zero.chars().all(|c| c == '0' || c == '.') => zero.to_owned(),
+        _ => text,
     }
 }
 
@@ -232,5 +283,6 @@ mod tests {
             [0.0, 0.01234, 1.2345, 45.678, 123.456, 123_456.7].map(number),
             ["0", "0.0123", "1.234", "45.68", "123.5", "123457"]
         );
+        assert_eq!([-0.000_01, -0.1, -1.5].map(number), ["0.0000", "-0.1000", "-1.500"], "zero has no sign");
     }
 }

@@ -18,6 +18,12 @@ th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left
 thead th { border-bottom: 2px solid #333; vertical-align: bottom; }
 th.n, td.n { text-align: right; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
 figure { margin: 1.5rem 0; } svg { max-width: 100%; height: auto; }
+code { font-size: 0.95em; }
+@media screen and (max-width: 40rem) {
+  body { margin: 1rem auto; padding: 0 0.6rem; } nav ol { columns: 1; }
+  .wide { border-right: 2px solid #999; }
+  table { font-size: 0.7rem; } th, td { padding: 0.15rem 0.3rem; } td.n { white-space: normal; }
+}
 @media print {
   body { font-size: 10pt; margin: 0; max-width: none; } nav { display: none; }
   @page { margin: 14mm; }
@@ -35,7 +41,7 @@ pub fn html(report: &Report) -> String {
          <style>\n{STYLE}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
     );
     for paragraph in &report.lead {
-        let _ = writeln!(out, "<p class=\"lead\">{}</p>", escaped(paragraph));
+        let _ = writeln!(out, "<p class=\"lead\">{}</p>", marked_up(paragraph));
     }
     contents(&mut out, &report.sections);
     for (index, part) in report.sections.iter().enumerate() {
@@ -56,7 +62,7 @@ fn contents(out: &mut String, sections: &[Section]) {
 fn section(out: &mut String, index: usize, section: &Section) {
     let _ = writeln!(out, "<section id=\"s{index}\">\n<h2>{}</h2>", escaped(&section.title));
     for paragraph in &section.paragraphs {
-        let _ = writeln!(out, "<p>{}</p>", escaped(paragraph));
+        let _ = writeln!(out, "<p>{}</p>", marked_up(paragraph));
     }
     section.tables.iter().for_each(|grid| table(out, grid));
     section.plots.iter().for_each(|plot| figure(out, plot));
@@ -64,7 +70,11 @@ fn section(out: &mut String, index: usize, section: &Section) {
 }
 
 fn table(out: &mut String, grid: &Grid) {
-    let _ = writeln!(out, "<div class=\"wide\"><table>\n<caption>{}</caption>", escaped(&grid.caption));
+    let _ = writeln!(
+        out,
+        "<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{0}\"><table>\n<caption>{0}</caption>",
+        escaped(&grid.caption)
+    );
     let class = |is_number: bool| if is_number { " class=\"n\"" } else { "" };
     out.push_str("<thead><tr>");
     for column in &grid.columns {
@@ -74,7 +84,7 @@ fn table(out: &mut String, grid: &Grid) {
     for row in &grid.rows {
         out.push_str("<tr>");
         for (cell, column) in row.iter().zip(&grid.columns) {
-            let _ = write!(out, "<td{}>{}</td>", class(column.is_number), escaped(cell));
+            let _ = write!(out, "<td{}>{}</td>", class(column.is_number), marked_up(cell));
         }
         out.push_str("</tr>\n");
     }
@@ -84,6 +94,20 @@ fn table(out: &mut String, grid: &Grid) {
 /// The caption is in the picture; who cannot see it has it as its label.
 fn figure(out: &mut String, plot: &Plot) {
     let _ = writeln!(out, "<figure role=\"img\" aria-label=\"{}\">\n{}</figure>", escaped(plot.caption()), svg(plot));
+}
+
+/// A text with what stands between backticks as code.
+fn marked_up(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').collect();
+    // A single one is a character as any other.
+    if parts.len().is_multiple_of(2) {
+        return escaped(text);
+    }
+    let part = |(index, part): (usize, &&str)| match index % 2 {
+        0 => escaped(part),
+        _ => format!("<code>{}</code>", escaped(part)),
+    };
+    parts.iter().enumerate().map(part).collect()
 }
 
 /// A text without what HTML gives a meaning, in an attribute too (HTML Standard, 13.3 "Escaping a string").
@@ -126,6 +150,22 @@ mod tests {
         assert!(html.contains(row) && !html.contains("<script"), "{html}");
         assert!(html.contains("<a href=\"#s0\">S &amp; T</a>") && html.contains("<section id=\"s0\">"), "{html}");
         assert!(!html.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn what_stands_between_backticks_is_code_and_a_single_one_stays() {
+        assert_eq!(marked_up("by `auto <1>`, then"), "by <code>auto &lt;1&gt;</code>, then");
+        assert_eq!(marked_up("a ` b"), "a ` b");
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_is_scrolled_on_its_own() {
+        let html = html(&report());
+        assert!(html.contains(".wide { overflow-x: auto;"), "{html}");
+        assert!(
+            html.contains("<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"C &amp; D\"><table>"),
+            "{html}"
+        );
     }
 
     #[test]

@@ -43,13 +43,22 @@ fn row<'a>(out: &mut String, cells: impl Iterator<Item = &'a String>) {
     let _ = writeln!(out, "| {} |", cells.map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | "));
 }
 
-/// A text on one line without what Markdown gives a meaning.
+/// A text on one line without what Markdown gives a meaning, but for pairs of backticks, which mean code here too.
 fn escaped(text: &str) -> String {
+    let has_code = text.matches('`').count().is_multiple_of(2);
+    let mut is_code = false;
     let mut out = String::new();
     for c in text.chars() {
         match c {
+            '`' if has_code => {
+                is_code = !is_code;
+                out.push('`');
+            }
+            // A table's border also within code (GitHub Flavored Markdown, "Tables (extension)").
+            '|' => out.push_str("\\|"),
             '\n' | '\r' => out.push(' '),
-            '\\' | '|' | '*' | '_' | '`' | '[' | ']' | '<' | '>' | '#' | '~' => out.extend(['\\', c]),
+            c if is_code => out.push(c),
+            '\\' | '*' | '_' | '`' | '[' | ']' | '<' | '>' | '#' | '~' => out.extend(['\\', c]),
             '&' => out.push_str("&amp;"),
             c => out.push(c),
         }
@@ -99,6 +108,12 @@ Ratios
 ![Bars](<pictures/01-the-ratios.svg>)
 ";
         assert_eq!(markdown(&report(), Some("pictures")), expected);
+    }
+
+    #[test]
+    fn what_stands_between_backticks_is_code_and_a_single_one_stays() {
+        assert_eq!(escaped("by `max_min|1`, _then_"), "by `max_min\\|1`, \\_then\\_");
+        assert_eq!(escaped("a ` b"), "a \\` b");
     }
 
     #[test]

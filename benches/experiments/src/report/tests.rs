@@ -13,6 +13,8 @@ fn what_failed_comes_first_then_the_question_and_what_the_numbers_are_evidence_o
         report.lead,
         [
             "1 of 28 runs failed: CG A, auto, round 2: the guest found 3 wrong words or results.",
+            "auto gives 150.5 % of the figure that base gives: the geometric mean of the medians of 2 cases, from \
+             150.5 % (CG A) to 150.5 % (IS <A>).",
             "Is auto faster than base & by how much?",
             "Evidence: of 6 cells, 4 measured on this machine, which is itself a virtual machine (paging of guests: shadow); \
              2 absent, for the reasons below."

@@ -20,8 +20,8 @@ const WORD_CHECKERS: [&str; 7] = ["balloon", "disk", "gups", "net", "pattern", "
 const NO_GIANT_PAGES: &str = "pages of 1 GiB: ";
 
 impl RunReport {
-    /// One line for people, from what the rest of the report says. `wants_giants` is whether a policy of the run may ask
-    /// for pages of 1 GiB.
+    /// One line for people, from what the rest of the report says. `wants_giants` is whether a policy of the run may
+    /// ask for pages of 1 GiB.
     pub(crate) fn make_headline(&self, wants_giants: bool) -> String {
         let mut parts = Vec::new();
         parts.extend(self.without_giants(wants_giants));

@@ -10,6 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
 
 use super::palette::{GREY, INK, PALE, PAPER};
+use crate::report::every::decimals;
 
 /// Width of every picture: what a page in A4 shows without a magnifying glass.
 pub(super) const WIDTH: i32 = 960;
@@ -190,11 +191,13 @@ impl Scale {
         let values = self.range.key_points(((self.pixels.1 - self.pixels.0).abs() / apart).max(2) as usize);
         let (unit, prefix) = prefix(values.iter().fold(0.0, |most: f64, value| most.max(value.abs())));
         let step = values.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min) / unit;
-        let decimals =
-            if step.is_finite() && step > 0.0 { (-step.log10().floor()).clamp(0.0, 6.0) as usize } else { 0 };
+        let places = if step.is_finite() && step > 0.0 { (-step.log10().floor()).clamp(0.0, 6.0) as usize } else { 0 };
         let name = |value: f64| match value {
             0.0 => "0".to_owned(),
-            value => format!("{:.decimals$}{prefix}", value / unit),
+            value => match decimals(value / unit, places) {
+                zero if zero.chars().all(|c| c == '0' || c == '.') => "0".to_owned(),
+                number => format!("{number}{prefix}"),
+            },
         };
         values.into_iter().map(|value| (value, name(value))).collect()
     }
@@ -254,6 +257,17 @@ mod tests {
     fn a_label_too_long_keeps_both_its_ends() {
         assert_eq!(fitted("npb.cg, class A, four threads", 80, 13), "npb.…eads");
         assert_eq!(fitted("CG A", 80, 13), "CG A");
+    }
+
+    #[test]
+    fn no_tick_is_a_negative_zero() {
+        // Steps of 0.1 from below zero do not meet it exactly.
+        for (low, high) in [(-0.3, 1.0), (-0.1, 0.2), (-0.7, 0.7)] {
+            for (_, name) in Scale::new(low, high, (0, 900)).ticks() {
+                let digits = name.trim_start_matches('-');
+                assert!(digits == name || digits.chars().any(|c| ('1'..='9').contains(&c)), "{low}..{high}: {name}");
+            }
+        }
     }
 
     #[test]

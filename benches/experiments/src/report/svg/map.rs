@@ -40,6 +40,8 @@ const LETTERS: [(u8, &str, RGBColor); 6] = [
 /// What a panel shows.
 struct Panel<'a> {
     title: String,
+    /// How much of RAM is shown, where that is not all.
+    above: String,
     legend: Vec<Key>,
     letters: fn(&MapColumn) -> &str,
     /// Nothing for what is not known.
@@ -58,7 +60,8 @@ struct Key {
 
 /// The picture.
 pub(super) fn draw(plot: &MapPlot) -> String {
-    let panels = panels(&plot.map);
+    let map = up_to_last_backed(&plot.map);
+    let panels = panels(&map, windows_of(&plot.map));
     let heights: Vec<i32> = panels.iter().map(Panel::height).collect();
     let top = caption_height(&plot.caption);
     picture(top + heights.iter().sum::<i32>() + AXIS - 24 + MARGIN, |canvas| {
@@ -72,7 +75,33 @@ pub(super) fn draw(plot: &MapPlot) -> String {
     })
 }
 
-fn panels(map: &MemoryMap) -> Vec<Panel<'_>> {
+/// Windows of RAM in a map.
+fn windows_of(map: &MemoryMap) -> usize {
+    map.columns.iter().map(|column| column.backing.len()).max().unwrap_or(0)
+}
+
+/// Without the windows at the end of RAM that were backed at no time: a kernel that uses 58 of 1024 MiB would be a
+/// line at the bottom.
+fn up_to_last_backed(map: &MemoryMap) -> MemoryMap {
+    let last = |column: &MapColumn| column.backing.bytes().rposition(|letter| !b". ".contains(&letter));
+    let windows = map.columns.iter().filter_map(last).max().map_or(usize::MAX, |last| last + 1);
+    let mut map = map.clone();
+    for column in &mut map.columns {
+        for letters in [&mut column.backing, &mut column.second_level, &mut column.heat] {
+            letters.truncate(windows);
+        }
+    }
+    map
+}
+
+/// Of a map whose RAM has that many windows.
+fn panels(map: &MemoryMap, windows_of_ram: usize) -> Vec<Panel<'_>> {
+    let shown = windows_of(map);
+    let mib = |windows: usize| windows as f64 * WINDOW_MIB;
+    let above = match shown < windows_of_ram {
+        true => format!(", {} of {} (above nothing was backed)", mib(shown), mib(windows_of_ram)),
+        false => String::new(),
+    };
     let inferred = match agreement(map) {
         Some(seen) => {
             format!("second level, inferred (at the end {} in 2 MiB; KVM counts {})", seen.inferred_2m, seen.counted_2m)
@@ -81,10 +110,12 @@ fn panels(map: &MemoryMap) -> Vec<Panel<'_>> {
     };
     let sizes = |title: &str, letters: fn(&MapColumn) -> &str| {
         let legend = letter_keys(map, letters);
-        Panel { title: title.into(), legend, letters, color: size_color, together: of_sizes, map }
+        let above = above.clone();
+        Panel { title: title.into(), above, legend, letters, color: size_color, together: of_sizes, map }
     };
     let heat = Panel {
         title: "heat: at what share of the looks the guest had touched it".into(),
+        above: above.clone(),
         legend: heat_keys(),
         letters: |column| &column.heat,
         color: heat_color,
@@ -126,7 +157,7 @@ impl Panel<'_> {
             (MARGIN, y + LINE / 2),
             HPos::Left,
             TEXT_PX,
-            &format!("{}; guest-physical MiB upwards", self.title),
+            &format!("{}; guest-physical MiB upwards{}", self.title, self.above),
         );
         canvas.legend(y + LINE, &self.entries(), |index, from, to| {
             self.cell(canvas, self.legend[index].letter, from, to);
@@ -233,6 +264,28 @@ mod tests {
         for pair in pairs {
             assert!(lightness(pair[0].2) > lightness(pair[1].2) + 0.07, "{} and {}", pair[0].1, pair[1].1);
         }
+    }
+
+    #[test]
+    fn a_map_ends_with_the_last_window_that_was_backed_at_any_time() {
+        let column = |backing: &str| MapColumn {
+            backing: backing.into(),
+            second_level: backing.into(),
+            heat: "0".repeat(backing.len()),
+            ..MapColumn::default()
+        };
+        let map = MemoryMap {
+            columns: vec![column("44......"), column("4.2....."), column("........")],
+            ..MemoryMap::default()
+        };
+        let drawn = up_to_last_backed(&map);
+        let backing: Vec<&str> = drawn.columns.iter().map(|column| &*column.backing).collect();
+        assert_eq!(backing, ["44.", "4.2", "..."]);
+        assert!(drawn.columns.iter().all(|column| column.heat.len() == 3 && column.second_level.len() == 3));
+        assert!(panels(&drawn, 8)[0].above.contains("6 of 16 (above nothing was backed)"));
+        let none = MemoryMap { columns: vec![column("...")], ..MemoryMap::default() };
+        assert_eq!(windows_of(&up_to_last_backed(&none)), 3);
+        assert_eq!(panels(&none, 3)[0].above, "");
     }
 
     #[test]
