@@ -4,12 +4,14 @@
 //! ```text
 //!   this process                                     the victim: this program once more
 //!   ├─ server   /dev/fuse: a READ is never answered  ├─ KVM_CREATE_VM, RAM, a page of the file is mapped
-//!   ├─ keeper   the mount, in a namespace of its own └─ maps and unmaps memory again and again
-//!   └─ reader   /proc/VICTIM/mem, that page ──▶ holds mmap_lock for reading ◀── the victim waits to write: all others wait
+//!   └─ keeper   the mount, in a namespace of its own └─ maps and unmaps memory again and again
+//!
+//!   the reader, once more: /proc/VICTIM/mem, that page ──▶ holds mmap_lock for reading ◀── the victim waits to write: all others wait
 //! ```
 //!
 //! A locked process also hangs `ps` and `pgrep` of everyone on the machine, so it ends in any case: when this is dropped, after
-//! [`LOCKED_MAX`], and when the process of the test ends, however it does, because the file server ends with it.
+//! [`LOCKED_MAX`], and when the process of the test ends, however it does, because the file server ends with it. For that the reader is a
+//! process of its own: one that waits for an answer of the server does not even end when it is killed, and would keep the server's file open.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -41,13 +43,21 @@ const PAGE: usize = 4096;
 /// Name of the ignored test that is the victim.
 const VICTIM: &str = "be_the_stuck_process_itself";
 const FILE_VARIABLE: &str = "WIDELEAF_STUCK_FILE";
+/// `PID:ADDRESS`: this process is the reader.
+const READ_VARIABLE: &str = "WIDELEAF_STUCK_READ";
 
-/// What the victim does. To be called by an ignored test `be_the_stuck_process_itself` of each test program that starts one. It ends when its
+/// What the victim does, and the reader. To be called by an ignored test `be_the_stuck_process_itself` of each test program that starts one. It ends when its
 /// standard input does.
 ///
 /// # Panics
 /// Where it has no KVM or cannot map what it needs.
 pub fn be_the_stuck_process() {
+    if let Ok(place) = std::env::var(READ_VARIABLE) {
+        let (pid, address) = place.split_once(':').expect("a process and an address");
+        let mem = File::open(format!("/proc/{pid}/mem")).expect("root may");
+        let _ = mem.read_at(&mut [0], address.parse().expect("a number"));
+        return;
+    }
     let kvm = kvm_ioctls::Kvm::new().expect("the test has looked for KVM");
     let _vm = kvm.create_vm().expect("a VM");
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -71,7 +81,7 @@ pub struct StuckProcess {
     child: Child,
     page: u64,
     server: Server,
-    reader: Option<JoinHandle<()>>,
+    reader: Option<Child>,
 }
 
 impl StuckProcess {
@@ -104,11 +114,9 @@ impl StuckProcess {
     /// # Panics
     /// Where it does not come to that.
     pub fn lock(&mut self) {
-        let mem = File::open(format!("/proc/{}/mem", self.pid())).expect("root may");
-        let page = self.page;
-        self.reader = Some(thread::spawn(move || {
-            let _ = mem.read_at(&mut [0], page);
-        }));
+        let mut reader = this_program();
+        reader.env(READ_VARIABLE, format!("{}:{}", self.pid(), self.page)).stdin(Stdio::null()).stderr(Stdio::null());
+        self.reader = Some(reader.spawn().expect("this program can be started"));
         self.server.asked.recv_timeout(WITHIN).expect("the page is asked for");
         let until = Instant::now() + WITHIN;
         while !self.waits() {
@@ -127,8 +135,8 @@ impl StuckProcess {
     /// Unlocks it: it lives, and answers.
     pub fn unlock(&mut self) {
         self.server.end();
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
+        if let Some(mut reader) = self.reader.take() {
+            let _ = reader.wait();
         }
     }
 }
@@ -139,6 +147,12 @@ impl Drop for StuckProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn this_program() -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args([VICTIM, "--exact", "--ignored", "--nocapture"]).stdout(Stdio::null());
+    command
 }
 
 /// The file server, its mount and the namespace of that.
@@ -170,9 +184,8 @@ impl Server {
 
     /// The victim, where the file is mounted.
     fn spawn(&mut self) -> Child {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args([VICTIM, "--exact", "--ignored", "--nocapture"]).env(FILE_VARIABLE, &self.file);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut command = this_program();
+        command.env(FILE_VARIABLE, &self.file).stdin(Stdio::piped()).stderr(Stdio::piped());
         self.orders.as_ref().expect("it is mounted").send(command).expect("the keeper lives");
         self.spawned.recv().expect("the keeper lives").expect("this program can be started")
     }

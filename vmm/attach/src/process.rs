@@ -256,6 +256,19 @@ impl VmProcess {
         looked.filter_map(|(seen, told)| seen.process(places, told).ok().flatten()).collect()
     }
 
+    /// Whether it tells anything of its memory, whatever that is. A guest that hangs is known after `within`, also where a look at it may take much
+    /// longer.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub(crate) fn answers(&self, within: Duration) -> Result<(), NoAnswer> {
+        let arguments = self.places.proc.join(self.pid.to_string()).join("cmdline");
+        let read = move || {
+            let _ = fs::File::open(arguments).map(|mut file| file.read(&mut [0]));
+        };
+        deadline::ask(self.key(), within, read)
+    }
+
     /// What names it in questions with a deadline.
     pub fn key(&self) -> ProcessKey {
         ProcessKey { pid: self.pid, started_at: self.started_at }

@@ -9,7 +9,6 @@
 //! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,6 +51,9 @@ const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
 
 /// Reading the RAM map of a terabyte takes seconds, and a monitor may be asked several questions. The client of a daemon waits for ten.
 const ATTACH_WITHIN: Duration = Duration::from_secs(8);
+
+/// A guest that hangs is not waited for as long as for a large one: the daemon has two threads for changes, and libvirt waits for one of them.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// A manager ends after the action it is at, some milliseconds later. One whose guest hangs ends with the guest's process, or when that answers.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
@@ -188,7 +190,9 @@ impl Attached {
         if let Some(why) = process.no_answer {
             return Err(AttachError::NoAnswer { pid, why });
         }
-        let started = deadline::ask(key, ATTACH_WITHIN, move || Attached::start_now(process, settings));
+        let answers = process.answers(ANSWER_WITHIN);
+        let started =
+            answers.and_then(|()| deadline::ask(key, ATTACH_WITHIN, move || Attached::start_now(process, settings)));
         started.unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
     }
 
@@ -241,14 +245,15 @@ impl Attached {
         check(policy.as_ref())?;
         let (guest, key) = (Arc::clone(self.guest()), self.guest().process.key());
         let change = move || {
-            // A guest that hangs has one manager that waits for it, and gets no second.
-            guest.wait_for_answer();
             let _one_at_a_time = lock(&guest.changing);
             let ram = Arc::clone(&guest.now().ram);
             guest.go_on_with(ram, policy)
         };
+        // A guest that hangs has one manager that waits for it, and gets no second.
+        let answers = self.guest().process.answers(ANSWER_WITHIN);
+        let changed = answers.and_then(|()| deadline::ask(key, ATTACH_WITHIN, change));
         let pid = key.pid;
-        deadline::ask(key, ATTACH_WITHIN, change).unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
+        changed.unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
     }
 
     /// What it may cost from now on.
@@ -357,12 +362,6 @@ impl Guest {
     /// Why what KVM maps is not as new as it should be.
     fn trouble(&self) -> Option<String> {
         self.kvm.as_ref()?.trouble()
-    }
-
-    /// Returns when the process has told something of its memory, whatever that is.
-    fn wait_for_answer(&self) {
-        let mut byte = [0];
-        let _ = self.host.open_file("cmdline").map(|mut file| file.read(&mut byte));
     }
 
     /// Whether the guest hangs, as far as can be told without asking it.
