@@ -53,6 +53,7 @@ impl Engine {
             let mut table = self.table();
             table.left.retain(is_running);
             table.refused.retain(|process, _| is_running(process));
+            table.mistakes.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
             let is_named = |found: &Found| {
