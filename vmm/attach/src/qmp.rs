@@ -169,8 +169,9 @@ impl Qmp {
         Qmp::connect_to(path, within, |_| Ok(()))
     }
 
-    /// The same where `is_meant` allows the process that listens there. Before that not a byte is read or written: a client of a daemon that
-    /// runs as root may name any socket of the host, and is to learn nothing of what another service says to root.
+    /// The same where `is_meant` allows the process that listens there. Before that not a byte is read or written: a
+    /// client of a daemon that runs as root may name any socket of the host, and is to learn nothing of what another
+    /// service says to root.
     ///
     /// # Errors
     /// [`QmpError`], or the reason of `is_meant`.

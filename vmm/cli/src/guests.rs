@@ -18,10 +18,11 @@ use crate::source::{SocketArg, SourceArg, done, vm_of};
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\
-Without a daemon, where its socket is closed to this user, and with --no-daemon it looks at the processes itself: read-only, and it says
-which figures are missing and what would bring them.
+Without a daemon, where its socket is closed to this user, and with --no-daemon it looks at the processes itself:
+read-only, and it says which figures are missing and what would bring them.
 
-In JSON sizes are bytes, times are seconds, and shares (cpu_share, coverage, walk_share) are ten thousandths: 5000 is 50 %.
+In JSON sizes are bytes, times are seconds, and shares (cpu_share, coverage, walk_share) are ten thousandths: 5000 is
+50 %.
 
 Examples:
   All VMs of this host:

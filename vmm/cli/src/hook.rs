@@ -4,8 +4,8 @@
 //!   libvirtd ──▶ /etc/libvirt/hooks/qemu.d/wideleaf ──▶ wideleaf hook run NAME OPERATION … ──▶ wideleafd
 //!    waits       the script that `install` writes        reads the XML, asks, never waits long
 //!
-//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is asked for, and
-//!                                                             refuses metadata with a mistake
+//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is
+//!                                                             asked for, and refuses metadata with a mistake
 //!   started begin     Started { pid, settings }               does not wait
 //!   reconnect begin   the same: libvirtd was restarted, and kills the guest where its hook fails
 //!   release end       Release                                 does not wait

@@ -226,7 +226,8 @@ pub enum Reply<A = Answer> {
     Ok(Box<A>),
     /// It was not: one line, what and why and what to do.
     Error(String),
-    /// It was done, and could not be written down: it is lost when the daemon ends, unless the daemon can write by then. One line: why.
+    /// It was done, and could not be written down: it is lost when the daemon ends, unless the daemon can write by
+    /// then. One line: why.
     Unsaved(String),
 }
 

@@ -247,8 +247,8 @@ pub fn take_ordinary(ordinary: Option<OrdinaryMemory>, spare: &mut Option<Bytes>
     let (all, large) = (Bytes::new(bytes), Bytes::new(large_bytes));
     if large > *spare {
         return Err(format!(
-            "{large} of its {all} of ordinary memory have to be in large pages, and {spare} are above host.low_free: free memory, set \
-             host.low_free lower, or give the domain less memory or another guarantee"
+            "{large} of its {all} of ordinary memory have to be in large pages, and {spare} are above host.low_free: \
+             free memory, set host.low_free lower, or give the domain less memory or another guarantee"
         ));
     }
     *spare = spare.saturating_sub(large);

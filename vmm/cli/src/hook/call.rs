@@ -1,8 +1,9 @@
 //! What is done when libvirt calls its hook.
 //!
-//! libvirtd waits for a hook, and so does every client of libvirtd: nothing here takes longer than `WAIT` but `prepare`,
-//! which has to be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait for us. Nothing is printed on
-//! standard output. The one failure is a guest at `prepare` that asks for a guarantee that can not be given, or whose metadata have a mistake.
+//! libvirtd waits for a hook, and so does every client of libvirtd: nothing here takes longer than `WAIT` but
+//! `prepare`, which has to be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait for us.
+//! Nothing is printed on standard output. The one failure is a guest at `prepare` that asks for a guarantee that can
+//! not be given, or whose metadata have a mistake.
 
 use std::fs;
 use std::io::{self, Read};
@@ -53,8 +54,8 @@ impl Trouble {
         why
     }
 
-    /// Whether the daemon's log can not tell of it. An answer that takes longer than a moment is worth a line at `prepare` alone, where the
-    /// guest then starts without it.
+    /// Whether the daemon's log can not tell of it. An answer that takes longer than a moment is worth a line at
+    /// `prepare` alone, where the guest then starts without it.
     fn is_for_journal(&self, operation: &str) -> bool {
         match self {
             Trouble::Refused(_) => false,
@@ -67,7 +68,8 @@ impl Trouble {
 /// Does what is to be done.
 ///
 /// # Errors
-/// [`Failure::Host`] at `prepare` where the domain asks for a guarantee that can not be given, or its metadata have a mistake.
+/// [`Failure::Host`] at `prepare` where the domain asks for a guarantee that can not be given, or its metadata have a
+/// mistake.
 pub fn main(args: &RunArgs) -> Result<(), Failure> {
     called::note(&args.root);
     match args.operation.as_str() {
@@ -79,7 +81,8 @@ pub fn main(args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-/// What goes wrong after a guest has started is no reason to end it. What the daemon does not know of is in the host's log instead.
+/// What goes wrong after a guest has started is no reason to end it. What the daemon does not know of is in the host's
+/// log instead.
 fn told(args: &RunArgs, result: Result<(), Trouble>) -> Result<(), Failure> {
     if let Err(trouble) = result {
         let line = format!("hook: {} of {}: {}", args.operation, args.name, trouble.why());

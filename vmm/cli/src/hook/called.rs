@@ -1,7 +1,7 @@
 //! The proof that a libvirtd runs the hook: the hook itself writes down which libvirtd has called it.
 //!
 //! ```text
-//!   /run/wideleaf/hook-called   "PID START\n", START in clock ticks since boot; gone with the next boot, as that libvirtd is
+//!   /run/wideleaf/hook-called   "PID START\n", START in clock ticks since boot; a boot ends the file and that libvirtd
 //! ```
 
 use std::fs::{self, Permissions};
@@ -20,7 +20,8 @@ fn path(root: &Path) -> PathBuf {
     root.join("run/wideleaf/hook-called")
 }
 
-/// Writes down who has called. Where that can not be written (the folder comes with the daemon), `status` goes by the age of the script.
+/// Writes down who has called. Where that can not be written (the folder comes with the daemon), `status` goes by the
+/// age of the script.
 pub fn note(root: &Path) {
     let Some(caller) = libvirtd::caller(&root.join("proc")) else { return };
     if by(root) != Some(caller) {

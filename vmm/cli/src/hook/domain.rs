@@ -7,8 +7,9 @@
 //!   <metadata><wideleaf:memory …/>            ──▶ Wishes
 //! ```
 //!
-//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is what the balloon leaves to the guest: QEMU takes
-//! all of `<memory>` from the pool when it starts, but of ordinary memory no more than the guest touches.
+//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is what the balloon leaves to
+//! the guest: QEMU takes all of `<memory>` from the pool when it starts, but of ordinary memory no more than the guest
+//! touches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +49,8 @@ impl Domain {
         Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root) })
     }
 
-    /// What its guarantee asks of ordinary memory: its share of all memory, less what comes from the pools. `None` where that is nothing.
+    /// What its guarantee asks of ordinary memory: its share of all memory, less what comes from the pools. `None`
+    /// where that is nothing.
     pub fn guaranteed(&self) -> Option<OrdinaryMemory> {
         let Guarantee::Coverage(share) = self.wishes.guarantee() else { return None };
         let pooled =

@@ -1,4 +1,5 @@
-//! The libvirtd that runs, by its process: a number may come again, together with its start it does not (proc_pid_stat(5)).
+//! The libvirtd that runs, by its process: a number may come again, together with its start it does not
+//! (proc_pid_stat(5)).
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,8 @@ use std::time::{Duration, SystemTime};
 const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
 /// Clock ticks a second in /proc: USER_HZ, which is 100 on x86-64 whatever the kernel's own clock.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// Processes between a libvirtd and the program of its hook: the shell, and those that an administrator's own script may add.
+/// Processes between a libvirtd and the program of its hook: the shell, and those that an administrator's own script
+/// may add.
 const ANCESTORS_MAX: usize = 8;
 
 /// A libvirtd.
@@ -60,7 +62,8 @@ struct Process {
 }
 
 impl Process {
-    /// The second field is the name, in parentheses and with any character in it; the 4th is the parent, the 22nd the start.
+    /// The second field is the name, in parentheses and with any character in it; the 4th is the parent, the 22nd the
+    /// start.
     fn read(proc: &Path, pid: u32) -> Option<Process> {
         let stat = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
         let (head, rest) = stat.rsplit_once(") ")?;

@@ -173,14 +173,15 @@ pub fn install(root: &Path, socket: &Path, is_dry: bool) -> Result<(), Failure> 
     if is_dry {
         return print(&format!("would write {}:\n{text}", path.display()));
     }
-    // What was executable, and so seen by a libvirtd that runs, stays as old as it is: `status` compares that with libvirtd's start.
+    // What was executable, and so seen by a libvirtd that runs, stays as old as it is: `status` compares that with
+    // libvirtd's start.
     let since = fs::metadata(&path).and_then(|file| file.modified()).ok().filter(|_| is_executable);
     write(&path, &text, since).map_err(at(&path))?;
     print(&format!("wrote {}; `wideleaf hook status` says whether libvirtd runs it\n", path.display()))
 }
 
-/// Puts the whole script in its place at once, as old as `since` says. It is made in the folder above: libvirt runs whatever is executable in
-/// `qemu.d`.
+/// Puts the whole script in its place at once, as old as `since` says. It is made in the folder above: libvirt runs
+/// whatever is executable in `qemu.d`.
 fn write(path: &Path, text: &str, since: Option<SystemTime>) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;

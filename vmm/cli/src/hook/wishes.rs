@@ -6,9 +6,9 @@
 //! </metadata>
 //! ```
 //!
-//! libvirt keeps an element of any namespace there and never looks at it, so that a typing error is found here or not at all. Everything in
-//! our namespace that is not understood is a mistake, and keeps the domain from starting: an operator who wrote `garantee="95%"` would
-//! otherwise believe in a guarantee that is not there.
+//! libvirt keeps an element of any namespace there and never looks at it, so that a typing error is found here or not
+//! at all. Everything in our namespace that is not understood is a mistake, and keeps the domain from starting: an
+//! operator who wrote `garantee="95%"` would otherwise believe in a guarantee that is not there.
 
 use std::path::Path;
 
@@ -101,8 +101,8 @@ impl Wishes {
     }
 }
 
-/// A policy that a guest of another VMM can have, in the words of the metadata: the daemon refuses any other at `started`, when libvirt
-/// shows the reason to no one.
+/// A policy that a guest of another VMM can have, in the words of the metadata: the daemon refuses any other at
+/// `started`, when libvirt shows the reason to no one.
 fn policy(text: &str) -> Result<String, String> {
     if text != "off" {
         let choice = PolicyChoice::parse(text).map_err(|error| format!("{error}; or off"))?;

@@ -34,8 +34,8 @@ impl fmt::Display for WithoutDaemon {
             ),
             WithoutDaemon::NotPermitted(path) => write!(
                 f,
-                "no permission to ask a wideleafd at {}: this is a look at the processes themselves; run as root or as a member of its group \
-                 to see what is managed",
+                "no permission to ask a wideleafd at {}: this is a look at the processes themselves; run as root or as \
+                 a member of its group to see what is managed",
                 path.display()
             ),
             WithoutDaemon::NotAsked => f.write_str("no daemon was asked: this is a look at the processes themselves"),

@@ -1,6 +1,7 @@
-//! Mistakes in the metadata of libvirt domains that run all the same: a domain that was started while no hook or daemon was there, and one
-//! whose metadata were changed while it ran. At `reconnect` libvirtd would kill the guest that its hook refuses, so they are only told: in
-//! the log once, and in the view of the VM for as long as it runs or until libvirt tells of metadata without them.
+//! Mistakes in the metadata of libvirt domains that run all the same: a domain that was started while no hook or daemon
+//! was there, and one whose metadata were changed while it ran. At `reconnect` libvirtd would kill the guest that its
+//! hook refuses, so they are only told: in the log once, and in the view of the VM for as long as it runs or until
+//! libvirt tells of metadata without them.
 
 use wideleaf_control::protocol::{Answer, Target};
 

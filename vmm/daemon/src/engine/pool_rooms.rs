@@ -17,8 +17,8 @@ use crate::rooms::{self, Room};
 impl Engine {
     /// Makes room for a domain. What was made for an earlier start of it goes back first.
     ///
-    /// What a guarantee asks of ordinary memory is compared with what the host has, and not set aside: only a guarantee that can not be met
-    /// is refused.
+    /// What a guarantee asks of ordinary memory is compared with what the host has, and not set aside: only a guarantee
+    /// that can not be met is refused.
     pub(super) fn prepare(
         &self,
         domain: String,

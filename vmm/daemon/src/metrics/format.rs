@@ -30,7 +30,8 @@ impl Format {
         }
     }
 
-    /// The form that the values of a request's `Accept` headers prefer: OpenMetrics where it is named, and plain text is not preferred to it.
+    /// The form that the values of a request's `Accept` headers prefer: OpenMetrics where it is named, and plain text
+    /// is not preferred to it.
     pub(super) fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
         let (mut open_metrics, mut plain) = (0.0, 0.0);
         for range in accept.flat_map(|value| value.split(',')) {
@@ -84,8 +85,8 @@ mod tests {
     #[test]
     fn open_metrics_is_for_those_who_ask_for_it_and_prefer_it() {
         // As Prometheus 2.42 and 3.0 ask.
-        let prometheus_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
-                            text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        let prometheus_2 = "application/openmetrics-text;version=1.0.0,\
+                            application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         let prometheus_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
                             application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;q=0.3,*/*;q=0.1";
         for accept in [
