@@ -11,6 +11,9 @@ use super::requests::process_of;
 impl Engine {
     /// Remembers what is wrong in the metadata of a domain that runs.
     pub(super) fn note_mistakes(&self, domain: &str, pid: u32, mistakes: Vec<String>) -> Result<(), String> {
+        if mistakes.is_empty() && self.table().mistakes.is_empty() {
+            return Ok(());
+        }
         let process = self.doors.guests.resolve(&Target::Pid(pid))?.process;
         let mut table = self.table();
         let is_new = table.mistakes.get(&process).is_none_or(|known| *known != mistakes);
