@@ -112,7 +112,7 @@ fn a_domain_on_huge_pages_starts_in_a_pool_that_has_none_and_leaves_none() {
     let uuid = libvirt.virsh(&["domuuid", "pattern"]).unwrap();
 
     libvirt.virsh(&["start", "pattern"]).unwrap();
-    let Request::Prepare { domain: name, uuid: said, pages } = daemon.next() else { panic!("no Prepare first") };
+    let Request::Prepare { domain: name, uuid: said, pages, .. } = daemon.next() else { panic!("no Prepare first") };
     assert_eq!((name.as_str(), &said, pages.len()), ("pattern", &uuid, 1));
     // 128 MiB.
     assert_eq!((pages[0].page_bytes, pages[0].pages, pages[0].node), (2 << 20, 64, None));
@@ -187,6 +187,36 @@ fn a_guarantee_that_nobody_can_give_is_an_error_of_libvirts_and_no_guest() {
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
     assert!(error.contains("wideleaf: pattern asks for a guarantee: no wideleafd listens"), "{error}");
     assert!(!is_running(&libvirt, "pattern"));
+}
+
+#[test]
+fn a_misspelt_attribute_is_an_error_of_libvirts_that_names_the_right_one_and_no_guest() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    libvirt.define(&Domain { wishes: "garantee='95%'", ..Domain::PATTERN });
+    let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
+    assert!(error.contains("unknown attribute garantee: did you mean guarantee?"), "{error}");
+    assert!(!is_running(&libvirt, "pattern"));
+}
+
+#[test]
+fn a_hook_that_is_renewed_under_a_libvirtd_that_runs_it_is_no_alarm() {
+    let Some(libvirt) = libvirt_with_hook() else { return };
+    let socket = "/run/wideleaf/other.sock";
+    let hook = |command: &str| {
+        let program = "/run/wideleaf/bin/wideleaf";
+        libvirt.run(&[program, "hook", command, "--socket", socket]).status.code()
+    };
+    assert_eq!(hook("status"), Some(11), "it is for another socket");
+    assert_eq!((hook("install"), hook("status")), (Some(0), Some(0)), "the renewed script is as old as the first");
+    let uninstall = libvirt.run(&["/run/wideleaf/bin/wideleaf", "hook", "uninstall"]);
+    assert_eq!(uninstall.status.code(), Some(0));
+    assert_eq!((hook("install"), hook("status")), (Some(0), Some(12)), "it is young, and has not been called");
+    libvirt.define(&Domain::PATTERN);
+    libvirt.virsh(&["start", "pattern"]).unwrap();
+    assert_eq!(hook("status"), Some(0), "this libvirtd has called it");
+    libvirt.restart_libvirtd();
+    assert_eq!(hook("status"), Some(0), "so has this one");
+    libvirt.virsh(&["destroy", "pattern"]).unwrap();
 }
 
 #[test]

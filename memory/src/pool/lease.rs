@@ -9,8 +9,12 @@ use super::{HugetlbPools, PoolError, Shortage};
 impl HugetlbPools {
     /// Makes room for `pages` more pages until the lease is dropped. For 2 MiB pages that is a higher
     /// `nr_overcommit_hugepages`: the kernel then makes surplus pages when they are mapped and takes them back when
-    /// they are unmapped, so that nothing stays even if this process is killed. Giant pages know no surplus; the pool
-    /// itself is grown and shrunk again.
+    /// they are unmapped. Giant pages know no surplus; the pool itself is grown and shrunk again.
+    ///
+    /// Where the process of the lease is killed outright (`kill -9`, an out-of-memory kill of its whole cgroup), the
+    /// lease is not dropped. Of 2 MiB pages no memory stays then, but the permission does: `nr_overcommit_hugepages`
+    /// stays raised, which costs nothing until another process maps that many. Of 1 GiB pages the pages themselves stay
+    /// in the pool. `wideleaf pool list` shows both.
     ///
     /// # Errors
     /// [`PoolError`] where we may not (root is needed) or the machine has not that much contiguous memory.

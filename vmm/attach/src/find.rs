@@ -107,11 +107,17 @@ pub fn resolve(places: &Places, target: &Target) -> Result<VmProcess, FindError>
         Target::Pid(pid) => with_pid(places, *pid),
         Target::Domain(name) => named(places, name),
         Target::Qmp(path) => {
-            let pid = Qmp::connect(path, ANSWER_WITHIN)?.peer_pid()?;
-            with_pid(places, pid).map_err(|error| match error {
-                FindError::NotAVm { pid, .. } => FindError::SocketOfOthers { path: path.clone(), pid },
-                other => other,
-            })
+            let mut guest = None;
+            let is_a_vm = |pid| {
+                let found = with_pid(places, pid).map_err(|error| match error {
+                    FindError::NotAVm { pid, .. } => FindError::SocketOfOthers { path: path.clone(), pid },
+                    other => other,
+                })?;
+                guest = Some(found);
+                Ok::<(), FindError>(())
+            };
+            Qmp::connect_to(path, ANSWER_WITHIN, is_a_vm)?;
+            guest.ok_or_else(|| FindError::Unknown { name: path.display().to_string(), known: Vec::new() })
         }
     }
 }
@@ -190,6 +196,25 @@ mod tests {
         assert_eq!(named(&places, "7").expect("process 7").name, "web");
         let domain = |pid| with_pid(&places, pid).expect("it is there").domain;
         assert_eq!([7, 8, 9].map(domain), [Some("web".to_owned()), None, None]);
+    }
+
+    #[test]
+    fn a_socket_of_another_service_is_not_talked_to_and_its_words_are_not_told() {
+        let (folder, places) = fake_places();
+        add_process(&places, std::process::id(), &["sshd"], &["/dev/null"]);
+        let path = folder.path().join("service");
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("the socket is new");
+        let service = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("we connect");
+            let _ = std::io::Write::write_all(&mut stream, b"220 secret\r\n");
+            let mut heard = Vec::new();
+            // A close with unread bytes resets the connection.
+            let _ = std::io::Read::read_to_end(&mut stream, &mut heard);
+            heard
+        });
+        let error = resolve(&places, &Target::Qmp(path)).expect_err("it is no VM").to_string();
+        assert!(error.contains("was opened by process") && !error.contains("secret"), "{error}");
+        assert_eq!(service.join().expect("it ends"), b"", "not a byte was written to it");
     }
 
     #[test]

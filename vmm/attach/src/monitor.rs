@@ -41,10 +41,9 @@ impl Monitor {
     }
 
     fn connect(&self) -> Result<Qmp, QmpError> {
-        let qmp = Qmp::connect(&self.path, ANSWER_WITHIN)?;
-        match qmp.peer_pid()? {
-            pid if pid == self.pid => Ok(qmp),
+        Qmp::connect_to(&self.path, ANSWER_WITHIN, |peer| match peer {
+            pid if pid == self.pid => Ok(()),
             other => Err(QmpError::OfAnother { path: self.path.display().to_string(), pid: self.pid, other }),
-        }
+        })
     }
 }

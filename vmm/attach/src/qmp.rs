@@ -166,11 +166,26 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`].
     pub fn connect(path: &Path, within: Duration) -> Result<Qmp, QmpError> {
+        Qmp::connect_to(path, within, |_| Ok(()))
+    }
+
+    /// The same where `is_meant` allows the process that listens there. Before that not a byte is read or written: a
+    /// client of a daemon that runs as root may name any socket of the host, and is to learn nothing of what another
+    /// service says to root.
+    ///
+    /// # Errors
+    /// [`QmpError`], or the reason of `is_meant`.
+    pub fn connect_to<E: From<QmpError>>(
+        path: &Path,
+        within: Duration,
+        is_meant: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<Qmp, E> {
         let stream = stream(path, within).map_err(|errno| match errno {
             Errno::EAGAIN => QmpError::TimedOut(within),
             errno => QmpError::Connect { path: path.display().to_string(), source: errno.into() },
         })?;
-        Qmp::over(stream, within)
+        is_meant(peer_pid(&stream)?)?;
+        Ok(Qmp::over(stream, within)?)
     }
 
     /// The same over a connection that is there, whose own time limits hold for each read and write.
@@ -187,16 +202,6 @@ impl Qmp {
         qmp.send("{\"execute\":\"qmp_capabilities\"}\n")?;
         qmp.answer(until)?.map_err(|refused| QmpError::NotQmp(refused.to_string()))?;
         Ok(qmp)
-    }
-
-    /// The process that listens on the socket (`SO_PEERCRED`, unix(7)): QEMU, or whoever opened the socket for it.
-    ///
-    /// # Errors
-    /// [`QmpError`] where the kernel does not say.
-    pub fn peer_pid(&self) -> Result<u32, QmpError> {
-        let peer =
-            getsockopt(&self.stream, sockopt::PeerCredentials).map_err(|errno| QmpError::Broken(errno.into()))?;
-        u32::try_from(peer.pid()).map_err(|_| QmpError::NotQmp(format!("its peer is process {}", peer.pid())))
     }
 
     /// Asks one.
@@ -264,6 +269,12 @@ impl Qmp {
             _ => QmpError::Broken(error),
         }
     }
+}
+
+/// The process that listens on the socket (`SO_PEERCRED`, unix(7)): QEMU, or the process that opened the socket for it.
+fn peer_pid(stream: &UnixStream) -> Result<u32, QmpError> {
+    let peer = getsockopt(stream, sockopt::PeerCredentials).map_err(|errno| QmpError::Broken(errno.into()))?;
+    u32::try_from(peer.pid()).map_err(|_| QmpError::NotQmp(format!("its peer is process {}", peer.pid())))
 }
 
 /// A connection of which no call takes longer than `within`. Nor does connecting: QEMU lets two clients wait, also those that have
@@ -392,8 +403,11 @@ mod tests {
     #[test]
     fn the_peer_is_the_process_that_listens() {
         let (folder, thread) = monitor(vec![GREETING.into(), b"{\"return\": {}}\r\n".to_vec()]);
-        let qmp = Qmp::connect(&folder.path().join("qmp"), Duration::from_secs(5)).expect("it greets");
-        assert_eq!(qmp.peer_pid().expect("the kernel says"), std::process::id());
+        let is_us = |pid| {
+            assert_eq!(pid, std::process::id());
+            Ok::<(), QmpError>(())
+        };
+        let qmp = Qmp::connect_to(&folder.path().join("qmp"), Duration::from_secs(5), is_us).expect("it greets");
         drop(qmp);
         thread.join().expect("the monitor ends");
     }

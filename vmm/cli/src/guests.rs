@@ -14,11 +14,15 @@ use wideleaf_control::protocol::{Request, Settings};
 use crate::args::FormatArg;
 use crate::failure::Failure;
 use crate::output::{Output, print};
-use crate::source::{SocketArg, done, vm_of};
+use crate::source::{SocketArg, SourceArg, done, vm_of};
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\
-Without a daemon it looks at the processes itself: read-only, and it says which figures are missing and what would bring them.
+Without a daemon, where its socket is closed to this user, and with --no-daemon it looks at the processes itself:
+read-only, and it says which figures are missing and what would bring them.
+
+In JSON sizes are bytes, times are seconds, and shares (cpu_share, coverage, walk_share) are ten thousandths: 5000 is
+50 %.
 
 Examples:
   All VMs of this host:
@@ -35,7 +39,7 @@ Examples:
 #[command(after_long_help = LIST_EXAMPLES)]
 pub struct ListArgs {
     #[command(flatten)]
-    socket: SocketArg,
+    source: SourceArg,
 
     /// Form of the result
     #[arg(long, value_enum, default_value = "table")]
@@ -58,7 +62,7 @@ pub struct VmArgs {
     vm: String,
 
     #[command(flatten)]
-    socket: SocketArg,
+    source: SourceArg,
 
     /// Form of the result
     #[arg(long, value_enum, default_value = "table")]
@@ -133,7 +137,7 @@ pub struct ReloadArgs {
 /// [`Failure`].
 pub fn list(args: &ListArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
-    let report = args.socket.source()?.host()?;
+    let report = args.source.source()?.host()?;
     output.write(&report, tables::host)
 }
 
@@ -143,7 +147,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
 /// [`Failure`].
 pub fn info(args: &VmArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
-    let vm = args.socket.source()?.vm(&args.vm)?;
+    let vm = args.source.source()?.vm(&args.vm)?;
     output.write(&vm, tables::vm)
 }
 
@@ -153,7 +157,7 @@ pub fn info(args: &VmArgs) -> Result<(), Failure> {
 /// [`Failure`].
 pub fn explain(args: &VmArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
-    let explanation = args.socket.source()?.explanation(&args.vm)?;
+    let explanation = args.source.source()?.explanation(&args.vm)?;
     output.write(&explanation, tables::explanation)
 }
 

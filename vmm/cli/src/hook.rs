@@ -4,7 +4,8 @@
 //!   libvirtd ──▶ /etc/libvirt/hooks/qemu.d/wideleaf ──▶ wideleaf hook run NAME OPERATION … ──▶ wideleafd
 //!    waits       the script that `install` writes        reads the XML, asks, never waits long
 //!
-//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is asked for
+//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is
+//!                                                             asked for, and refuses metadata with a mistake
 //!   started begin     Started { pid, settings }               does not wait
 //!   reconnect begin   the same: libvirtd was restarted, and kills the guest where its hook fails
 //!   release end       Release                                 does not wait
@@ -15,13 +16,18 @@
 //! |---|---|
 //! | [`call`] | what is done when libvirt calls |
 //! | [`domain`], [`wishes`], [`xml`] | what a domain wants, from its XML |
+//! | `called`, `libvirtd` | which libvirtd has run the hook |
+//! | `journal` | a line in the host's log |
 //! | [`script`] | the script: written, taken away |
 //! | [`status`] | whether it works |
 //!
 //! libvirt: "Hooks for specific system management" (hooks.html), and what libvirt 9.0 was seen to do.
 
 pub mod call;
+mod called;
 pub mod domain;
+mod journal;
+mod libvirtd;
 pub mod script;
 pub mod status;
 pub mod wishes;
@@ -117,6 +123,10 @@ pub struct RunArgs {
     /// Where the daemon listens
     #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
     pub socket: PathBuf,
+
+    /// The folder that holds `dev/`, `proc/` and `run/`
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    pub root: PathBuf,
 
     /// The domain
     #[arg(value_name = "NAME")]

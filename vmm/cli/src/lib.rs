@@ -35,6 +35,7 @@ pub mod image;
 pub mod interrupts;
 pub mod kernels;
 pub mod manual;
+mod manual_page;
 pub mod mappings;
 pub mod output;
 pub mod pool;

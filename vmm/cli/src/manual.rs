@@ -3,11 +3,14 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
 
 use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
+use crate::manual_page;
 
 /// Prints what a shell completes.
 ///
@@ -29,12 +32,36 @@ pub fn pages(args: &ManArgs) -> Result<(), Failure> {
     let cannot =
         |error: io::Error| Failure::Output(format!("cannot write manual pages to {}: {error}", args.folder.display()));
     fs::create_dir_all(&args.folder).map_err(cannot)?;
-    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(cannot)
+    let mut program = Cli::command().disable_help_subcommand(true);
+    program.build();
+    write_pages(&program, &args.folder).map_err(cannot)
+}
+
+fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
+    command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .try_for_each(|command| write_pages(command, folder))?;
+    let mut page = Vec::new();
+    manual_page::write(command, "1", &mut page)?;
+    fs::write(folder.join(Man::new(command.clone()).get_filename()), page)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_keeps_the_lines_of_its_examples_and_the_values_of_its_usage() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        pages(&ManArgs { folder: folder.path().to_owned() }).expect("the pages are written");
+        let page = fs::read_to_string(folder.path().join("wideleaf-attach.1")).expect("its page");
+        assert!(page.contains(".SH SYNOPSIS\n.nf\nwideleaf attach [OPTIONS] "), "{page}");
+        assert!(page.contains(
+            "\nExamples:\n  What would be done, without doing it:\n    wideleaf attach web \\-\\-dry\\-run\n"
+        ));
+        assert!(!page.contains(".SH EXTRA"), "{page}");
+    }
 
     #[test]
     fn each_command_that_is_shown_has_its_page() {

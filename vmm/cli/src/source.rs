@@ -1,9 +1,12 @@
 //! Where the views of the host's VMs come from: the daemon, or a look at the processes where there is none.
 //!
 //! ```text
-//!   --socket PATH ───────────────▶ the daemon there, or an error
-//!   no --socket, a daemon ───────▶ the daemon
-//!   no --socket, nobody listens ─▶ the processes themselves: read-only, and each view says what is missing
+//!   --socket PATH ─────────────────────▶ the daemon there, or an error
+//!   no --socket, a daemon ─────────────▶ the daemon
+//!   no --socket, no daemon ────────────▶ the processes themselves: read-only, and each view says what is missing
+//!   no --socket, the socket is closed
+//!   to this user ──────────────────────▶ the same, with a line on standard error: a daemon may be behind it
+//!   --no-daemon ───────────────────────▶ the same, without a look at the socket
 //! ```
 
 pub mod looking;
@@ -18,7 +21,8 @@ use wideleaf_control::protocol::{Answer, Request, SOCKET_PATH, Settings};
 use wideleaf_control::view::{DaemonView, Explanation, VmView, WindowMap};
 
 use crate::failure::Failure;
-use looking::Looking;
+use crate::output::say;
+use looking::{Looking, WithoutDaemon};
 
 /// `--socket`.
 #[derive(Args, Clone, Debug)]
@@ -54,22 +58,52 @@ impl SocketArg {
         client::ask_within(self.path(), request, self.wait.map(Duration::from_secs))
     }
 
-    /// Whoever tells about VMs.
+    /// Whether this only says that there is no daemon, and none was named.
+    pub fn may_do_without(&self, error: &ClientError) -> bool {
+        self.socket.is_none() && matches!(error, ClientError::NoDaemon { .. })
+    }
+}
+
+/// `--socket` and `--no-daemon`, of commands that only look.
+#[derive(Args, Clone, Debug)]
+pub struct SourceArg {
+    #[command(flatten)]
+    socket: SocketArg,
+
+    /// Look at the processes themselves, without asking a daemon
+    #[arg(long, conflicts_with = "socket")]
+    no_daemon: bool,
+}
+
+impl SourceArg {
+    /// The source of views.
     ///
     /// # Errors
     /// [`Failure::Host`] where a daemon is there and does not answer, or where `--socket` names none.
     pub fn source(&self) -> Result<Box<dyn Source>, Failure> {
-        match self.reply(Request::Daemon) {
-            Ok(Answer::Daemon(_)) => Ok(Box::new(Daemon { socket: self.clone() })),
+        if self.no_daemon {
+            return Ok(Box::new(Looking::because(WithoutDaemon::NotAsked)));
+        }
+        match self.socket.reply(Request::Daemon) {
+            Ok(Answer::Daemon(_)) => Ok(Box::new(Daemon { socket: self.socket.clone() })),
             Ok(other) => Err(unexpected(&other)),
-            Err(error) if self.may_do_without(&error) => Ok(Box::new(Looking::instead_of_a_daemon_at(self.path()))),
-            Err(error) => Err(too_late(error)),
+            Err(error) => {
+                let why = self.instead_of(error).map_err(too_late)?;
+                if let WithoutDaemon::NotPermitted(_) = why {
+                    say(format_args!("wideleaf: {why}"));
+                }
+                Ok(Box::new(Looking::because(why)))
+            }
         }
     }
 
-    /// Whether this only says that there is no daemon, and none was named.
-    pub fn may_do_without(&self, error: &ClientError) -> bool {
-        self.socket.is_none() && matches!(error, ClientError::NoDaemon { .. })
+    /// Why the processes are looked at instead, where the answer allows that.
+    fn instead_of(&self, error: ClientError) -> Result<WithoutDaemon, ClientError> {
+        match error {
+            ClientError::NoDaemon { path } if self.socket.socket.is_none() => Ok(WithoutDaemon::Absent(path)),
+            ClientError::NotPermitted { path } if self.socket.socket.is_none() => Ok(WithoutDaemon::NotPermitted(path)),
+            error => Err(error),
+        }
     }
 }
 
@@ -212,4 +246,26 @@ fn unexpected(answer: &Answer) -> Failure {
         Answer::Limits(_) => "limits",
     };
     Failure::Host(format!("wideleafd answered another question (it told {kind}): is it of another version?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processes_are_looked_at_where_no_daemon_can_be_asked_and_none_was_named() {
+        let source = |socket: Option<&str>| SourceArg {
+            socket: SocketArg { socket: socket.map(PathBuf::from), wait: None },
+            no_daemon: false,
+        };
+        let path = || PathBuf::from("/s");
+        let instead = |socket, error| source(socket).instead_of(error).map_err(|error| error.to_string());
+        assert_eq!(instead(None, ClientError::NoDaemon { path: path() }), Ok(WithoutDaemon::Absent(path())));
+        assert_eq!(instead(None, ClientError::NotPermitted { path: path() }), Ok(WithoutDaemon::NotPermitted(path())));
+        for named in [ClientError::NoDaemon { path: path() }, ClientError::NotPermitted { path: path() }] {
+            assert!(instead(Some("/s"), named).is_err(), "the one that was named is meant");
+        }
+        let busy = ClientError::Silent { timeout: client::QUESTION_TIMEOUT };
+        assert!(instead(None, busy).is_err(), "a daemon is there");
+    }
 }

@@ -34,7 +34,7 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::{NamedPlace, Output};
 use crate::run::{guest, visible_bar};
-use crate::source::SocketArg;
+use crate::source::SourceArg;
 use counters::{LinuxPmu, WalkEvents, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
 use predict::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};
@@ -116,7 +116,7 @@ pub struct TlbCostArgs {
     vm: Option<String>,
 
     #[command(flatten)]
-    socket: SocketArg,
+    source: SourceArg,
 
     /// Form of the result
     #[arg(long, value_enum, default_value = "table")]
@@ -161,7 +161,7 @@ pub struct TlbCostReport {
 pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     if let Some(name) = &args.vm {
         let output = Output::open(args.format, args.output.as_deref())?;
-        let vm = args.socket.source()?.vm(name)?;
+        let vm = args.source.source()?.vm(name)?;
         return output.write(&tables::VmShare::of(&vm), tables::VmShare::to_table);
     }
     let work = args.work()?;

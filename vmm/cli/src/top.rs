@@ -24,7 +24,7 @@ use crate::args::parse_duration;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::print;
-use crate::source::{SocketArg, Source};
+use crate::source::{Source, SourceArg};
 use crate::undo::Undo;
 use screen::{Effect, Screen, Tab};
 use watch::{Watch, look};
@@ -76,7 +76,7 @@ pub struct TopArgs {
     once: bool,
 
     #[command(flatten)]
-    socket: SocketArg,
+    source: SourceArg,
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -93,7 +93,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 /// [`Failure`]; the terminal is then as it was.
 pub fn main(args: &TopArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let source = args.socket.source()?;
+    let source = args.source.source()?;
     let vm = args.vm.as_deref().map(|name| source.vm(name)).transpose()?.map(|vm| vm.pid);
     if args.once || !io::stdout().is_terminal() {
         return print(&text(source.as_ref(), vm));

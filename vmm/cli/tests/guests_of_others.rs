@@ -5,13 +5,11 @@
 #[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
-use std::path::Path;
-
 use nix::sys::signal::Signal;
 use program::{Running, Scratch};
 use serde_json::Value;
 use wideleaf::source::Source;
-use wideleaf::source::looking::Looking;
+use wideleaf::source::looking::{Looking, WithoutDaemon};
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest, QemuRam, QemuSetup};
@@ -35,7 +33,7 @@ fn guest(name: &str, ram: QemuRam) -> QemuGuest {
 }
 
 fn looking() -> Looking {
-    Looking::instead_of_a_daemon_at(Path::new("none.sock"))
+    Looking::because(WithoutDaemon::Absent("none.sock".into()))
 }
 
 #[test]

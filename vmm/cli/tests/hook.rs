@@ -7,14 +7,15 @@ mod program;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
 
 use program::Scratch;
 use wideleaf::hook::script::{Trust, text_for};
-use wideleaf_control::protocol::{Answer, Envelope, PoolRequest, Reply, Request};
+use wideleaf_control::protocol::{Answer, Envelope, OrdinaryMemory, PoolRequest, Reply, Request};
 
 /// 64 pages of 2 MiB, and a guarantee.
 const LIVE: &str = include_str!("domains/live.xml");
@@ -96,6 +97,31 @@ fn a_script_that_libvirt_would_skip_or_that_is_old_is_renewed() {
     assert!(says(&scratch, &["hook", "status", "--root", &root]).contains(": installed\n"));
     let other = ends(&scratch, &["hook", "status", "--socket", "/elsewhere", "--root", &root], 11);
     assert!(other.contains("for another program or socket"), "{other}");
+}
+
+#[test]
+fn an_upgrade_that_renews_the_script_is_no_alarm() {
+    let (scratch, root, script) = host();
+    if !is_trusted(&scratch) {
+        return;
+    }
+    says(&scratch, &["hook", "install", "--root", &root]);
+    // libvirtd was started 100 s after boot, which is 400 s ago, and the script was written a minute before that.
+    let process = scratch.path("root/proc/7");
+    fs::create_dir_all(&process).unwrap();
+    fs::write(scratch.path("root/proc/uptime"), "500.00 900.00\n").unwrap();
+    fs::write(process.join("stat"), format!("7 (libvirtd) S 1 {}10000 55\n", "0 ".repeat(17))).unwrap();
+    let installed = SystemTime::now() - Duration::from_secs(460);
+    fs::File::options().write(true).open(&script).unwrap().set_modified(installed).unwrap();
+    assert!(says(&scratch, &["hook", "status", "--root", &root]).contains("runs it"));
+    let renew = ["hook", "install", "--socket", "/elsewhere", "--root", &root];
+    assert!(says(&scratch, &renew).starts_with("wrote "));
+    let status = says(&scratch, &["hook", "status", "--socket", "/elsewhere", "--root", &root]);
+    assert!(status.contains(": installed\n") && status.contains("runs it"), "{status}");
+    // One that was taken away meanwhile is new.
+    says(&scratch, &["hook", "uninstall", "--root", &root]);
+    says(&scratch, &renew);
+    assert!(ends(&scratch, &["hook", "status", "--socket", "/elsewhere", "--root", &root], 12).contains("restart"));
 }
 
 #[test]
@@ -201,7 +227,20 @@ fn prepare_asks_for_the_pages_of_the_domain_and_waits_for_them() {
     let output = call(&script(&scratch, &socket), "prepare", LIVE);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
     let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 64, node: None }];
-    let wanted = Request::Prepare { domain: "-t1".into(), uuid: UUID.into(), pages };
+    let wanted = Request::Prepare { domain: "-t1".into(), uuid: UUID.into(), pages, ordinary: None };
+    assert_eq!(daemon.join().unwrap(), wanted);
+}
+
+#[test]
+fn prepare_tells_what_a_guarantee_asks_of_ordinary_memory() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("control.sock");
+    let daemon = daemon(&socket, done());
+    let output = call(&script(&scratch, &socket), "prepare", &LIVE.replace("<hugepages/>", ""));
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    // 95 % of 128 MiB.
+    let ordinary = Some(OrdinaryMemory { bytes: 128 << 20, large_bytes: (128 << 20) * 95 / 100 });
+    let wanted = Request::Prepare { domain: "-t1".into(), uuid: UUID.into(), pages: Vec::new(), ordinary };
     assert_eq!(daemon.join().unwrap(), wanted);
 }
 
@@ -265,19 +304,87 @@ fn a_domain_that_is_none_is_prepared_for_nothing_and_starts() {
     for xml in ["", "<domain>", "<!DOCTYPE d [<!ENTITY e 'x'>]><domain>&e;</domain>"] {
         let output = call(&script, "prepare", xml);
         assert_eq!(output.status.code(), Some(0), "{xml}");
-        assert!(stderr(&output).starts_with("wideleaf: hook: the domain's XML: "), "{}", stderr(&output));
+        let text = stderr(&output);
+        assert!(text.starts_with("wideleaf: hook: prepare of -t1: the domain's XML: "), "{text}");
     }
 }
 
 #[test]
-fn what_the_metadata_say_and_nobody_understands_is_said() {
+fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_and_says_what_was_meant() {
     let scratch = Scratch::new();
-    let socket = scratch.path("control.sock");
-    let daemon = daemon(&socket, done());
-    let output = call(&script(&scratch, &socket), "prepare", &LIVE.replace("pool=", "puddle="));
-    assert_eq!(output.status.code(), Some(0));
-    assert!(stderr(&output).contains("unknown attribute puddle"), "{}", stderr(&output));
+    let script = script(&scratch, &scratch.path("none.sock"));
+    for (right, wrong, why) in [
+        ("guarantee=", "garantee=", "unknown attribute garantee: did you mean guarantee? there are policy, "),
+        ("pool=\"yes\"", "pool=\"maybe\"", "pool=\"maybe\": write yes or no"),
+        ("policy=\"auto\"", "policy=\"at-fault\"", "is for guests of `wideleaf run` alone"),
+        ("wideleaf:memory xmlns", "wideleaf:memry xmlns", "unknown element <memry>: there is <memory>"),
+    ] {
+        let output = call(&script, "prepare", &LIVE.replace(right, wrong));
+        let text = stderr(&output);
+        assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1), "{wrong}: {text}");
+        assert!(text.starts_with("wideleaf: the metadata of -t1 have a mistake: ") && text.contains(why), "{text}");
+    }
+}
+
+/// Calls the hook of a host that is in a folder of the test's, where the domain t1 is process 4711.
+fn call_on(scratch: &Scratch, socket: &Path, operation: &str, xml: &str) -> Output {
+    for folder in ["host/dev", "host/run/libvirt/qemu"] {
+        fs::create_dir_all(scratch.path(folder)).unwrap();
+    }
+    fs::write(scratch.path("host/run/libvirt/qemu/t1.pid"), "4711").unwrap();
+    let stdin = scratch.path("domain.xml");
+    fs::write(&stdin, xml).unwrap();
+    let mut command = Command::new(scratch.program());
+    command.args(["hook", "run", "--root"]).arg(scratch.path("host")).arg("--socket").arg(socket);
+    command.args(["--", "t1", operation, "begin", "-"]).stdin(fs::File::open(stdin).unwrap()).output().unwrap()
+}
+
+#[test]
+fn a_guest_that_runs_with_a_mistake_in_its_metadata_runs_on_and_the_daemon_is_told() {
+    for operation in ["started", "reconnect"] {
+        let scratch = Scratch::new();
+        let socket = scratch.path("control.sock");
+        let daemon = daemon(&socket, done());
+        let output = call_on(&scratch, &socket, operation, &LIVE.replace("guarantee=", "garantee="));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let Request::Started { pid, settings, mistakes, .. } = daemon.join().unwrap() else { panic!("no Started") };
+        assert_eq!((pid, settings.policy.as_deref(), settings.guarantee), (4711, Some("auto"), None));
+        assert!(mistakes.len() == 1 && mistakes[0].contains("did you mean guarantee?"), "{mistakes:?}");
+    }
+}
+
+/// What is in the log of that host: lines that were sent by the time that the hook has ended.
+fn log(scratch: &Scratch) -> UnixDatagram {
+    fs::create_dir_all(scratch.path("host/dev")).unwrap();
+    let log = UnixDatagram::bind(scratch.path("host/dev/log")).unwrap();
+    log.set_nonblocking(true).unwrap();
+    log
+}
+
+#[test]
+fn what_the_daemon_can_not_log_because_it_is_not_there_is_in_the_log_of_the_host() {
+    let scratch = Scratch::new();
+    let log = log(&scratch);
+    let xml = LIVE.replace("guarantee=\"95%\"", "");
+    let output = call_on(&scratch, &scratch.path("none.sock"), "prepare", &xml);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let mut line = [0; 4096];
+    let length = log.recv(&mut line).expect("a line");
+    let line = String::from_utf8_lossy(&line[..length]);
+    let text = line.strip_prefix("<28>wideleaf[").and_then(|rest| rest.split_once("]: ")).map(|(_, text)| text);
+    assert!(text.is_some_and(|text| text.starts_with("hook: prepare of t1: no wideleafd listens at ")), "{line}");
+    assert!(log.recv(&mut [0; 16]).is_err(), "one line");
+}
+
+#[test]
+fn what_the_daemon_refuses_is_for_its_own_log() {
+    let scratch = Scratch::new();
+    let (log, socket) = (log(&scratch), scratch.path("control.sock"));
+    let daemon = daemon(&socket, Reply::Error("the pool is 3 pages short".into()));
+    let xml = LIVE.replace("guarantee=\"95%\"", "");
+    assert_eq!(call_on(&scratch, &socket, "prepare", &xml).status.code(), Some(0));
     daemon.join().unwrap();
+    assert!(log.recv(&mut [0; 16]).is_err());
 }
 
 #[test]

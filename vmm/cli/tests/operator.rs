@@ -398,3 +398,53 @@ fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
     let changes = Settings { policy: Some("aligned".into()), ..Settings::default() };
     assert!(daemon.asked.lock().unwrap().contains(&Request::Set { vm: "4711".into(), changes }));
 }
+
+#[test]
+fn without_a_daemon_is_an_option_and_another_socket_is_its_opposite() {
+    let scratch = Scratch::new();
+    let output = scratch.wideleaf(&["list", "--no-daemon", "--format", "json"]).assert().success().stderr("");
+    let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(report["daemon"], Value::Null);
+    assert!(report["source"].as_str().unwrap().starts_with("no daemon was asked: "), "{report}");
+    let both = scratch.wideleaf(&["list", "--no-daemon", "--socket", "s"]).assert().code(2);
+    has_all(&String::from_utf8_lossy(&both.get_output().stderr), &["--no-daemon", "cannot be used with", "--socket"]);
+}
+
+/// A `/run` of its own with a socket that only root may connect to, and `wideleaf` in it as another user.
+const AS_ANOTHER_USER: &str = r#"
+mount -t tmpfs -o mode=755 none /run && mkdir /run/wideleaf && cp "$0" /run/wideleaf/program
+python3 -c 'import socket, os
+os.umask(0o117)
+socket.socket(socket.AF_UNIX).bind("/run/wideleaf/control.sock")' || exit 99
+exec setpriv --reuid 65534 --regid 65534 --clear-groups /run/wideleaf/program "$@"
+"#;
+
+#[test]
+fn a_user_who_may_not_connect_gets_a_look_at_the_processes_and_a_line_that_says_so() {
+    let scratch = Scratch::new();
+    let as_another_user = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", AS_ANOTHER_USER]).arg(scratch.program()).args(arguments);
+        command.output().unwrap()
+    };
+    let probe = Command::new("unshare").args(["--mount", "sh", "-c", "command -v python3 setpriv"]).output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("skipped: needs root, unshare, setpriv and python3");
+        return;
+    }
+    let output = as_another_user(&["list", "--format", "json"]);
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(
+        stderr.starts_with("wideleaf: no permission to ask a wideleafd at /run/wideleaf/control.sock: "),
+        "{stderr}"
+    );
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert!(report["source"].as_str().unwrap().starts_with("no permission to ask"), "{report}");
+    let quiet = as_another_user(&["list", "--no-daemon"]);
+    assert_eq!((quiet.status.code(), quiet.stderr.is_empty()), (Some(0), true));
+    let change = as_another_user(&["detach", "web"]);
+    let text = String::from_utf8_lossy(&change.stderr);
+    assert!(change.status.code() == Some(4) && text.contains("no permission to connect"), "{text}");
+}

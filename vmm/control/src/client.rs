@@ -65,6 +65,9 @@ pub enum ClientError {
     /// The daemon says no, in its own words. Another version of the protocol is refused in this way.
     #[error("wideleafd: {0}")]
     Refused(String),
+    /// The daemon has done it and could not write it down, in its own words.
+    #[error("wideleafd: {0}")]
+    Unsaved(String),
     /// Something else.
     #[error("cannot talk to wideleafd: {0}")]
     Io(#[from] io::Error),
@@ -104,6 +107,7 @@ pub fn ask_over(stream: UnixStream, request: Request, timeout: Duration) -> Resu
     match parse(&exchange(&stream, line, timeout)?)? {
         Reply::Ok(answer) => Ok(*answer),
         Reply::Error(text) => Err(ClientError::Refused(one_line(&text))),
+        Reply::Unsaved(text) => Err(ClientError::Unsaved(one_line(&text))),
     }
 }
 
@@ -227,6 +231,12 @@ mod tests {
     fn a_refusal_is_one_line_in_the_daemons_words() {
         let refused = reply_of(b"{\"error\":\"version 7 is spoken here,\\nnot 1\"}\n".to_vec());
         assert_eq!(text_of(refused), "wideleafd: version 7 is spoken here, not 1");
+    }
+
+    #[test]
+    fn what_is_done_and_not_written_down_is_no_answer_and_no_refusal() {
+        let unsaved = reply_of(b"{\"unsaved\":\"it is in force, and\\nlost\"}\n".to_vec());
+        assert!(matches!(unsaved, Err(ClientError::Unsaved(text)) if text == "it is in force, and lost"));
     }
 
     #[test]

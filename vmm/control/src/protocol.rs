@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::view::{DaemonView, Explanation, VmView, WindowMap};
+use crate::view::{ByteCount, DaemonView, Explanation, VmView, WindowMap};
 
 /// Of what is written on the socket. A daemon refuses any other, with its own in the text.
 pub const VERSION: u32 = 1;
@@ -99,6 +99,9 @@ pub enum Request {
         uuid: String,
         /// What it takes of which pool.
         pages: Vec<PoolRequest>,
+        /// Its memory on ordinary pages, where it asks for a guarantee.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ordinary: Option<OrdinaryMemory>,
     },
     /// A libvirt domain runs, as libvirt's hook tells when it has started and when libvirtd was restarted. It is taken under management
     /// where the configuration says so, or where `settings` ask for it; one that somebody detached stays detached. Answer:
@@ -113,6 +116,9 @@ pub enum Request {
         /// What its metadata say. Where something was said before, by metadata or over the socket, that counts more.
         #[serde(flatten)]
         settings: Settings,
+        /// What in its metadata is wrong, a line each: it is not in `settings`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mistakes: Vec<String>,
     },
     /// A libvirt domain is gone: room that was made for it goes back. Answer: [`Answer::Done`].
     Release {
@@ -121,6 +127,15 @@ pub enum Request {
         /// Its UUID.
         uuid: String,
     },
+}
+
+/// Memory of a domain that no pool provides, and how much of it has to become large pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrdinaryMemory {
+    /// The most that the guest may have of it, in bytes.
+    pub bytes: ByteCount,
+    /// How much of that has to be in large pages, in bytes.
+    pub large_bytes: ByteCount,
 }
 
 /// Pages of a pool, on one NUMA node or on any.
@@ -211,6 +226,9 @@ pub enum Reply<A = Answer> {
     Ok(Box<A>),
     /// It was not: one line, what and why and what to do.
     Error(String),
+    /// It was done, and could not be written down: it is lost when the daemon ends, unless the daemon can write by
+    /// then. One line: why.
+    Unsaved(String),
 }
 
 /// What is replied where all is well.

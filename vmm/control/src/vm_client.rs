@@ -83,7 +83,7 @@ pub fn ask(socket: &Path, request: VmRequest) -> Result<VmAnswer, VmClientError>
     })?;
     match serde_json::from_slice::<Reply<VmAnswer>>(&reply) {
         Ok(Reply::Ok(answer)) => Ok(*answer),
-        Ok(Reply::Error(text)) => Err(VmClientError::Refused(one_line(&text))),
+        Ok(Reply::Error(text) | Reply::Unsaved(text)) => Err(VmClientError::Refused(one_line(&text))),
         Err(error) => Err(VmClientError::Malformed { path: path(), why: one_line(&error.to_string()) }),
     }
 }

@@ -53,7 +53,7 @@ fn every_example_of_a_request_is_one_and_none_is_missing() {
 #[test]
 fn every_example_of_a_reply_is_one_and_none_is_missing() {
     let name_of = |line: &str| match round_trip::<Reply>(line) {
-        Reply::Error(_) => None,
+        Reply::Error(_) | Reply::Unsaved(_) => None,
         Reply::Ok(answer) => match serde_json::to_value(answer).unwrap() {
             Value::String(name) => Some(name),
             object => object.as_object().unwrap().keys().next().cloned(),
@@ -62,7 +62,9 @@ fn every_example_of_a_reply_is_one_and_none_is_missing() {
     let shown: BTreeSet<String> = replies().into_iter().filter_map(name_of).collect();
     let unknown = serde_json::from_str::<Answer>(r#""none of them""#).unwrap_err();
     assert_eq!(shown, known_names(unknown));
-    assert!(replies().iter().any(|line| matches!(round_trip::<Reply>(line), Reply::Error(_))), "an error is shown too");
+    let is_shown = |is_it: fn(&Reply) -> bool| replies().iter().any(|line| is_it(&round_trip::<Reply>(line)));
+    assert!(is_shown(|reply| matches!(reply, Reply::Error(_))), "an error is shown too");
+    assert!(is_shown(|reply| matches!(reply, Reply::Unsaved(_))), "and a change that is not saved");
 }
 
 proptest! {

@@ -428,6 +428,19 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_that_every_guest_would_refuse_is_a_mistake_with_the_reason_that_set_gives() {
+        for policy in ["at-fault", "reservation", "prealloc", "giant"] {
+            for (text, place) in [
+                (format!("[defaults]\npolicy = \"{policy}\"\n"), ":2:10: "),
+                (format!("[[vm]]\nname = \"a\"\npolicy = \"{policy}\"\n"), ":3:10: "),
+            ] {
+                let mistake = mistake(&text);
+                assert!(mistake.starts_with(place) && mistake.contains("guests of `wideleaf run` alone"), "{mistake}");
+            }
+        }
+    }
+
+    #[test]
     fn watermarks_that_contradict_each_other_are_refused() {
         let text = mistake("[host]\nlow_free = \"2G\"\nhigh_free = \"1G\"\n");
         assert!(text.contains("high_free (1 GiB) is below host.low_free (2 GiB)"), "{text}");

@@ -30,6 +30,7 @@ use crate::usage;
 
 mod comings;
 mod looks;
+mod metadata;
 mod pool_rooms;
 mod requests;
 mod shares;
@@ -101,12 +102,20 @@ struct Table {
     silent: BTreeSet<ProcessId>,
     /// Why guests could not be taken, as it was said last.
     refused: BTreeMap<ProcessId, String>,
+    /// What is wrong in the metadata of domains that run all the same.
+    mistakes: BTreeMap<ProcessId, Vec<String>>,
     rooms: Vec<Room>,
     host: HostMemoryWatch,
     saved_at: Duration,
 }
 
 impl Table {
+    /// Whether libvirt has told of a domain of that name: one that is managed, or one that has room in a pool.
+    fn has_domain(&self, name: &str) -> bool {
+        let mut domains = self.vms.values().filter_map(|vm| vm.found.domain.as_deref());
+        domains.any(|domain| domain == name) || self.rooms.iter().any(|room| room.domain == name)
+    }
+
     /// What an earlier daemon knew of a guest that is not taken up again yet.
     fn remembered(&self, process: ProcessId) -> Option<Remembered> {
         self.pending.iter().find(|guest| guest.process == process).cloned()
@@ -138,6 +147,7 @@ impl Engine {
             pending: Vec::new(),
             silent: BTreeSet::new(),
             refused: BTreeMap::new(),
+            mistakes: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
             saved_at: Duration::ZERO,
@@ -173,10 +183,11 @@ impl Engine {
 
     /// Learns what an earlier daemon knew: from then on its state may be overwritten. Once, before anything is asked of this one.
     pub fn adopt(&self, state: State) {
-        let State { guests, left, rooms, .. } = state;
+        let State { guests, left, rooms, mistakes, .. } = state;
         let mut table = self.table();
         table.left.extend(left);
         table.rooms.extend(rooms);
+        table.mistakes.extend(mistakes);
         table.pending = guests;
         drop(table);
         *locked(&self.saved) = Saved::Old;
@@ -270,6 +281,7 @@ impl Engine {
             guests: table.vms.values().filter_map(Vm::remembered).chain(pending.cloned()).collect(),
             left: table.left.iter().take(LEFT_MAX).copied().collect(),
             rooms: table.rooms.clone(),
+            mistakes: table.mistakes.iter().map(|(process, lines)| (*process, lines.clone())).collect(),
         }
     }
 

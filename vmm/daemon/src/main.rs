@@ -8,6 +8,13 @@ use clap::{CommandFactory, Parser};
 use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
 use wideleaf_daemon::{daemon, host};
 
+// The command line's own file: its crate embeds the guest image.
+#[path = "../../cli/src/manual_page.rs"]
+mod manual_page;
+
+/// Of the manual: system administration commands (man(1)).
+const MANUAL_SECTION: &str = "8";
+
 /// Looks after the guests of this host: its own and those that somebody else started.
 ///
 /// It finds guests of KVM's (QEMU's, libvirt's), backs their memory with large pages where that pays, within one budget for the
@@ -62,7 +69,9 @@ fn main() -> ExitCode {
 }
 
 fn print_manual() -> ExitCode {
-    match clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()) {
+    let mut command = Cli::command();
+    command.build();
+    match manual_page::write(&command, MANUAL_SECTION, &mut std::io::stdout()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(EXIT_OUTPUT, &error),
     }

@@ -19,6 +19,7 @@ use wideleaf_policies::Bytes;
 
 mod endpoint;
 mod exchange;
+mod format;
 
 pub use endpoint::MetricsServer;
 
@@ -233,7 +234,7 @@ fn pool(pool: &PoolStatus) -> Vec<Row<f64>> {
     whole.into_iter().chain(nodes).collect()
 }
 
-/// The text of a scrape.
+/// The text of a scrape, in OpenMetrics' form.
 pub fn text(scrape: Scrape) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(scrape));

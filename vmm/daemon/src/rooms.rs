@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use wideleaf_control::protocol::PoolRequest;
+use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
 use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolError, PoolStatus, Request, Settled};
 use wideleaf_policies::{Bytes, PageSize};
 
@@ -236,6 +236,23 @@ fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[PoolRequest]) -
     let rival = promised.iter().filter(|of| of.page_bytes == request.page_bytes && may_be_there(of));
     let promised = rival.fold(0, |sum: u64, of| sum.saturating_add(of.pages));
     request.pages.saturating_add(promised).saturating_sub(pools.available(request)).min(request.pages)
+}
+
+/// Takes what has to become large pages of a domain's ordinary memory out of `spare`, where that is known.
+///
+/// # Errors
+/// Where there is less: the domain could have all of the host's memory and not reach its guarantee.
+pub fn take_ordinary(ordinary: Option<OrdinaryMemory>, spare: &mut Option<Bytes>) -> Result<(), String> {
+    let (Some(OrdinaryMemory { bytes, large_bytes }), Some(spare)) = (ordinary, spare) else { return Ok(()) };
+    let (all, large) = (Bytes::new(bytes), Bytes::new(large_bytes));
+    if large > *spare {
+        return Err(format!(
+            "{large} of its {all} of ordinary memory have to be in large pages, and {spare} are above host.low_free: \
+             free memory, set host.low_free lower, or give the domain less memory or another guarantee"
+        ));
+    }
+    *spare = spare.saturating_sub(large);
+    Ok(())
 }
 
 /// Takes the memory of `missing` out of `spare`.

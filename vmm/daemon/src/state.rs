@@ -38,6 +38,9 @@ pub struct State {
     pub left: Vec<ProcessId>,
     /// Room that was made in the pools.
     pub rooms: Vec<Room>,
+    /// What is wrong in the metadata of domains that run, a line each.
+    #[serde(default)]
+    pub mistakes: Vec<(ProcessId, Vec<String>)>,
 }
 
 /// A guest under management.
@@ -138,7 +141,7 @@ mod tests {
         let process = ProcessId { pid, started_at: 7 };
         let said = Settings { policy: Some("off".into()), ..Settings::default() };
         let guest = Remembered { process, name: "web".into(), said, work: WorkView::default() };
-        State { version: VERSION, guests: vec![guest], left: vec![process], rooms: Vec::new() }
+        State { version: VERSION, guests: vec![guest], left: vec![process], ..State::default() }
     }
 
     #[test]

@@ -101,6 +101,7 @@ fn the_package_has_all_that_an_operator_needs_and_it_runs_where_it_is_unpacked()
     every_file_is_there_with_its_rights(&package);
     its_control_files_are_well_formed(&package);
     what_is_unpacked_runs(&package);
+    lintian_finds_nothing(&package);
 }
 
 fn every_file_is_there_with_its_rights(package: &Package) {
@@ -117,13 +118,15 @@ fn every_file_is_there_with_its_rights(package: &Package) {
         ("usr/share/fish/vendor_completions.d/wideleaf.fish", file),
         ("usr/share/doc/wideleaf/README.md", file),
         ("usr/share/doc/wideleaf/CHANGELOG.md.gz", file),
+        ("usr/share/doc/wideleaf/changelog.gz", file),
+        ("usr/share/man/man8/wideleafd.8.gz", file),
         ("usr/share/doc/wideleaf/copyright", file),
         ("usr/share/doc/wideleaf/libvirt.md", file),
         ("usr/share/doc/wideleaf/grafana.json", file),
     ] {
         assert_eq!(contents.get(path).map(String::as_str), Some(rights), "{path}");
     }
-    for page in ["wideleaf", "wideleaf-attach", "wideleaf-list", "wideleaf-hook-install", "wideleafd"] {
+    for page in ["wideleaf", "wideleaf-attach", "wideleaf-list", "wideleaf-hook-install"] {
         let path = format!("usr/share/man/man1/{page}.1.gz");
         assert_eq!(contents.get(&path).map(String::as_str), Some(file), "{path}");
     }
@@ -148,11 +151,50 @@ fn its_control_files_are_well_formed(package: &Package) {
         assert!(text.starts_with("#!/bin/sh\nset -e\n"), "{script}: {text}");
     }
     let says = |script: &str, words: &str| fs::read_to_string(control.join(script)).unwrap().contains(words);
-    assert!(says("postinst", "/usr/bin/wideleaf hook install") && says("prerm", "/usr/bin/wideleaf hook uninstall"));
+    assert!(says("postinst", "wideleaf hook install") && says("prerm", "wideleaf hook uninstall"));
+    assert!(says("postrm", "rm -rf /var/lib/wideleaf /run/wideleaf"), "nothing is left after a purge");
+    // What lintian calls errors and warnings, as far as it can be seen without lintian.
+    let address = info.lines().find_map(|line| line.trim().strip_prefix("Maintainer: ")).unwrap();
+    assert!(address.ends_with('>') && !address.contains("localhost"), "{address}");
+    assert!(info.lines().all(|line| line.trim().len() <= 80), "{info}");
+    for script in ["postinst", "prerm", "postrm"] {
+        let text = fs::read_to_string(control.join(script)).unwrap();
+        let is_bad = |line: &&str| {
+            line.contains("/usr/bin/wideleaf") || (line.contains("systemctl") && !line.contains("daemon-reload"))
+        };
+        assert_eq!(text.lines().find(is_bad), None, "{script}");
+    }
+}
+
+/// Errors and warnings count, but for those of a package that this test has not compressed.
+const LINTIAN: [&str; 3] = [
+    "--fail-on=error,warning",
+    "--suppress-tags",
+    "uses-no-compression-for-control-tarball,uses-no-compression-for-data-tarball",
+];
+
+/// `lintian`, where it is installed: no build needs it.
+fn lintian_finds_nothing(package: &Package) {
+    let Ok(found) = Command::new("lintian").args(LINTIAN).arg(&package.file).output() else {
+        println!("skipped: lintian is not installed");
+        return;
+    };
+    let text = String::from_utf8_lossy(&found.stdout).into_owned() + &String::from_utf8_lossy(&found.stderr);
+    assert!(found.status.success(), "{text}");
+}
+
+fn the_license_texts_are_in_it(root: &Path) {
+    let copyright = fs::read_to_string(root.join("usr/share/doc/wideleaf/copyright")).unwrap();
+    for words in
+        ["Copyright: 2026 ", "Permission is hereby granted, free of charge", "/usr/share/common-licenses/Apache-2.0"]
+    {
+        assert!(copyright.contains(words), "no {words:?} in\n{copyright}");
+    }
 }
 
 fn what_is_unpacked_runs(package: &Package) {
     let root = package.unpacked();
+    the_license_texts_are_in_it(&root);
     let status = fs::read_to_string(root.join("var/lib/dpkg/status")).unwrap();
     assert!(status.contains("Status: install ok unpacked"), "{status}");
     let run = |program: &str, arguments: &[&str]| output(Command::new(root.join(program)).args(arguments));

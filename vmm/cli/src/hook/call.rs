@@ -1,8 +1,9 @@
 //! What is done when libvirt calls its hook.
 //!
-//! libvirtd waits for a hook, and so does whoever waits for libvirtd: nothing here takes longer than `WAIT` but `prepare`,
-//! which has to be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait for us. Nothing is printed on
-//! standard output. The one failure is a guest at `prepare` that asks for a guarantee nobody can give.
+//! libvirtd waits for a hook, and so does every client of libvirtd: nothing here takes longer than `WAIT` but
+//! `prepare`, which has to be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait for us.
+//! Nothing is printed on standard output. The one failure is a guest at `prepare` that asks for a guarantee that can
+//! not be given, or whose metadata have a mistake.
 
 use std::fs;
 use std::io::{self, Read};
@@ -11,13 +12,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use wideleaf_control::client;
+use wideleaf_control::client::{self, ClientError};
 use wideleaf_control::protocol::Request;
 use wideleaf_control::view::Guarantee;
 
-use super::RunArgs;
 use super::domain::Domain;
 use super::xml::DOCUMENT_BYTES_MAX;
+use super::{RunArgs, called, journal};
 use crate::failure::Failure;
 use crate::output::say;
 
@@ -27,28 +28,68 @@ const WAIT: Duration = Duration::from_millis(300);
 /// How long at `prepare`. The kernel moves memory to make pages; libvirt itself waits as long as it takes.
 const PREPARE_WAIT: Duration = client::CHANGE_TIMEOUT;
 /// Where libvirt writes a domain's process id, before `started`.
-const PID_FILES: &str = "/run/libvirt/qemu";
+const PID_FILES: &str = "run/libvirt/qemu";
 /// What `<hugepages/>` without a size means, where the kernel does not say: its default on x86-64.
 const DEFAULT_PAGE: u64 = 2 << 20;
+
+/// Why something was not done.
+enum Trouble {
+    /// The daemon said no, and has logged it.
+    Refused(String),
+    /// The daemon is at it, or hangs.
+    Silent(String),
+    /// The daemon has not heard of it.
+    Unheard(String),
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Trouble {
+        Trouble::Unheard(why)
+    }
+}
+
+impl Trouble {
+    fn why(&self) -> &str {
+        let (Trouble::Refused(why) | Trouble::Silent(why) | Trouble::Unheard(why)) = self;
+        why
+    }
+
+    /// Whether the daemon's log can not tell of it. An answer that takes longer than a moment is worth a line at
+    /// `prepare` alone, where the guest then starts without it.
+    fn is_for_journal(&self, operation: &str) -> bool {
+        match self {
+            Trouble::Refused(_) => false,
+            Trouble::Silent(_) => operation == "prepare",
+            Trouble::Unheard(_) => true,
+        }
+    }
+}
 
 /// Does what is to be done.
 ///
 /// # Errors
-/// [`Failure::Host`] at `prepare` where the domain asks for a guarantee that nobody can give.
+/// [`Failure::Host`] at `prepare` where the domain asks for a guarantee that can not be given, or its metadata have a
+/// mistake.
 pub fn main(args: &RunArgs) -> Result<(), Failure> {
+    called::note(&args.root);
     match args.operation.as_str() {
         "prepare" => prepare(args),
-        "started" | "reconnect" => told(started(args)),
-        "release" => told(release(args)),
+        "started" | "reconnect" => told(args, started(args)),
+        "release" => told(args, release(args)),
         // The XML on standard input stays unread: libvirt does not mind.
         _ => Ok(()),
     }
 }
 
-/// What goes wrong after a guest has started is no reason to end it.
-fn told(result: Result<(), String>) -> Result<(), Failure> {
-    if let Err(why) = result {
-        say(format_args!("wideleaf: hook: {why}"));
+/// What goes wrong after a guest has started is no reason to end it. What the daemon does not know of is in the host's
+/// log instead.
+fn told(args: &RunArgs, result: Result<(), Trouble>) -> Result<(), Failure> {
+    if let Err(trouble) = result {
+        let line = format!("hook: {} of {}: {}", args.operation, args.name, trouble.why());
+        say(format_args!("wideleaf: {line}"));
+        if trouble.is_for_journal(&args.operation) {
+            journal::warn(&args.root, &line);
+        }
     }
     Ok(())
 }
@@ -56,44 +97,47 @@ fn told(result: Result<(), String>) -> Result<(), Failure> {
 fn prepare(args: &RunArgs) -> Result<(), Failure> {
     let domain = match domain_on_stdin() {
         Ok(domain) => domain,
-        Err(why) => return told(Err(why)),
+        Err(why) => return told(args, Err(why)),
     };
-    let guarantee = domain.wishes.guarantee();
-    let is_promised = !matches!(guarantee, Ok(Guarantee::BestEffort));
+    if !domain.wishes.mistakes.is_empty() {
+        let mistakes = domain.wishes.mistakes.join("; ");
+        return Err(Failure::Host(format!("the metadata of {} have a mistake: {mistakes}", args.name)));
+    }
+    let (is_promised, ordinary) = (domain.wishes.guarantee() != Guarantee::BestEffort, domain.guaranteed());
     let pages = if domain.wishes.may_grow_pool { domain.pages } else { Vec::new() };
     if pages.is_empty() && !is_promised {
         return Ok(());
     }
-    let request = Request::Prepare { domain: args.name.clone(), uuid: domain.uuid, pages };
-    let asked = guarantee.map_err(|error| error.to_string()).and_then(|_| ask(&args.socket, request, PREPARE_WAIT));
-    match asked {
-        Err(why) if is_promised => Err(Failure::Host(format!("{} asks for a guarantee: {why}", args.name))),
-        other => told(other),
+    let request = Request::Prepare { domain: args.name.clone(), uuid: domain.uuid, pages, ordinary };
+    match ask(&args.socket, request, PREPARE_WAIT) {
+        Err(trouble) if is_promised => {
+            Err(Failure::Host(format!("{} asks for a guarantee: {}", args.name, trouble.why())))
+        }
+        other => told(args, other),
     }
 }
 
 /// Whether the guest is taken under management is for the daemon to say, which knows its configuration and who was detached.
-fn started(args: &RunArgs) -> Result<(), String> {
+fn started(args: &RunArgs) -> Result<(), Trouble> {
     let domain = domain_on_stdin()?;
-    let (uuid, settings, pid) = (domain.uuid, domain.wishes.settings, pid_of(&args.name)?);
-    ask(&args.socket, Request::Started { domain: args.name.clone(), uuid, pid, settings }, WAIT)
+    let (settings, mistakes) = (domain.wishes.settings, domain.wishes.mistakes);
+    let (name, uuid, pid) = (args.name.clone(), domain.uuid, pid_of(&args.root, &args.name)?);
+    ask(&args.socket, Request::Started { domain: name, uuid, pid, settings, mistakes }, WAIT)
 }
 
-fn release(args: &RunArgs) -> Result<(), String> {
+fn release(args: &RunArgs) -> Result<(), Trouble> {
     let uuid = domain_on_stdin()?.uuid;
     ask(&args.socket, Request::Release { domain: args.name.clone(), uuid }, WAIT)
 }
 
-/// Reads what libvirt gives us, and says what in it was not understood.
-fn domain_on_stdin() -> Result<Domain, String> {
+/// Reads what libvirt gives us.
+fn domain_on_stdin() -> Result<Domain, Trouble> {
     let mut bytes = Vec::new();
     // One byte more than is read tells that there is more.
     let mut input = io::stdin().lock().take(DOCUMENT_BYTES_MAX as u64 + 1);
     input.read_to_end(&mut bytes).map_err(|error| format!("cannot read the domain's XML: {error}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| "the domain's XML is not UTF-8")?;
-    let domain = Domain::parse(&text, default_page()).map_err(|error| format!("the domain's XML: {error}"))?;
-    domain.wishes.odd.iter().for_each(|odd| say(format_args!("wideleaf: hook: {odd}")));
-    Ok(domain)
+    let text = String::from_utf8(bytes).map_err(|_| "the domain's XML is not UTF-8".to_owned())?;
+    Ok(Domain::parse(&text, default_page()).map_err(|error| format!("the domain's XML: {error}"))?)
 }
 
 /// The host's default huge page: what libvirt takes for `<hugepages/>`.
@@ -103,21 +147,24 @@ fn default_page() -> u64 {
     kib.and_then(|kib| kib.trim().parse::<u64>().ok()).map_or(DEFAULT_PAGE, |kib| kib << 10)
 }
 
-fn pid_of(domain: &str) -> Result<u32, String> {
-    let path = Path::new(PID_FILES).join(format!("{domain}.pid"));
+fn pid_of(root: &Path, domain: &str) -> Result<u32, String> {
+    let path = root.join(PID_FILES).join(format!("{domain}.pid"));
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     text.trim().parse().map_err(|_| format!("{}: expected a process id, found {text:?}", path.display()))
 }
 
 /// Asks the daemon and waits for its answer no longer than `wait`, connecting included: where the daemon hangs, a connection can
-/// hang as well. What a slow daemon has been asked by then it still does; nobody reads its answer.
-fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), String> {
+/// hang as well. What a slow daemon has been asked by then it still does; its answer is not read.
+fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), Trouble> {
     let (answer, answered) = mpsc::channel();
     let socket = socket.to_owned();
     thread::spawn(move || answer.send(client::ask(&socket, request)));
     match answered.recv_timeout(wait) {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("wideleafd did not answer within {wait:?}")),
+        Ok(Err(error @ ClientError::Refused(_))) => Err(Trouble::Refused(error.to_string())),
+        Ok(Err(ClientError::Silent { .. })) | Err(_) => {
+            Err(Trouble::Silent(format!("wideleafd did not answer within {wait:?}")))
+        }
+        Ok(Err(error)) => Err(Trouble::Unheard(error.to_string())),
     }
 }

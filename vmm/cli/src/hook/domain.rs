@@ -7,12 +7,14 @@
 //!   <metadata><wideleaf:memory …/>            ──▶ Wishes
 //! ```
 //!
-//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is not looked at: it is what the balloon
-//! leaves to the guest, and QEMU takes all of `<memory>` from the pool when it starts.
+//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is what the balloon leaves to
+//! the guest: QEMU takes all of `<memory>` from the pool when it starts, but of ordinary memory no more than the guest
+//! touches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wideleaf_control::protocol::PoolRequest;
+use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
+use wideleaf_control::view::Guarantee;
 
 use super::wishes::Wishes;
 use super::xml::{Element, XmlError};
@@ -29,6 +31,8 @@ pub struct Domain {
     pub uuid: String,
     /// Pages it takes when it starts, by size and host node.
     pub pages: Vec<PoolRequest>,
+    /// Its memory on ordinary pages, in bytes: the most that the guest may have of it.
+    pub ordinary_bytes: u64,
     /// What its metadata say.
     pub wishes: Wishes,
 }
@@ -41,7 +45,21 @@ impl Domain {
     pub fn parse(text: &str, default_page: u64) -> Result<Domain, XmlError> {
         let root = Element::parse(text)?;
         let uuid = root.child("uuid").map(|uuid| uuid.text.clone()).unwrap_or_default();
-        Ok(Domain { uuid, pages: pages(&root, default_page), wishes: Wishes::of(&root) })
+        let (pages, ordinary_bytes) = memory(&root, default_page);
+        Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root) })
+    }
+
+    /// What its guarantee asks of ordinary memory: its share of all memory, less what comes from the pools. `None`
+    /// where that is nothing.
+    pub fn guaranteed(&self) -> Option<OrdinaryMemory> {
+        let Guarantee::Coverage(share) = self.wishes.guarantee() else { return None };
+        let pooled =
+            self.pages.iter().fold(0, |sum: u64, of| sum.saturating_add(of.pages.saturating_mul(of.page_bytes)));
+        let all = u128::from(pooled) + u128::from(self.ordinary_bytes);
+        let large = (all * u128::from(share) / 10_000).saturating_sub(u128::from(pooled));
+        // The share is 100 % at most, and so no more than all of the ordinary memory is left.
+        let large_bytes = u64::try_from(large).unwrap_or(self.ordinary_bytes);
+        (large_bytes > 0).then_some(OrdinaryMemory { bytes: self.ordinary_bytes, large_bytes })
     }
 }
 
@@ -55,16 +73,23 @@ struct Piece {
     host_node: Option<u32>,
 }
 
-fn pages(domain: &Element, default_page: u64) -> Vec<PoolRequest> {
+/// Pages of the pools, and bytes of ordinary memory.
+fn memory(domain: &Element, default_page: u64) -> (Vec<PoolRequest>, u64) {
     let rules = PageRules::of(domain, default_page);
     let mut pages = BTreeMap::<(u64, Option<u32>), u64>::new();
+    let mut ordinary = 0_u64;
     for piece in initial_memory(domain).into_iter().chain(devices(domain)) {
         let size = piece.page_bytes.or_else(|| rules.page_of(piece.node));
-        let Some(size) = size.filter(|size| POOL_PAGES.contains(size)) else { continue };
+        let Some(size) = size.filter(|size| POOL_PAGES.contains(size)) else {
+            ordinary = ordinary.saturating_add(piece.bytes);
+            continue;
+        };
         let sum = pages.entry((size, piece.host_node)).or_default();
         *sum = sum.saturating_add(piece.bytes.div_ceil(size));
     }
-    pages.into_iter().map(|((page_bytes, node), pages)| PoolRequest { page_bytes, pages, node }).collect()
+    let pages = pages.into_iter().map(|((page_bytes, node), pages)| PoolRequest { page_bytes, pages, node });
+    let left_by_balloon = domain.child("currentMemory").and_then(size).unwrap_or(u64::MAX);
+    (pages.collect(), ordinary.min(left_by_balloon))
 }
 
 /// What `<hugepages>` says: a page size for some guest nodes, and one for all others.
@@ -282,6 +307,26 @@ mod tests {
     }
 
     #[test]
+    fn a_guarantee_asks_of_ordinary_memory_what_the_pools_do_not_give() {
+        let guaranteed = |inside: &str| {
+            let wishes = "<metadata><memory xmlns='urn:wideleaf:memory:1' guarantee='90%'/></metadata>";
+            let domain = Domain::parse(&format!("<domain>{wishes}{inside}</domain>"), HUGE).expect("a domain");
+            domain.guaranteed().map(|memory| (memory.bytes >> 20, memory.large_bytes >> 20))
+        };
+        assert_eq!(guaranteed("<memory unit='MiB'>1000</memory>"), Some((1000, 900)));
+        let balloon = "<memory unit='MiB'>1000</memory><currentMemory unit='MiB'>100</currentMemory>";
+        assert_eq!(guaranteed(balloon), Some((100, 90)), "the guest has no more");
+        let pool = "<memory unit='MiB'>1000</memory><memoryBacking><hugepages/></memoryBacking>";
+        assert_eq!(guaranteed(pool), None);
+        let cells = "<memoryBacking><hugepages><page size='2' unit='M' nodeset='1'/></hugepages></memoryBacking>
+            <cpu><numa><cell id='0' memory='100' unit='MiB'/><cell id='1' memory='100' unit='MiB'/></numa></cpu>";
+        // 90 % of 200 MiB are 180, of which the pool gives 100.
+        assert_eq!(guaranteed(cells), Some((100, 80)));
+        let nothing = Domain::parse("<domain><memory>1000</memory></domain>", HUGE).expect("a domain");
+        assert_eq!((nothing.guaranteed(), nothing.ordinary_bytes), (None, 1_024_000));
+    }
+
+    #[test]
     fn units_are_libvirts() {
         for (unit, bytes) in [
             (None, 7 << 10),
@@ -345,6 +390,7 @@ mod tests {
             );
             let domain = Domain::parse(&text, HUGE).expect("a domain");
             prop_assert!(domain.pages.len() <= 4);
+            prop_assert!(domain.guaranteed().is_none());
         }
     }
 }

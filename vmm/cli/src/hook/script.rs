@@ -17,6 +17,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use tempfile::NamedTempFile;
 use wideleaf_control::protocol::SOCKET_PATH;
@@ -172,17 +173,22 @@ pub fn install(root: &Path, socket: &Path, is_dry: bool) -> Result<(), Failure> 
     if is_dry {
         return print(&format!("would write {}:\n{text}", path.display()));
     }
-    write(&path, &text).map_err(at(&path))?;
+    // What was executable, and so seen by a libvirtd that runs, stays as old as it is: `status` compares that with
+    // libvirtd's start.
+    let since = fs::metadata(&path).and_then(|file| file.modified()).ok().filter(|_| is_executable);
+    write(&path, &text, since).map_err(at(&path))?;
     print(&format!("wrote {}; `wideleaf hook status` says whether libvirtd runs it\n", path.display()))
 }
 
-/// Puts the whole script in its place at once. It is made in the folder above: whatever is executable in `qemu.d` is run.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+/// Puts the whole script in its place at once, as old as `since` says. It is made in the folder above: libvirt runs
+/// whatever is executable in `qemu.d`.
+fn write(path: &Path, text: &str, since: Option<SystemTime>) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;
     let mut file = NamedTempFile::new_in(folder.parent().unwrap_or(folder))?;
     file.write_all(text.as_bytes())?;
     file.as_file().set_permissions(Permissions::from_mode(MODE))?;
+    since.map_or(Ok(()), |since| file.as_file().set_modified(since))?;
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 

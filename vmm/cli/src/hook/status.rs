@@ -3,23 +3,24 @@
 //! libvirtd looks once, when it starts, whether there are hooks at all; what is in them it reads each time. So a script that is
 //! younger than libvirtd is not run, unless there was another hook before. Restarting libvirtd leaves guests running.
 //! What is wrong is also the exit code.
+//!
+//! | libvirtd runs the script where | because |
+//! |---|---|
+//! | this libvirtd has called it ([`called`]) | that is proof, whatever files were changed since |
+//! | a hook for QEMU is older than this libvirtd | it was there to be seen; `install` keeps the time of a script that it renews |
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::Serialize;
 
 use super::script::{self, Found};
+use super::{called, libvirtd};
 use crate::args::FormatArg;
 use crate::failure::{Failure, HookFault};
 use crate::output::Output;
-
-/// The daemons that run QEMU's hooks: the one of old, and the one for QEMU alone.
-const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
-/// Clock ticks a second in /proc: USER_HZ, which is 100 on x86-64 whatever the kernel's own clock.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// What there is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -90,37 +91,23 @@ fn is_executable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Compares the start of libvirtd with the age of the oldest hook for QEMU.
+/// Whether this libvirtd has run the hook, or a hook for QEMU is older than it.
 fn seen(root: &Path, now: SystemTime) -> Seen {
-    let Some(started) = libvirtd_started(&root.join("proc"), now) else { return Seen::NoDaemon };
+    let Some(libvirtd) = libvirtd::running(&root.join("proc")) else { return Seen::NoDaemon };
+    if called::by(root) == Some(libvirtd) {
+        return Seen::Yes;
+    }
     let hooks = script::path(root);
     let folder = hooks.parent().unwrap_or(&hooks);
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let single = folder.with_extension("");
-    let is_older = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|at| at <= started);
+    let started = libvirtd.started(&root.join("proc"), now);
+    let is_older = |path: &PathBuf| {
+        let written = fs::metadata(path).and_then(|file| file.modified()).ok();
+        written.zip(started).is_some_and(|(written, started)| written <= started)
+    };
     let has_older = files.chain([single]).filter(|path| is_executable(path)).any(|path| is_older(&path));
     if has_older { Seen::Yes } else { Seen::NotYet }
-}
-
-/// When the libvirtd that runs was started; the last, where there are several.
-fn libvirtd_started(proc: &Path, now: SystemTime) -> Option<SystemTime> {
-    let uptime = fs::read_to_string(proc.join("uptime")).ok()?;
-    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
-    let processes = fs::read_dir(proc).ok()?.flatten();
-    let starts = processes.filter_map(|process| {
-        let stat = fs::read_to_string(process.path().join("stat")).ok()?;
-        start_ticks(&stat).map(|ticks| ticks as f64 / TICKS_PER_SECOND)
-    });
-    let age = uptime - starts.reduce(f64::max)?;
-    now.checked_sub(Duration::try_from_secs_f64(age.max(0.0)).ok()?)
-}
-
-/// When a process of libvirt's was started, in ticks since boot: the 22nd field of its stat file (proc_pid_stat(5)). The
-/// second is its name, in parentheses.
-fn start_ticks(stat: &str) -> Option<u64> {
-    let (head, rest) = stat.rsplit_once(") ")?;
-    let (_, name) = head.split_once(" (")?;
-    DAEMONS.contains(&name).then(|| rest.split_whitespace().nth(19)?.parse().ok())?
 }
 
 impl HookStatus {
@@ -162,6 +149,7 @@ impl HookStatus {
 mod tests {
     use super::*;
     use std::fs::{File, Permissions};
+    use std::time::Duration;
 
     /// A host on which one process was started 100 s after boot, and 400 s have gone by since.
     fn host(process: &str) -> tempfile::TempDir {
@@ -198,6 +186,19 @@ mod tests {
             add_hook(root.path(), "qemu.d/wideleaf", 1, 0o755);
             let now = add_hook(root.path(), older, 401, 0o755);
             assert_eq!(seen(root.path(), now), Seen::Yes, "{older}");
+        }
+    }
+
+    #[test]
+    fn a_libvirtd_that_has_called_the_hook_runs_it_however_young_the_script_is() {
+        let root = host("libvirtd");
+        let now = add_hook(root.path(), "qemu.d/wideleaf", 1, 0o755);
+        fs::create_dir_all(root.path().join("run/wideleaf")).expect("a folder");
+        for (calling, expected) in
+            [("7 10000", Seen::Yes), ("7 9999", Seen::NotYet), ("8 10000", Seen::NotYet), ("?", Seen::NotYet)]
+        {
+            fs::write(root.path().join("run/wideleaf/hook-called"), calling).expect("a file");
+            assert_eq!(seen(root.path(), now), expected, "{calling}");
         }
     }
 

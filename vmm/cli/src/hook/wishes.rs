@@ -6,17 +6,33 @@
 //! </metadata>
 //! ```
 //!
-//! libvirt keeps an element of any namespace there and never looks at it. What is not understood is said, and otherwise as if it
-//! were not there: a typing error must not keep a guest from starting. A guarantee is the exception, since a domain that asks
-//! for one asks not to be started without it.
+//! libvirt keeps an element of any namespace there and never looks at it, so that a typing error is found here or not
+//! at all. Everything in our namespace that is not understood is a mistake, and keeps the domain from starting: an
+//! operator who wrote `garantee="95%"` would otherwise believe in a guarantee that is not there.
 
+use std::path::Path;
+
+use wideleaf_attach::refuse::refuse_policy;
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_policies::PolicyChoice;
 
 use super::xml::Element;
 
 /// The namespace, with the number of its version.
 pub const NAMESPACE: &str = "urn:wideleaf:memory:1";
+
+/// What all versions of the namespace begin with: another end is another version, or a typing error.
+const NAMESPACE_STEM: &str = "urn:wideleaf:";
+
+/// The element.
+const ELEMENT: &str = "memory";
+
+/// Its attributes.
+const ATTRIBUTES: [&str; 5] = ["policy", "guarantee", "pool", "collapse-shared", "qmp"];
+
+/// Names that are at least as similar as this are taken for typing errors: clap's limit for subcommands and options.
+const SIMILARITY_MIN: f64 = 0.7;
 
 /// What a domain wants of us, beside pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,63 +41,106 @@ pub struct Wishes {
     pub settings: Settings,
     /// Whether room may be made for it in the hugetlb pool.
     pub may_grow_pool: bool,
-    /// What was not understood, a line each.
-    pub odd: Vec<String>,
+    /// What is wrong, and what it should be: a line each. None of it is in `settings`.
+    pub mistakes: Vec<String>,
 }
 
 impl Default for Wishes {
     fn default() -> Wishes {
-        Wishes { settings: Settings::default(), may_grow_pool: true, odd: Vec::new() }
+        Wishes { settings: Settings::default(), may_grow_pool: true, mistakes: Vec::new() }
     }
 }
 
 impl Wishes {
     /// What this domain says.
     pub fn of(domain: &Element) -> Wishes {
-        let metadata = domain.child("metadata").into_iter().flat_map(|metadata| &metadata.children);
         let mut wishes = Wishes::default();
-        for element in metadata.filter(|element| element.namespace == NAMESPACE) {
-            if element.name == "memory" {
-                element.attributes.iter().for_each(|(name, value)| wishes.add(name, value));
-            } else {
-                wishes.odd.push(format!("metadata: unknown element <{}>; there is <memory>", element.name));
+        let mut has_element = false;
+        for element in domain.child("metadata").into_iter().flat_map(|metadata| &metadata.children) {
+            match element.namespace.as_str() {
+                NAMESPACE if element.name != ELEMENT => wishes.mistakes.push(unknown_element(&element.name)),
+                NAMESPACE if has_element => wishes.mistakes.push(format!("there is a second <{ELEMENT}>")),
+                NAMESPACE => {
+                    has_element = true;
+                    wishes.read(element);
+                }
+                other if other.starts_with(NAMESPACE_STEM) => wishes.mistakes.push(unknown_namespace(other)),
+                _ => {}
             }
         }
         wishes
     }
 
-    fn add(&mut self, name: &str, value: &str) {
-        let settings = &mut self.settings;
-        match (name, yes_or_no(value)) {
-            ("policy", _) => settings.policy = Some(value.to_owned()),
-            ("guarantee", _) => settings.guarantee = Some(value.to_owned()),
-            ("qmp", _) => settings.qmp = Some(value.into()),
-            ("collapse-shared", Some(may)) => settings.collapse_shared = Some(may),
-            ("pool", Some(may)) => self.may_grow_pool = may,
-            ("collapse-shared" | "pool", None) => {
-                self.odd.push(format!("metadata: {name}={value:?}: expected yes or no"));
+    fn read(&mut self, element: &Element) {
+        for (name, value) in &element.attributes {
+            if let Err(mistake) = self.take(name, value) {
+                self.mistakes.push(mistake);
             }
-            _ => self.odd.push(format!(
-                "metadata: unknown attribute {name}; there is policy, guarantee, pool, collapse-shared, qmp"
-            )),
         }
+        let inside = |child: &Element| format!("there is nothing inside <{ELEMENT}>: write {}=\"…\" in it", child.name);
+        self.mistakes.extend(element.children.iter().map(inside));
+    }
+
+    fn take(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let is_wrong = |why: String| format!("{name}={value:?}: {why}");
+        let settings = &mut self.settings;
+        match name {
+            "policy" => settings.policy = Some(policy(value).map_err(is_wrong)?),
+            "guarantee" => settings.guarantee = Some(guarantee(value).map_err(is_wrong)?),
+            "qmp" => settings.qmp = Some(absolute(value).map_err(is_wrong)?.into()),
+            "collapse-shared" => settings.collapse_shared = Some(yes_or_no(value).map_err(is_wrong)?),
+            "pool" => self.may_grow_pool = yes_or_no(value).map_err(is_wrong)?,
+            _ => return Err(unknown_attribute(name)),
+        }
+        Ok(())
     }
 
     /// What it is to reach.
-    ///
-    /// # Errors
-    /// [`GuaranteeError`] where it asks for something that can not be read, and so not be kept.
-    pub fn guarantee(&self) -> Result<Guarantee, GuaranteeError> {
-        self.settings.guarantee.as_deref().map_or(Ok(Guarantee::BestEffort), str::parse)
+    pub fn guarantee(&self) -> Guarantee {
+        self.settings.guarantee.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default()
     }
 }
 
-fn yes_or_no(value: &str) -> Option<bool> {
-    match value {
-        "yes" => Some(true),
-        "no" => Some(false),
-        _ => None,
+/// A policy that a guest of another VMM can have, in the words of the metadata: the daemon refuses any other at
+/// `started`, when libvirt shows the reason to no one.
+fn policy(text: &str) -> Result<String, String> {
+    if text != "off" {
+        let choice = PolicyChoice::parse(text).map_err(|error| format!("{error}; or off"))?;
+        refuse_policy(&choice).map_or(Ok(()), Err)?;
     }
+    Ok(text.to_owned())
+}
+
+fn guarantee(text: &str) -> Result<String, String> {
+    let read = text.parse().map_err(|error: GuaranteeError| error.to_string());
+    read.map(|_: Guarantee| text.to_owned())
+}
+
+fn absolute(text: &str) -> Result<&Path, String> {
+    Some(Path::new(text)).filter(|path| path.is_absolute()).ok_or_else(|| "write an absolute path".to_owned())
+}
+
+fn yes_or_no(value: &str) -> Result<bool, String> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("write yes or no".to_owned()),
+    }
+}
+
+fn unknown_attribute(name: &str) -> String {
+    let nearest = ATTRIBUTES.into_iter().map(|known| (strsim::jaro(name, known), known));
+    let nearest = nearest.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN).max_by(|a, b| a.0.total_cmp(&b.0));
+    let did_you_mean = nearest.map_or(String::new(), |(_, known)| format!(" did you mean {known}?"));
+    format!("unknown attribute {name}:{did_you_mean} there are {}", ATTRIBUTES.join(", "))
+}
+
+fn unknown_element(name: &str) -> String {
+    format!("unknown element <{name}>: there is <{ELEMENT}>")
+}
+
+fn unknown_namespace(name: &str) -> String {
+    format!("unknown namespace {name}: this wideleaf knows {NAMESPACE}")
 }
 
 #[cfg(test)]
@@ -97,8 +156,8 @@ mod tests {
     fn a_domain_that_says_nothing_wants_no_guarantee_and_may_have_room() {
         let nothing = Wishes::of(&Element::parse("<domain/>").expect("a document"));
         assert_eq!(nothing, Wishes::default());
-        assert_eq!((nothing.guarantee(), nothing.may_grow_pool), (Ok(Guarantee::BestEffort), true));
-        assert_eq!(wishes("<memory xmlns='urn:somebody' pool='no'/>"), nothing, "somebody else's element");
+        assert_eq!((nothing.guarantee(), nothing.may_grow_pool), (Guarantee::BestEffort, true));
+        assert_eq!(wishes("<memory xmlns='urn:another' pool='no'/>"), nothing, "an element of another program");
     }
 
     #[test]
@@ -111,17 +170,56 @@ mod tests {
             qmp: Some("/run/vm.qmp".into()),
             ..Settings::default()
         };
-        assert_eq!(said, Wishes { settings, may_grow_pool: false, odd: Vec::new() });
-        assert_eq!(said.guarantee(), Ok(Guarantee::Coverage(9_500)));
-        assert!(wishes("<w:memory guarantee='much'/>").guarantee().is_err());
+        assert_eq!(said, Wishes { settings, may_grow_pool: false, mistakes: Vec::new() });
+        assert_eq!(said.guarantee(), Guarantee::Coverage(9_500));
     }
 
     #[test]
-    fn what_is_not_understood_is_said_and_the_rest_counts() {
-        let said = wishes("<w:memory colour='red' pool='perhaps' policy='auto'/><w:cpu/>");
-        assert_eq!(said.settings.policy.as_deref(), Some("auto"));
-        assert!(said.may_grow_pool);
-        assert_eq!(said.odd.len(), 3, "{:?}", said.odd);
-        assert!(said.odd[0].contains("colour") && said.odd[1].contains("yes or no") && said.odd[2].contains("<cpu>"));
+    fn an_attribute_that_is_misspelt_is_a_mistake_with_the_one_that_was_meant() {
+        for (written, meant) in [
+            ("garantee", "guarantee"),
+            ("Policy", "policy"),
+            ("collapse_shared", "collapse-shared"),
+            ("pol", "pool"),
+            ("w:guarantee", "guarantee"),
+        ] {
+            let said = wishes(&format!("<w:memory {written}='95%'/>"));
+            let mistake = format!("unknown attribute {written}: did you mean {meant}? there are policy, guarantee, ");
+            assert!(said.mistakes.len() == 1 && said.mistakes[0].starts_with(&mistake), "{:?}", said.mistakes);
+            assert_eq!(said.settings, Settings::default());
+        }
+        let nothing_like_it = wishes("<w:memory colour='red'/>").mistakes;
+        assert!(nothing_like_it[0].starts_with("unknown attribute colour: there are policy,"), "{nothing_like_it:?}");
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_a_mistake_with_the_values_that_do() {
+        for (attribute, right) in [
+            ("policy='autp'", "or off"),
+            ("policy='giant'", "guests of `wideleaf run` alone"),
+            ("policy=''", "or off"),
+            ("guarantee='much'", "is no guarantee"),
+            ("pool='perhaps'", "write yes or no"),
+            ("collapse-shared='1'", "write yes or no"),
+            ("qmp='vm.qmp'", "write an absolute path"),
+        ] {
+            let said = wishes(&format!("<w:memory {attribute}/>"));
+            let (name, _) = attribute.split_once('=').expect("name and value");
+            let [mistake] = said.mistakes.as_slice() else { panic!("{attribute}: {:?}", said.mistakes) };
+            assert!(mistake.starts_with(name) && mistake.contains(right), "{mistake}");
+            assert_eq!((said.settings, said.may_grow_pool), (Settings::default(), true), "{attribute}");
+        }
+    }
+
+    #[test]
+    fn elements_of_our_namespace_that_are_not_known_are_mistakes_and_the_rest_counts() {
+        let said = wishes(
+            "<w:memory policy='auto'><w:guarantee>95%</w:guarantee></w:memory><w:memory pool='no'/><w:cpu/>
+             <memory xmlns='urn:wideleaf:memory:2' guarantee='95%'/><memory xmlns='urn:wideleaf' guarantee='95%'/>",
+        );
+        assert_eq!((said.settings.policy.as_deref(), said.may_grow_pool), (Some("auto"), true));
+        let [inside, second, element, namespace] = said.mistakes.as_slice() else { panic!("{:?}", said.mistakes) };
+        assert!(inside.contains("write guarantee=") && second.contains("a second <memory>"), "{inside}; {second}");
+        assert!(element.contains("<cpu>") && namespace.contains("urn:wideleaf:memory:2"), "{element}; {namespace}");
     }
 }

@@ -1,6 +1,7 @@
 //! The views of a host without a daemon: each VM's process is looked at once, and nothing is changed.
 
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
 
 use wideleaf_attach::find::{self, FindError};
 use wideleaf_attach::process::Places;
@@ -12,16 +13,46 @@ use wideleaf_control::view::{Explanation, VmView, WindowMap};
 use super::{HostReport, Source};
 use crate::failure::Failure;
 
+/// Why no daemon tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WithoutDaemon {
+    /// Nothing listens at that socket.
+    Absent(PathBuf),
+    /// This user may not connect to that socket; whether something listens there is not known.
+    NotPermitted(PathBuf),
+    /// `--no-daemon`.
+    NotAsked,
+}
+
+impl fmt::Display for WithoutDaemon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WithoutDaemon::Absent(path) => write!(
+                f,
+                "no wideleafd listens at {}: this is a look at the processes themselves, which nobody manages",
+                path.display()
+            ),
+            WithoutDaemon::NotPermitted(path) => write!(
+                f,
+                "no permission to ask a wideleafd at {}: this is a look at the processes themselves; run as root or as \
+                 a member of its group to see what is managed",
+                path.display()
+            ),
+            WithoutDaemon::NotAsked => f.write_str("no daemon was asked: this is a look at the processes themselves"),
+        }
+    }
+}
+
 /// Looks at processes.
 pub struct Looking {
     places: Places,
-    socket: PathBuf,
+    why: WithoutDaemon,
 }
 
 impl Looking {
-    /// Where nobody listens at `socket`.
-    pub fn instead_of_a_daemon_at(socket: &Path) -> Looking {
-        Looking { places: Places::default(), socket: socket.to_owned() }
+    /// Looks instead of a daemon.
+    pub fn because(why: WithoutDaemon) -> Looking {
+        Looking { places: Places::default(), why }
     }
 
     fn survey(&self, name: &str) -> Result<Survey, Failure> {
@@ -32,10 +63,7 @@ impl Looking {
 impl Source for Looking {
     fn host(&self) -> Result<HostReport, Failure> {
         let found = find::all(&self.places)?;
-        let source = format!(
-            "no wideleafd listens at {}: this is a look at the processes themselves, which nobody manages",
-            self.socket.display()
-        );
+        let source = self.why.to_string();
         let vms = found.guests.iter().map(|process| Survey::take(process, None).view()).collect();
         Ok(HostReport { source, daemon: None, vms, notes: found.notes })
     }
@@ -53,7 +81,13 @@ impl Source for Looking {
     }
 
     fn set(&self, _: &str, _: Settings) -> Result<VmView, Failure> {
-        Err(ClientError::NoDaemon { path: self.socket.clone() }.into())
+        match self.why.clone() {
+            WithoutDaemon::Absent(path) => Err(ClientError::NoDaemon { path }.into()),
+            WithoutDaemon::NotPermitted(path) => Err(ClientError::NotPermitted { path }.into()),
+            WithoutDaemon::NotAsked => {
+                Err(Failure::Usage("only a daemon can change that: leave out --no-daemon".into()))
+            }
+        }
     }
 }
 

@@ -207,6 +207,7 @@ pub(super) fn drain(mut woken: &UnixStream) {
 pub(super) fn encode<A: Serialize>(reply: &Reply<A>) -> Vec<u8> {
     let line = match reply {
         Reply::Error(why) => serde_json::to_vec(&Reply::<()>::Error(one_line(why))),
+        Reply::Unsaved(why) => serde_json::to_vec(&Reply::<()>::Unsaved(one_line(why))),
         reply => serde_json::to_vec(reply),
     };
     let line = line.ok().filter(|line| line.len() < LINE_BYTES_MAX);

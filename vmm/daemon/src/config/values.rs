@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, de};
+use wideleaf_attach::refuse::refuse_policy;
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_policies::{Bytes, PolicyChoice};
@@ -60,8 +61,12 @@ impl PartialEq for PolicySetting {
 }
 
 impl<'de> Deserialize<'de> for PolicySetting {
+    /// A policy in the file is for guests of other VMMs: one that each of them would refuse is a mistake in the file.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PolicySetting, D::Error> {
-        read(deserializer, PolicySetting::parse)
+        read(deserializer, |text| match PolicySetting::parse(text)? {
+            PolicySetting::Use(choice) => refuse_policy(&choice).map_or(Ok(PolicySetting::Use(choice)), Err),
+            PolicySetting::Off => Ok(PolicySetting::Off),
+        })
     }
 }
 
@@ -99,6 +104,18 @@ impl Automatic {
 fn asks_for_care(said: &Settings) -> bool {
     let has_policy = said.policy.as_deref().is_some_and(|policy| policy != "off");
     has_policy || said.guarantee.as_deref().is_some_and(|wanted| wanted.parse() != Ok(Guarantee::BestEffort))
+}
+
+impl fmt::Display for Automatic {
+    /// As in the file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Automatic::Libvirt => f.write_str("\"libvirt\""),
+            Automatic::None => f.write_str("\"none\""),
+            Automatic::All => f.write_str("\"all\""),
+            Automatic::Named(patterns) => f.debug_list().entries(patterns.iter().map(ToString::to_string)).finish(),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Automatic {

@@ -69,6 +69,7 @@ impl Engine {
             let mut table = self.table();
             table.left.retain(is_running);
             table.refused.retain(|process, _| is_running(process));
+            table.mistakes.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
             // A guest that does not answer may have a name for which the configuration has other rules.

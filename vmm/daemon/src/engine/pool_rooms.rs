@@ -8,7 +8,7 @@
 //!
 //! One change at a time: whoever changes which rooms there are holds `changing_pools`, so that the place of a room in the table stays.
 
-use wideleaf_control::protocol::{Answer, PoolRequest, RoomView};
+use wideleaf_control::protocol::{Answer, OrdinaryMemory, PoolRequest, RoomView};
 use wideleaf_memory::pool::Granted;
 
 use super::{Engine, locked, now_s};
@@ -16,7 +16,16 @@ use crate::rooms::{self, Room};
 
 impl Engine {
     /// Makes room for a domain. What was made for an earlier start of it goes back first.
-    pub(super) fn prepare(&self, domain: String, uuid: String, wanted: Vec<PoolRequest>) -> Result<Answer, String> {
+    ///
+    /// What a guarantee asks of ordinary memory is compared with what the host has, and not set aside: only a guarantee
+    /// that can not be met is refused.
+    pub(super) fn prepare(
+        &self,
+        domain: String,
+        uuid: String,
+        wanted: Vec<PoolRequest>,
+        ordinary: Option<OrdinaryMemory>,
+    ) -> Result<Answer, String> {
         let _one_at_a_time = locked(&self.changing_pools);
         let refused = |error: String| format!("no room for {domain}: {error}");
         self.settle_rooms().map_err(refused)?;
@@ -28,8 +37,10 @@ impl Engine {
             table.rooms.push(room.clone());
             (others, table.config.host.low_free, table.rooms.len() - 1)
         };
-        let spare = (self.doors.available)().map(|available| available.saturating_sub(to_be_kept));
-        let filled = rooms::fill(&*self.doors.pools, &mut room, &others, spare, &mut |room| self.note(index, room));
+        let mut spare = (self.doors.available)().map(|available| available.saturating_sub(to_be_kept));
+        let filled = rooms::take_ordinary(ordinary, &mut spare).and_then(|()| {
+            rooms::fill(&*self.doors.pools, &mut room, &others, spare, &mut |room| self.note(index, room))
+        });
         if filled.is_ok() {
             let pages: u64 = room.grown.iter().map(Granted::pages).sum();
             tracing::info!("room for {domain}: {pages} pages more");

@@ -56,9 +56,18 @@ impl Answers for Service {
                 "user {uid} may only look: root and members of socket.group may change things"
             ));
         }
-        match self.engine.answer(connection, peer, request) {
-            Ok(answer) => Reply::Ok(Box::new(answer)),
-            Err(why) => Reply::Error(why),
+        let is_to_be_kept = matches!(request, Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. });
+        let answer = match self.engine.answer(connection, peer, request) {
+            Ok(answer) => answer,
+            Err(why) => return Reply::Error(why),
+        };
+        // It was tried already, and the log has the error; where that went well, this writes nothing.
+        let saved = if is_to_be_kept { self.engine.write_state() } else { Ok(()) };
+        match saved {
+            Ok(()) => Reply::Ok(Box::new(self.engine.with_mistakes(answer))),
+            Err(why) => Reply::Unsaved(format!(
+                "it is in force until wideleafd ends, which could not write it down: {why}; make room there"
+            )),
         }
     }
 
@@ -104,8 +113,14 @@ impl Engine {
             Request::Reload => self.reload().map(|()| Answer::Done).map_err(|error| error.to_string()),
             Request::Register { vm } => self.register(connection, peer, *vm).map(Answer::Limits),
             Request::Status { vm } => self.status(connection, *vm).map(Answer::Limits),
-            Request::Prepare { domain, uuid, pages } => self.prepare(domain, uuid, pages),
-            Request::Started { domain, uuid, pid, settings } => self.started(domain, &uuid, pid, &settings),
+            // libvirt does not show what a hook says, unless the hook fails.
+            Request::Prepare { domain, uuid, pages, ordinary } => {
+                self.prepare(domain, uuid, pages, ordinary).inspect_err(|why| tracing::warn!("{why}"))
+            }
+            Request::Started { domain, uuid, pid, settings, mistakes } => {
+                self.note_mistakes(&domain, pid, mistakes)?;
+                self.started(domain, &uuid, pid, &settings)
+            }
             Request::Release { domain: _, uuid } => {
                 self.give_back_rooms(|room| room.uuid == uuid);
                 self.save();
@@ -282,6 +297,12 @@ impl Engine {
             let said = said.or_else(|| earlier.as_ref().map(|guest| guest.said.clone()));
             let is_left = table.left.contains(&found.process);
             let is_named = !is_left && table.config.attach.automatic.takes_domain(&domain, settings);
+            if !is_left && !is_named && said.is_none() {
+                let automatic = &table.config.attach.automatic;
+                tracing::info!(
+                    "{domain} (pid {pid}) is left to itself: attach.automatic = {automatic} does not name it"
+                );
+            }
             let settings = (said.is_some() || is_named).then(|| vm::merged(settings, &said.unwrap_or_default()));
             settings.map(|settings| (settings, earlier.map(|guest| guest.work).unwrap_or_default()))
         };
@@ -316,7 +337,7 @@ impl Engine {
         if view.pid != peer.pid {
             return Err(format!("process {} can not register a VM of process {}", peer.pid, view.pid));
         }
-        let found = Found {
+        let mut found = Found {
             process: process_of(&view),
             name: view.name.clone(),
             uuid: view.uuid.clone(),
@@ -328,6 +349,8 @@ impl Engine {
         let process = found.process;
         {
             let mut table = self.table();
+            // The rules of a libvirt domain are that domain's alone.
+            found.is_name_anothers = table.has_domain(&found.name);
             if table.vms.contains_key(&process) {
                 return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
             }
@@ -377,7 +400,7 @@ fn is_of(vm: &Vm, connection: ConnectionId) -> bool {
     matches!(vm.hands, Hands::Registered(of) if of == connection)
 }
 
-fn process_of(view: &VmView) -> ProcessId {
+pub(super) fn process_of(view: &VmView) -> ProcessId {
     ProcessId { pid: view.pid, started_at: view.started_at }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
-use wideleaf_control::protocol::{Answer, Limits, PoolRequest, Reply, Request, SettingName, Target};
+use wideleaf_control::protocol::{Answer, Limits, OrdinaryMemory, PoolRequest, Reply, Request, SettingName, Target};
 use wideleaf_control::view::{Care as CareView, Guarantee, Vmm, WorkView};
 use wideleaf_policies::units::{gib, mib};
 
@@ -91,7 +91,7 @@ impl Bench {
     fn ask_as(&self, peer: Peer, request: Request) -> Result<Answer, String> {
         match self.service.answer(HERE, peer, request) {
             Reply::Ok(answer) => Ok(*answer),
-            Reply::Error(why) => Err(why),
+            Reply::Error(why) | Reply::Unsaved(why) => Err(why),
         }
     }
 
@@ -144,7 +144,7 @@ fn prepare(uuid: &str, pages: u64) -> Request {
 
 fn prepare_domain(domain: &str, uuid: &str, pages: u64) -> Request {
     let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None }];
-    Request::Prepare { domain: domain.into(), uuid: uuid.into(), pages }
+    Request::Prepare { domain: domain.into(), uuid: uuid.into(), pages, ordinary: None }
 }
 
 fn release(uuid: &str) -> Request {
@@ -242,7 +242,7 @@ fn who_was_detached_is_not_taken_again_by_itself_but_when_asked_for() {
 
 fn started(pid: u32, domain: &str, policy: Option<&str>) -> Request {
     let settings = Settings { policy: policy.map(str::to_owned), ..Settings::default() };
-    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings }
+    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings, mistakes: Vec::new() }
 }
 
 #[test]
@@ -376,6 +376,29 @@ fn what_is_set_holds_and_what_can_not_be_set_changes_nothing() {
     assert_eq!(bench.set("web", "giant"), Err("giant needs a guest of our own".into()));
     let Ok(Answer::Vm(view)) = bench.ask(info("web")) else { panic!("it is there") };
     assert_eq!(view.policy.as_deref(), Some("off"));
+}
+
+#[test]
+fn a_change_that_can_not_be_written_down_is_in_force_and_not_answered_as_done() {
+    let bench = Bench::new("");
+    bench.guests.start(10, "web");
+    bench.attach(10).expect("it runs");
+    // In the place of the new file there is a folder.
+    let new = bench.folder.path().join("state.json.new");
+    std::fs::create_dir(&new).expect("nothing is there");
+    let set = |policy: &str| {
+        let changes = Settings { policy: Some(policy.into()), ..Settings::default() };
+        bench.service.answer(HERE, ROOT, Request::Set { vm: "web".into(), changes })
+    };
+    let Reply::Unsaved(why) = set("greedy") else { panic!("it is not saved") };
+    assert!(why.contains("in force until wideleafd ends") && why.contains("state.json"), "{why}");
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("greedy"));
+    let detached = bench.service.answer(HERE, ROOT, Request::Detach { vm: "web".into() });
+    assert!(matches!(detached, Reply::Unsaved(_)), "{detached:?}");
+    assert!(bench.managed().is_empty());
+    std::fs::remove_dir(new).expect("the test's own");
+    assert!(bench.attach(10).is_ok());
+    assert!(matches!(set("greedy"), Reply::Ok(_)));
 }
 
 #[test]
@@ -589,7 +612,7 @@ fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
 /// Metadata that take another monitor than none.
 fn started_with_monitor(pid: u32, domain: &str, policy: &str) -> Request {
     let settings = Settings { policy: Some(policy.into()), qmp: Some(monitor_of(domain)), ..Settings::default() };
-    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings }
+    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings, mistakes: Vec::new() }
 }
 
 #[test]
@@ -629,6 +652,7 @@ fn metadata_that_can_not_hold_leave_a_guest_as_it_was() {
 }
 
 mod killed;
+mod metadata;
 mod registered;
 mod rooms;
 mod starting;

@@ -22,6 +22,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::exchange::{Exchange, Page, Progress, Socket};
+use super::format::{self, Format};
 use super::{Scrape, text};
 use crate::config::{Listen, MetricsConfig};
 use crate::listen_error::ListenError;
@@ -145,13 +146,32 @@ impl AsFd for Listener {
     }
 }
 
+/// The text of one scrape in both formats.
+struct Pages {
+    open_metrics: Page,
+    classic: Page,
+}
+
+impl Pages {
+    fn new(open_metrics: String) -> Pages {
+        Pages { classic: format::classic(&open_metrics).into(), open_metrics: open_metrics.into() }
+    }
+
+    fn of(&self, format: Format) -> Page {
+        match format {
+            Format::OpenMetrics => self.open_metrics.clone(),
+            Format::Classic => self.classic.clone(),
+        }
+    }
+}
+
 /// The thread that waits.
 struct Shop {
     listener: Listener,
     woken: UnixStream,
     /// In the order in which they came.
     exchanges: VecDeque<Exchange>,
-    page: Option<(Instant, Page)>,
+    page: Option<(Instant, Pages)>,
     scrape: Box<dyn Fn() -> Scrape + Send>,
 }
 
@@ -210,9 +230,9 @@ impl Shop {
     }
 
     fn advance(&mut self, exchange: &mut Exchange, now: Instant) -> Progress {
-        exchange.advance(now, &mut || match &self.page {
-            Some((made_at, page)) if now.saturating_duration_since(*made_at) < PAGE_AGE_MAX => page.clone(),
-            _ => self.page.insert((now, text((self.scrape)()).into())).1.clone(),
+        exchange.advance(now, &mut |format| match &self.page {
+            Some((made_at, pages)) if now.saturating_duration_since(*made_at) < PAGE_AGE_MAX => pages.of(format),
+            _ => self.page.insert((now, Pages::new(text((self.scrape)())))).1.of(format),
         })
     }
 

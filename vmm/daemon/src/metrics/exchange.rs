@@ -18,8 +18,7 @@ use httparse::Status;
 use nix::poll::PollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
 
-/// What OpenMetrics' text is called.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use super::format::Format;
 
 /// A scraper's head has some 300 bytes; one that comes through a proxy has more.
 pub(super) const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -96,7 +95,7 @@ impl Exchange {
     }
 
     /// Goes as far as it can without waiting. `page` is asked for where `/metrics` is.
-    pub(super) fn advance(&mut self, now: Instant, page: &mut dyn FnMut() -> Page) -> Progress {
+    pub(super) fn advance(&mut self, now: Instant, page: &mut dyn FnMut(Format) -> Page) -> Progress {
         match self.go_on(now, page) {
             Ok(progress) => progress,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Progress::Waiting,
@@ -105,7 +104,7 @@ impl Exchange {
         }
     }
 
-    fn go_on(&mut self, now: Instant, page: &mut dyn FnMut() -> Page) -> io::Result<Progress> {
+    fn go_on(&mut self, now: Instant, page: &mut dyn FnMut(Format) -> Page) -> io::Result<Progress> {
         loop {
             match &mut self.phase {
                 Phase::Reading(head) => {
@@ -166,7 +165,7 @@ fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
 }
 
 /// The reply to a head; `None` while that is not whole.
-fn answer(head: &[u8], page: &mut dyn FnMut() -> Page) -> Option<Reply> {
+fn answer(head: &[u8], page: &mut dyn FnMut(Format) -> Page) -> Option<Reply> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     let is_whole = match request.parse(head) {
@@ -178,11 +177,13 @@ fn answer(head: &[u8], page: &mut dyn FnMut() -> Page) -> Option<Reply> {
     if !is_whole {
         return (head.len() >= HEAD_BYTES_MAX).then(too_long);
     }
+    let accepted = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("accept"));
+    let format = Format::wanted(accepted.filter_map(|header| std::str::from_utf8(header.value).ok()));
     let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default();
     Some(match (request.method.unwrap_or_default(), path) {
-        ("GET", "/metrics") => reply("200 OK", CONTENT_TYPE, page()),
+        ("GET", "/metrics") => reply("200 OK", format.content_type(), page(format)),
         ("HEAD", "/metrics") => {
-            let whole = reply("200 OK", CONTENT_TYPE, page());
+            let whole = reply("200 OK", format.content_type(), page(format));
             Reply { body: "".into(), ..whole }
         }
         ("GET", _) => text("404 Not Found", "the metrics are at /metrics\n"),
@@ -238,12 +239,12 @@ mod tests {
         for (n, byte) in request.iter().enumerate() {
             assert_eq!((exchange.has_asked(), exchange.deadline() - began), (false, READ_TIME_MAX), "byte {n}");
             client.write_all(&[*byte]).expect("written");
-            assert_eq!(exchange.advance(Instant::now(), &mut || "figures\n".into()), Progress::Waiting);
+            assert_eq!(exchange.advance(Instant::now(), &mut |_| "figures\n".into()), Progress::Waiting);
         }
         let reply = heard(&client);
         assert!(reply.starts_with("HTTP/1.1 200 OK\r\n") && reply.ends_with("\r\n\r\nfigures\n"), "{reply}");
         client.shutdown(Side::Write).expect("its end");
-        assert_eq!(exchange.advance(Instant::now(), &mut || unreachable!("once is enough")), Progress::Over);
+        assert_eq!(exchange.advance(Instant::now(), &mut |_| unreachable!("once is enough")), Progress::Over);
     }
 
     #[test]
@@ -252,12 +253,12 @@ mod tests {
         client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("written");
         let page: Page = "a figure\n".repeat(1 << 17).into();
         let asked_at = began + Duration::from_secs(1);
-        assert_eq!(exchange.advance(asked_at, &mut || page.clone()), Progress::Waiting);
+        assert_eq!(exchange.advance(asked_at, &mut |_| page.clone()), Progress::Waiting);
         assert!(exchange.has_asked(), "a socket's buffer holds less than a mebibyte");
         assert_eq!(exchange.deadline(), asked_at + WRITE_TIME_MAX);
         let mut reply = heard(&client);
         while exchange.has_asked() {
-            assert_eq!(exchange.advance(Instant::now(), &mut || unreachable!("once is enough")), Progress::Waiting);
+            assert_eq!(exchange.advance(Instant::now(), &mut |_| unreachable!("once is enough")), Progress::Waiting);
             reply += &heard(&client);
         }
         assert_eq!(reply.split_once("\r\n\r\n").expect("a head").1, &*page);
@@ -266,7 +267,7 @@ mod tests {
     fn status_of(request: &[u8]) -> String {
         let (mut exchange, mut client, now) = exchange();
         client.write_all(request).expect("it fits a buffer");
-        let _ = exchange.advance(now, &mut || "figures\n".into());
+        let _ = exchange.advance(now, &mut |_| "figures\n".into());
         heard(&client).lines().next().unwrap_or_default().to_owned()
     }
 
@@ -308,7 +309,7 @@ mod tests {
         let endless = Endless { request: b"GET /else HTTP/1.1\r\n\r\n", socket };
         let mut exchange = Exchange::new(Box::new(endless), began);
         for _ in 0..3 {
-            assert_eq!(exchange.advance(began, &mut || unreachable!("that is elsewhere")), Progress::Waiting);
+            assert_eq!(exchange.advance(began, &mut |_| unreachable!("that is elsewhere")), Progress::Waiting);
         }
         assert_eq!(exchange.deadline() - began, CLOSE_TIME_MAX);
         assert!(heard(&client).contains(" 404 "));
@@ -326,12 +327,31 @@ mod tests {
     fn head_has_the_length_and_no_figures_and_a_body_is_thrown_away() {
         let (mut exchange, mut client, now) = exchange();
         client.write_all(b"HEAD /metrics HTTP/1.1\r\n\r\n").expect("written");
-        let _ = exchange.advance(now, &mut || "figures\n".into());
+        let _ = exchange.advance(now, &mut |_| "figures\n".into());
         let reply = heard(&client);
         assert!(reply.contains("Content-Length: 8\r\n") && reply.ends_with("\r\n\r\n"), "{reply}");
         assert!(status_of(b"POST /metrics HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody").contains(" 405 "));
         assert!(status_of(b"GET /else HTTP/1.1\r\n\r\n").contains(" 404 "));
         assert!(status_of(b"\x16\x03\x01 a TLS client\r\n\r\n").contains(" 400 "));
+    }
+
+    #[test]
+    fn a_client_gets_the_format_that_it_asks_for_and_the_classic_one_unasked() {
+        for (accept, expected) in [
+            ("", Format::Classic),
+            ("Accept: application/openmetrics-text; version=1.0.0\r\n", Format::OpenMetrics),
+            ("accept: text/plain\r\nACCEPT: application/openmetrics-text\r\n", Format::OpenMetrics),
+        ] {
+            let (mut exchange, mut client, now) = exchange();
+            client.write_all(format!("GET /metrics HTTP/1.1\r\n{accept}\r\n").as_bytes()).expect("written");
+            let mut asked = None;
+            let _ = exchange.advance(now, &mut |format| {
+                asked = Some(format);
+                "figures\n".into()
+            });
+            let content_type = format!("Content-Type: {}\r\n", expected.content_type());
+            assert!(asked == Some(expected) && heard(&client).contains(&content_type), "{accept}: {asked:?}");
+        }
     }
 
     proptest! {

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 
 use wideleaf_control::view::{BackingView, MappingView, Vmm};
 use wideleaf_memory::pool::NodePool;
@@ -102,6 +103,34 @@ fn every_family_is_there_with_its_help_and_no_series_twice() {
 }
 
 #[test]
+fn the_classic_text_describes_each_row_by_its_own_name() {
+    let (open_metrics, classic) = (text(scrape()), format::classic(&text(scrape())));
+    assert_eq!(lines(&classic), lines(&open_metrics), "the rows are the same");
+    for family in FAMILIES {
+        let described = format!("# HELP {} {}", family.row_name(), family.help);
+        assert!(classic.contains(&described), "no {described:?} in\n{classic}");
+    }
+    assert!(!classic.contains("# EOF"), "{classic}");
+}
+
+/// The program is Prometheus' own; no build needs it.
+#[test]
+fn promtool_finds_nothing_in_the_classic_text() {
+    let program = std::env::var_os("PROMTOOL").unwrap_or_else(|| "promtool".into());
+    let mut promtool = Command::new(program);
+    promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let Ok(mut promtool) = promtool.spawn() else {
+        println!("skipped: promtool is not installed");
+        return;
+    };
+    let text = format::classic(&text(scrape()));
+    promtool.stdin.take().expect("it is a pipe").write_all(text.as_bytes()).expect("it reads");
+    let checked = promtool.wait_with_output().expect("it ends");
+    let said = [checked.stdout, checked.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    assert_eq!((checked.status.code(), said), (Some(0), ["".into(), "".into()]), "{text}");
+}
+
+#[test]
 fn the_figures_are_those_of_the_views() {
     let text = text(scrape());
     let of_10 = |name: &str, more: &str| value(&text, name, &["pid=\"10\"", more]);
@@ -189,8 +218,12 @@ fn at(listen: Listen) -> MetricsConfig {
     MetricsConfig { listen, ..MetricsConfig::default() }
 }
 
-fn get(mut stream: impl Read + Write, request: &str) -> String {
-    write!(stream, "{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("written");
+fn get(stream: impl Read + Write, request: &str) -> String {
+    get_with(stream, request, "")
+}
+
+fn get_with(mut stream: impl Read + Write, request: &str, headers: &str) -> String {
+    write!(stream, "{request} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n").expect("written");
     let mut reply = String::new();
     stream.read_to_string(&mut reply).expect("a reply");
     reply
@@ -202,11 +235,20 @@ fn it_is_scraped_over_http_and_nothing_else_is_there() {
     let server = MetricsServer::start(&at(listen), scrape).expect("a port is free").expect("it is not off");
     let address = server.address().expect("a TCP port");
     let ask = |request: &str| get(TcpStream::connect(address).expect("it listens"), request);
-    let reply = ask("GET /metrics");
+    let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+    let reply = get_with(TcpStream::connect(address).expect("it listens"), "GET /metrics", accept);
     assert!(
         reply.starts_with("HTTP/1.1 200")
             && reply.contains("application/openmetrics-text; version=1.0.0; charset=utf-8")
-            && reply.contains("# EOF"),
+            && reply.ends_with("# EOF\n"),
+        "{reply}"
+    );
+    let reply = ask("GET /metrics");
+    assert!(
+        reply.starts_with("HTTP/1.1 200")
+            && reply.contains("text/plain; version=0.0.4; charset=utf-8")
+            && reply.contains("# TYPE wideleaf_vm_copied_bytes_total counter\n")
+            && !reply.contains("# EOF"),
         "{reply}"
     );
     assert!(ask("GET /").starts_with("HTTP/1.1 404"));
@@ -269,7 +311,8 @@ fn whatever_a_crowd_does_who_asks_is_answered_and_the_end_waits_for_nobody() {
     let mut crowds = Vec::new();
     for begin in ["", "GET /metr", "GET /metrics HTTP/1.1\r\n\r\n"] {
         crowds.push(crowd(&path, begin.as_bytes()));
-        let reply = get(UnixStream::connect(&path).expect("it listens"), "GET /metrics");
+        let accept = "Accept: application/openmetrics-text\r\n";
+        let reply = get_with(UnixStream::connect(&path).expect("it listens"), "GET /metrics", accept);
         assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("# EOF\n"), "after a crowd of {begin:?}: {reply}");
     }
     server.stop();

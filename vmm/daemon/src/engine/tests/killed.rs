@@ -132,7 +132,7 @@ fn ask(service: &Service, request: Request) {
 fn lives(root: &Path, steps: u32, is_half_done: bool) -> bool {
     let two_parts = || {
         let part = |pages| PoolRequest { page_bytes: 2 << 20, pages, node: None };
-        Request::Prepare { domain: "web".into(), uuid: "u".into(), pages: vec![part(6), part(10)] }
+        Request::Prepare { domain: "web".into(), uuid: "u".into(), pages: vec![part(6), part(10)], ordinary: None }
     };
     let all = || {
         let service = daemon(root, Mortal::new(root, steps, is_half_done));

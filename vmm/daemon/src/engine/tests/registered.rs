@@ -42,3 +42,20 @@ fn nobody_registers_the_vm_of_another_process() {
     bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
     assert!(bench.ask(Request::Register { vm: own_view(1) }).expect_err("twice").contains("managed already"));
 }
+
+#[test]
+fn a_vm_of_ours_that_calls_itself_like_a_domain_does_not_get_the_rules_of_the_domain() {
+    let weight = |bench: &Bench| {
+        let table = bench.engine.table();
+        table.vms.values().find(|vm| vm.found.vmm == Vmm::Wideleaf).map(|vm| vm.wanted.weight)
+    };
+    let rules = "[[vm]]\nname = \"ours\"\nweight = 7";
+    let bench = Bench::new(rules);
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    assert_eq!(weight(&bench), Some(7), "no domain is called so");
+    let bench = Bench::new(rules);
+    bench.guests.start_domain(10, "ours");
+    bench.ask(started(10, "ours", None)).expect("it runs");
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    assert_eq!(weight(&bench), Some(1));
+}

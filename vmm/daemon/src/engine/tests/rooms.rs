@@ -163,6 +163,25 @@ fn where_processes_can_not_be_seen_nothing_is_given_back_or_forgotten() {
 }
 
 #[test]
+fn a_guarantee_for_ordinary_memory_that_the_host_does_not_have_is_refused_and_leaves_nothing() {
+    let bench = Bench::new("[host]\nlow_free = \"1G\"");
+    bench.available.store(gib(25).get(), Ordering::Relaxed);
+    let of_gib = |all: u64, large: u64, pages: Vec<PoolRequest>| {
+        let ordinary = Some(OrdinaryMemory { bytes: gib(all).get(), large_bytes: gib(large).get() });
+        bench.ask(Request::Prepare { domain: "web".into(), uuid: "u".into(), pages, ordinary })
+    };
+    let error = of_gib(2000, 1900, Vec::new()).expect_err("it has 25");
+    let why = "of ordinary memory have to be in large pages, and 24 GiB are above host.low_free";
+    assert!(error.starts_with("no room for web: ") && error.contains(why), "{error}");
+    assert_eq!(bench.state().rooms, []);
+    assert_eq!(of_gib(25, 24, Vec::new()), Ok(Answer::Done));
+    // Pages of the pool are made of what is left.
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 10, node: None }];
+    let error = of_gib(25, 24, pages).expect_err("nothing is left");
+    assert!(error.contains("20 MiB are needed and 0 B are above host.low_free"), "{error}");
+}
+
+#[test]
 fn a_domain_leaves_the_host_the_memory_that_it_is_to_keep() {
     let bench = Bench::new("[host]\nlow_free = \"1G\"");
     bench.available.store((gib(1) + mib(100)).get(), Ordering::Relaxed);

@@ -1,0 +1,45 @@
+//! The proof that a libvirtd runs the hook: the hook itself writes down which libvirtd has called it.
+//!
+//! ```text
+//!   /run/wideleaf/hook-called   "PID START\n", START in clock ticks since boot; a boot ends the file and that libvirtd
+//! ```
+
+use std::fs::{self, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::libvirtd::{self, Libvirtd};
+
+/// Read by `wideleaf hook status` of any user.
+const MODE: u32 = 0o644;
+
+fn path(root: &Path) -> PathBuf {
+    root.join("run/wideleaf/hook-called")
+}
+
+/// Writes down who has called. Where that can not be written (the folder comes with the daemon), `status` goes by the
+/// age of the script.
+pub fn note(root: &Path) {
+    let Some(caller) = libvirtd::caller(&root.join("proc")) else { return };
+    if by(root) != Some(caller) {
+        let written = write(&path(root), caller);
+        drop(written);
+    }
+}
+
+/// The libvirtd that has called last.
+pub fn by(root: &Path) -> Option<Libvirtd> {
+    let text = fs::read_to_string(path(root)).ok()?;
+    let (pid, started_at) = text.trim().split_once(' ')?;
+    Some(Libvirtd { pid: pid.parse().ok()?, started_at: started_at.parse().ok()? })
+}
+
+fn write(path: &Path, Libvirtd { pid, started_at }: Libvirtd) -> io::Result<()> {
+    let mut file = NamedTempFile::new_in(path.parent().unwrap_or(path))?;
+    writeln!(file, "{pid} {started_at}")?;
+    file.as_file().set_permissions(Permissions::from_mode(MODE))?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
