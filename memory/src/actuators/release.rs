@@ -8,7 +8,7 @@
 //!   └── pinned: stays ──────────── a thread or a vCPU that touches the window waits ─────────────────────────────┘
 //! ```
 //!
-//! What is promised: no byte is lost, by whatever means it is written.
+//! What becomes of a byte that is written meanwhile:
 //!
 //! - Through page tables (vCPUs, device threads, the kernel's own copying): a page that is aside is in no table of the
 //!   guest. A store to it faults, and waits until the window is whole again, because the window is registered for
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn a_write_to_a_page_that_is_aside_waits_until_the_window_is_whole() {
         let guest = Guest::new(false);
-        let held = guest.aside.hold_pages(WINDOW, &[1..4]).expect("nothing fails").0;
+        let held = guest.aside.hold_pages(WINDOW, std::slice::from_ref(&(1..4))).expect("nothing fails").0;
         assert_eq!(guest.mover.touch(WINDOW, 2), Touch::Waits, "no fresh page takes the write");
         assert_eq!(guest.mover.touch(WINDOW, 4), Touch::Wrote, "a page that is not aside is the guest's");
         held.put_back().expect("nothing fails");
@@ -323,7 +323,7 @@ mod tests {
         let mover = guest.mover.clone();
         // Written between the looks, so that pages have to go back; which fails from then on.
         guest.mover.after_looking_for_zeroes(move || mover.write(WINDOW, 1..4));
-        let held = guest.aside.hold_pages(WINDOW, &[1..4]).expect("nothing fails yet").0;
+        let held = guest.aside.hold_pages(WINDOW, std::slice::from_ref(&(1..4))).expect("nothing fails yet").0;
         guest.mover.fail_all(Some(libc::ENOMEM));
         held.put_back().expect_err("nothing moves");
         assert_eq!(guest.mover.touch(WINDOW, 2), Touch::Waits);
