@@ -8,7 +8,7 @@
 //!   └── pinned: stays ──────────── a thread or a vCPU that touches the window waits ─────────────────────────────┘
 //! ```
 //!
-//! What is promised: no byte is lost, by whatever means it is written.
+//! What becomes of a byte that is written meanwhile:
 //!
 //! - Through page tables (vCPUs, device threads, the kernel's own copying): a page that is aside is in no table of the
 //!   guest. A store to it faults, and waits until the window is whole again, because the window is registered for
