@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod tiny_guest;
 
 use std::fs;
