@@ -6,7 +6,8 @@
 mod program;
 
 use std::fs;
-use std::io::Read as _;
+use std::io::Write as _;
+use std::process::Stdio;
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
@@ -332,14 +333,23 @@ fn a_second_ctrl_c_ends_a_run_at_once_that_cannot_write_its_report() {
         return;
     }
     let scratch = Scratch::new();
-    let cmdline = "--cmdline=log2_words=16 seconds=3600";
-    let mut run = Running::start(&scratch, &["run", "gups", cmdline, "--memory=64M", "--timeout=5m", "--format=json"]);
-    // A report is longer than the smallest pipe, and the rest of it is not read.
-    let mut stdout = run.0.stdout.take().unwrap();
-    fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    // Standard output is full before it starts, and is not read.
+    let (_unread, mut full) = std::io::pipe().unwrap();
+    let bytes = fcntl(&full, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    full.write_all(&vec![0; bytes as usize]).unwrap();
+    let mut command = std::process::Command::new(scratch.program());
+    command.args(["run", "gups", "--cmdline=log2_words=16 seconds=3600", "--memory=64M", "--timeout=5m"]);
+    command.current_dir(scratch.path(".")).stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+    let mut run = Running(command.spawn().unwrap());
     run.wait_for("comm", |name| name == "vcpu0\n");
     run.signal(Signal::SIGINT);
-    stdout.read_exact(&mut [0]).unwrap();
+    // The guest is gone: the first signal was heard.
+    let threads = format!("/proc/{}/task", run.0.id());
+    let name_of = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    while fs::read_dir(&threads).unwrap().flatten().any(|task| name_of(task) == "vcpu0\n") {
+        assert_eq!(run.0.try_wait().unwrap(), None, "it ended without its report");
+        std::thread::yield_now();
+    }
     run.signal(Signal::SIGINT);
     assert_eq!(run.end(), (Some(130), String::new()));
 }
