@@ -26,12 +26,19 @@ impl Engine {
     /// # Errors
     /// Where nobody can tell which guests run; nothing is taken up or forgotten then.
     pub fn resume(&self) -> Result<(), String> {
-        let running = self.doors.guests.find()?;
+        let running = self.running()?;
         let pending = self.table().pending.clone();
         self.take_up(pending, &running);
         let given_back = self.give_back_abandoned();
         self.save();
         given_back
+    }
+
+    /// The guests that run, known to requests as well from now on.
+    pub(super) fn running(&self) -> Result<Vec<Found>, String> {
+        let running = self.doors.guests.find()?;
+        self.looks.keep(running.clone());
+        Ok(running)
     }
 
     fn take_up(&self, pending: Vec<Remembered>, running: &[Found]) {
@@ -58,7 +65,7 @@ impl Engine {
     /// # Errors
     /// Where nobody can tell which guests run: that is not to say that none does, and nothing is given back.
     pub fn scout(&self) -> Result<(), String> {
-        let running = self.doors.guests.find()?;
+        let running = self.running()?;
         let silent = {
             let table = self.table();
             table.pending.iter().filter(|guest| table.silent.contains(&guest.process)).cloned().collect()

@@ -28,6 +28,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// that waits longer is answered with the guests of the latest find.
 const FIND_WITHIN: Duration = Duration::from_millis(500);
 
+/// Where there is no earlier find to answer with, as when the daemon has just started.
+const FIRST_FIND_WITHIN: Duration = Duration::from_secs(2);
+
 /// A host's small guests are looked at in some milliseconds. One of a terabyte takes seconds, and a libvirtd that hangs takes two for each.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
@@ -38,7 +41,7 @@ const SLOW: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 const _: () = assert!(
-    FIND_WITHIN.as_millis() + PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
+    FIRST_FIND_WITHIN.as_millis() + PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
     "who asks is still there to hear why there is no answer"
 );
 
@@ -93,9 +96,15 @@ impl Looks {
                 return Err(format!("guests are not looked for: {error}"));
             }
         }
-        let waited = self.changed.wait_timeout_while(self.seen(), FIND_WITHIN, |seen| seen.is_finding);
+        let within = if self.seen().found.is_none() { FIRST_FIND_WITHIN } else { FIND_WITHIN };
+        let waited = self.changed.wait_timeout_while(self.seen(), within, |seen| seen.is_finding);
         let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
         seen.found.clone().unwrap_or_else(|| Err("guests are still being looked for: ask again in a moment".into()))
+    }
+
+    /// Keeps what a find of the daemon's own saw, for requests that come while another takes long.
+    pub(super) fn keep(&self, found: Vec<Found>) {
+        self.seen().found = Some(Ok(found));
     }
 
     /// Views of `found`, whom nobody manages.

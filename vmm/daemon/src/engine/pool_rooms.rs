@@ -79,7 +79,7 @@ impl Engine {
             }
             table.rooms.iter().filter(|room| room.is_abandoned(now_s())).cloned().collect()
         };
-        let running = self.doors.guests.find()?;
+        let running = self.running()?;
         for room in &mut self.table().rooms {
             if let Some(found) = running.iter().find(|found| room.belongs_to(found)) {
                 room.start(found.process);
