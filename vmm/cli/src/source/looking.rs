@@ -29,7 +29,7 @@ impl fmt::Display for WithoutDaemon {
         match self {
             WithoutDaemon::Absent(path) => write!(
                 f,
-                "no wideleafd listens at {}: this is a look at the processes themselves, which nobody manages",
+                "no wideleafd listens at {}: this is a look at the processes themselves, which no daemon manages",
                 path.display()
             ),
             WithoutDaemon::NotPermitted(path) => write!(
