@@ -291,8 +291,8 @@ impl BootImage {
     }
 
     /// Whether this is a kernel that does not come up where KVM emulates what a guest executes in ring 0
-    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's. Other images have a
-    /// kernel of their own that may be small enough.
+    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's.
+    /// Other images have a kernel of their own that may be small enough.
     pub fn needs_whole_cpu(&self) -> bool {
         match self.image {
             Image::Direct { .. } => false,
@@ -422,7 +422,8 @@ fn read_file(what: &'static str, path: &Path) -> Result<Vec<u8>, BootError> {
     Ok(bytes)
 }
 
-/// Opens a regular file, and says how many bytes it has. Everything else is refused: a FIFO may never begin, a device never end.
+/// Opens a regular file, and says how many bytes it has. Everything else is refused: a FIFO may never begin, a device
+/// never end.
 pub(crate) fn open_file(what: &'static str, path: &Path) -> Result<(File, u64), BootError> {
     // A FIFO is opened at once, whether another process writes into it or not; a file is no other file by it.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
