@@ -98,7 +98,8 @@ pub fn prepare_lab() -> Result<(), String> {
     prepare("npt")
 }
 
-/// Gets the images that guests inside the labs boot beside the lab's own kernel, or the reason why they can not be had here.
+/// Gets the images that guests inside the labs boot beside the lab's own kernel, or the reason why they can not be
+/// had here.
 ///
 /// # Errors
 /// That reason.
@@ -126,7 +127,8 @@ pub fn lab_guest() -> PathBuf {
     lab_kernel().with_file_name("guest")
 }
 
-/// Where the labs keep other images for guests inside them, as Debian packages them: `vmlinuz-6.1` and `memtest86+x64.bin`.
+/// Where the labs keep other images for guests inside them, as Debian packages them: `vmlinuz-6.1` and
+/// `memtest86+x64.bin`.
 pub fn lab_images() -> PathBuf {
     lab_kernel().parent().map_or_else(PathBuf::new, Path::to_owned).with_file_name("images")
 }

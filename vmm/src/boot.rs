@@ -284,8 +284,8 @@ impl BootImage {
     }
 
     /// Whether this is a kernel that does not come up where KVM emulates what a guest executes in ring 0
-    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's. Other images have a
-    /// kernel of their own that may be small enough.
+    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's.
+    /// Other images have a kernel of their own that may be small enough.
     pub fn needs_whole_cpu(&self) -> bool {
         match self.image {
             Image::Direct { .. } => false,

@@ -1,4 +1,5 @@
-//! Where the fields of an ELF file are (System V ABI, "ELF header" and "Program header"): little-endian files of both classes.
+//! Where the fields of an ELF file are (System V ABI, "ELF header" and "Program header"): little-endian files of both
+//! classes.
 //!
 //! | class | header | program header | a word |
 //! |---|---|---|---|

@@ -55,8 +55,8 @@ pub fn pvh_entry(elf: &[u8]) -> Option<u32> {
     read_u32(note.descriptor, 0)
 }
 
-/// The notes in the `PT_NOTE` segments of a little-endian ELF file of either class, in the order they stand. Ends at the first
-/// thing that does not lie inside the file, and is empty for a file of another kind.
+/// The notes in the `PT_NOTE` segments of a little-endian ELF file of either class, in the order they stand. Ends at
+/// the first thing that does not lie inside the file, and is empty for a file of another kind.
 pub fn notes(elf: &[u8]) -> impl Iterator<Item = Note<'_>> {
     let layout = ElfLayout::of(elf);
     let header_count = layout.and_then(|layout| read_u16(elf, layout.count_at)).unwrap_or(0);

@@ -1,10 +1,12 @@
 # Inside the NPT lab: images that this repository neither makes nor boots elsewhere, as Debian packages them.
 #
 #   /bin/images/vmlinuz-6.1          a bzImage of Linux
-#   /bin/images/memtest86+x64.bin    a bzImage of another kernel. Its header is shorter, its file ends inside a paragraph, and it reads the
+#   /bin/images/memtest86+x64.bin    a bzImage of another kernel. Its header is shorter, its file ends inside a
+#   paragraph, and it reads the
 #                                    last word of its command line only where its own `cmdline_size` is left alone
 #
-# What the host sees is printed as `NAME NUMBER`, the guest's lines behind `guest: `, the tester's screen behind `screen: `.
+# What the host sees is printed as `NAME NUMBER`, the guest's lines behind `guest: `, the tester's screen behind
+# `screen: `.
 . /bin/user_space.sh
 
 # Linux: to user space, and off.
@@ -24,7 +26,8 @@ wideleaf run /bin/images/vmlinuz-6.1 --initrd guest.cpio --memory 192M --policy 
     --cmdline 'console=ttyS0 quiet panic=-1'
 echo "linux_status $?"
 
-# The memory tester has no end of its own: it is stopped when it has gone on for a while with all of its memory on huge pages.
+# The memory tester has no end of its own: it is stopped when it has gone on for a while with all of its memory on
+# huge pages.
 trap 'tr "\033\r" "\n\n" <screen | sed "s/^/screen: /"' EXIT
 readonly MEMORY_MIB=64
 mkfifo keys && exec 3<>keys || exit

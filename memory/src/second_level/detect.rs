@@ -61,9 +61,10 @@ pub fn detect_paging(sys: &Path) -> Result<Paging, PagingError> {
     if is_loaded { Ok(Paging::Shadow) } else { Err(PagingError::NoVendorModule { modules }) }
 }
 
-/// Whether KVM emulates what a guest executes in ring 0, below `root` (`/`). `kvm_pvm`, the KVM of hosts that are virtual machines
-/// themselves and have neither VT-x nor SVM, does: some million instructions a second, and not all of them. Ring 3 is run by the CPU in
-/// every case.
+/// Whether KVM emulates what a guest executes in ring 0, below `root` (`/`). `kvm_pvm`, the KVM of hosts that are
+/// virtual machines
+/// themselves and have neither VT-x nor SVM, does: some million instructions a second, and not all of them. Ring 3 is
+/// run by the CPU in every case.
 pub fn emulates_guest_kernels(root: &Path) -> bool {
     let is_loaded = |module: &str| root.join("sys/module").join(module).is_dir();
     let cpu = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();

@@ -232,8 +232,10 @@ fn a_code_of_the_guests_own_is_reported() {
     }
 }
 
-/// Code that writes its command line, as the start info has it, on the serial port, and ends: `cmp dword [ebx], 0x336ec578; jne FAIL;
-/// mov dx, 0x3f8; mov esi, [ebx + 24]`, then `lodsb; test al, al; jz +3; out dx, al; jmp -8`, then `mov al, 10; out dx, al; mov al, 0;
+/// Code that writes its command line, as the start info has it, on the serial port, and ends: `cmp dword [ebx],
+/// 0x336ec578; jne FAIL;
+/// mov dx, 0x3f8; mov esi, [ebx + 24]`, then `lodsb; test al, al; jz +3; out dx, al; jmp -8`, then `mov al, 10; out
+/// dx, al; mov al, 0;
 /// out 0xf4, al; hlt; jmp -3`, and where the start info is not what EBX points to `mov al, 77` and the end.
 const SAYS_ITS_CMDLINE: &[u8] = &[
     0x81, 0x3b, 0x78, 0xc5, 0x6e, 0x33, 0x75, 0x19, 0x66, 0xba, 0xf8, 0x03, 0x8b, 0x73, 0x18, 0xac, 0x84, 0xc0, 0x74,

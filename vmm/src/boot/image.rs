@@ -283,7 +283,8 @@ fn elf_layout(bytes: &[u8]) -> Result<&'static ElfLayout, ImageError> {
     }
 }
 
-/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are ascending and disjoint.
+/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are ascending and
+/// disjoint.
 fn parse_elf(bytes: &[u8], layout: &ElfLayout) -> Result<Vec<Segment>, ImageError> {
     let stride = usize::from(u16_at(bytes, layout.stride_at));
     let count = u64::from(u16_at(bytes, layout.count_at));

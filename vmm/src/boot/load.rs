@@ -205,8 +205,8 @@ fn load_bzimage(
     Ok(Loaded::Linux64 { entry: start.get() + ENTRY64_OFFSET, tables })
 }
 
-/// Where a bzImage that is loaded at `start` unpacks itself: where it prefers to be, or at the first aligned address from where it is,
-/// whichever is higher (Linux boot protocol, `init_size`; arch/x86/boot/compressed/head_64.S).
+/// Where a bzImage that is loaded at `start` unpacks itself: where it prefers to be, or at the first aligned address
+/// from where it is, whichever is higher (Linux boot protocol, `init_size`; arch/x86/boot/compressed/head_64.S).
 fn unpacked_start(header: &setup_header, start: Gpa) -> Gpa {
     let (preferred, alignment) = (header.pref_address, header.kernel_alignment);
     let aligned = start.get().next_multiple_of(u64::from(alignment.max(1)));

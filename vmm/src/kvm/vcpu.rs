@@ -37,9 +37,9 @@ impl InternalError {
     /// What usually is behind it, if we know.
     pub fn hint(&self) -> Option<&'static str> {
         (self.suberror == KVM_INTERNAL_ERROR_EMULATION).then_some(
-            "KVM could not emulate this instruction; on hosts without VT-x or SVM (kvm_pvm) it emulates all guest kernel \
-             code and lacks many instructions: a kernel such as Linux needs a host with EPT or NPT, an image of your own \
-             can be started in ring 3 (its wideleaf note)",
+            "KVM could not emulate this instruction; on hosts without VT-x or SVM (kvm_pvm) it emulates all guest \
+             kernel code and lacks many instructions: a kernel such as Linux needs a host with EPT or NPT, an image of \
+             your own can be started in ring 3 (its wideleaf note)",
         )
     }
 }

@@ -19,8 +19,8 @@ const E820_RAM: u32 = 1;
 
 /// The page for a kernel with this header, loaded at `start`.
 ///
-/// Every field is the header's, except those that the boot protocol expects from the loader ("write" and "modify"). Those are
-/// written in every case: what is in them in the file means nothing.
+/// Every field is the header's, except those that the boot protocol expects from the loader ("write" and "modify").
+/// Those are written in every case: what is in them in the file means nothing.
 pub fn build(header: setup_header, start: Gpa, usable_ram: &[GpaRange], initrd: Option<GpaRange>) -> boot_params {
     let mut params = boot_params { hdr: header, ..Default::default() };
     params.acpi_rsdp_addr = ACPI.get();
@@ -86,8 +86,8 @@ mod tests {
         move |at| params.as_slice()[at]
     }
 
-    /// Every field of type "write" and "modify (obligatory)", and `code32_start` because it is where the kernel is not loaded by
-    /// default: offset and bytes.
+    /// Every field of type "write" and "modify (obligatory)", and `code32_start` because it is where the kernel is
+    /// not loaded by default: offset and bytes.
     const WRITTEN: [(usize, usize); 9] = [
         (0x1fa, 2), // vid_mode
         (0x210, 1), // type_of_loader

@@ -114,8 +114,8 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
 }
 
 /// Said before such a guest starts: it will take minutes to get to where it stops.
-const EMULATED_KERNEL: &str = "wideleaf: warning: this host's KVM (kvm_pvm) emulates guest kernels and lacks many of their \
-                               instructions: Linux does not reach user space here; use a host with VT-x or SVM";
+const EMULATED_KERNEL: &str = "wideleaf: warning: this host's KVM (kvm_pvm) emulates guest kernels and lacks many of \
+                               their instructions: Linux does not reach user space here; use a host with VT-x or SVM";
 
 /// Checks everything about the guest that needs no memory.
 pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
