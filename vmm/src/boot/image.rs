@@ -117,7 +117,7 @@ pub enum ImageError {
         start: Gpa,
     },
     /// A segment outside RAM.
-    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: use at least {} of --memory", ram_up_to(*end))]
+    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: {}", more_ram(*end))]
     BeyondRam {
         /// Where the image ends.
         end: Gpa,
@@ -157,9 +157,17 @@ pub enum ImageError {
     BzImage32,
 }
 
+/// What to do for RAM that reaches `end`: nothing can be done beyond what x86-64 addresses (52 bits).
+fn more_ram(end: Gpa) -> String {
+    match ram_up_to(end) {
+        ram if ram.get() > 1 << 52 => "no machine has so much: is the file damaged?".to_owned(),
+        ram => format!("use at least {ram} of --memory"),
+    }
+}
+
 /// RAM that reaches `end`, in whole windows: other sizes would be refused next.
 fn ram_up_to(end: Gpa) -> Bytes {
-    Bytes::new(end.get().next_multiple_of(PageSize::Huge2M.bytes().get()))
+    Bytes::new(end.get().checked_next_multiple_of(PageSize::Huge2M.bytes().get()).unwrap_or(u64::MAX))
 }
 
 /// Where a bzImage's header begins, and the word that tells it is one (Linux, Documentation/arch/x86/boot.rst).
@@ -282,10 +290,13 @@ fn parse_elf(bytes: &[u8]) -> Result<Vec<Segment>, ImageError> {
         if file_bytes > memory_bytes {
             return Err(ImageError::MalformedElf("a segment is longer in the file than in memory"));
         }
-        slice(bytes, file_at, file_bytes).ok_or_else(|| truncated("a segment", file_at.saturating_add(file_bytes)))?;
+        let file_end = file_at
+            .checked_add(file_bytes)
+            .ok_or(ImageError::MalformedElf("a segment's place in the file is past 64 bits"))?;
+        slice(bytes, file_at, file_bytes).ok_or_else(|| truncated("a segment", file_end))?;
         let memory = GpaRange::new(Gpa::new(u64_at(header, 24)), Bytes::new(memory_bytes))
             .ok_or(ImageError::MalformedElf("a segment ends past the last address"))?;
-        segments.push(Segment { file: file_at as usize..(file_at + file_bytes) as usize, memory });
+        segments.push(Segment { file: file_at as usize..file_end as usize, memory });
     }
     if segments.is_empty() {
         return Err(ImageError::NothingToLoad);
