@@ -3,9 +3,11 @@
 //!
 //! `cargo bench -p wideleaf-benches --bench giant` (needs KVM and a page of 1 GiB)
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use wideleaf_benches::experiment;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use wideleaf_memory::host::linux::warm_host_memory;
@@ -59,11 +61,14 @@ fn print(way: &str, swaps: &[GiantSwap]) {
     line("pauses", &|swap| f64::from(swap.pauses));
 }
 
-fn main() {
-    // `cargo test --benches` runs this too; it measures only when asked to.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return;
-    }
+fn main() -> ExitCode {
+    experiment::run("giant", |_, _| {
+        measure();
+        Ok(())
+    })
+}
+
+fn measure() {
     let pools = HugetlbPools::of_this_machine();
     let lease = pools.lease(PageSize::Giant1G, 1);
     if let Err(error) = &lease {

@@ -3,9 +3,11 @@
 //!
 //! `cargo bench -p wideleaf-benches --bench memslots` (needs KVM)
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use wideleaf_benches::experiment;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::gib;
@@ -48,11 +50,14 @@ fn median_us_per_slot(times: &mut [Duration], count: u64) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e6 / count as f64
 }
 
-fn main() {
-    // `cargo test --benches` runs this too; it measures only when asked to.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return;
-    }
+fn main() -> ExitCode {
+    experiment::run("memslots", |_, _| {
+        measure();
+        Ok(())
+    })
+}
+
+fn measure() {
     let system = match KvmSystem::open() {
         Ok(system) => system,
         Err(error) => {

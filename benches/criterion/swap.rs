@@ -15,11 +15,12 @@
 //! `cargo bench -p wideleaf-benches --bench swap`
 
 use std::hint::black_box;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::populated_ram;
+use wideleaf_benches::{experiment, populated_ram};
 use wideleaf_experiments::statistics::{Interval, bootstrap_median};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
@@ -131,11 +132,14 @@ fn compare_threads(host: &Arc<LinuxHost>) {
     println!("swap: speed of two threads : one {median:.2} ({low:.2} - {high:.2}), of {} pairs", bursts.len());
 }
 
-fn main() {
-    // `cargo test --benches` runs this too; it measures only when asked to.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return;
-    }
+fn main() -> ExitCode {
+    experiment::run("swap", |_, _| {
+        measure();
+        Ok(())
+    })
+}
+
+fn measure() {
     if let Err(why) = probe() {
         return println!("swap: skipped: {why}");
     }

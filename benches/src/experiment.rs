@@ -5,6 +5,7 @@
 //! panic unwinds.
 
 use std::fs;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -15,6 +16,12 @@ use std::time::{Duration, Instant};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use wideleaf_memory::khugepaged::KhugepagedError;
+
+/// A failure takes no more lines than this.
+const LINES_MAX: usize = 5;
+
+/// Bytes of a line of a failure.
+const LINE_MAX: usize = 200;
 
 /// Why an experiment has no result.
 #[derive(Debug, thiserror::Error)]
@@ -58,13 +65,40 @@ pub fn run(name: &str, experiment: impl FnOnce(&Arguments, &Waiting) -> Result<(
     if !options.iter().any(|option| option == "--bench") {
         return ExitCode::SUCCESS;
     }
-    match experiment(&Arguments(given), &Waiting::until_interrupted()) {
+    in_five_lines(name, || match experiment(&Arguments(given), &Waiting::until_interrupted()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(ended) => {
-            println!("{name}: {ended}");
+            println!("{name}: {}", shortened(&ended.to_string()));
             if matches!(ended, Ended::Skipped(_)) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-    }
+    })
+}
+
+/// Does the work of a bench. A panic of it, which unwinds and so gives back what it holds, is told in at most [`LINES_MAX`] lines: where, why
+/// in its first words, and its last lines, which are those of the program that it waited for.
+pub fn in_five_lines(name: &str, work: impl FnOnce() -> ExitCode) -> ExitCode {
+    let bench = name.to_owned();
+    panic::set_hook(Box::new(move |info| {
+        let place = info.location().map_or(String::new(), |at| format!(" at {}:{}", at.file(), at.line()));
+        let said = info.payload_as_str().unwrap_or("a panic without words");
+        eprintln!("{bench}: failed{place}: {}", shortened(said));
+    }));
+    // What it borrowed is not looked at afterwards.
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or(ExitCode::FAILURE)
+}
+
+/// The first line of a text and its last ones, none longer than a line of a terminal may be.
+fn shortened(text: &str) -> String {
+    let short = |line: &str| {
+        let line = line.trim_end();
+        let end = line.floor_char_boundary(LINE_MAX);
+        if end < line.len() { format!("{}...", &line[..end]) } else { line.to_owned() }
+    };
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let Some((first, rest)) = lines.split_first() else { return String::new() };
+    let last = &rest[rest.len().saturating_sub(LINES_MAX - 1)..];
+    let all = std::iter::once(short(first)).chain(last.iter().map(|line| format!("  {}", short(line))));
+    all.collect::<Vec<_>>().join("\n")
 }
 
 /// Whether guests can be run here.
@@ -225,6 +259,23 @@ mod tests {
         assert_eq!(arguments.word(2, &["few", "many"], "few or many").expect("the first"), 0);
         let error = arguments.word(0, &["few", "many"], "few or many").expect_err("no such word").to_string();
         assert_eq!(error, "argument 1: \"26\" is not few or many");
+    }
+
+    #[test]
+    fn a_failure_has_its_first_line_and_its_last_ones() {
+        let console: String = (0..1000).map(|line| format!("line {line} {}\n", "x".repeat(300))).collect();
+        let told = shortened(&format!("no verification came\n\n{console}"));
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (LINES_MAX, "no verification came"));
+        assert!(lines[1].starts_with("  line 996 ") && lines[4].starts_with("  line 999 "), "{told}");
+        assert!(lines.iter().all(|line| line.len() <= LINE_MAX + 5), "{told}");
+        assert_eq!(shortened("one word"), "one word");
+    }
+
+    #[test]
+    fn a_panic_of_a_bench_is_a_failure_and_no_more() {
+        assert_eq!(in_five_lines("made up", || panic!("it went wrong")), ExitCode::FAILURE);
+        assert_eq!(in_five_lines("made up", || ExitCode::SUCCESS), ExitCode::SUCCESS);
     }
 
     #[test]

@@ -232,10 +232,10 @@ impl QemuGuest {
             // What it said last may be on its way still.
             assert!(
                 !has_ended || self.heard_all() && is_there(&self.said()),
-                "it ended before {what}: {:?}",
-                said.lines
+                "it ended before {what}:\n{}",
+                last_of(&said.lines)
             );
-            assert!(began.elapsed() < GUEST_TIMEOUT, "{what} did not come: {:?}", said.lines);
+            assert!(began.elapsed() < GUEST_TIMEOUT, "{what} did not come:\n{}", last_of(&said.lines));
             std::thread::sleep(PACE);
         }
     }
@@ -286,6 +286,12 @@ impl QemuGuest {
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("and waited for")
     }
+}
+
+/// What a failure shows of a console: its last lines. A guest prints thousands.
+fn last_of(lines: &[String]) -> String {
+    const SHOWN: usize = 20;
+    lines[lines.len().saturating_sub(SHOWN)..].join("\n")
 }
 
 impl Drop for QemuGuest {

@@ -277,13 +277,12 @@ impl std::fmt::Display for Shortage {
         }
         write!(
             f,
-            "hugetlb pool of {} pages is {} short: {} needed, {} available ({nodes}); run `echo {} | sudo tee {}`",
-            self.pool.size,
-            self.short(),
+            "hugetlb pool of {size} pages is {short} short: {} needed, {} available ({nodes}); \
+             run `sudo wideleaf pool reserve --size {size} --pages {short}`",
             self.needed,
             self.pool.available(),
-            self.pool.persistent().saturating_add(self.short()),
-            self.file.display(),
+            size = self.pool.size,
+            short = self.short(),
         )
     }
 }
@@ -438,7 +437,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("pool of 2m pages is 78 short: 128 needed, 50 available"), "{text}");
         assert!(text.contains("node 0: 60 free, node 1: 0 free"), "{text}");
-        assert!(text.contains("echo 178 | sudo tee") && text.contains("hugepages-2048kB/nr_hugepages"), "{text}");
+        assert!(text.ends_with("run `sudo wideleaf pool reserve --size 2m --pages 78`"), "{text}");
     }
 
     #[test]

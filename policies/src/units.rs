@@ -63,16 +63,20 @@ impl Bytes {
     }
 
     /// Parses what a person types: digits and an optional `K`, `M`, `G` or `T` (powers of 1024, either case, an `i`,
-    /// `B` or `iB` may follow). A bare number is bytes.
+    /// `B` or `iB` may follow). A bare number is bytes. With a unit there may be decimals, where whole bytes come of them: `1.5G`.
     ///
     /// # Errors
     /// Says which part of the text is not a size, and the accepted form.
     pub fn parse(text: &str) -> Result<Bytes, ParseUnitError> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, suffix) = text.split_at(digits);
+        let (number, suffix) = split_digits(text);
         let number: u64 = number.parse().map_err(|_| ParseUnitError::NotASize)?;
+        let (decimals, suffix) = match suffix.strip_prefix('.') {
+            Some(behind) => split_digits(behind),
+            None => ("0", suffix),
+        };
         let suffix = suffix.strip_suffix("iB").or_else(|| suffix.strip_suffix('B')).unwrap_or(suffix);
         let shift = match suffix {
+            "" if text.contains('.') => return Err(ParseUnitError::NotASize),
             "" => 0,
             "K" | "k" => 10,
             "M" | "m" => 20,
@@ -80,8 +84,25 @@ impl Bytes {
             "T" | "t" => 40,
             _ => return Err(ParseUnitError::NotASize),
         };
-        number.checked_mul(1 << shift).map(Bytes).ok_or(ParseUnitError::TooLarge)
+        let whole = number.checked_mul(1 << shift).ok_or(ParseUnitError::TooLarge)?;
+        whole.checked_add(part_of(decimals, 1 << shift)?).map(Bytes).ok_or(ParseUnitError::TooLarge)
     }
+}
+
+fn split_digits(text: &str) -> (&str, &str) {
+    text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
+}
+
+/// `0.decimals` of a unit of at most 2^40 bytes. Nine decimals times that are below 2^70: too many for 64 bits, enough for 128.
+fn part_of(decimals: &str, unit: u64) -> Result<u64, ParseUnitError> {
+    const DECIMALS_MAX: usize = 9;
+    let places = decimals.len();
+    if places > DECIMALS_MAX {
+        return Err(ParseUnitError::NotASize);
+    }
+    let number: u64 = decimals.parse().map_err(|_| ParseUnitError::NotASize)?;
+    let (product, whole) = (u128::from(number) * u128::from(unit), 10_u128.pow(places as u32));
+    if product.is_multiple_of(whole) { Ok((product / whole) as u64) } else { Err(ParseUnitError::NotWhole) }
 }
 
 /// `n` KiB.
@@ -163,6 +184,8 @@ impl core::iter::Sum for Bytes {
 pub enum ParseUnitError {
     /// Not `digits[K|M|G|T]`.
     NotASize,
+    /// Decimals that leave part of a byte.
+    NotWhole,
     /// More than 64 bits of bytes.
     TooLarge,
     /// Not one of `4k`, `2m`, `1g`.
@@ -172,7 +195,8 @@ pub enum ParseUnitError {
 impl fmt::Display for ParseUnitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotASize => "not a size: write a whole number with K, M, G or T behind it (512M, 1G), or plain bytes",
+            Self::NotASize => "not a size: write a number with K, M, G or T behind it (512M, 1.5G), or plain bytes",
+            Self::NotWhole => "not a whole number of bytes: write it with the next smaller unit, K, M or G",
             Self::TooLarge => "larger than 64 bits of bytes",
             Self::NotAPageSize => "not a page size: write 4k, 2m or 1g",
         })

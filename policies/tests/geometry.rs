@@ -84,9 +84,13 @@ proptest! {
 
 #[test]
 fn what_is_not_a_size_is_refused() {
-    for text in ["", "G", "-1", "1.5G", "1 G", "1X", "1KK", "0x10"] {
+    for text in ["", "G", "-1", "1.5", "1.G", ".5G", "1.5.5G", "1.0000000000G", "1 G", "1X", "1KK", "0x10"] {
         assert_eq!(Bytes::parse(text), Err(ParseUnitError::NotASize), "{text:?}");
     }
+    assert_eq!(Bytes::parse("1.5G"), Ok(mib(1536)));
+    assert_eq!(Bytes::parse("0.25TiB"), Ok(gib(256)));
+    assert_eq!(Bytes::parse("1.1G"), Err(ParseUnitError::NotWhole));
+    assert_eq!(Bytes::parse("16777215.999999999T"), Err(ParseUnitError::NotWhole));
     assert_eq!(Bytes::parse("99999999999T"), Err(ParseUnitError::TooLarge));
     assert_eq!(PageSize::parse("2M"), Ok(PageSize::Huge2M));
     assert_eq!(PageSize::parse("4m"), Err(ParseUnitError::NotAPageSize));

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use wideleaf_policies::{Bytes, Hva, PageSize};
 
 use super::memcpy;
@@ -26,6 +27,13 @@ pub enum MapError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+}
+
+/// What a limit of the process's address space refused (`setrlimit(2)`).
+const LIMITED: &str = "mmap of an address reservation, which `ulimit -v` limits";
+
+fn is_address_space_limited() -> bool {
+    getrlimit(Resource::RLIMIT_AS).is_ok_and(|(soft, _)| soft != RLIM_INFINITY)
 }
 
 fn call_error(call: &'static str) -> MapError {
@@ -69,7 +77,11 @@ impl AddressReservation {
             )
         };
         if start == libc::MAP_FAILED {
-            return Err(call_error("mmap of an address reservation"));
+            return Err(call_error(if is_address_space_limited() {
+                LIMITED
+            } else {
+                "mmap of an address reservation"
+            }));
         }
         let mapped_at = start as usize;
         let base = mapped_at.next_multiple_of(alignment.bytes().as_usize());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
 use wideleaf_memory::input_file::InputFile;
+use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
@@ -20,6 +21,7 @@ use crate::image::ImageArgs;
 use crate::kernels;
 use crate::run::devices::DeviceArgs;
 use crate::simulate::SimulateArgs;
+use crate::suggest::did_you_mean;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
@@ -388,8 +390,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
     pub policy: Option<PolicyArg>,
 
-    /// Let the policy act no sooner than this after the guest's timed part has begun: a number with ms, s, m or h behind
-    /// it [default: it may act from the guest's start]
+    /// Let the policy act no sooner than this after the guest's timed part has begun: a number of seconds, or one with ms, s, m
+    /// or h behind it [default: it may act from the guest's start]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub policy_delay: Option<Duration>,
 
@@ -438,8 +440,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
     pub control_socket: Option<PathBuf>,
 
-    /// End the guest after this time, with its report and exit code 6: a number with ms, s, m or h behind it [default:
-    /// never]
+    /// End the guest after this time, with its report and exit code 6: a number of seconds, or one with ms, s, m or h
+    /// behind it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 
@@ -609,10 +611,18 @@ pub enum PolicyArg {
 fn parse_policy(text: &str) -> Result<PolicyArg, String> {
     match text {
         "help" => Ok(PolicyArg::Help),
-        text => {
-            PolicyChoice::parse(&with_files(text)?).map(PolicyArg::Use).map_err(|error: PolicyError| error.to_string())
-        }
+        text => PolicyChoice::parse(&with_files(text)?).map(PolicyArg::Use).map_err(|error| no_policy(&error)),
     }
+}
+
+/// Why a policy cannot be had, with the name that was probably meant.
+pub(crate) fn no_policy(error: &PolicyError) -> String {
+    let hint = match error {
+        PolicyError::UnknownPolicy { name } => did_you_mean(name, POLICIES.iter().map(|policy| policy.name)),
+        PolicyError::UnknownKey { key, known, .. } => did_you_mean(key, known.iter().copied()),
+        _ => String::new(),
+    };
+    format!("{error}{hint}")
 }
 
 /// As [`PageSize::parse`]; base pages have no pool.
@@ -656,15 +666,16 @@ fn lines_of(path: &str) -> Result<String, String> {
     Ok(lines.join("; "))
 }
 
-/// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is refused: nobody remembers its unit.
+/// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is seconds, as timeout(1) and sleep(1) have it.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    const FORM: &str = "not a time: write a whole number with ms, s, m or h behind it (250ms, 10s)";
+    const FORM: &str =
+        "not a time: write a whole number of seconds, or one with ms, s, m or h behind it (10, 250ms, 2m)";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| FORM)?;
     let milliseconds = match unit {
         "ms" => Some(number),
-        "s" => number.checked_mul(1_000),
+        "" | "s" => number.checked_mul(1_000),
         "m" => number.checked_mul(60_000),
         "h" => number.checked_mul(3_600_000),
         _ => return Err(FORM.into()),
@@ -674,8 +685,13 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 
 /// As [`parse_duration`], and not zero.
 pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
+    some_time(text, "leave --timeout out to wait for ever")
+}
+
+/// As [`parse_duration`], and not zero, with what to do instead.
+pub(crate) fn some_time(text: &str, remedy: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
-        Duration::ZERO => Err("no time at all: leave --timeout out to wait for ever".into()),
+        Duration::ZERO => Err(format!("no time at all: {remedy}")),
         time => Ok(time),
     }
 }
@@ -695,7 +711,8 @@ mod tests {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
         assert!(parse_timeout("0s").is_err());
-        for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "99999999999999999999s"] {
+        assert_eq!(parse_duration("5"), Ok(Duration::from_secs(5)));
+        for wrong in ["", "s", "-1s", "1.5s", "1 s", "99999999999999999999s"] {
             assert!(parse_duration(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use comfy_table::{Cell, ContentArrangement};
+use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_memory::capabilities::{Capability, probe};
 use wideleaf_memory::walk_cost::ChosenWalkCost;
@@ -16,7 +16,7 @@ use crate::held_path;
 use crate::interrupts::Interrupts;
 use crate::mappings::{MappingReport, check_all};
 use crate::output::Output;
-use crate::report::table;
+use crate::report::prose_table;
 use crate::run::{devices, guest};
 
 /// Everything the doctor found.
@@ -68,8 +68,7 @@ impl DoctorReport {
     pub fn to_table(&self) -> String {
         let Environment { cpu, cpus, kernel, .. } = &self.environment;
         let mut out = format!("{cpus} x {cpu}, kernel {kernel}\n");
-        let mut rows = table(&["what", "", "found", "without it"]);
-        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        let mut rows = prose_table(&["what", "", "found", "without it"]);
         for capability in &self.capabilities {
             let without = if capability.is_available { "" } else { capability.without };
             rows.add_row([

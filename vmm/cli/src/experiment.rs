@@ -16,11 +16,12 @@ use wideleaf_experiments::report::Report;
 use wideleaf_experiments::results::Results;
 use wideleaf_experiments::{catalogue, compare, schedule};
 
-use crate::args::parse_timeout;
+use crate::args::some_time;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::output::{print, say};
-use crate::report::table;
+use crate::report::prose_table;
+use crate::suggest::did_you_mean;
 
 mod against;
 mod environment;
@@ -99,7 +100,7 @@ pub struct RunExperimentArgs {
 
     /// Begin no round that would end later than this: a number with s, m or h behind it [default: the experiment's own, where it has one
     /// and no --rounds are asked for, less what the results of --resume have taken]
-    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    #[arg(long, value_name = "TIME", value_parser = parse_budget)]
     pub budget: Option<Duration>,
 
     /// Write the results there [default: NAME-DATE.json in this folder]
@@ -175,7 +176,7 @@ pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
 
 fn list() -> Result<(), Failure> {
     let host = host::facts();
-    let mut list = table(&["experiment", "what it shows", "rounds", "runs", "about"]);
+    let mut list = prose_table(&["experiment", "what it shows", "rounds", "runs", "about"]);
     for known in catalogue::ALL {
         let experiment = known.define(&host);
         let turns = schedule::turns(&experiment);
@@ -282,7 +283,13 @@ fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
     })
 }
 
+/// As [`some_time`].
+fn parse_budget(text: &str) -> Result<Duration, String> {
+    some_time(text, "leave --budget out for all rounds, or see --dry-run")
+}
+
 fn unknown(name: &str) -> Failure {
     let known: Vec<&str> = catalogue::ALL.iter().map(|experiment| experiment.name()).collect();
-    Failure::Usage(format!("there is no experiment {name:?}: there are {}", known.join(", ")))
+    let hint = did_you_mean(name, known.iter().copied());
+    Failure::Usage(format!("there is no experiment {name:?}: there are {}{hint}", known.join(", ")))
 }

@@ -44,7 +44,8 @@ impl Held {
             _ => {
                 let words = child.wait_with_output().map_err(text)?.stderr;
                 let words = String::from_utf8_lossy(&words);
-                Err(words.trim().trim_start_matches(PREFIX).to_owned())
+                // What it logged before is not why.
+                Err(words.trim().rsplit(PREFIX).next().unwrap_or_default().to_owned())
             }
         }
     }

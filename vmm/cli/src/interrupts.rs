@@ -28,6 +28,9 @@ const BOTH: [i32; 2] = [SIGINT, SIGTERM];
 /// How long a command has to look at the flag. All that wait do so within a tenth of a second; on a host with a load of 20 within one.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// Signals that come together are one: timeout(1) sends each twice, to the process and to its group.
+const ONE_WISH: Duration = Duration::from_millis(100);
+
 /// How often the thread looks whether the command has.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -155,9 +158,9 @@ fn watch(mut signals: Signals, state: &State) {
     let mut first: Option<Instant> = None;
     while !signals.handle().is_closed() {
         // Without waiting once there is something to look at.
-        let heard = if first.is_none() { signals.wait().count() } else { signals.pending().count() };
-        let is_second = heard > usize::from(first.is_none());
-        if heard > 0 && first.is_none() {
+        let is_heard = if first.is_none() { signals.wait().count() } else { signals.pending().count() } > 0;
+        let is_second = is_heard && first.is_some_and(|first| first.elapsed() > ONE_WISH);
+        if is_heard && first.is_none() {
             first = Some(Instant::now());
         }
         let is_late =

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{Cell, ContentArrangement};
+use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_kernels::parameters::Parameter;
 use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
@@ -11,8 +11,8 @@ use wideleaf_kernels::{KERNELS, Kernel};
 use crate::args::KernelsArgs;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::report::{number, table};
-use crate::run::kernel;
+use crate::report::{number, prose_table};
+use crate::run::kernel::{self, meant};
 
 /// What the table says of some kernels.
 #[derive(Debug, Serialize)]
@@ -73,7 +73,9 @@ pub fn main(args: &KernelsArgs) -> Result<(), Failure> {
     match args.kernel.as_deref() {
         None => output.write(&KernelList::new(KERNELS), KernelList::to_table),
         Some(name) => {
-            let unknown = || Failure::Usage(format!("there is no kernel {name:?}; there is {}", KernelNames::ALL));
+            let hint = || meant(name);
+            let unknown =
+                || Failure::Usage(format!("there is no kernel {name:?}; there is {}{}", KernelNames::ALL, hint()));
             let kernel = by_name(name).ok_or_else(unknown)?;
             output.write(&KernelInfo::new(kernel), KernelInfo::to_details)
         }
@@ -93,8 +95,7 @@ impl KernelList {
 
     /// For people.
     pub fn to_table(&self) -> String {
-        let mut rows = table(&["kernel", "what it does", "figure", "memory of one vCPU, by class", "vCPUs"]);
-        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        let mut rows = prose_table(&["kernel", "what it does", "figure", "memory of one vCPU, by class", "vCPUs"]);
         for info in &self.kernels {
             rows.add_row([
                 Cell::new(info.name),
@@ -146,8 +147,7 @@ impl KernelInfo {
         let _ = writeln!(out, "  memory of one vCPU: {}", self.memory_text());
         let _ = writeln!(out, "  vCPUs: 1 to {}", self.vcpus_max);
         let _ = writeln!(out, "  a quick run: wideleaf run {} --cmdline '{}'", self.name, self.quick);
-        let mut rows = table(&["parameter", "default", "unit", "meaning"]);
-        rows.set_content_arrangement(ContentArrangement::Dynamic);
+        let mut rows = prose_table(&["parameter", "default", "unit", "meaning"]);
         for ParameterInfo { name, default, unit, meaning } in &self.parameters {
             rows.add_row([format!("{name}="), (*default).to_owned(), (*unit).to_owned(), (*meaning).to_owned()]);
         }

@@ -34,6 +34,7 @@ pub mod hook;
 pub mod image;
 pub mod interrupts;
 pub mod kernels;
+pub mod limits;
 pub mod manual;
 mod manual_page;
 pub mod mappings;

@@ -1,5 +1,6 @@
 //! Parses, runs, prints one line where it failed, sets the exit code. Everything else is in the library.
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -8,12 +9,21 @@ use wideleaf::experiment::host_state::{fragmentation, khugepaged};
 use wideleaf::failure::Failure;
 use wideleaf::guests::tables;
 use wideleaf::{
-    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, manual, pool, run, simulate,
-    stderr, tlbcost, top, trace, vm,
+    attach, demo, doctor, experiment, guests, held_path, held_pool, hook, image, kernels, limits, manual, pool, run,
+    simulate, stderr, tlbcost, top, trace, vm,
 };
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
+    // Its frame is this small so that a stack which is too small is still enough to say so.
+    match limits::prepare() {
+        Ok(()) => parsed(process_start),
+        Err(failure) => failed(&failure),
+    }
+}
+
+#[inline(never)]
+fn parsed(process_start: Instant) -> ExitCode {
     let cli = match run::config_file::command_line(std::env::args_os()) {
         Ok(cli) => cli,
         Err(failure) => return failed(&failure),
@@ -24,7 +34,7 @@ fn main() -> ExitCode {
         .from_env_lossy();
     // Where standard error is closed, the subscriber would print to it that it could not print to it, and panic.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| stderr::Log).without_time();
-    log.log_internal_errors(false).init();
+    log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false).init();
     if matches!(cli.command, Command::Attach(_) | Command::Demo(_) | Command::Experiment(_) | Command::TlbCost(_)) {
         // Guests and managers run in this process.
         stderr::start();

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::IsTerminal as _;
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::{Deserialize, Serialize};
 use wideleaf_kernels::registry;
 use wideleaf_policies::units::PerTenThousand;
@@ -468,6 +469,18 @@ fn mebibytes(bytes: u64) -> String {
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+    table
+}
+
+/// As [`table`], for columns of sentences: where no terminal says how wide it is, in a pipe or a file, they are wrapped.
+pub(crate) fn prose_table(header: &[&str]) -> Table {
+    /// What a mail, a page of a manual and a terminal of a diff's two show.
+    const COLUMNS: u16 = 100;
+    let mut table = table(header);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    if !std::io::stdout().is_terminal() {
+        table.set_width(COLUMNS);
+    }
     table
 }
 

@@ -51,7 +51,7 @@ use crate::failure::Failure;
 use crate::held_path::HeldCgroup;
 use crate::interrupts::Interrupts;
 use crate::output::{NamedPlace, Output, is_standard_output, print, refuse_standard_output, say};
-use crate::report::{Measurement, RunReport, Setup, Verification, table};
+use crate::report::{Measurement, RunReport, Setup, Verification, prose_table};
 use crate::session::{Observed, Session, summarize};
 use crate::stderr::{self, BarTerminal};
 
@@ -227,8 +227,8 @@ fn check_recording(spec: &RunSpec, report: &RunReport) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure::Output`] where it could not be written.
 pub(crate) fn list_policies() -> Result<(), Failure> {
-    let mut policies = table(&["policy", "what it does"]);
-    let mut parameters = table(&["policy", "parameter", "default", "unit", "meaning"]);
+    let mut policies = prose_table(&["policy", "what it does"]);
+    let mut parameters = prose_table(&["policy", "parameter", "default", "unit", "meaning"]);
     for policy in POLICIES {
         policies.add_row([policy.name, policy.summary]);
         for info in policy.parameters {
@@ -236,7 +236,7 @@ pub(crate) fn list_policies() -> Result<(), Failure> {
         }
     }
     let how =
-        "Set as in --policy thp:max_ptes_none=64,scan_sleep_ms=1000, or from a file, --policy schemes:rules=@FILE";
+        "Set as in --policy thp:max_ptes_none=64,scan_sleep_ms=1000, or from a file,\n--policy schemes:rules=@FILE";
     print(&format!("{policies}\n\n{how}\n{parameters}\n"))
 }
 
@@ -249,7 +249,8 @@ impl RunSpec {
         let kernel = by_name(name);
         if kernel.is_none() && args.native {
             let names = KernelNames::ALL;
-            return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none")));
+            let hint = kernel::meant(name);
+            return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none{hint}")));
         }
         let on_reset = restarts::on_reset(args, &policy)?;
         let ram_start = policy.make().ram_start();

@@ -62,6 +62,8 @@ fn is_no_argument(arguments: &[&str], why: &str) {
 #[test]
 fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
     is_no_argument(&small_and(&["--policy", "nope"]), "never, prealloc, at-fault, greedy");
+    is_no_argument(&small_and(&["--policy", "gready"]), "; did you mean greedy?");
+    is_no_argument(&small_and(&["--policy", "thp:max_ptes_nine=1"]), "; did you mean max_ptes_none?");
     is_no_argument(&small_and(&["--policy", "thp:pace=1"]), "it has pages_to_scan");
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_none=512"]), "from 0 to 511 (base pages)");
     is_no_argument(&small_and(&["--policy", "schemes:rules=@none"]), "cannot read none: No such file");
@@ -79,14 +81,16 @@ fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
 }
 
 #[test]
-fn sizes_and_times_are_whole_numbers_with_a_unit() {
-    for size in ["", "3M+1", "16E", "1.5G", "64mb", "much"] {
-        is_no_argument(&["run", "--native", "gups", "--memory", size], "a whole number with K, M, G or T");
+fn what_is_no_size_and_no_time_is_refused_with_what_is_one() {
+    for size in ["", "3M+1", "16E", "1.5", "64mb", "much"] {
+        is_no_argument(&["run", "--native", "gups", "--memory", size], "a number with K, M, G or T");
     }
+    is_no_argument(&["run", "--native", "gups", "--memory", "1.1G"], "not a whole number of bytes");
     is_no_argument(&["run", "--native", "gups", "--memory", "16777216T"], "larger than 64 bits");
-    is_no_argument(&small_and(&["--timeout", "5"]), "a whole number with ms, s, m or h");
-    is_no_argument(&small_and(&["--policy-delay", "1.5s"]), "a whole number with ms, s, m or h");
-    is_no_argument(&small_and(&["--timeout", "0s"]), "leave --timeout out");
+    is_no_argument(&small_and(&["--timeout", "5x"]), "a whole number of seconds, or one with ms, s, m or h");
+    is_no_argument(&small_and(&["--policy-delay", "1.5s"]), "a whole number of seconds, or one with ms, s, m or h");
+    is_no_argument(&small_and(&["--timeout", "0s"]), "no time at all: leave --timeout out");
+    is_no_argument(&["experiment", "run", "quick", "--budget", "0s"], "no time at all: leave --budget out");
 }
 
 #[test]
@@ -106,6 +110,9 @@ fn what_runs_must_be_said_and_exist() {
         &[&format!("--native runs a built-in kernel ({kernels})"), "gusp"],
     );
     scratch.refuses(&["run", "gusp"], 3, &[&format!("\"gusp\" is neither a built-in kernel ({kernels}) nor a file")]);
+    scratch.refuses(&["run", "GUPS"], 3, &["nor a file; did you mean gups?"]);
+    scratch.refuses(&["run", "--native", "gupz"], 2, &["; did you mean gups?"]);
+    scratch.refuses(&["run", "./nosuch"], 3, &["cannot read the image ./nosuch: No such file"]);
     scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
     scratch.refuses(&["kernels", "gusp"], 2, &[&format!("there is no kernel \"gusp\"; there is {kernels}")]);
 }
@@ -193,8 +200,7 @@ fn a_pool_that_is_short_is_named_with_size_node_number_and_the_command_that_help
             " short: ",
             &needed,
             "node 0: ",
-            "run `echo ",
-            "| sudo tee /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`",
+            "run `sudo wideleaf pool reserve --size 2m --pages ",
             "--fallback thp",
         ],
     );

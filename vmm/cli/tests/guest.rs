@@ -101,8 +101,8 @@ fn an_initrd_must_exist_and_fit() {
     let with = |image: &str, initrd: &str, words: &[&str]| {
         scratch.refuses(&["run", image, "--initrd", initrd, "--memory=64M", "--timeout=1m"], 3, words);
     };
-    with(&pvh, "missing", &["--initrd \"missing\" is no file"]);
-    with(&pvh, "/dev/zero", &["--initrd \"/dev/zero\" is no file"]);
+    with(&pvh, "missing", &["cannot read --initrd missing: No such file"]);
+    with(&pvh, "/dev/zero", &["cannot read --initrd /dev/zero: it is a character device"]);
     with(&pvh, "large", &["initrd large has 65 MiB", "use more --memory"]);
     with(&direct, &small, &["takes no initrd"]);
 }

@@ -69,6 +69,20 @@ fn the_list_has_a_bar_a_share_and_what_was_done() {
 }
 
 #[test]
+fn a_wide_terminal_has_the_whole_care_and_what_it_cost() {
+    let rows = rows(&screen(), 110, 24);
+    let header =
+        "VM                 care                                 RAM  resident 4k and 2m+     on 2m+    CPU s  actions";
+    assert_eq!(rows[1], header);
+    assert!(
+        rows[2].starts_with("web                coverage ") && rows[2].ends_with("66.7 %!      0.0       12"),
+        "{}",
+        rows[2]
+    );
+    assert!(rows[4].contains("giant, left alone: "), "{}", rows[4]);
+}
+
+#[test]
 fn a_narrow_terminal_keeps_the_name_the_bar_and_the_share() {
     let expected = [
         "wideleaf top: 3 VMs, 3 GiB free, wideleaf",

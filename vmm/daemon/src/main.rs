@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser};
 use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
@@ -48,6 +49,8 @@ const EXIT_HOST: u8 = 4;
 const EXIT_OUTPUT: u8 = 7;
 
 fn main() -> ExitCode {
+    // A limit on the size of files is an error of the write, not the end: as a handler, which does nothing.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let cli = Cli::parse();
     if cli.man {
         return print_manual();

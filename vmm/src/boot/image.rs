@@ -115,7 +115,7 @@ pub enum ImageError {
         start: Gpa,
     },
     /// A segment outside RAM.
-    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: use at least {} of --memory", ram_up_to(*end))]
+    #[error("needs memory up to {end}, guest RAM ends at {ram_end}: {}", more_ram(*end))]
     BeyondRam {
         /// Where the image ends.
         end: Gpa,
@@ -158,9 +158,17 @@ pub enum ImageError {
     ZImage,
 }
 
+/// What to do for RAM that reaches `end`: nothing can be done beyond what x86-64 addresses (52 bits).
+fn more_ram(end: Gpa) -> String {
+    match ram_up_to(end) {
+        ram if ram.get() > 1 << 52 => "no machine has so much: is the file damaged?".to_owned(),
+        ram => format!("use at least {ram} of --memory"),
+    }
+}
+
 /// RAM that reaches `end`, in whole windows: other sizes would be refused next.
 fn ram_up_to(end: Gpa) -> Bytes {
-    Bytes::new(end.get().next_multiple_of(PageSize::Huge2M.bytes().get()))
+    Bytes::new(end.get().checked_next_multiple_of(PageSize::Huge2M.bytes().get()).unwrap_or(u64::MAX))
 }
 
 /// Where a bzImage's header begins, and the word that tells it is one (Linux, Documentation/arch/x86/boot.rst).
@@ -324,7 +332,9 @@ fn loaded_segment(bytes: &[u8], layout: &ElfLayout, header: &[u8]) -> Result<Opt
     if file_bytes > memory_bytes {
         return Err(ImageError::MalformedElf("a segment is longer in the file than in memory"));
     }
-    let end = file_at.saturating_add(file_bytes);
+    let end = file_at
+        .checked_add(file_bytes)
+        .ok_or(ImageError::MalformedElf("a segment's place in the file is past 64 bits"))?;
     let truncated = || ImageError::Truncated { what: "a segment", needs: end, has: bytes.len() };
     slice(bytes, file_at, file_bytes).ok_or_else(truncated)?;
     let memory = GpaRange::new(Gpa::new(word(layout.address_at)), Bytes::new(memory_bytes))

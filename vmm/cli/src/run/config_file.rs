@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -44,18 +45,31 @@ const NOT_IN_A_FILE: [&str; 4] = ["config", "print_config", "help", "version"];
 /// [`Failure::Input`] with file and line where the file is wrong, or contradicts itself or what was typed.
 pub fn command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let typed = Cli::command().try_get_matches_from(&arguments).unwrap_or_else(|error| error.exit());
+    let typed = Cli::command().try_get_matches_from(&arguments).or_else(said_by_clap)?;
     let matches = match config_of(&typed) {
         Some(path) => ConfigFile::read(path)?.under(&arguments, &typed)?,
         None => typed,
     };
-    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let mut cli = Cli::from_arg_matches(&matches).or_else(said_by_clap)?;
     if let (Chosen::Run(args), Some(run)) = (&mut cli.command, matches.subcommand_matches(RUN))
         && args.print_config
     {
         args.effective = Some(printed::text(&run_command(), run)?);
     }
     Ok(cli)
+}
+
+/// Ends the process with what clap says: a refusal, or help, which has to arrive.
+fn said_by_clap<T>(error: clap::Error) -> Result<T, Failure> {
+    if error.use_stderr() {
+        error.exit();
+    }
+    match error.print().and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::Output(format!("cannot write to standard output: {error}")))
+        }
+        _ => std::process::exit(error.exit_code()),
+    }
 }
 
 fn config_of(typed: &ArgMatches) -> Option<&PathBuf> {

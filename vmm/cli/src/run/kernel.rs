@@ -64,6 +64,11 @@ pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result
     Ok(format!("{key}={class} {cmdline}").trim_end().to_owned())
 }
 
+/// The kernel that a mistyped name was meant for, as the end of a refusal.
+pub fn meant(name: &str) -> String {
+    did_you_mean(name, KERNELS.iter().map(|kernel| kernel.name.as_str()))
+}
+
 /// The refusal of a workload that names neither a kernel nor an image that can be read. What has a `/` in it is meant as a path.
 pub fn no_image(path: &Path, error: &InputError) -> Failure {
     let shown = path.display();
@@ -71,7 +76,7 @@ pub fn no_image(path: &Path, error: &InputError) -> Failure {
     if !is_absent || path.components().count() > 1 || path.is_absolute() {
         return Failure::Input(format!("cannot read the image {shown}: {error}"));
     }
-    let hint = did_you_mean(&path.to_string_lossy(), KERNELS.iter().map(|kernel| kernel.name.as_str()));
+    let hint = meant(&path.to_string_lossy());
     let names = KernelNames::ALL;
     Failure::Input(format!("{shown:?} is neither a built-in kernel ({names}) nor a file{hint}"))
 }

@@ -12,7 +12,7 @@ use wideleaf_policies::walk::streams::{self, Access, Axis, Cube, Sort, Sparse, S
 use super::sweep3d::Sweep3d;
 use crate::failure::Failure;
 use crate::output::print;
-use crate::report::table;
+use crate::report::prose_table;
 
 /// Accesses, one after another.
 pub type Accesses = Box<dyn Iterator<Item = Access> + Send>;
@@ -255,8 +255,8 @@ pub fn names() -> String {
 /// # Errors
 /// [`Failure::Output`].
 pub fn list() -> Result<(), Failure> {
-    let mut kinds = table(&["stream", "what it does"]);
-    let mut parameters = table(&["stream", "parameter", "default", "from", "to", "meaning"]);
+    let mut kinds = prose_table(&["stream", "what it does"]);
+    let mut parameters = prose_table(&["stream", "parameter", "default", "from", "to", "meaning"]);
     for kind in KINDS {
         kinds.add_row([kind.name, kind.summary]);
         for Parameter { name, default, range: (min, max), meaning } in kind.parameters {

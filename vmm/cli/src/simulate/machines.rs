@@ -7,7 +7,7 @@ use wideleaf_policies::walk::{Machine, machines};
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::report::table;
+use crate::report::prose_table;
 
 /// All machines.
 #[derive(Debug, Serialize)]
@@ -54,8 +54,8 @@ pub fn list(output: Output) -> Result<(), Failure> {
 impl MachineList {
     /// For people.
     pub fn to_table(&self) -> String {
-        let mut names = table(&["machine", "what it is", "source"]);
-        let mut numbers = table(&["machine", "what", "value", "confidence", "source"]);
+        let mut names = prose_table(&["machine", "what it is", "source"]);
+        let mut numbers = prose_table(&["machine", "what", "value", "confidence", "source"]);
         for machine in &self.machines {
             names.add_row([machine.name, machine.title, machine.source]);
             for Fact { what, value, confidence, source } in &machine.numbers {

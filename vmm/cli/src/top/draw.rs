@@ -24,8 +24,17 @@ use crate::guests::tables::{
 };
 use crate::source::HostReport;
 
-/// From this width on the list has all its columns.
+/// From this width on the list has who looks after a VM, and its memory.
 const WIDE: u16 = 76;
+
+/// From this width on it also has what that cost and did.
+const WIDER: u16 = WIDE + WORK;
+
+/// Width of the two columns of work, with the space behind each.
+const WORK: u16 = 18;
+
+/// Width of the column of care: the least, and with which all that is written there is whole.
+const CARE: (u16, u16) = (14, 40);
 
 /// Cells of a bar.
 const BAR: usize = 12;
@@ -127,17 +136,32 @@ fn name_width(width: u16) -> usize {
     if width >= WIDE { 18 } else { usize::from(width).saturating_sub(BAR + 10).max(1) }
 }
 
+/// What is left of the width beside all other columns, where it has them all.
+fn care_width(width: u16) -> usize {
+    usize::from((width.saturating_sub(WIDER) + CARE.0).min(CARE.1))
+}
+
+/// CPU time that the VM's manager has taken, in seconds, and actions that it has done; nothing where none works on it.
+fn work_columns(vm: &VmView) -> String {
+    let Some(work) = &vm.work else { return format!(" {:>8} {:>8}", "-", "-") };
+    let done: u64 = work.outcomes.values().filter_map(|outcomes| outcomes.get("done")).sum();
+    format!(" {:>8.1} {done:>8}", work.total_cpu_s)
+}
+
 fn header_line(width: u16) -> Line<'static> {
     let name = format!("{:<1$} ", "VM", name_width(width));
-    let columns = if width >= WIDE { format!("{:<14} {:>9} {:>9} ", "care", "RAM", "resident") } else { String::new() };
-    Line::from(format!("{name}{columns}{:<BAR$} {:>8}", "4k and 2m+", "on 2m+"))
+    let care = care_width(width);
+    let columns =
+        if width >= WIDE { format!("{:<care$} {:>9} {:>9} ", "care", "RAM", "resident") } else { String::new() };
+    let work = if width >= WIDER { format!(" {:>8} {:>8}", "CPU s", "actions") } else { String::new() };
+    Line::from(format!("{name}{columns}{:<BAR$} {:>8}{work}", "4k and 2m+", "on 2m+"))
 }
 
 fn vm_line(vm: &VmView, width: u16) -> Line<'static> {
     let fixed = |text: &str, width: usize| format!("{text:<width$.width$} ");
     let mut spans = vec![Span::from(fixed(&vm.name, name_width(width)))];
     if width >= WIDE {
-        spans.push(Span::from(fixed(&care(vm), 14)));
+        spans.push(Span::from(fixed(&care(vm), care_width(width))));
         spans.push(Span::from(format!("{:>9} {:>9} ", known_bytes(ram(vm)), known_bytes(vm.resident()))));
     }
     match vm.backing {
@@ -146,6 +170,9 @@ fn vm_line(vm: &VmView, width: u16) -> Line<'static> {
     }
     let missed = if vm.is_guarantee_met() == Some(false) { "!" } else { " " };
     spans.push(Span::from(format!(" {:>7}{missed}", coverage(vm))));
+    if width >= WIDER {
+        spans.push(Span::from(work_columns(vm)));
+    }
     Line::from(spans)
 }
 

@@ -337,7 +337,7 @@ mod tests {
         assert!(message(file(1000).path()).contains("has 1000 bytes"));
         let fifo = folder.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(message(&fifo).contains("is a pipe"));
+        assert!(message(&fifo).contains("is a FIFO"));
     }
 
     #[test]
