@@ -1,17 +1,18 @@
-//! A process that looks like a VMM and whose memory map can be locked: every read of its `cmdline`, `smaps` or `mem` then waits for as long as
-//! it stays so, as it does for a VMM with a file of a dead file server mapped.
+//! A process that looks like a VMM and whose memory map can be locked: every read of its `cmdline`, `smaps` or `mem`
+//! then waits for as long as it stays so, as it does for a VMM with a file of a dead file server mapped.
 //!
 //! ```text
 //!   this process                                     the victim: this program once more
 //!   ├─ server   /dev/fuse: a READ is never answered  ├─ KVM_CREATE_VM, RAM, a page of the file is mapped
 //!   └─ keeper   the mount, in a namespace of its own └─ maps and unmaps memory again and again
 //!
-//!   the reader, once more: /proc/VICTIM/mem, that page ──▶ holds mmap_lock for reading ◀── the victim waits to write: all others wait
+//!   the reader, once more: /proc/VICTIM/mem ──▶ holds mmap_lock for reading ◀── the victim waits to write
 //! ```
 //!
-//! A locked process also hangs `ps` and `pgrep` of everyone on the machine, so it ends in any case: when this is dropped, after
-//! [`LOCKED_MAX`], and when the process of the test ends, however it does, because the file server ends with it. For that the reader is a
-//! process of its own: one that waits for an answer of the server does not even end when it is killed, and would keep the server's file open.
+//! A locked process also hangs `ps` and `pgrep` of everyone on the machine, so it ends in any case: when this is
+//! dropped, after [`LOCKED_MAX`], and when the process of the test ends, however it does, because the file server ends
+//! with it. For that the reader is a process of its own: one that waits for an answer of the server does not even end
+//! when it is killed, and would keep the server's file open.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -46,8 +47,8 @@ const FILE_VARIABLE: &str = "WIDELEAF_STUCK_FILE";
 /// `PID:ADDRESS`: this process is the reader.
 const READ_VARIABLE: &str = "WIDELEAF_STUCK_READ";
 
-/// What the victim does, and the reader. To be called by an ignored test `be_the_stuck_process_itself` of each test program that starts one. It ends when its
-/// standard input does.
+/// What the victim does, and the reader. To be called by an ignored test `be_the_stuck_process_itself` of each test
+/// program that starts one. It ends when its standard input does.
 ///
 /// # Panics
 /// Where it has no KVM or cannot map what it needs.
@@ -205,8 +206,9 @@ impl Drop for Server {
     }
 }
 
-/// Mounts in a namespace of this thread's own, starts what is ordered there, and unmounts when no more orders can come or it has waited long
-/// enough. The mount is gone with the last process in the namespace, also when this one is killed.
+/// Mounts in a namespace of this thread's own, starts what is ordered there, and unmounts when no more orders can come
+/// or it has waited long enough. The mount is gone with the last process in the namespace, also when this one is
+/// killed.
 fn keep(
     fuse: &File,
     at: &Path,

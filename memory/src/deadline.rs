@@ -1,9 +1,10 @@
 //! Questions about other processes, each with a deadline.
 //!
-//! The kernel takes a process's `mmap_lock` for most of what it tells about that process's memory: `cmdline`, `environ`, `maps`, `smaps`,
-//! `mem`, `pagemap` (proc(5)), and it holds `exec_update_lock` while any of these is opened. A process can have these locks held for as long
-//! as it likes: by a mapped file whose server never answers, for instance. A read of one of these files then never returns. So each such
-//! read is a question: it is asked on a thread of its own, which is left behind when the deadline passes.
+//! The kernel takes a process's `mmap_lock` for most of what it tells about that process's memory: `cmdline`,
+//! `environ`, `maps`, `smaps`, `mem`, `pagemap` (proc(5)), and it holds `exec_update_lock` while any of these is
+//! opened. A process can have these locks held for as long as it likes: by a mapped file whose server never answers,
+//! for instance. A read of one of these files then never returns. So each such read is a question: it is asked on a
+//! thread of its own, which is left behind when the deadline passes.
 //!
 //! ```text
 //!   ask ─┬─ on a thread for this process already ────────▶ asked right there
@@ -14,9 +15,9 @@
 //!                                     └─ returns later ──▶ the process is asked again
 //! ```
 //!
-//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. The thread that is left behind is the retry: it
-//! returns when the lock is free. `comm`, `stat`, `status`, `statm`, `fd` and `exe` need none of these locks and may be read without a
-//! question (checked against Linux 6.18, fs/proc).
+//! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. The thread that is left behind is
+//! the retry: it returns when the lock is free. `comm`, `stat`, `status`, `fd` and `exe` are read without a question:
+//! they answer for a locked process on Linux 6.18, as tests/stuck.rs of `vmm/attach` shows.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,18 +31,20 @@ use std::time::{Duration, Instant};
 
 use crate::panicked::{Panicked, caught};
 
-/// Threads for questions at once, those left behind included. A host with more processes that hang needs an operator; each thread costs
-/// a few pages.
+/// Threads for questions at once, those left behind included. A host with more processes that hang needs an operator;
+/// each thread costs a few pages.
 pub const THREADS_MAX: usize = 64;
 
-/// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a host with a hundred
-/// runnable threads per core, needs longer.
+/// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a host
+/// with a hundred runnable threads per core, needs longer.
 pub const BRIEF: Duration = Duration::from_millis(400);
 
-/// Processes that were named in the log. When there are more the list starts anew, and a process may be named a second time.
+/// Processes that were named in the log. When there are more the list starts anew, and a process may be named a second
+/// time.
 const NAMED_MAX: usize = 1024;
 
-/// One process forever: a process id is used again, a process id with its start time is not (proc_pid_stat(5), field 22).
+/// One process forever: a process id is used again, a process id with its start time is not (proc_pid_stat(5), field
+/// 22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// The process id.
@@ -51,7 +54,8 @@ pub struct ProcessKey {
 }
 
 impl ProcessKey {
-    /// The process that has this id now, by `stat` in its folder of `proc`. Where that cannot be read the start time is zero.
+    /// The process that has this id now, by `stat` in its folder of `proc`. Where that cannot be read the start time is
+    /// zero.
     pub fn of(proc: &Path, pid: u32) -> ProcessKey {
         let stat = fs::read(proc.join(format!("{pid}/stat"))).unwrap_or_default();
         ProcessKey { pid, started_at: start_time(&String::from_utf8_lossy(&stat)).unwrap_or(0) }
@@ -139,7 +143,8 @@ pub struct Asked<T> {
     answer: Receiver<Result<T, Panicked>>,
 }
 
-/// Asks about `of`, and waits for the answer until `within` has passed. An answer that comes later is dropped on the thread that got it.
+/// Asks about `of`, and waits for the answer until `within` has passed. An answer that comes later is dropped on the
+/// thread that got it.
 ///
 /// # Errors
 /// [`NoAnswer`].
@@ -166,8 +171,8 @@ pub fn silence_of(process: ProcessKey) -> Option<NoAnswer> {
     QUESTIONS.silence_of(process)
 }
 
-/// Does `work`, which may wait for a process that hangs, and returns when it is done, or at the latest when `within` has passed; says whether
-/// it is done. The caller sees to it that there is one such work for each process at most.
+/// Does `work`, which may wait for a process that hangs, and returns when it is done, or at the latest when `within`
+/// has passed; says whether it is done. The caller sees to it that there is one such work for each process at most.
 pub fn leave_behind(name: &str, within: Duration, work: impl FnOnce() + Send + 'static) -> bool {
     let (done, is_done) = mpsc::channel();
     let working = move || {

@@ -1,8 +1,8 @@
-//! Arguments of processes that were read once. A process's arguments do not change while they stay where they are, and reading them takes
-//! its `mmap_lock`: a guest that hangs later keeps its name.
+//! Arguments of processes that were read once. A process's arguments do not change while they stay where they are, and
+//! reading them takes its `mmap_lock`: a guest that hangs later keeps its name.
 //!
-//! `execve(2)` keeps the process id and the start time, and puts the new arguments elsewhere: their addresses (proc_pid_stat(5), fields 48
-//! and 49) are part of what is remembered.
+//! `execve(2)` keeps the process id and the start time, and puts the new arguments elsewhere: their addresses
+//! (proc_pid_stat(5), fields 48 and 49) are part of what is remembered.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ pub(crate) struct Place {
     pub end: u64,
 }
 
-/// Longer ones are read each time: a process chooses their length, and a QEMU with a hundred devices needs half of this.
+/// Longer ones are read each time: a process chooses their length, and a QEMU with a hundred devices needs half of
+/// this.
 const BYTES_MAX: usize = 64 << 10;
 
 /// Processes whose arguments are kept, 32 MiB at most. When there are more, all are read anew.

@@ -1,5 +1,5 @@
-//! What is seen of a host with a process whose memory map is locked. Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip
-//! into a failure).
+//! What is seen of a host with a process whose memory map is locked. Needs KVM, `/dev/fuse` and root
+//! (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use wideleaf_attach::find::{self, FindError};

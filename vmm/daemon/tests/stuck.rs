@@ -1,5 +1,5 @@
-//! The daemon beside a process whose memory map is locked: everyone else is served, and it ends when it is told to. Needs KVM, `/dev/fuse` and
-//! root (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip into a failure).
+//! The daemon beside a process whose memory map is locked: everyone else is served, and it ends when it is told to.
+//! Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod place;

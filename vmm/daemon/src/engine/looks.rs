@@ -1,6 +1,6 @@
-//! Looks at guests that nobody manages, and at which guests there are. Each is a question with a deadline, so that a request waits a moment
-//! and no longer, however large guests are, and whatever does not answer for them. A process that hangs (in the kernel, or its monitor) hangs
-//! the look at it, and no other.
+//! Looks at guests that nobody manages, and at which guests there are. Each is a question with a deadline, so that a
+//! request waits a moment and no longer, however large guests are, and whatever does not answer for them. A process
+//! that hangs (in the kernel, or its monitor) hangs the look at it, and no other.
 //!
 //! ```text
 //!   list ─▶ find ────────── waits FIND_WITHIN ─▶ who runs, or who ran at the latest find
@@ -24,14 +24,15 @@ use crate::guests::{Found, Guests, ProcessId};
 /// Guests that nobody manages are looked at again only after that long: whoever may ask may ask as often as they like.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finding the guests of a host reads the links of all open files of all processes: some ten milliseconds, a second on a busy host. A request
-/// that waits longer is answered with the guests of the latest find.
+/// Finding the guests of a host reads the links of all open files of all processes: some ten milliseconds, a second on
+/// a busy host. A request that waits longer is answered with the guests of the latest find.
 const FIND_WITHIN: Duration = Duration::from_millis(500);
 
 /// Where there is no earlier find to answer with, as when the daemon has just started.
 const FIRST_FIND_WITHIN: Duration = Duration::from_secs(2);
 
-/// A host's small guests are looked at in some milliseconds. One of a terabyte takes seconds, and a libvirtd that hangs takes two for each.
+/// A host's small guests are looked at in some milliseconds. One of a terabyte takes seconds, and a libvirtd that hangs
+/// takes two for each.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// A guest that takes longer is not waited for where all are asked about: its last view is shown.

@@ -1,11 +1,11 @@
-//! The time between a daemon's first line and its first whole look at the host: the guests of the daemon before it are not taken up yet, so
-//! that an answer would call them unmanaged.
+//! The time between a daemon's first line and its first whole look at the host: the guests of the daemon before it are
+//! not taken up yet, so that an answer would call them unmanaged.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A request waits this long for the first look, and is then answered with what is known, which says what is missing. A look takes some ten
-/// milliseconds a guest.
+/// A request waits this long for the first look, and is then answered with what is known, which says what is missing. A
+/// look takes some ten milliseconds a guest.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// See the module.
