@@ -105,7 +105,10 @@ impl FreshVcpu {
             fd.set_nested_state(nested).map_err(KvmError::ioctl("KVM_SET_NESTED_STATE"))?;
         }
         vcpu.set_sregs(&self.sregs)?;
-        fd.set_xcrs(&self.xcrs).map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
+        // A host without XSAVE has none of these registers, and KVM refuses to set none.
+        if self.xcrs.nr_xcrs > 0 {
+            fd.set_xcrs(&self.xcrs).map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
+        }
         // SAFETY: KVM reads as many bytes as its guests' state has, which it refuses to give by KVM_GET_XSAVE where they are more than this
         // struct's (KVM API, 4.42), and this struct came from there. It only grows by features that a process asks for
         // (ARCH_REQ_XCOMP_GUEST_PERM), which nobody here does.
