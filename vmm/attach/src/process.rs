@@ -240,7 +240,7 @@ impl VmProcess {
     }
 
     /// Looks at many processes; those that run no VM, or have ended, are left out. All that do not answer cost [`deadline::BRIEF`]
-    /// together, for each [`AT_ONCE`] that were not known before.
+    /// together, for each `AT_ONCE` that were not known before.
     pub fn look_at_all(places: &Places, pids: impl Iterator<Item = u32>) -> Vec<VmProcess> {
         let seen: Vec<Seen> = pids.filter_map(|pid| Seen::of(places, pid).ok().flatten()).collect();
         let mut arguments: Vec<Option<Result<Vec<String>, NoAnswer>>> =
@@ -304,7 +304,7 @@ impl VmProcess {
     }
 
     /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base pages. Takes
-    /// [`MAPPINGS_WITHIN`] at most.
+    /// `MAPPINGS_WITHIN` at most.
     ///
     /// # Errors
     /// [`Lost`].

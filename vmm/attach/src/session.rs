@@ -177,7 +177,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Attached {
-    /// Takes a guest under management. It is looked at before this returns, which is within [`ATTACH_WITHIN`].
+    /// Takes a guest under management. It is looked at before this returns, which is within `ATTACH_WITHIN`.
     ///
     /// # Errors
     /// [`AttachError`]; nothing is then done to the guest.

@@ -52,7 +52,7 @@ pub struct Survey {
 
 impl Survey {
     /// Looks. `qmp`: a monitor of QEMU's that nobody else is connected to; it brings exact addresses and KVM's totals. What can not be had
-    /// is a note, never an error. A process that does not answer within [`SURVEY_WITHIN`] has that note and nothing else.
+    /// is a note, never an error. A process that does not answer within `SURVEY_WITHIN` has that note and nothing else.
     pub fn take(process: &VmProcess, qmp: Option<&Path>) -> Survey {
         if let Some(why) = &process.no_answer {
             return Survey::unseen(process, why);

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
+use wideleaf_vmm::sys::signals::end_at_the_second_of;
 
 use crate::failure::Failure;
 use crate::output::say;
@@ -107,11 +108,10 @@ impl Interrupts {
         handle.close();
         // It panics nowhere.
         let _ = thread.join();
-        // After the flag, in its order: the first signal still only sets it.
-        for signal in BOTH {
-            if let Err(error) = signal_hook::flag::register(signal, self.state.is_next_the_end.clone()) {
-                tracing::warn!("a second signal will not end the process: {error}");
-            }
+        // The first signal still only sets the flag.
+        match end_at_the_second_of(&BOTH, Failure::INTERRUPTED) {
+            Ok(handlers) => self.at_once.lock().unwrap_or_else(PoisonError::into_inner).extend(handlers),
+            Err(error) => tracing::warn!("a second signal will not end the process: {error}"),
         }
         if self.state.flag.load(Ordering::Relaxed) {
             self.state.is_next_the_end.store(true, Ordering::Relaxed);

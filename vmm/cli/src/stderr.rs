@@ -70,7 +70,7 @@ pub(crate) fn serve(begin: impl FnOnce() + Send + 'static) -> io::Result<()> {
     queue.serve("stderr", standard_error()?, begin)
 }
 
-/// [`queue`] and [`serve`], for a command without a sandbox.
+/// Both, for a command without a sandbox: nothing is waited for, and there is a thread that writes.
 pub fn start() {
     queue();
     // Without a thread lines are written as far as there is room.

@@ -6,7 +6,7 @@
 //!
 //! | libvirtd runs the script where | because |
 //! |---|---|
-//! | this libvirtd has called it ([`called`]) | that is proof, whatever files were changed since |
+//! | this libvirtd has called it (`called`) | that is proof, whatever files were changed since |
 //! | a hook for QEMU is older than this libvirtd | it was there to be seen; `install` keeps the time of a script that it renews |
 
 use std::fs;
