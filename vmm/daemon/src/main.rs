@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{CommandFactory, Parser};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
 use wideleaf_daemon::{daemon, host};
 
@@ -43,6 +44,9 @@ struct Cli {
     man: bool,
 }
 
+/// Lines that wait for a journal that hangs; later ones are lost and counted. An hour of a busy host, and a few MiB.
+const LINES_WAITING_MAX: usize = 16 << 10;
+
 /// A configuration that makes no sense, a host that lacks something, output that can not be written: as `wideleaf` has them.
 const EXIT_INPUT: u8 = 3;
 const EXIT_HOST: u8 = 4;
@@ -64,8 +68,10 @@ fn main() -> ExitCode {
         let _ = write!(std::io::stdout(), "{}", config.words());
         return ExitCode::SUCCESS;
     }
-    log_to_standard_error();
-    match daemon::run(config, path, host::doors()) {
+    let log = log_to_standard_error();
+    let ended = daemon::run(config, path, host::doors());
+    log.end();
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(EXIT_HOST, &error),
     }
@@ -93,12 +99,33 @@ fn failed(code: u8, error: &dyn std::error::Error) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn log_to_standard_error() {
+/// The log's thread. A journal that hangs holds up this thread, and none that answers or manages.
+struct Log {
+    lost: ErrorCounter,
+    /// Dropped, it waits for what is not written yet, about a second at most.
+    writer: WorkerGuard,
+}
+
+impl Log {
+    fn end(self) {
+        match self.lost.dropped_lines() {
+            0 => {}
+            lost => tracing::warn!("{lost} lines of this log were lost: standard error was not read"),
+        }
+        drop(self.writer);
+    }
+}
+
+fn log_to_standard_error() -> Log {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_env_var("WIDELEAF_LOG")
         .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
         .from_env_lossy();
+    let (to, writer) =
+        NonBlockingBuilder::default().buffered_lines_limit(LINES_WAITING_MAX).lossy(true).finish(std::io::stderr());
+    let lost = to.error_counter();
     // The journal has its own clock. Where standard error is closed, the subscriber would print to it that it could not, and panic.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to).without_time();
     log.with_target(false).with_ansi(false).log_internal_errors(false).init();
+    Log { lost, writer }
 }

@@ -8,6 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use place::{Daemon, Place, WITHIN, eventually, scrape};
@@ -73,9 +74,30 @@ fn room_that_is_refused_is_a_warning_in_the_log_with_the_domain_and_the_reason()
     let request = Request::Prepare { domain: "bigno".into(), uuid: "u".into(), pages, ordinary: None };
     let refused = ask(&place.socket(), request).unwrap_err().to_string();
     assert!(refused.contains("no room for bigno: ") && refused.contains("are above host.low_free"), "{refused}");
-    let log = place.log();
-    let warning = log.lines().find(|line| line.contains("WARN") && line.contains("no room for bigno: "));
-    assert!(warning.is_some_and(|line| line.contains("are above host.low_free")), "{log}");
+    let is_warning = |line: &str| {
+        line.contains("WARN") && line.contains("no room for bigno: ") && line.contains("are above host.low_free")
+    };
+    eventually("the log has the warning", || place.log().lines().any(is_warning));
+}
+
+#[test]
+fn a_log_that_is_not_read_holds_up_neither_its_answers_nor_its_end() {
+    let place = Place::new();
+    let (_unread, mut full) = std::io::pipe().unwrap();
+    let bytes = fcntl(&full, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    full.write_all(&vec![0; bytes as usize]).unwrap();
+    let child = place.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(full).spawn().unwrap();
+    let daemon = Daemon { place: &place, child };
+    eventually("the daemon answers", || ask(&place.socket(), Request::Daemon).is_ok());
+    // Each refusal is a line of the log.
+    for _ in 0..100 {
+        let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 1 << 40, node: None }];
+        let request = Request::Prepare { domain: "bigno".into(), uuid: "u".into(), pages, ordinary: None };
+        let refused = ask(&place.socket(), request).unwrap_err().to_string();
+        assert!(refused.contains("no room for bigno: "), "{refused}");
+    }
+    assert!(daemon.end(Signal::SIGTERM).success());
+    assert!(!place.socket().exists());
 }
 
 #[test]
