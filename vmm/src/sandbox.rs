@@ -59,6 +59,8 @@ pub struct SandboxConfig {
     pub user: Option<User>,
     /// An empty folder that becomes the root of all the process sees.
     pub jail: Option<PathBuf>,
+    /// Whether a kernel that cannot restrict all of it is an error ([`SandboxError::Incomplete`]) instead of a line of the report.
+    pub must_be_complete: bool,
 }
 
 /// What the threads of devices do beside reading and writing what is open.
@@ -109,6 +111,9 @@ pub enum SandboxError {
     /// Where nobody can be jailed.
     #[error(transparent)]
     Jail(#[from] jail::JailError),
+    /// The kernel lacks a part, and the sandbox had to be complete.
+    #[error("cannot restrict the guest's process wholly: {0}; use a newer kernel, or do without --require-sandbox")]
+    Incomplete(String),
 }
 
 /// A sandbox that can be entered.
@@ -169,6 +174,7 @@ impl Sandbox {
         }
         layers.push(capabilities::drop_all_but(&kept)?);
         let (restricted, missing) = self.files.restrict()?;
+        complete(self.config.must_be_complete, &missing)?;
         layers.extend(restricted);
         self.filters.enter_process()?;
         layers.push("system calls by kind of thread".into());
@@ -186,6 +192,10 @@ impl Sandbox {
     }
 }
 
+fn complete(must_be: bool, missing: &[String]) -> Result<(), SandboxError> {
+    if must_be && !missing.is_empty() { Err(SandboxError::Incomplete(missing.join("; "))) } else { Ok(()) }
+}
+
 /// A thread that is there already would not be restricted: capabilities and Landlock are of threads.
 fn alone() -> Result<(), SandboxError> {
     let threads = std::fs::read_dir("/proc/self/task");
@@ -201,4 +211,17 @@ fn no_core() -> Result<(), SandboxError> {
 
 fn call(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SandboxError {
     move |source| SandboxError::Call { what: format!("cannot {}", what.into()), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_lacks_is_an_error_only_where_the_sandbox_must_be_complete() {
+        let missing = ["files are not restricted".to_owned()];
+        assert!(complete(false, &missing).is_ok() && complete(true, &[]).is_ok());
+        let refused = complete(true, &missing).expect_err("a part is missing").to_string();
+        assert!(refused.contains("files are not restricted; use a newer kernel"), "{refused}");
+    }
 }

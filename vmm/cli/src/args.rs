@@ -454,6 +454,10 @@ pub struct RunArgs {
     #[arg(long, conflicts_with_all = ["native", "user", "jail"])]
     pub no_sandbox: bool,
 
+    /// Refuse to run the guest where this host's kernel cannot restrict the process wholly (Landlock, Linux 6.12)
+    #[arg(long, conflicts_with_all = ["native", "no_sandbox"])]
+    pub require_sandbox: bool,
+
     /// Become this user before the guest runs: a name, a number, or either with :GROUP behind it; takes root
     #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "native")]
     pub user: Option<String>,

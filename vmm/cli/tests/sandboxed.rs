@@ -87,6 +87,10 @@ fn a_report_says_what_restricts_its_run() {
     let sandbox = &report(&output.stdout)["setup"]["sandbox"];
     assert!(sandbox["layers"].as_array().unwrap().contains(&"no capabilities".into()), "{sandbox}");
     assert_eq!(sandbox["capabilities_kept"], Value::Array(Vec::new()), "{sandbox}");
+    // A kernel that lacks a part of it refuses a run that requires all.
+    let is_complete = sandbox["missing"].as_array().unwrap().is_empty();
+    let required = scratch.wideleaf(&[&SHORT[..], &["--require-sandbox"]].concat()).output().unwrap();
+    assert_eq!(required.status.code(), Some(if is_complete { 0 } else { 4 }), "{required:?}");
     let output = scratch.wideleaf(&[&SHORT[..], &["--format=json", "--no-sandbox"]].concat()).output().unwrap();
     assert_eq!(report(&output.stdout)["setup"]["sandbox"], Value::Null);
     let said = String::from_utf8(output.stderr).unwrap();

@@ -29,6 +29,8 @@ pub struct SandboxSpec {
     pub user: Option<User>,
     /// What becomes the root of all it sees.
     pub jail: Option<PathBuf>,
+    /// Whether a part that this host's kernel lacks refuses the run.
+    pub must_be_complete: bool,
     /// Where its result is put: nowhere else can a file be made.
     pub output_folder: Option<PathBuf>,
 }
@@ -60,7 +62,8 @@ impl SandboxSpec {
         let user = args.user.as_deref().map(str::parse).transpose();
         let user =
             user.map_err(|error: wideleaf_vmm::sandbox::user::UserError| Failure::Usage(format!("--user: {error}")))?;
-        Ok(Some(SandboxSpec { user, jail: args.jail.clone(), output_folder: None }))
+        let must_be_complete = args.require_sandbox;
+        Ok(Some(SandboxSpec { user, jail: args.jail.clone(), must_be_complete, output_folder: None }))
     }
 
     /// Makes ready what can be entered later. Threads of the manager enter as they begin, from now on.
@@ -76,6 +79,7 @@ impl SandboxSpec {
             keeps_ptrace: keep_userfaultfd().is_err(),
             user: self.user,
             jail: self.jail.clone(),
+            must_be_complete: self.must_be_complete,
         };
         let sandbox = Arc::new(Sandbox::plan(config).map_err(failure)?);
         let of_manager = Arc::clone(&sandbox);
