@@ -161,7 +161,7 @@ fn what_cannot_be_run_or_read_is_refused_in_a_line() {
     scratch.refuses(
         &["experiment", "run", "quick", "--output=no/such/folder.json"],
         7,
-        &["cannot write no/such/folder.json"],
+        &["cannot write --output no/such/folder.json"],
     );
     scratch.refuses(&["experiment", "report", "missing.json"], 3, &["cannot read missing.json"]);
     let other = scratch.file("other.json", b"{\"wideleaf_experiment\": 99}");
