@@ -246,6 +246,6 @@ fn a_result_that_is_not_read_waits_until_a_signal_comes() {
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(run.0.try_wait().unwrap(), None, "it waits for its reader");
     run.signal(Signal::SIGTERM);
-    assert_eq!(ends(&mut run), Some(7));
+    assert_eq!(ends(&mut run), Some(130));
     drop(from);
 }
