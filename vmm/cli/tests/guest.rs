@@ -154,7 +154,9 @@ fn a_guest_that_hangs_is_ended_by_its_timeout_and_leaves_its_report() {
     let (report, _) = fails_with_a_report(&scratch, &busy, 6, "the guest did not end within 4s (--timeout)\n");
     is_all_ram(&report);
     assert_eq!((&report["setup"]["guest_page"], &report["regions"][0]["windows"]), (&"2m".into(), &0.into()));
-    assert!(report["ram_at_end"]["kvm"]["pages_2m"].as_u64().unwrap() > 0, "{report}");
+    // On large pages or not: a slow host has promoted nothing of it within the time.
+    let kvm = ["pages_4k", "pages_2m"].map(|name| report["ram_at_end"]["kvm"][name].as_u64().unwrap());
+    assert!(kvm.iter().sum::<u64>() > 0, "{report}");
     let update = report["phases"].as_array().unwrap().iter().find(|phase| phase["name"] == "update").unwrap();
     assert_eq!(update["is_complete"], false, "{update}");
     let at_end = |name: &str| update["at_end"][name].as_u64().unwrap();
