@@ -41,6 +41,8 @@ const PART_CHECKED: Bytes = mib(40);
 
 /// How long one manager serves: it does in a second what it can do to so few windows.
 const ROUND: Duration = Duration::from_secs(1);
+/// Beside other work a thread may wait longer than a round for a processor: it gets this long for its first tick.
+const TICKS_WITHIN: Duration = Duration::from_secs(120);
 /// How many managers a guest meets. Huge pages of a memfd stay huge: a second one would find nothing to promote.
 const fn rounds_per_guest(kind: BackingKind) -> u32 {
     match kind {
@@ -119,6 +121,10 @@ fn manage(guest: &PatternGuest, mishaps: &Arc<Mishaps>, chaos: Chaos, config: Ma
     let manager = Manager::spawn(Arc::new(host), vec![vm], Box::new(chaos), config).unwrap();
     manager.activate();
     std::thread::sleep(ROUND);
+    let deadline = Instant::now() + TICKS_WITHIN;
+    while manager.live().ticks == 0 && !manager.has_ended() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     manager.stop()
 }
 
