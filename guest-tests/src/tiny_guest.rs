@@ -106,6 +106,9 @@ fn elf_of(layout: &ElfLayout, notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> 
     };
     program_header(0, pt_load, CODE_AT, code.len() as u64, bytes);
     program_header(1, pt_note, notes_at as u64, notes.len() as u64, notes.len() as u64);
+    // The last field of the last header: QEMU reads notes by the alignment that is said there.
+    let alignment_at = notes_at - layout.word_bytes;
+    file[alignment_at] = 4;
     file.extend(notes);
     file.resize(CODE_AT as usize, 0);
     file.extend(code);
