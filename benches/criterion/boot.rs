@@ -2,8 +2,10 @@
 //! RAM, neither prefaulted. Not a criterion bench: they take turns, so that a machine that changes its speed
 //! changes it for all, and the median of the pairwise ratios is what counts.
 //!
-//! Two images: one of five instructions, which shows what the VMMs themselves take, and wideleaf's guest image. QEMU starts the second in ring 0,
-//! wideleaf in ring 3; where this host's KVM emulates ring 0, most of QEMU's time with it is that emulation, and no property of QEMU's.
+//! Two images: one of five instructions, which shows what the VMMs themselves take, and wideleaf's guest image. QEMU
+//! starts the second in ring 0,
+//! wideleaf in ring 3; where this host's KVM emulates ring 0, most of QEMU's time with it is that emulation, and no
+//! property of QEMU's.
 //!
 //! `cargo bench -p wideleaf-benches --bench boot -- [ROUNDS [PROGRAM]]`, after `cargo build --release -p wideleaf`. PROGRAM is another build
 //! of wideleaf, of an earlier revision for instance, which takes turns with the two.

@@ -74,7 +74,8 @@ pub fn run(name: &str, experiment: impl FnOnce(&Arguments, &Waiting) -> Result<(
     })
 }
 
-/// Does the work of a bench. A panic of it, which unwinds and so gives back what it holds, is told in at most `LINES_MAX` lines: where, why
+/// Does the work of a bench. A panic of it, which unwinds and so gives back what it holds, is told in at most
+/// `LINES_MAX` lines: where, why
 /// in its first words, and its last lines, which are those of the program that it waited for.
 pub fn in_five_lines(name: &str, work: impl FnOnce() -> ExitCode) -> ExitCode {
     let bench = name.to_owned();

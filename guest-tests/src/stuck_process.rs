@@ -229,7 +229,7 @@ fn keep(
     while let Ok(mut command) = orders.recv_timeout(until.saturating_duration_since(Instant::now())) {
         let _ = spawned.send(command.spawn());
     }
-    // Forced: the kernel ends the connection, whoever waits for an answer.
+    // Forced: the kernel ends the connection, also while a process waits for an answer.
     let _ = umount2(at, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
 }
 

@@ -55,7 +55,8 @@ pub fn prints_one_byte() -> Vec<u8> {
     image(&pvh(), &CODE)
 }
 
-/// An image in ring 3, which runs at native speed on every host, that writes `text` to its serial port again and again, for ever.
+/// An image in ring 3, which runs at native speed on every host, that writes `text` to its serial port again and
+/// again, for ever.
 pub fn prints_for_ever(text: &[u8]) -> Vec<u8> {
     const CODE_BYTES: u8 = 24;
     let mut code = vec![0x48, 0xbe]; // mov rsi, the text behind this code

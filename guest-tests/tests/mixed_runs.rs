@@ -1,5 +1,7 @@
-//! Many runs of `wideleaf run` beside each other, as a host has them: guests that check every word of their memory under one policy after
-//! another, guests with a disk that is slow and pins the pages it fills, and hostile guests; killed at random, by any signal, at any time.
+//! Many runs of `wideleaf run` beside each other, as a host has them: guests that check every word of their memory
+//! under one policy after
+//! another, guests with a disk that is slow and pins the pages it fills, and hostile guests; killed at random, by any
+//! signal, at any time.
 //!
 //! ```text
 //!   lane 0   pattern, auto ──▶ ok │ hostile ✗ kill │ pattern, greedy ──▶ ok │ …
@@ -8,7 +10,8 @@
 //!   at the end: no process, no file, no pool page, no setting is left; no guest found a wrong word; no run panicked
 //! ```
 //!
-//! Takes 20 s; `WIDELEAF_SOAK_SECONDS` sets it, and `WIDELEAF_SOAK_SEED` brings the choices of a run back, not its timing. Needs KVM.
+//! Takes 20 s; `WIDELEAF_SOAK_SECONDS` sets it, and `WIDELEAF_SOAK_SEED` brings the choices of a run back, not its
+//! timing. Needs KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;

@@ -205,7 +205,7 @@ impl Aside {
     }
 
     /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
-    /// exact: a touch that came before is counted though nobody has answered it yet (of up to 1024 threads that wait at
+    /// exact: a touch that came before is counted, also when it is not answered yet (of up to 1024 threads that wait at
     /// once).
     ///
     /// # Errors
@@ -765,7 +765,7 @@ mod tests {
         let place = Place::Aside(0);
         let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
         (1..4).for_each(|page| mover.pin(place, page));
-        // Read who waits, look, move page 0, page 1 in vain; see what is left; pages 2 and 3 in vain, the rest; see
+        // Read who waits, look, move page 0, fail at page 1; see what is left; fail at pages 2 and 3, the rest; see
         // what is left; copy page 1.
         mover.fail_call(9, libc::ENOMEM);
         aside.bring_back(WINDOW).expect_err("a page is left");

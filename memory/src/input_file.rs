@@ -6,8 +6,10 @@
 //!   a folder, a FIFO, a device, a socket  refused, and named: a FIFO may never begin, a device may never end
 //! ```
 //!
-//! What a path names is asked before it is opened, for opening a device may have an effect (a watchdog starts, a tape rewinds). It is asked
-//! again of what was opened (`fstat(2)`), and nothing is opened in a way that waits (`O_NONBLOCK`): the path may lead elsewhere meanwhile.
+//! What a path names is asked before it is opened, for opening a device may have an effect (a watchdog starts, a tape
+//! rewinds). It is asked
+//! again of what was opened (`fstat(2)`), and nothing is opened in a way that waits (`O_NONBLOCK`): the path may lead
+//! elsewhere meanwhile.
 
 use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read as _};

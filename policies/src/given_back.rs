@@ -29,7 +29,8 @@ pub struct GivenBackRules {
 
 impl Default for GivenBackRules {
     /// Nothing is taken again, and the marks are those that `auto` and `coverage` release zero pages by (HawkEye). A split gives up the
-    /// whole gain of a huge page: 64 pages are an eighth of it, the fewest for which Quicksilver (ATC '20) keeps a page large.
+    /// whole gain of a huge page: 64 pages are an eighth of it, the fewest for which Quicksilver (ATC '20) keeps a
+    /// page large.
     fn default() -> GivenBackRules {
         GivenBackRules { tolerated: 0, split_from: 64, short_from_percent: 85, short_below_percent: 70 }
     }

@@ -63,7 +63,8 @@ impl Bytes {
     }
 
     /// Parses what a person types: digits and an optional `K`, `M`, `G` or `T` (powers of 1024, either case, an `i`,
-    /// `B` or `iB` may follow). A bare number is bytes. With a unit there may be decimals, where whole bytes come of them: `1.5G`.
+    /// `B` or `iB` may follow). A bare number is bytes. With a unit there may be decimals, where whole bytes come of
+    /// them: `1.5G`.
     ///
     /// # Errors
     /// Says which part of the text is not a size, and the accepted form.
@@ -93,7 +94,8 @@ fn split_digits(text: &str) -> (&str, &str) {
     text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
-/// `0.decimals` of a unit of at most 2^40 bytes. Nine decimals times that are below 2^70: too many for 64 bits, enough for 128.
+/// `0.decimals` of a unit of at most 2^40 bytes. Nine decimals times that are below 2^70: too many for 64 bits,
+/// enough for 128.
 fn part_of(decimals: &str, unit: u64) -> Result<u64, ParseUnitError> {
     const DECIMALS_MAX: usize = 9;
     let places = decimals.len();

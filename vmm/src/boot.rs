@@ -396,7 +396,8 @@ pub(crate) fn prepare(
     })
 }
 
-/// The longest image that is read. A vmlinux with all its debug information has about 1 GiB, and below the hole a guest has 3 GiB at most.
+/// The longest image that is read. A vmlinux with all its debug information has about 1 GiB, and below the hole a
+/// guest has 3 GiB at most.
 const IMAGE_BYTES_MAX: Bytes = gib(3);
 
 fn check_cmdline(cmdline: &str, max: u32) -> Result<(), BootError> {

@@ -59,7 +59,8 @@ pub struct SandboxConfig {
     pub user: Option<User>,
     /// An empty folder that becomes the root of all the process sees.
     pub jail: Option<PathBuf>,
-    /// Whether a kernel that cannot restrict all of it is an error ([`SandboxError::Incomplete`]) instead of a line of the report.
+    /// Whether a kernel that cannot restrict all of it is an error ([`SandboxError::Incomplete`]) instead of a line
+    /// of the report.
     pub must_be_complete: bool,
 }
 

@@ -33,7 +33,7 @@ impl ManagerLoop {
             match gate {
                 GateState::Open => {}
                 GateState::Closed(why) => *self.report.ticks_left_alone.entry(why.name()).or_default() += 1,
-                // Whoever manages the guest has its name, and says so.
+                // The guest's manager has its name, and says so.
                 GateState::Gone => tracing::debug!("{} has ended", vm.id),
             }
         }

@@ -295,7 +295,7 @@ mod tests {
         let window = WindowIndex::new(0);
         let word = |page: u64| &mover.piece(GUEST, &(page as u16..page as u16 + 1)).words()[3];
         (0..WAITERS).for_each(|page| word(page).store(page + 1, Ordering::Relaxed));
-        mover.watch(window).expect("nobody else watches");
+        mover.watch(window).expect("nothing else watches");
         let mut first = 0;
         while first < BASE_PAGES_PER_WINDOW {
             first += mover.move_pages(GUEST, Place::Aside(0), first..BASE_PAGES_PER_WINDOW).expect("it moves");
@@ -333,7 +333,7 @@ mod tests {
         let Some(mover) = mover() else { return };
         let word = |page: u16| &mover.piece(GUEST, &(page..page + 1)).words()[3];
         [5, 6].into_iter().for_each(|page| word(page).store(u64::from(page) + 100, Ordering::Relaxed));
-        mover.watch(WindowIndex::new(0)).expect("nobody else watches");
+        mover.watch(WindowIndex::new(0)).expect("nothing else watches");
         let mut first = 0;
         while first < BASE_PAGES_PER_WINDOW {
             first += mover.move_pages(GUEST, Place::Aside(0), first..BASE_PAGES_PER_WINDOW).expect("it moves");

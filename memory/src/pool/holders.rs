@@ -58,8 +58,8 @@ impl Holders {
 }
 
 impl HugetlbPools {
-    /// Looks at every process once. One that ends meanwhile has nothing any more. Processes that do not answer cost two seconds for each
-    /// `AT_ONCE` of them.
+    /// Looks at every process once. One that ends meanwhile has nothing any more. Processes that do not answer cost
+    /// two seconds for each `AT_ONCE` of them.
     pub fn holders(&self) -> Holders {
         let mut holders = Holders::default();
         let proc = self.root.join("proc");

@@ -439,7 +439,7 @@ mod tests {
             Ok(uffd) => uffd,
             Err(error) => return println!("skipped: {error}"),
         };
-        uffd.register(start, bytes, Mode::Minor).expect("nobody else watches");
+        uffd.register(start, bytes, Mode::Minor).expect("nothing else watches");
         window.discard().expect("it is mapped");
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| word.load(Ordering::Relaxed));

@@ -8,7 +8,8 @@
 //! | `fd/` | that it has a VM; VFIO, SEV, `userfaultfd` | its user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH` |
 //! | `maps`, `smaps` | its mappings, with their kind and advice | its user, or `CAP_SYS_PTRACE`; and its `mmap_lock` |
 //!
-//! Another process can keep the `mmap_lock` for ever, so what needs it is read with a deadline ([`wideleaf_memory::deadline`]). A process that
+//! Another process can keep the `mmap_lock` for ever, so what needs it is read with a deadline
+//! ([`wideleaf_memory::deadline`]). A process that
 //! does not answer is there all the same, with a name of libvirt's or its process id.
 
 use std::collections::HashMap;
@@ -239,8 +240,8 @@ impl VmProcess {
         seen.process(places, arguments)
     }
 
-    /// Looks at many processes; those that run no VM, or have ended, are left out. All that do not answer cost [`deadline::BRIEF`]
-    /// together, for each `AT_ONCE` that were not known before.
+    /// Looks at many processes; those that run no VM, or have ended, are left out. All that do not answer cost
+    /// [`deadline::BRIEF`] together, for each `AT_ONCE` that were not known before.
     pub fn look_at_all(places: &Places, pids: impl Iterator<Item = u32>) -> Vec<VmProcess> {
         let seen: Vec<Seen> = pids.filter_map(|pid| Seen::of(places, pid).ok().flatten()).collect();
         let mut arguments: Vec<Option<Result<Vec<String>, NoAnswer>>> =
@@ -256,8 +257,8 @@ impl VmProcess {
         looked.filter_map(|(seen, told)| seen.process(places, told).ok().flatten()).collect()
     }
 
-    /// Whether it tells anything of its memory, whatever that is. A guest that hangs is known after `within`, also where a look at it may take much
-    /// longer.
+    /// Whether it tells anything of its memory, whatever that is. A guest that hangs is known after `within`, also
+    /// where a look at it may take much longer.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -303,8 +304,8 @@ impl VmProcess {
         })
     }
 
-    /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base pages. Takes
-    /// `MAPPINGS_WITHIN` at most.
+    /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base
+    /// pages. Takes `MAPPINGS_WITHIN` at most.
     ///
     /// # Errors
     /// [`Lost`].
@@ -321,8 +322,8 @@ impl VmProcess {
         deadline::ask(self.key(), MAPPINGS_WITHIN, read).map_err(silent)?.map_err(lost)
     }
 
-    /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes [`deadline::BRIEF`] at most; `None`
-    /// where they cannot be told for now.
+    /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes [`deadline::BRIEF`] at
+    /// most; `None` where they cannot be told for now.
     pub(crate) fn maps(&self) -> Option<String> {
         let (places, pid) = (self.places.clone(), self.pid);
         let read = move || bounded(&open(&places, pid)?, "maps", MAPS_BYTES_MAX);
@@ -368,7 +369,8 @@ impl Seen {
         ProcessKey { pid: self.pid, started_at: self.stat.starttime }
     }
 
-    /// Where the kernel finds its arguments; `None` where it does not say, and where its files do not show that it has a VM.
+    /// Where the kernel finds its arguments; `None` where it does not say, and where its files do not show that it
+    /// has a VM.
     fn place(&self, places: &Places) -> Option<Place> {
         let (start, end) = (self.stat.arg_start?, self.stat.arg_end?);
         let is_said = self.descriptors.is_ok() && start != 0;

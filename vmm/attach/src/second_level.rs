@@ -266,7 +266,7 @@ mod tests {
         let totals = |pages_2m| MappingStats { pages_4k: 0, pages_2m, pages_1g: 0 };
         let (answer, answers) = std::sync::mpsc::channel::<Answer>();
         let answers = Mutex::new(answers);
-        let ask = move || answers.lock().expect("nobody panicked").recv().expect("the test answers");
+        let ask = move || answers.lock().expect("no thread panicked").recv().expect("the test answers");
         let source = Source { every: Some(Duration::ZERO), ask: Box::new(ask) };
         answer.send(Ok(totals(1))).expect("heard");
         let view = OutsideView::over(source, Paging::Shadow).expect("it has answered");

@@ -49,13 +49,16 @@ const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
 /// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
 
-/// Reading the RAM map of a terabyte takes seconds, and a monitor may be asked several questions. The client of a daemon waits for ten.
+/// Reading the RAM map of a terabyte takes seconds, and a monitor may be asked several questions. The client of a
+/// daemon waits for ten.
 const ATTACH_WITHIN: Duration = Duration::from_secs(8);
 
-/// A guest that hangs is not waited for as long as for a large one: the daemon has two threads for changes, and libvirt waits for one of them.
+/// A guest that hangs is not waited for as long as for a large one: the daemon has two threads for changes, and
+/// libvirt waits for one of them.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// A manager ends after the action it is at, some milliseconds later. One whose guest hangs ends with the guest's process, or when that answers.
+/// A manager ends after the action it is at, some milliseconds later. One whose guest hangs ends with the guest's
+/// process, or when that answers.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 /// Age of the latest tick from which on the guest is said not to answer: twice the longest pause between ticks.
@@ -125,8 +128,8 @@ pub enum AttachError {
     Thread(#[from] std::io::Error),
 }
 
-/// A guest under the manager. Dropped, it is left to itself with its pages as they are. That takes a second at most: threads that wait for a
-/// process that hangs end when it answers, or ends.
+/// A guest under the manager. Dropped, it is left to itself with its pages as they are. That takes a second at most:
+/// threads that wait for a process that hangs end when it answers, or ends.
 pub struct Attached {
     /// Until it is dropped.
     parts: Option<(Arc<Guest>, Watcher)>,

@@ -390,8 +390,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
     pub policy: Option<PolicyArg>,
 
-    /// Let the policy act no sooner than this after the guest's timed part has begun: a number of seconds, or one with ms, s, m
-    /// or h behind it [default: it may act from the guest's start]
+    /// Let the policy act no sooner than this after the guest's timed part has begun: a number of seconds, or one
+    /// with ms, s, m or h behind it [default: it may act from the guest's start]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub policy_delay: Option<Duration>,
 

@@ -6,8 +6,8 @@
 //!   second signal ───────────────────────────────────────────────────────────────────────────────────────────┴▶ undo, exit code 130
 //! ```
 //!
-//! A thread does what is on the right: a handler may not. A run stands it down before it enters its sandbox, in which no thread may be that is
-//! not restricted; from there on the second signal ends the process in its handler.
+//! A thread does what is on the right: a handler may not. A run stands it down before it enters its sandbox, in which
+//! no thread may be that is not restricted; from there on the second signal ends the process in its handler.
 
 use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,8 @@ use crate::{stderr, undo};
 
 const BOTH: [i32; 2] = [SIGINT, SIGTERM];
 
-/// How long a command has to look at the flag. All that wait do so within a tenth of a second; on a host with a load of 20 within one.
+/// How long a command has to look at the flag. All that wait do so within a tenth of a second; on a host with a load
+/// of 20 within one.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Signals that come together are one: timeout(1) sends each twice, to the process and to its group.
@@ -84,7 +85,8 @@ impl Interrupts {
         OF_THIS_PROGRAM.get()
     }
 
-    /// Handlers run in the order in which they are registered: what ends the process sees the flag as the signal before left it.
+    /// Handlers run in the order in which they are registered: what ends the process sees the flag as the signal
+    /// before left it.
     fn register(&self) -> std::io::Result<()> {
         for signal in BOTH {
             let is_end = self.state.is_next_the_end.clone();
@@ -99,8 +101,8 @@ impl Interrupts {
         Ok(())
     }
 
-    /// From here on no thread ends the process for a flag that is not looked at: what follows may take as long as it takes, or be in a sandbox.
-    /// The second signal ends it at once.
+    /// From here on no thread ends the process for a flag that is not looked at: what follows may take as long as it
+    /// takes, or be in a sandbox. The second signal ends it at once.
     pub(crate) fn stand_down(&self) {
         let Some(Watch { handle, thread }) = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return;
@@ -118,7 +120,8 @@ impl Interrupts {
         }
     }
 
-    /// The next signal ends the process: what is left to do is worth less than an end, and nothing would be left behind.
+    /// The next signal ends the process: what is left to do is worth less than an end, and nothing would be left
+    /// behind.
     pub(crate) fn end_at_the_next(&self) {
         self.state.is_next_the_end.store(true, Ordering::Relaxed);
     }
@@ -130,7 +133,8 @@ impl Interrupts {
         }
     }
 
-    /// Whether a signal asked for the end. Asking this is what keeps the command from being ended before it ends by itself.
+    /// Whether a signal asked for the end. Asking this is what keeps the command from being ended before it ends by
+    /// itself.
     pub fn is_set(&self) -> bool {
         let is_set = self.state.flag.load(Ordering::Relaxed);
         if is_set {

@@ -25,7 +25,8 @@ const STACK_USUAL: Bytes = mib(8);
 /// # Errors
 /// [`Failure::Host`] where the stack is too small and may not grow.
 pub fn prepare() -> Result<(), Failure> {
-    // A handler, and not `SIG_IGN`, which programs that are started from here would inherit. Where the kernel refuses it, all is as it was.
+    // A handler, and not `SIG_IGN`, which programs that are started from here would inherit. Where the kernel refuses
+    // it, all is as it was.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     // Of the first thread alone, and it holds at its next page (`getrlimit(2)`).
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_STACK) else { return Ok(()) };

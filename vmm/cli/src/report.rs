@@ -472,7 +472,8 @@ pub fn table(header: &[&str]) -> Table {
     table
 }
 
-/// As [`table`], for columns of sentences: where no terminal says how wide it is, in a pipe or a file, they are wrapped.
+/// As [`table`], for columns of sentences: where no terminal says how wide it is, in a pipe or a file, they are
+/// wrapped.
 pub(crate) fn prose_table(header: &[&str]) -> Table {
     /// What a mail, a page of a manual and a terminal of a diff's two show.
     const COLUMNS: u16 = 100;

@@ -1,6 +1,7 @@
 //! The name that a mistyped one was meant for: `gupz` and `GUPS` are `gups`.
 
-/// How alike two names have to be, from 0 to 1 (Jaro). `gready` and `greedy` are 0.82; `linpack` and the nearest kernel 0.57. clap, whose
+/// How alike two names have to be, from 0 to 1 (Jaro). `gready` and `greedy` are 0.82; `linpack` and the nearest
+/// kernel 0.57. clap, whose
 /// suggestions these stand beside, takes 0.7 for options; kernels have shorter names, which are sooner alike.
 const ALIKE: f64 = 0.75;
 

@@ -1,5 +1,5 @@
-//! What is to be undone where the process is ended while a call of its does not return. What has a `Drop` of its own is in here only for
-//! that case: temporary files and folders, the modes of a terminal.
+//! What is to be undone where the process is ended while a call of its does not return. What has a `Drop` of its own
+//! is in here only for that case: temporary files and folders, the modes of a terminal.
 //!
 //! ```text
 //!   Undo::at_the_end(work) ── dropped: forgotten, the owner has done it

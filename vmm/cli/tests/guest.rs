@@ -336,7 +336,8 @@ fn ctrl_c_and_a_polite_kill_end_a_guest_with_code_130_and_its_report() {
     }
 }
 
-/// By the first signal once it has waited for a reader for a second, or at once by the next: what it says depends on which was sooner.
+/// By the first signal once it has waited for a reader for a second, or at once by the next: what it says depends on
+/// which was sooner.
 #[test]
 fn a_run_that_cannot_write_its_report_ends_by_its_signals() {
     if !has_kvm() {

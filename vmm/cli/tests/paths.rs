@@ -1,5 +1,7 @@
-//! Every argument that is a path, with what is no file behind it: a FIFO, a folder, a device that never ends, a socket, nothing. The command
-//! refuses it in one line that says what it is, waits for nothing, and leaves nothing behind. A signal ends a command that waits all the same.
+//! Every argument that is a path, with what is no file behind it: a FIFO, a folder, a device that never ends, a
+//! socket, nothing. The command
+//! refuses it in one line that says what it is, waits for nothing, and leaves nothing behind. A signal ends a command
+//! that waits all the same.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[expect(dead_code, reason = "other tests use the rest of it")]

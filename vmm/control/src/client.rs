@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use crate::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
 
-/// How long a question may take. The daemon answers from what it saw in its last second, so it needs milliseconds, and three seconds at most
-/// where much of the host hangs or it has just started; the rest is for a host with many times more to do than it has cores.
+/// How long a question may take. The daemon answers from what it saw in its last second, so it needs milliseconds,
+/// and three seconds at most
+/// where much of the host hangs or it has just started; the rest is for a host with many times more to do than it has
+/// cores.
 pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a change may take. The daemon then looks at the guest, and may ask its monitor some questions that take up to a second

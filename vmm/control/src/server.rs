@@ -176,8 +176,8 @@ impl LineServer {
         ended.filter_map(|ended| ended.err().map(|_| "a thread of the control socket panicked".to_owned())).collect()
     }
 
-    /// As [`LineServer::stop`]; a request that is still under way at `until` is left behind, and its connection ends without an answer when
-    /// this process does.
+    /// As [`LineServer::stop`]; a request that is still under way at `until` is left behind, and its connection ends
+    /// without an answer when this process does.
     pub fn stop_by(self, until: Instant) -> Vec<String> {
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake();

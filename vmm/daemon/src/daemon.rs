@@ -81,7 +81,8 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     }
     notify(NotifyState::Stopping);
     stop.set();
-    // Whatever does not end by then waits for a process that hangs, or changes a pool, which the next daemon finds out about.
+    // Whatever does not end by then waits for a process that hangs, or changes a pool, which the next daemon finds
+    // out about.
     let until = Instant::now() + END_WITHIN;
     server.stop(until);
     metrics.into_iter().for_each(MetricsServer::stop);
@@ -92,8 +93,8 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     Ok(())
 }
 
-/// Requests that are under way are answered, and threads end, if they do so by then: systemd kills a daemon that does not end, and an operator
-/// waits for it.
+/// Requests that are under way are answered, and threads end, if they do so by then: systemd kills a daemon that does
+/// not end, and an operator waits for it.
 const END_WITHIN: Duration = Duration::from_millis(600);
 
 /// The state is saved and managers end in less, whatever else took all the time.

@@ -290,7 +290,8 @@ impl Engine {
         self.starting.end();
     }
 
-    /// Leaves all guests as they are, and keeps the state for the next daemon. Returns when `within` has passed at the latest: a manager
+    /// Leaves all guests as they are, and keeps the state for the next daemon. Returns when `within` has passed at
+    /// the latest: a manager
     /// whose guest hangs is left to the end of this process, which changes nothing for the guest.
     pub fn stop(self: &Arc<Self>, within: Duration) {
         let engine = Arc::clone(self);

@@ -35,7 +35,8 @@ pub struct Found {
     pub is_name_anothers: bool,
     /// Who runs it.
     pub vmm: Vmm,
-    /// Why its process says nothing of itself for now, in words that follow "it". Its name is not known then, unless libvirt knows it.
+    /// Why its process says nothing of itself for now, in words that follow "it". Its name is not known then, unless
+    /// libvirt knows it.
     pub no_answer: Option<String>,
 }
 

@@ -113,7 +113,7 @@ mod tests {
         }
 
         fn closed(&self, connection: ConnectionId) {
-            self.closed.lock().expect("nobody panicked").push(connection);
+            self.closed.lock().expect("no thread panicked").push(connection);
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
             (&stream).write_all(format!("{line}\n").as_bytes()).expect("written");
             stream
         };
-        let busy = bench.parrot.busy.lock().expect("nobody panicked");
+        let busy = bench.parrot.busy.lock().expect("no thread panicked");
         let attach = r#"{"version":1,"request":"attach","target":{"pid":1},"settings":{}}"#;
         for (slow, quick) in [
             (
@@ -242,7 +242,7 @@ mod tests {
         let _ = bench.connect().read_to_string(&mut reply);
         assert!(reply.contains(&format!("{places} connections are open")), "{reply:?}");
         streams.clear();
-        while bench.parrot.closed.lock().expect("nobody panicked").len() < places {
+        while bench.parrot.closed.lock().expect("no thread panicked").len() < places {
             thread::yield_now();
         }
         assert_eq!(ask(&bench.connect(), LIST), NO_VMS);

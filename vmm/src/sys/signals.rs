@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use signal_hook::SigId;
 
-/// Signals that come together are one wish: `timeout(1)` sends one to its child and one to the child's process group, microseconds apart. A person
-/// takes longer between two.
+/// Signals that come together are one wish: `timeout(1)` sends one to its child and one to the child's process group,
+/// microseconds apart. A person takes longer between two.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// From now on, one of `signals` that comes later than the first one, and not together with it, ends the process with `exit_code`, without any
-/// destructor. The first does nothing here. What is returned takes the handlers back.
+/// From now on, one of `signals` that comes later than the first one, and not together with it, ends the process with
+/// `exit_code`, without any destructor. The first does nothing here. What is returned takes the handlers back.
 ///
 /// # Errors
 /// The kernel's, where it refuses a handler.
@@ -28,8 +28,8 @@ pub fn end_at_the_second_of(signals: &[i32], exit_code: i32) -> io::Result<Vec<S
                 signal_hook::low_level::exit(exit_code);
             }
         };
-        // SAFETY: the handler calls what may be called in one (signal-safety(7)): clock_gettime(2), by `Instant`, and _exit(2). It takes no lock,
-        // allocates nothing and cannot panic.
+        // SAFETY: the handler calls what may be called in one (signal-safety(7)): clock_gettime(2), by `Instant`, and
+        // _exit(2). It takes no lock, allocates nothing and cannot panic.
         unsafe { signal_hook::low_level::register(*signal, handler) }
     };
     signals.iter().map(register).collect()

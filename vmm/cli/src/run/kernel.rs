@@ -69,7 +69,8 @@ pub fn meant(name: &str) -> String {
     did_you_mean(name, KERNELS.iter().map(|kernel| kernel.name.as_str()))
 }
 
-/// The refusal of a workload that names neither a kernel nor an image that can be read. What has a `/` in it is meant as a path.
+/// The refusal of a workload that names neither a kernel nor an image that can be read. What has a `/` in it is meant
+/// as a path.
 pub fn no_image(path: &Path, error: &InputError) -> Failure {
     let shown = path.display();
     let is_absent = matches!(error, InputError::Io(error) if error.kind() == io::ErrorKind::NotFound);

@@ -20,8 +20,8 @@ use crate::guests::{Found, ProcessId};
 use crate::state::Remembered;
 
 impl Engine {
-    /// Takes up what it left: guests that are still the same process, and room in the pools. A guest that does not answer is taken up by
-    /// the first scouting that finds it answering.
+    /// Takes up what it left: guests that are still the same process, and room in the pools. A guest that does not
+    /// answer is taken up by the first scouting that finds it answering.
     ///
     /// # Errors
     /// Where nobody can tell which guests run; nothing is taken up or forgotten then.

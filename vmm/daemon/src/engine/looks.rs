@@ -1,4 +1,4 @@
-//! Looks at guests that nobody manages, and at which guests there are. Each is a question with a deadline, so that a
+//! Looks at guests without a manager, and at which guests there are. Each is a question with a deadline, so that a
 //! request waits a moment and no longer, however large guests are, and whatever does not answer for them. A process
 //! that hangs (in the kernel, or its monitor) hangs the look at it, and no other.
 //!
@@ -197,7 +197,7 @@ impl Looks {
 
     fn look_at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &Found) {
         let (looks, guests, of) = (Arc::clone(self), Arc::clone(guests), found.clone());
-        // What it sees is kept also where nobody waits for it any more.
+        // What it sees is kept, also after the asking thread has given up.
         let look = move || {
             let view = caught(|| guests.look(&of)).ok().and_then(Result::ok);
             looks.seen().views.insert(of.process, view);
@@ -274,7 +274,7 @@ mod tests {
             guests.start(pid, name);
         }
         let busy = guests.guest(10).busy;
-        let hanging = busy.lock().expect("nobody panicked");
+        let hanging = busy.lock().expect("no thread panicked");
         for huge in [4 << 20, 8 << 20] {
             guests.change(12, |guest| guest.backing.huge_2m = huge);
             let views = round(&looks, &guests);
@@ -301,7 +301,7 @@ mod tests {
             guests.change(pid, |guest| guest.busy = busy.clone());
         }
         guests.start(100, "web");
-        let hanging = busy.lock().expect("nobody panicked");
+        let hanging = busy.lock().expect("no thread panicked");
         let views = round(&looks, &guests);
         let seen: Vec<u32> = views.iter().filter(|view| is_seen(view)).map(|view| view.pid).collect();
         assert_eq!((views.len(), seen), (3 * WORKERS + 1, vec![100]));
@@ -330,7 +330,7 @@ mod tests {
         let names = |found: Vec<Found>| found.into_iter().map(|found| found.name).collect::<Vec<_>>();
         assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned()]));
         let slow = guests.slow_find();
-        let hanging = slow.lock().expect("nobody panicked");
+        let hanging = slow.lock().expect("no thread panicked");
         guests.start(11, "db");
         assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned()]));
         drop(hanging);

@@ -527,7 +527,7 @@ fn who_asks_one_guest_for_long_holds_up_neither_the_tick_nor_who_registers() {
         bench.attach(pid).expect("it runs");
     }
     let busy = bench.guests.guest(10).busy;
-    let asking = busy.lock().expect("nobody panicked");
+    let asking = busy.lock().expect("no thread panicked");
     thread::scope(|scope| {
         let explained = scope.spawn(|| bench.ask(Request::Explain { vm: "web".into() }));
         let care = bench.engine.table().vms[&web].care().expect("it is attached");
@@ -556,7 +556,7 @@ fn a_guest_that_takes_long_to_look_at_is_listed_by_its_name_and_holds_up_no_list
     bench.guests.start(10, "web");
     bench.guests.start(11, "huge");
     let busy = bench.guests.guest(11).busy;
-    let looking = busy.lock().expect("nobody panicked");
+    let looking = busy.lock().expect("no thread panicked");
     let vms = bench.list();
     assert_eq!((vms[0].name.as_str(), huge_2m(&vms[0])), ("web", mib(2).get()));
     assert!(vms[1].name == "huge" && vms[1].notes[0].contains("still being looked at"), "{:?}", vms[1]);
@@ -588,7 +588,7 @@ fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
         bench.engine.share_out();
     };
     let deaf = bench.guests.guest(10).deaf;
-    let telling = deaf.lock().expect("nobody panicked");
+    let telling = deaf.lock().expect("no thread panicked");
     let told = || bench.guests.guest(11).limits.expect("it was told").copy_per_second;
     thread::scope(|scope| {
         scope.spawn(|| share(mib(100)));

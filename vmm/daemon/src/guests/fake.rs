@@ -158,7 +158,7 @@ impl FakeGuests {
         self.is_hidden.store(is_hidden, Ordering::Relaxed);
     }
 
-    /// Finding them waits until nobody has this.
+    /// Finding them waits until no thread has this.
     pub fn slow_find(&self) -> Arc<Mutex<()>> {
         Arc::clone(&self.slow_find)
     }
