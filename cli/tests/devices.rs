@@ -61,7 +61,7 @@ fn end(mut running: Running) -> Value {
     device["counters"].clone()
 }
 
-// The network card, on a tap in a network of the test's own. The frames are the kernel's (guest-tests/kernels/src/net.rs).
+// The network card, on a tap in a network of the test's own. The frames are the kernel's (guests/kernels/src/net.rs).
 
 const FRAMES: u64 = 1000;
 const FRAME_BYTES: usize = 600;

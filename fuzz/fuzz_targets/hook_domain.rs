@@ -5,11 +5,11 @@
 use libfuzzer_sys::fuzz_target;
 
 // The hook's own files, because the command line they are of embeds the guest image, whose build knows no instrumentation.
-#[path = "../../vmm/cli/src/hook/domain.rs"]
+#[path = "../../cli/src/hook/domain.rs"]
 mod domain;
-#[path = "../../vmm/cli/src/hook/wishes.rs"]
+#[path = "../../cli/src/hook/wishes.rs"]
 mod wishes;
-#[path = "../../vmm/cli/src/hook/xml.rs"]
+#[path = "../../cli/src/hook/xml.rs"]
 mod xml;
 
 const POOL_PAGES: [u64; 2] = [2 << 20, 1 << 30];

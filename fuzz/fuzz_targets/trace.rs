@@ -28,7 +28,7 @@ fn read(bytes: &[u8]) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// The same with every checksum as the format has it (the README of `guest-tests/trace`).
+/// The same with every checksum as the format has it (the README of `guests/trace`).
 fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut mended = bytes.to_vec();
     let _ = mend(&mut mended);

@@ -17,7 +17,7 @@
 //!
 //! There is at most one thread for each process, and at most [`THREADS_MAX`] in all. The thread that is left behind is
 //! the retry: it returns when the lock is free. `comm`, `stat`, `status`, `fd` and `exe` are read without a question:
-//! they answer for a locked process on Linux 6.18, as tests/stuck.rs of `vmm/attach` shows.
+//! they answer for a locked process on Linux 6.18, as tests/stuck.rs of `operator/attach` shows.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

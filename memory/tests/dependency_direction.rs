@@ -38,22 +38,22 @@ fn vmm_depends_on_memory_policies_and_the_lines_it_shares_with_the_guest() {
 
 #[test]
 fn guests_of_others_are_managed_without_a_vmm_of_ours() {
-    assert_eq!(ours("vmm/control"), names(&[]));
-    assert_eq!(ours("vmm/attach"), names(&["control", "memory", "policies"]));
-    assert_eq!(ours("vmm/daemon"), names(&["attach", "control", "memory", "policies"]));
+    assert_eq!(ours("operator/control"), names(&[]));
+    assert_eq!(ours("operator/attach"), names(&["control", "memory", "policies"]));
+    assert_eq!(ours("operator/daemon"), names(&["attach", "control", "memory", "policies"]));
 }
 
 #[test]
 fn the_guests_side_knows_nothing_of_the_host() {
-    assert_eq!(ours("guest-tests/protocol"), names(&[]));
-    assert_eq!(ours("guest-tests/kernels"), names(&["protocol"]));
-    assert_eq!(ours("guest-tests/trace"), names(&[]));
-    assert_eq!(ours("guest-tests/recorder"), names(&["kernels", "protocol", "trace"]));
-    assert_eq!(ours("guest-tests/recorder/program"), names(&["kernels", "protocol"]));
-    assert!(ours("guest-tests/image").is_disjoint(&names(&["vmm", "memory", "policies"])));
+    assert_eq!(ours("guests/protocol"), names(&[]));
+    assert_eq!(ours("guests/kernels"), names(&["protocol"]));
+    assert_eq!(ours("guests/trace"), names(&[]));
+    assert_eq!(ours("guests/recorder"), names(&["kernels", "protocol", "trace"]));
+    assert_eq!(ours("guests/recorder/program"), names(&["kernels", "protocol"]));
+    assert!(ours("guests/image").is_disjoint(&names(&["vmm", "memory", "policies"])));
     // A Linux guest maps its memory as a host does, and is no host.
-    assert_eq!(ours("guest-tests/linux"), names(&[]));
-    assert_eq!(ours("guest-tests/linux/init"), names(&["kernels", "memory", "policies", "protocol"]));
+    assert_eq!(ours("guests/linux"), names(&[]));
+    assert_eq!(ours("guests/linux/init"), names(&["kernels", "memory", "policies", "protocol"]));
 }
 
 #[test]
@@ -66,13 +66,13 @@ fn unsafe_code_is_in_its_few_modules_only() {
         "vmm/src/sandbox/violation.rs",
         "vmm/tests/sandbox.rs",
         "policies/src/walk/sets/vector.rs",
-        "guest-tests/image/freestanding",
-        "guest-tests/kernels/src/arena.rs",
-        "guest-tests/kernels/src/planes.rs",
-        "guest-tests/kernels/src/team.rs",
-        "guest-tests/recorder/program/src/callbacks.rs",
+        "guests/image/freestanding",
+        "guests/kernels/src/arena.rs",
+        "guests/kernels/src/planes.rs",
+        "guests/kernels/src/team.rs",
+        "guests/recorder/program/src/callbacks.rs",
     ];
-    let mut folders: Vec<_> = ["policies", "memory", "vmm", "guest-tests", "benches"].map(|f| root.join(f)).into();
+    let mut folders: Vec<_> = ["policies", "memory", "vmm", "operator", "cli", "guests", "guest-tests", "benches"].map(|f| root.join(f)).into();
     let mut files = 0;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {

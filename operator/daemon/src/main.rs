@@ -11,7 +11,7 @@ use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
 use wideleaf_daemon::{daemon, host};
 
 // The command line's own file: its crate embeds the guest image.
-#[path = "../../cli/src/manual_page.rs"]
+#[path = "../../../cli/src/manual_page.rs"]
 mod manual_page;
 
 /// Of the manual: system administration commands (man(1)).
