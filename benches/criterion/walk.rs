@@ -24,9 +24,9 @@ use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number,
 use wideleaf_experiments::statistics::median;
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
-use wideleaf_policies::walk::simulator::{Lines, Options};
-use wideleaf_policies::walk::streams::{Access, Sparse, gups};
-use wideleaf_policies::walk::{AddressSpace, Counts, Paging, Simulator, machine};
+use wideleaf_simulator::simulator::{Lines, Options};
+use wideleaf_simulator::streams::{Access, Sparse, gups};
+use wideleaf_simulator::{AddressSpace, Counts, Paging, Simulator, machine};
 
 const MACHINES: [&str; 3] = ["haswell-ep", "skylake-sp", "zen4"];
 const SPARSE_MIN: f64 = 60.0;

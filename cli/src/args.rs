@@ -12,19 +12,13 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
 
 use crate::attach::AttachArgs;
-use crate::experiment::ExperimentArgs;
-use crate::experiment::host_state::fragmentation::HoldFragmentsArgs;
-use crate::experiment::host_state::khugepaged::HoldKhugepagedArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
-use crate::image::ImageArgs;
 use crate::kernels;
 use crate::run::devices::DeviceArgs;
-use crate::simulate::SimulateArgs;
 use crate::suggest::did_you_mean;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
-use crate::trace::TraceArgs;
 use crate::vm::VmSocketArgs;
 
 /// Runs guests whose pages grow under them.
@@ -71,21 +65,13 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
-    /// Run the experiments: whole comparisons with their statistics, reports and pictures
-    Experiment(ExperimentArgs),
     /// Show the built-in kernels: classes, memory, parameters, the figure that stands for a run
     Kernels(KernelsArgs),
-    /// Show what policies would have done in a recorded run, or with the accesses of a kernel on machines of your choice
-    Simulate(SimulateArgs),
-    /// Record every load and store of a kernel, or show what such a trace has
-    Trace(TraceArgs),
     /// Show what this host can do for guests and their pages, and why not
     Doctor(DoctorArgs),
     /// Measure what a TLB miss costs here, and what 2 MiB pages would gain by that
     #[command(name = "tlbcost")]
     TlbCost(TlbCostArgs),
-    /// Run a kernel or a program as a Linux guest: make its initramfs, read what it printed
-    Image(ImageArgs),
     /// Show all VMs of this host: what backs their RAM, who looks after it
     List(ListArgs),
     /// Show all about one VM
@@ -119,12 +105,6 @@ pub enum Command {
     /// Remove a cgroup when standard input ends: what a run in a new one starts, so that it cannot leave it behind
     #[command(hide = true)]
     HoldPath(HoldPathArgs),
-    /// Hold settings of khugepaged until standard input ends: what an experiment starts, so that it cannot leave them behind
-    #[command(hide = true)]
-    HoldKhugepaged(HoldKhugepagedArgs),
-    /// Keep free memory in pieces until standard input ends: what an experiment starts, so that it cannot leave it so
-    #[command(hide = true)]
-    HoldFragments(HoldFragmentsArgs),
 }
 
 const POOL_EXAMPLES: &str = "\
@@ -620,7 +600,7 @@ fn parse_policy(text: &str) -> Result<PolicyArg, String> {
 }
 
 /// Why a policy cannot be had, with the name that was probably meant.
-pub(crate) fn no_policy(error: &PolicyError) -> String {
+pub fn no_policy(error: &PolicyError) -> String {
     let hint = match error {
         PolicyError::UnknownPolicy { name } => did_you_mean(name, POLICIES.iter().map(|policy| policy.name)),
         PolicyError::UnknownKey { key, known, .. } => did_you_mean(key, known.iter().copied()),
@@ -638,7 +618,7 @@ fn parse_pool_size(text: &str) -> Result<PageSize, &'static str> {
 }
 
 /// As [`Bytes::parse`], and not nothing.
-pub(crate) fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
+pub fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
     match Bytes::parse(text).map_err(|error| error.to_string())? {
         Bytes::ZERO => Err("no memory at all".into()),
         bytes => Ok(bytes),
@@ -646,7 +626,7 @@ pub(crate) fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
 }
 
 /// `name:key=value,…` with the contents of FILE for each value that is `@FILE`.
-pub(crate) fn with_files(text: &str) -> Result<String, String> {
+pub fn with_files(text: &str) -> Result<String, String> {
     let Some((name, settings)) = text.split_once(':') else { return Ok(text.to_owned()) };
     let settings = settings.split(',').map(|setting| match setting.split_once("=@") {
         Some((key, path)) => Ok(format!("{key}={}", lines_of(path)?)),
@@ -671,7 +651,7 @@ fn lines_of(path: &str) -> Result<String, String> {
 }
 
 /// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is seconds, as timeout(1) and sleep(1) have it.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     const FORM: &str =
         "not a time: write a whole number of seconds, or one with ms, s, m or h behind it (10, 250ms, 2m)";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -688,12 +668,12 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// As [`parse_duration`], and not zero.
-pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
+pub fn parse_timeout(text: &str) -> Result<Duration, String> {
     some_time(text, "leave --timeout out to wait for ever")
 }
 
 /// As [`parse_duration`], and not zero, with what to do instead.
-pub(crate) fn some_time(text: &str, remedy: &str) -> Result<Duration, String> {
+pub fn some_time(text: &str, remedy: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err(format!("no time at all: {remedy}")),
         time => Ok(time),

@@ -17,6 +17,7 @@ use signal_hook::consts::SIGSYS;
 
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::program;
 use crate::report::RunReport;
 use crate::undo::TemporaryFolder;
 
@@ -26,7 +27,7 @@ const SETPRIV: &str = "setpriv";
 ///
 /// # Errors
 /// As [`run_program`].
-pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
+pub fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<RunReport, Failure> {
     run_program(&this_program()?, arguments, timeout, interrupts)
 }
 
@@ -35,7 +36,7 @@ pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrup
 /// # Errors
 /// Its [`Failure`], or that it could not be run; neither it nor a file of it is left. A run whose guest found wrong words is none: its
 /// report says so.
-pub(crate) fn run_program(
+pub fn run_program(
     program: &Path,
     arguments: &[String],
     timeout: Duration,
@@ -54,7 +55,7 @@ pub(crate) fn run_program(
 ///
 /// # Errors
 /// As of [`run`].
-pub(crate) fn json<T: DeserializeOwned>(
+pub fn json<T: DeserializeOwned>(
     arguments: &[String],
     timeout: Duration,
     interrupts: &Interrupts,
@@ -88,7 +89,7 @@ fn report<T: DeserializeOwned>(
         Some(0 | 1) if file.exists() => read_report(&file),
         code => {
             let words = std::fs::read_to_string(&words).unwrap_or_default();
-            let why = words.trim().rsplit("wideleaf: ").next().unwrap_or_default();
+            let why = program::reason(&words);
             let message = format!("wideleaf {}: {why}", arguments.join(" "));
             Err(match code {
                 Some(6) => Failure::TimedOut(end.after.unwrap_or_default()),
@@ -102,7 +103,7 @@ fn report<T: DeserializeOwned>(
 
 /// A program of others that the kernel kills when the thread that starts it ends, however it ends: `setpriv` of util-linux asks for that
 /// (`PR_SET_PDEATHSIG`) and becomes the program. Where there is no `setpriv` the program itself, which a `SIGKILL` of ours leaves running.
-pub(crate) fn that_ends_with_us(program: &Path) -> Command {
+pub fn that_ends_with_us(program: &Path) -> Command {
     let has_setpriv = Command::new(SETPRIV).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !has_setpriv.is_ok_and(|status| status.success()) {
         return Command::new(program);

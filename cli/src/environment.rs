@@ -32,7 +32,7 @@ pub struct Environment {
 }
 
 /// A file of the kernel in a line; nothing where it cannot be read.
-pub(crate) fn read(path: &str) -> String {
+pub fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
@@ -45,7 +45,7 @@ fn kib(text: &str) -> u64 {
 }
 
 /// The word in brackets: `always [madvise] never`.
-pub(crate) fn chosen(setting: &str) -> String {
+pub fn chosen(setting: &str) -> String {
     setting.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']')).unwrap_or(setting).to_owned()
 }
 

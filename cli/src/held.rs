@@ -13,15 +13,14 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
 use crate::failure::Failure;
+use crate::program;
 
 /// What the child says once it has it; more may follow in that line.
 const HELD: &str = "held";
-/// How its last words begin if it does not: `main` writes them.
-const PREFIX: &str = "wideleaf: ";
 
 /// Had until this is dropped or the process ends.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub struct Held {
     child: Child,
     said: String,
 }
@@ -31,7 +30,7 @@ impl Held {
     ///
     /// # Errors
     /// The reason why it cannot be had, in a line.
-    pub(crate) fn start(arguments: &[&str]) -> Result<Held, String> {
+    pub fn start(arguments: &[&str]) -> Result<Held, String> {
         let text = |error: io::Error| format!("cannot start `wideleaf {}`: {error}", arguments.join(" "));
         let mut command = Command::new(std::env::current_exe().map_err(text)?);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -45,13 +44,13 @@ impl Held {
                 let words = child.wait_with_output().map_err(text)?.stderr;
                 let words = String::from_utf8_lossy(&words);
                 // What it logged before is not why.
-                Err(words.trim().rsplit(PREFIX).next().unwrap_or_default().to_owned())
+                Err(program::reason(&words).to_owned())
             }
         }
     }
 
     /// What the child said of what it has; empty where there is nothing to be said.
-    pub(crate) fn said(&self) -> &str {
+    pub fn said(&self) -> &str {
         &self.said
     }
 }
@@ -69,7 +68,7 @@ impl Drop for Held {
 ///
 /// # Errors
 /// [`Failure::Host`] where standard input cannot be read.
-pub(crate) fn until_nobody_wants_it(said: &str) -> Result<(), Failure> {
+pub fn until_nobody_wants_it(said: &str) -> Result<(), Failure> {
     // Whoever asked may be gone already; then the input has ended as well.
     let _ = writeln!(io::stdout(), "{}", format!("{HELD} {said}").trim_end()).and_then(|()| io::stdout().flush());
     io::copy(&mut io::stdin(), &mut io::sink())

@@ -9,14 +9,14 @@ use crate::held::{self, Held};
 
 /// Room for pages of 2 MiB, until this is dropped or the process ends.
 #[derive(Debug)]
-pub(crate) struct HeldPool(#[expect(dead_code, reason = "given back when dropped")] Held);
+pub struct HeldPool(#[expect(dead_code, reason = "given back when dropped")] Held);
 
 impl HeldPool {
     /// Makes room for so many pages more.
     ///
     /// # Errors
     /// The reason why it cannot be had.
-    pub(crate) fn lease(pages: u64) -> Result<HeldPool, String> {
+    pub fn lease(pages: u64) -> Result<HeldPool, String> {
         Held::start(&["hold-pool", "--pages", &pages.to_string()]).map(HeldPool)
     }
 }

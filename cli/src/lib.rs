@@ -4,12 +4,8 @@
 //! ```text
 //!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
-//!            simulate ▶ a recording through policies; a trace through machines ▶ table | JSON | plot
-//!            trace ─▶ every load and store of a kernel ▶ a file; a file ────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
-//!            experiment ▶ many of these by a plan, in turn ─────────────────────▶ a file of results, a report
 //!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table
-//!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
@@ -20,18 +16,16 @@
 
 pub mod args;
 pub mod attach;
-mod child;
+pub mod child;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
-pub mod experiment;
 pub mod failure;
 pub mod guests;
-mod held;
+pub mod held;
 pub mod held_path;
 pub mod held_pool;
 pub mod hook;
-pub mod image;
 pub mod interrupts;
 pub mod kernels;
 pub mod limits;
@@ -40,16 +34,15 @@ mod manual_page;
 pub mod mappings;
 pub mod output;
 pub mod pool;
+pub mod program;
 mod queued;
 pub mod report;
 pub mod run;
 pub mod session;
-pub mod simulate;
 pub mod source;
 pub mod stderr;
-mod suggest;
+pub mod suggest;
 pub mod tlbcost;
 pub mod top;
-pub mod trace;
-mod undo;
+pub mod undo;
 pub mod vm;

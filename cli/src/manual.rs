@@ -5,10 +5,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 
-use crate::args::{Cli, CompletionsArgs, ManArgs};
+use crate::args::{CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 use crate::manual_page;
 
@@ -16,10 +16,11 @@ use crate::manual_page;
 ///
 /// # Errors
 /// [`Failure::Output`] where standard output is closed.
-pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+pub fn completions(program: &mut Command, args: &CompletionsArgs) -> Result<(), Failure> {
     // Into memory first: what generates it panics where a write fails.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "wideleaf", &mut script);
+    let name = program.get_name().to_owned();
+    clap_complete::generate(args.shell, program, name, &mut script);
     io::Write::write_all(&mut io::stdout(), &script)
         .map_err(|error| Failure::Output(format!("cannot write to standard output: {error}")))
 }
@@ -28,11 +29,11 @@ pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure::Output`] where the folder can not be made or written to.
-pub fn pages(args: &ManArgs) -> Result<(), Failure> {
+pub fn pages(program: Command, args: &ManArgs) -> Result<(), Failure> {
     let cannot =
         |error: io::Error| Failure::Output(format!("cannot write manual pages to {}: {error}", args.folder.display()));
     fs::create_dir_all(&args.folder).map_err(cannot)?;
-    let mut program = Cli::command().disable_help_subcommand(true);
+    let mut program = program.disable_help_subcommand(true);
     program.build();
     write_pages(&program, &args.folder).map_err(cannot)
 }
@@ -50,11 +51,13 @@ fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory as _;
 
     #[test]
     fn a_page_keeps_the_lines_of_its_examples_and_the_values_of_its_usage() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        pages(&ManArgs { folder: folder.path().to_owned() }).expect("the pages are written");
+        pages(Cli::command(), &ManArgs { folder: folder.path().to_owned() }).expect("the pages are written");
         let page = fs::read_to_string(folder.path().join("wideleaf-attach.1")).expect("its page");
         assert!(page.contains(".SH SYNOPSIS\n.nf\nwideleaf attach [OPTIONS] "), "{page}");
         assert!(page.contains(
@@ -66,7 +69,7 @@ mod tests {
     #[test]
     fn each_command_that_is_shown_has_its_page() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        pages(&ManArgs { folder: folder.path().join("man1") }).expect("the pages are written");
+        pages(Cli::command(), &ManArgs { folder: folder.path().join("man1") }).expect("the pages are written");
         let shown = Cli::command()
             .get_subcommands()
             .filter(|command| !command.is_hide_set())

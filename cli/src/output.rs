@@ -151,7 +151,7 @@ impl NamedPlace {
     ///
     /// # Errors
     /// [`Failure::Output`] where the name is not a file's, or no file can be made.
-    pub(crate) fn open_file(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
+    pub fn open_file(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
         refuse_standard_output(option, path)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path) {
@@ -164,7 +164,7 @@ impl NamedPlace {
     }
 
     /// What is written, with no symbolic link in it.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -266,7 +266,7 @@ impl Write for NewFile {
 }
 
 /// A file that is removed unless it gets its name.
-pub(crate) fn new_file_in(folder: &Path) -> io::Result<TemporaryFile> {
+pub fn new_file_in(folder: &Path) -> io::Result<TemporaryFile> {
     tempfile::Builder::new()
         .prefix(".wideleaf-")
         .permissions(Permissions::from_mode(FILE_MODE))
@@ -332,7 +332,7 @@ fn wait_for_reader(interrupts: &Interrupts) -> io::Result<()> {
 ///
 /// # Errors
 /// [`Failure::Usage`].
-pub(crate) fn refuse_standard_output(option: &str, path: &Path) -> Result<(), Failure> {
+pub fn refuse_standard_output(option: &str, path: &Path) -> Result<(), Failure> {
     if !is_standard_output(path) {
         return Ok(());
     }
@@ -342,7 +342,7 @@ pub(crate) fn refuse_standard_output(option: &str, path: &Path) -> Result<(), Fa
 }
 
 /// Whether a path means standard output.
-pub(crate) fn is_standard_output(path: &Path) -> bool {
+pub fn is_standard_output(path: &Path) -> bool {
     path == Path::new(STANDARD_OUTPUT)
 }
 

@@ -123,12 +123,12 @@ pub struct Hello {
 
 impl Hello {
     /// What the `hello` line says.
-    pub(crate) fn new(kernel: Name<'_>, vcpus: u32, guest_page: GuestPage, entry: Entry) -> Hello {
+    pub fn new(kernel: Name<'_>, vcpus: u32, guest_page: GuestPage, entry: Entry) -> Hello {
         Hello { kernel: kernel.to_string(), vcpus, guest_page: guest_page.to_string(), entry: entry.to_string() }
     }
 
     /// What takes part, for people: a process has threads, our guest image has the vCPUs themselves.
-    pub(crate) fn worker(&self) -> &'static str {
+    pub fn worker(&self) -> &'static str {
         match Entry::from_word(&self.entry) {
             Some(Entry::Native | Entry::Linux) => "thread",
             Some(Entry::Pvh | Entry::Direct) | None => "vCPU",
@@ -149,7 +149,7 @@ pub struct Problem {
 
 impl Problem {
     /// What the `problem` line says.
-    pub(crate) fn new(class: Name<'_>, size: Name<'_>, iterations: u32) -> Problem {
+    pub fn new(class: Name<'_>, size: Name<'_>, iterations: u32) -> Problem {
         Problem { class: class.to_string(), size: size.to_string(), iterations }
     }
 }
@@ -176,7 +176,7 @@ pub struct Figure {
 
 impl Figure {
     /// The one of the results that stands for a run of this kernel; nothing where it is none of ours, or did not print it.
-    pub(crate) fn of(kernel: &str, results: &BTreeMap<String, Measurement>) -> Option<Figure> {
+    pub fn of(kernel: &str, results: &BTreeMap<String, Measurement>) -> Option<Figure> {
         let name = registry::by_name(kernel)?.figure.name.to_string();
         let Measurement { value, unit } = results.get(&name)?.clone();
         Some(Figure { name, value, unit })
@@ -221,7 +221,7 @@ pub struct RamAtEnd {
 
 impl RamAtEnd {
     /// Of `ram_bytes` of guest RAM.
-    pub(crate) fn new(counters: Counters, ram_bytes: u64) -> RamAtEnd {
+    pub fn new(counters: Counters, ram_bytes: u64) -> RamAtEnd {
         let backed = counters.host_4k_bytes + counters.host_2m_bytes + counters.host_1g_bytes;
         RamAtEnd { counters, host_unbacked_bytes: ram_bytes.saturating_sub(backed) }
     }
@@ -308,7 +308,7 @@ pub struct Region {
 }
 
 /// What a policy counted of its own decisions is among the outcomes under names that begin with this.
-pub(crate) const OF_POLICIES: &str = "policy.";
+pub const OF_POLICIES: &str = "policy.";
 
 /// What the manager did.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -474,7 +474,7 @@ pub fn table(header: &[&str]) -> Table {
 
 /// As [`table`], for columns of sentences: where no terminal says how wide it is, in a pipe or a file, they are
 /// wrapped.
-pub(crate) fn prose_table(header: &[&str]) -> Table {
+pub fn prose_table(header: &[&str]) -> Table {
     /// What a mail, a page of a manual and a terminal of a diff's two show.
     const COLUMNS: u16 = 100;
     let mut table = table(header);
@@ -490,13 +490,15 @@ pub fn number(text: impl ToString) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-pub(crate) fn write_results(out: &mut String, results: &BTreeMap<String, Measurement>) {
+/// The results of the kernel, a line each.
+pub fn write_results(out: &mut String, results: &BTreeMap<String, Measurement>) {
     for (name, Measurement { value, unit }) in results {
         let _ = writeln!(out, "  {name}: {} {unit}", decimal(*value));
     }
 }
 
-pub(crate) fn write_gaps(out: &mut String, gaps: &[Gaps]) {
+/// The pauses of the guest, a line for each percentile.
+pub fn write_gaps(out: &mut String, gaps: &[Gaps]) {
     for gap in gaps {
         let us = |ns: u64| ns as f64 / 1e3;
         let _ = writeln!(
@@ -512,7 +514,7 @@ pub(crate) fn write_gaps(out: &mut String, gaps: &[Gaps]) {
 }
 
 /// What stands for a run, for people.
-pub(crate) struct FigureBlock<'a> {
+pub struct FigureBlock<'a> {
     /// What ran.
     pub hello: &'a Hello,
     /// What was solved, if the guest said so.
@@ -527,7 +529,7 @@ pub(crate) struct FigureBlock<'a> {
 
 impl FigureBlock<'_> {
     /// A line for each of what is known, with the words that benchmarks of the NPB end with where they have one for it.
-    pub(crate) fn write(&self, out: &mut String) {
+    pub fn write(&self, out: &mut String) {
         let FigureBlock { hello, problem, figure: Figure { name, value, unit }, .. } = self;
         let _ = writeln!(out, "  {}", hello.kernel);
         let mut line = |what: &str, value: &dyn std::fmt::Display| {
@@ -552,7 +554,8 @@ impl FigureBlock<'_> {
     }
 }
 
-pub(crate) fn write_verification(out: &mut String, verification: Option<&Verification>) {
+/// Whether the guest verified its memory.
+pub fn write_verification(out: &mut String, verification: Option<&Verification>) {
     let Some(Verification { passed, errors, checked, first_mismatch }) = verification else { return };
     let word = if *passed { "passed" } else { "FAILED" };
     let _ = writeln!(out, "  verification {word}: {errors} of {checked} words or results are wrong");

@@ -59,7 +59,7 @@ use crate::stderr::{self, BarTerminal};
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
 /// The fact of a recording that has the table of what a TLB miss cost its policy.
-pub(crate) const WALK_COST_FACT: &str = "walk_cost";
+pub const WALK_COST_FACT: &str = "walk_cost";
 
 /// What runs.
 #[derive(Clone, Debug)]
@@ -189,7 +189,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure::GuestFailed`] where it did not.
-pub(crate) fn verdict(
+pub fn verdict(
     outcome: &str,
     verification: Option<&Verification>,
     results: &BTreeMap<String, Measurement>,
@@ -226,7 +226,7 @@ fn check_recording(spec: &RunSpec, report: &RunReport) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure::Output`] where it could not be written.
-pub(crate) fn list_policies() -> Result<(), Failure> {
+pub fn list_policies() -> Result<(), Failure> {
     let mut policies = prose_table(&["policy", "what it does"]);
     let mut parameters = prose_table(&["policy", "parameter", "default", "unit", "meaning"]);
     for policy in POLICIES {
@@ -353,7 +353,7 @@ fn backing_of(args: &RunArgs, ram_start: RamStart) -> Result<BackingConfig, Fail
 }
 
 /// How the guest ended, as the waiting thread saw it.
-pub(crate) enum Ended {
+pub enum Ended {
     /// It said so itself.
     Exit(u8),
     /// It crashed; the text says how.
@@ -542,7 +542,7 @@ fn opened_at(host: &LinuxHost) -> SystemTime {
 }
 
 /// What a TLB miss counts as; a measurement that cannot be used is said once.
-pub(crate) fn walk_cost() -> ChosenWalkCost {
+pub fn walk_cost() -> ChosenWalkCost {
     let walk = ChosenWalkCost::read(Path::new("/"));
     walk.note.iter().for_each(|note| tracing::warn!("{note}"));
     walk
@@ -628,7 +628,7 @@ fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<Judged, Fa
 }
 
 /// What an exit code means, with the guest's reason where it gave one; `arguments` is what the user calls its command line.
-pub(crate) fn outcome_of(code: ExitCode, panic: Option<&str>, name: &str, arguments: &str) -> Result<String, Failure> {
+pub fn outcome_of(code: ExitCode, panic: Option<&str>, name: &str, arguments: &str) -> Result<String, Failure> {
     match (code, panic) {
         (ExitCode::Success | ExitCode::VerificationFailed | ExitCode::ProgramFailed, _) => Ok(code.to_string()),
         (ExitCode::BadArguments, Some(why)) => Err(Failure::Usage(format!("{arguments}: {why}"))),
@@ -827,7 +827,7 @@ mod restarts;
 pub mod sandboxed;
 
 /// RAM of a native kernel: one piece.
-pub(crate) fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {
+pub fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {
     let range = GpaRange::new(Gpa::new(0), memory);
     range.map(|range| vec![range]).ok_or_else(|| Failure::Usage(format!("--memory {memory} does not fit 64 bits")))
 }

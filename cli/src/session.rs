@@ -207,13 +207,13 @@ impl Session {
     }
 
     /// Has the manager rest, where there is one.
-    pub(crate) fn ask_to_rest(&self) -> Option<RestAnswer> {
+    pub fn ask_to_rest(&self) -> Option<RestAnswer> {
         self.with_manager(Manager::ask_to_rest)
     }
 
     /// The guest has reset its machine, and boots again: what it said is of a boot that is over. Of a kernel's panic a line tells: with that the
     /// run would have ended. A policy with a delay waits again.
-    pub(crate) fn forget_guest(&self) {
+    pub fn forget_guest(&self) {
         let mut log = self.log();
         if let Some(why) = &log.kernel_panic {
             say(format_args!("wideleaf: the guest's kernel panicked, and boots again: {why}"));
@@ -360,7 +360,7 @@ impl Session {
 
     /// Looks at guest RAM once more, before the manager and the VM are gone: when the guest has ended, or is not waited
     /// for any longer. What no `end` line has closed gets its counters now.
-    pub(crate) fn at_end(&self) -> Option<RamAtEnd> {
+    pub fn at_end(&self) -> Option<RamAtEnd> {
         let attached = self.attached.get()?;
         let named = self.log().regions.clone();
         let look = || {
@@ -564,14 +564,14 @@ fn rate_between(from: &Mark, to: &Mark, tsc_hz: u64) -> Option<f64> {
 }
 
 /// Units per second over so many ticks; nothing where they are too few to mean anything.
-pub(crate) fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
+pub fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
     /// A progress mark is late by up to one line's exit, tens of microseconds: 1 % of this at most.
     const SHORTEST_S: f64 = 0.01;
     seconds_of(ticks, tsc_hz).filter(|seconds| *seconds >= SHORTEST_S).map(|seconds| units as f64 / seconds)
 }
 
 /// So many ticks of the guest's clock; nothing where nobody knows how fast it is.
-pub(crate) fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
+pub fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
     (tsc_hz > 0).then(|| ticks as f64 / tsc_hz as f64)
 }
 

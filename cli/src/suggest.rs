@@ -6,7 +6,7 @@
 const ALIKE: f64 = 0.75;
 
 /// What to add to a refusal: the name nearest to what was typed; nothing where none is near.
-pub(crate) fn did_you_mean<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+pub fn did_you_mean<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let typed = typed.to_lowercase();
     let rated = names.into_iter().map(|name| (strsim::jaro(&typed, name), name));
     let nearest = rated.filter(|(likeness, _)| *likeness >= ALIKE).max_by(|(a, _), (b, _)| a.total_cmp(b));

@@ -2,20 +2,13 @@
 //!
 //! ```text
 //!   tlbcost            cells (native, and guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save: auto's currency
-//!   tlbcost --predict  accesses of a kernel, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain and bound, side by side
 //!   tlbcost --vm       what whoever manages a VM thinks of its share
 //! ```
 
 pub mod agreement;
 pub mod counters;
-pub mod hull;
-pub mod laps;
 pub mod measure;
-pub mod predict;
-pub mod replay;
-pub mod sample;
 mod tables;
-pub mod work;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,19 +28,12 @@ use crate::interrupts::Interrupts;
 use crate::output::{NamedPlace, Output};
 use crate::run::{guest, visible_bar};
 use crate::source::SourceArg;
-use counters::{LinuxPmu, WalkEvents, select};
+use counters::{LinuxPmu, WalkEvents, describe, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
-use predict::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};
-use work::Work;
 
 const EXAMPLES: &str = "\
 A miss is measured by chains of loads over growing footprints; a footprint is repeated, in processes of their own, until three runs in a
 row agree, ten times at most. Cycles are ticks of the TSC, whose frequency is printed; a core may run faster or slower than it.
-
---predict records the loads and stores of one iteration of the kernel. In each round it then runs the kernel on 4 KiB and on 2 MiB pages, some of its
-iterations where all of them would take long, and replays the loads and stores alone on both: one after another, in 2 to 16 chains, all at once, and
-asked for ahead. No mix of these that is as fast as the kernel saves more than what it predicts; a kernel that is faster than all of them may, and
-the result says so. Times are those of the thread on its CPU. Takes twice the kernel's memory.
 
 Examples:
   Everything: in a process and in guests, 4 KiB, 2 MiB and, where there are some, 1 GiB pages on either side:
@@ -59,9 +45,7 @@ Examples:
   Keep it for `--policy auto` (as root), which else reckons with a figure of the CPU's kind or an assumption:
     sudo wideleaf tlbcost --save
 
-  What would 2 MiB pages gain, and what do they gain?
-    wideleaf tlbcost --predict gups --log2-words 26
-    wideleaf tlbcost --predict npb.cg --class B";
+What 2 MiB pages would gain for a kernel: wideleaf-lab predict KERNEL";
 
 /// `wideleaf tlbcost`.
 #[derive(Args, Debug)]
@@ -88,28 +72,8 @@ pub struct TlbCostArgs {
     bytes: Option<Bytes>,
 
     /// Keep the guests' costs for `--policy auto` [default file: /var/lib/wideleaf/tlbcost.json]
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "predict", "vm"])]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "vm"])]
     save: Option<Option<PathBuf>>,
-
-    /// Predict from its accesses what 2 MiB pages should gain for this built-in kernel, run natively; then measure it
-    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["guest", "guest_page", "host_page", "bytes", "vm"])]
-    predict: Option<String>,
-
-    /// Size of the problem, for kernels that have classes
-    #[arg(long, value_name = "LETTER", requires = "predict")]
-    class: Option<String>,
-
-    /// The kernel's parameters
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, requires = "predict")]
-    cmdline: String,
-
-    /// The same as log2_words= in --cmdline
-    #[arg(long, value_name = "N", requires = "predict")]
-    log2_words: Option<u8>,
-
-    /// Rounds of the comparison, one run on each page size; 6 are the fewest whose median has a 95 % interval
-    #[arg(long, value_name = "N", default_value_t = 6, requires = "predict", value_parser = clap::value_parser!(u8).range(1..=100))]
-    rounds: u8,
 
     /// Show which share of its time a running VM is thought to spend in page walks: its name, process id or libvirt UUID
     #[arg(long, value_name = "VM", conflicts_with_all = ["native", "guest"])]
@@ -142,8 +106,6 @@ pub struct TlbCostReport {
     pub why_native: Option<String>,
     /// Each place and pair of page sizes.
     pub cells: Vec<CellReport>,
-    /// With `--predict`.
-    pub prediction: Option<Prediction>,
     /// With `--save`: where it is kept.
     pub saved: Option<PathBuf>,
     /// What `auto` counts from now on.
@@ -164,7 +126,6 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
         let vm = args.source.source()?.vm(name)?;
         return output.write(&tables::VmShare::of(&vm), tables::VmShare::to_table);
     }
-    let work = args.work()?;
     let why_no_kvm = guest::why_no_kvm();
     if let (true, Some(why)) = (args.guest || args.guest_page.is_some() || args.save.is_some(), &why_no_kvm) {
         return Err(Failure::Host(format!("there can be no guest here: {why}; --native measures in a process")));
@@ -172,10 +133,7 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let place = args.save.as_ref().map(|file| open_place(file.as_deref())).transpose()?;
-    let mut report = match &work {
-        Some(work) => args.prediction(work, &interrupts)?,
-        None => args.survey(why_no_kvm, &interrupts)?,
-    };
+    let mut report = args.survey(why_no_kvm, &interrupts)?;
     if let Some((place, path)) = place {
         place.put((report.to_save()? + "\n").as_bytes())?;
         report.saved = Some(path);
@@ -196,13 +154,6 @@ fn open_place(file: Option<&Path>) -> Result<(NamedPlace, PathBuf), Failure> {
 }
 
 impl TlbCostArgs {
-    fn work(&self) -> Result<Option<Work>, Failure> {
-        let Some(name) = &self.predict else { return Ok(None) };
-        let words = self.log2_words.map(|log2| format!("log2_words={log2} {}", self.cmdline));
-        let cmdline = words.as_ref().unwrap_or(&self.cmdline).trim_end();
-        Work::new(name, self.class.as_deref(), cmdline).map(Some)
-    }
-
     /// All places and pairs of page sizes that were asked for.
     fn cells(&self, has_kvm: bool) -> Vec<Cell> {
         let of = |page: Option<PageSize>| page.map_or(PageSize::ALL.to_vec(), |page| vec![page]);
@@ -226,16 +177,6 @@ impl TlbCostArgs {
         bar.finish_and_clear();
         Ok(report)
     }
-
-    fn prediction(&self, work: &Work, interrupts: &Interrupts) -> Result<TlbCostReport, Failure> {
-        let pmu = select(&LinuxPmu, &CpuModel::read(Path::new("/")));
-        let mut report = TlbCostReport::new(&pmu);
-        let bar = progress(BESIDE_ROUNDS + IN_A_ROUND * u64::from(self.rounds));
-        let prediction = predict(work, pmu.ok(), usize::from(self.rounds), interrupts, &bar);
-        bar.finish_and_clear();
-        report.prediction = Some(prediction?);
-        Ok(report)
-    }
 }
 
 fn progress(runs: u64) -> ProgressBar {
@@ -246,18 +187,13 @@ fn progress(runs: u64) -> ProgressBar {
 
 impl TlbCostReport {
     fn new(pmu: &Result<&'static WalkEvents, String>) -> TlbCostReport {
-        let pmu = match pmu {
-            Ok(events) => format!("{} ({}; not run on hardware yet)", events.name, events.source),
-            Err(why) => why.clone(),
-        };
         let mut report = TlbCostReport {
             method: "calibrated".into(),
-            pmu,
+            pmu: describe(pmu),
             cpu: CpuModel::read(Path::new("/")),
             tsc_mhz: None,
             why_native: None,
             cells: Vec::new(),
-            prediction: None,
             saved: None,
             walk_cost: String::new(),
             walk_cost_note: None,
@@ -342,14 +278,7 @@ mod tests {
 
     #[test]
     fn arguments_that_contradict_each_other_are_refused() {
-        for wrong in [
-            "--native --guest",
-            "--native --save",
-            "--predict gups --vm web",
-            "--predict gups --bytes 64M",
-            "--log2-words 20",
-            "--native --guest-page 2m",
-        ] {
+        for wrong in ["--native --guest", "--native --save", "--save --vm web", "--native --guest-page 2m"] {
             assert!(args(wrong).is_err(), "{wrong}");
         }
         assert!(matches!(args("--save").map(|args| args.save), Ok(Some(None))));

@@ -27,11 +27,11 @@ fn list() -> MutexGuard<'static, Vec<(u64, Work)>> {
 
 /// A place in the list.
 #[derive(Debug)]
-pub(crate) struct Undo(u64);
+pub struct Undo(u64);
 
 impl Undo {
     /// Puts work into the list, until this is dropped.
-    pub(crate) fn at_the_end(work: impl FnOnce() + Send + 'static) -> Undo {
+    pub fn at_the_end(work: impl FnOnce() + Send + 'static) -> Undo {
         let mut list = list();
         let number = list.last().map_or(0, |(number, _)| number + 1);
         list.push((number, Box::new(work)));
@@ -46,7 +46,7 @@ impl Drop for Undo {
 }
 
 /// Does all that is in the list, the latest first, within [`UNDONE_WITHIN`].
-pub(crate) fn all() {
+pub fn all() {
     let works = std::mem::take(&mut *list());
     let undoing = std::thread::Builder::new().spawn(move || works.into_iter().rev().for_each(|(_, work)| work()));
     let began = Instant::now();
@@ -57,7 +57,7 @@ pub(crate) fn all() {
 
 /// A file with a hidden name, gone at the end unless it got a name that stays.
 #[derive(Debug)]
-pub(crate) struct TemporaryFile {
+pub struct TemporaryFile {
     // First, for it is dropped first: what is removed twice is removed.
     file: NamedTempFile,
     _undo: Undo,
@@ -65,7 +65,7 @@ pub(crate) struct TemporaryFile {
 
 impl TemporaryFile {
     /// Of a new file.
-    pub(crate) fn of(file: NamedTempFile) -> TemporaryFile {
+    pub fn of(file: NamedTempFile) -> TemporaryFile {
         let path = file.path().to_owned();
         TemporaryFile { file, _undo: Undo::at_the_end(move || drop(fs::remove_file(path))) }
     }
@@ -74,7 +74,7 @@ impl TemporaryFile {
     ///
     /// # Errors
     /// The kernel's; the file is gone then.
-    pub(crate) fn persist(self, path: &Path) -> io::Result<fs::File> {
+    pub fn persist(self, path: &Path) -> io::Result<fs::File> {
         self.file.persist(path).map_err(|error| error.error)
     }
 }
@@ -94,7 +94,7 @@ impl DerefMut for TemporaryFile {
 
 /// A folder that is gone at the end, with all that is in it.
 #[derive(Debug)]
-pub(crate) struct TemporaryFolder {
+pub struct TemporaryFolder {
     folder: TempDir,
     _undo: Undo,
 }
@@ -104,14 +104,14 @@ impl TemporaryFolder {
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn new() -> io::Result<TemporaryFolder> {
+    pub fn new() -> io::Result<TemporaryFolder> {
         let folder = tempfile::tempdir()?;
         let path: PathBuf = folder.path().to_owned();
         Ok(TemporaryFolder { folder, _undo: Undo::at_the_end(move || drop(fs::remove_dir_all(path))) })
     }
 
     /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.folder.path()
     }
 }

@@ -16,8 +16,9 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use predicates::prelude::*;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
 use wideleaf_kernels::KERNELS;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_vmm::HostLimits;
@@ -41,7 +42,7 @@ fn host_memory() -> Bytes {
 
 #[test]
 fn rules_of_a_policy_come_from_a_file() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let rules = "# what is used\nmin max 10% max min max promote;\n\n2M max 0% 0% 9s max demote # and what is not\n";
     let file = scratch.file("rules.txt", rules.as_bytes());
     let policy = format!("--policy=schemes:quota_windows=8,rules=@{file}");
@@ -53,7 +54,7 @@ fn rules_of_a_policy_come_from_a_file() {
 
 /// Refused by the parser: clap's own form, with the option and `why` in it.
 fn is_no_argument(arguments: &[&str], why: &str) {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let wrong = scratch.wideleaf(arguments).assert().code(2).stdout("");
     wrong.stderr(predicate::str::starts_with("error: ").and(predicate::str::contains(why)));
     assert_eq!(scratch.names(), [""; 0]);
@@ -101,7 +102,7 @@ fn options_of_guests_are_refused_for_native_kernels() {
 
 #[test]
 fn what_runs_must_be_said_and_exist() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
     scratch.refuses(&["run", "--policy", "greedy"], 2, &["say what to run", &kernels, "--help"]);
     scratch.refuses(
@@ -119,7 +120,7 @@ fn what_runs_must_be_said_and_exist() {
 
 #[test]
 fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let with = |memory, code, words: &[&str]| {
         scratch.refuses(&["run", "--native", "gups", "--memory", memory, "--output=result"], code, words);
     };
@@ -136,12 +137,12 @@ fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
 fn prefaulting_more_than_is_available_is_refused_and_nobody_is_killed_for_it() {
     let memory = format!("--memory={}", host_memory().get());
     let arguments = ["run", "--native", "gups", "--prefault", &memory, "--output=result"];
-    Scratch::new().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
+    new_scratch().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
 }
 
 #[test]
 fn a_bad_image_is_refused_before_its_ram_costs_anything() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (image, memory) = (scratch.file("image", b"no kernel"), format!("--memory={}", host_memory().get()));
     // As much RAM, prefaulted, would be refused with code 4 if it were asked for first.
     let arguments = ["run", &image, "--prefault", &memory, "--output=result"];
@@ -150,7 +151,7 @@ fn a_bad_image_is_refused_before_its_ram_costs_anything() {
 
 #[test]
 fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = ["run", "--native", "gups", "--backing=hugetlb", "--host-page=1g", "--memory=1536M"];
     let words = ["1536 MiB of RAM is not a whole number of 1g host pages", "use 1 GiB or 2 GiB"];
     scratch.refuses(&arguments, 2, &words);
@@ -158,7 +159,7 @@ fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
 
 #[test]
 fn backings_have_pages_of_their_own_sizes() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.refuses(&small_and(&["--host-page=1g"]), 2, &["anon RAM cannot start with 1g pages", "--backing hugetlb"]);
     for unfit in ["--backing=anon", "--backing=hugetlb", "--host-page=2m"] {
         let arguments = small_and(&["--policy=reservation", unfit]);
@@ -169,7 +170,7 @@ fn backings_have_pages_of_their_own_sizes() {
 
 #[test]
 fn huge_pages_from_the_start_are_there_from_the_start() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let cmdline = "--cmdline=log2_words=20";
     let huge =
         ["run", "--native", "gups", cmdline, "--memory=64M", "--host-page=2m", "--policy=never", "--format=json"];
@@ -189,7 +190,7 @@ fn more_than_any_pool() -> Vec<String> {
 
 #[test]
 fn a_pool_that_is_short_is_named_with_size_node_number_and_the_command_that_helps() {
-    let (scratch, arguments) = (Scratch::new(), more_than_any_pool());
+    let (scratch, arguments) = (new_scratch(), more_than_any_pool());
     let needed = format!("{} needed", host_memory().pages(PageSize::Huge2M));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     scratch.refuses(
@@ -208,7 +209,7 @@ fn a_pool_that_is_short_is_named_with_size_node_number_and_the_command_that_help
 
 #[test]
 fn a_pool_that_is_short_can_be_replaced_and_the_report_says_so() {
-    let (scratch, arguments) = (Scratch::new(), more_than_any_pool());
+    let (scratch, arguments) = (new_scratch(), more_than_any_pool());
     let arguments: Vec<&str> =
         arguments.iter().map(String::as_str).chain(["--fallback=thp", "--format=json"]).collect();
     let output = scratch.wideleaf(&arguments).assert().success().stderr("").get_output().stdout.clone();
@@ -220,7 +221,7 @@ fn a_pool_that_is_short_can_be_replaced_and_the_report_says_so() {
 
 #[test]
 fn a_kernels_parameters_are_checked_by_name_and_value() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let with = |cmdline, words: &[&str]| {
         scratch.refuses(
             &["run", "--native", "gups", "--memory=64M", "--cmdline", cmdline, "--output=result"],
@@ -241,7 +242,7 @@ fn a_kernels_parameters_are_checked_by_name_and_value() {
 
 #[test]
 fn an_output_that_cannot_be_written_is_refused_before_anything_runs() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     // A run that lasted would end with code 6.
     let long_and = |output| [&LONG[..5], &["--timeout=1m", "--output", output]].concat();
     fs::create_dir(scratch.path("folder")).unwrap();
@@ -261,7 +262,7 @@ fn an_output_that_cannot_be_written_is_refused_before_anything_runs() {
 
 #[test]
 fn an_output_is_a_whole_file_that_others_may_read_as_the_umask_says() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("result", b"what was there");
     scratch.wideleaf(&small_and(&["--format=json", "--output=result"])).assert().success().stdout("").stderr("");
     let text = fs::read_to_string(scratch.path("result")).unwrap();
@@ -276,7 +277,7 @@ fn an_output_is_a_whole_file_that_others_may_read_as_the_umask_says() {
 
 #[test]
 fn an_output_that_is_a_fifo_stays_one_and_gets_the_result() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     mkfifo(&scratch.path("fifo"), Mode::S_IRWXU).unwrap();
     // There before the program, which waits for no reader; a report fits into the pipe.
     let mut reader = fs::OpenOptions::new();
@@ -288,7 +289,7 @@ fn an_output_that_is_a_fifo_stays_one_and_gets_the_result() {
 
 #[test]
 fn an_output_through_a_link_is_where_the_link_points() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("result", b"");
     std::os::unix::fs::symlink("result", scratch.path("link")).unwrap();
     scratch.wideleaf(&small_and(&["--output=link"])).assert().success();
@@ -298,7 +299,7 @@ fn an_output_through_a_link_is_where_the_link_points() {
 
 #[test]
 fn a_native_run_longer_than_its_timeout_ends_with_code_6_and_its_report() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = [&LONG[..5], &["--timeout=1s", "--format=json", "--output=result"]].concat();
     let run = scratch.wideleaf(&arguments).assert().code(6).stdout("");
     run.stderr("wideleaf: the guest did not end within 1s (--timeout)\n");
@@ -311,7 +312,7 @@ fn a_native_run_longer_than_its_timeout_ends_with_code_6_and_its_report() {
 
 /// Interrupts a native run while its kernel works.
 fn interrupted_by(signal: Signal) {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut run = Running::start(&scratch, &[&LONG[..], &["--output=result"]].concat());
     run.wait_for("comm", |name| name == "kernel\n");
     run.signal(signal);
@@ -342,7 +343,7 @@ fn is_arm(process: &str) -> bool {
 
 #[test]
 fn what_holds_the_pool_gives_it_back_when_whoever_started_it_is_gone() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
     fs::create_dir_all(scratch.path(pool)).unwrap();
     let files = [("nr_hugepages", "0"), ("free_hugepages", "0"), ("resv_hugepages", "0"), ("surplus_hugepages", "0")];
@@ -365,7 +366,7 @@ fn what_holds_the_pool_gives_it_back_when_whoever_started_it_is_gone() {
 
 #[test]
 fn a_demo_that_is_killed_outright_leaves_nobody_who_holds_the_pool() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut demo = Running::start(&scratch, &["demo", "--native", "--log2-words=20", "--rounds=100"]);
     let children = demo.wait_for("children", |children| children.split_whitespace().any(is_arm));
     demo.signal(Signal::SIGKILL);
@@ -382,7 +383,7 @@ fn a_demo_that_is_killed_outright_leaves_nobody_who_holds_the_pool() {
 
 #[test]
 fn a_demo_that_is_killed_politely_leaves_no_arm_and_no_file() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = ["demo", "--native", "--log2-words=20", "--rounds=100", "--output=result"];
     let mut demo = Running::start(&scratch, &arguments);
     let children = demo.wait_for("children", |children| children.split_whitespace().any(is_arm));
@@ -407,7 +408,7 @@ fn runs_and_interrupted_demos_leave_the_pool_as_it_was() {
     // Whoever else uses the pool at the same time is not us: one undisturbed attempt is enough, a leak shows in each.
     const ATTEMPTS: u32 = 20;
     let leaves_it = || {
-        let (scratch, before) = (Scratch::new(), pool());
+        let (scratch, before) = (new_scratch(), pool());
         scratch.wideleaf(&small_and(&["--backing=hugetlb", "--fallback=thp"])).assert().success();
         let mut demo = Running::start(&scratch, &["demo", "--native", "--log2-words=20", "--rounds=100"]);
         demo.wait_for("children", |children| !children.is_empty());
@@ -420,7 +421,7 @@ fn runs_and_interrupted_demos_leave_the_pool_as_it_was() {
 
 #[test]
 fn nobody_reading_standard_output_is_no_failure() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for arguments in [small_and(&[]), small_and(&["--format=json"]), vec!["run", "--policy=help"], vec!["doctor"]] {
         let mut run = Running::start(&scratch, &arguments);
         drop(run.0.stdout.take());
@@ -430,7 +431,7 @@ fn nobody_reading_standard_output_is_no_failure() {
 
 #[test]
 fn nobody_reading_standard_error_leaves_the_exit_code_as_it_is() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut run = Running::start(&scratch, &["run", "--native", "gups", "--memory=65M"]);
     drop(run.0.stderr.take());
     assert_eq!(run.0.wait().unwrap().code(), Some(2));
@@ -438,7 +439,7 @@ fn nobody_reading_standard_error_leaves_the_exit_code_as_it_is() {
 
 #[test]
 fn standard_output_that_is_full_is_a_failure() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut command = std::process::Command::new(scratch.program());
     let output = command.args(SMALL).stdout(fs::File::create("/dev/full").unwrap()).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -448,7 +449,7 @@ fn standard_output_that_is_full_is_a_failure() {
 
 #[test]
 fn help_is_there_for_everything() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let help = |arguments: &[&str]| {
         let output = scratch.wideleaf(arguments).assert().success().stderr("").get_output().stdout.clone();
         String::from_utf8(output).unwrap()
@@ -475,7 +476,7 @@ fn help_is_there_for_everything() {
 
 #[test]
 fn the_doctor_says_what_a_sandbox_and_devices_can_have() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let output = scratch.wideleaf(&["doctor", "--format=json"]).assert().success().get_output().stdout.clone();
     let found: Value = serde_json::from_slice(&output).unwrap();
     for name in ["seccomp", "landlock", "jail", "cgroup_v2", "tun", "vsock"] {
@@ -486,7 +487,7 @@ fn the_doctor_says_what_a_sandbox_and_devices_can_have() {
 
 #[test]
 fn a_table_in_a_pipe_has_no_control_characters() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for arguments in [small_and(&[]), vec!["doctor"], vec!["kernels"], vec!["run", "--policy=help"]] {
         let output = scratch.wideleaf(&arguments).assert().success().stderr("").get_output().stdout.clone();
         let text = String::from_utf8(output).unwrap();
@@ -549,7 +550,7 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
 
 #[test]
 fn every_number_in_json_has_its_unit_in_its_name() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let json = |arguments: &[&str]| -> Value {
         let output = scratch.wideleaf(arguments).assert().success().get_output().stdout.clone();
         serde_json::from_slice(&output).unwrap()
@@ -570,5 +571,5 @@ fn without_kvm_a_guest_is_refused_with_a_way_out() {
         return;
     }
     let words = ["/dev/kvm does not exist", "--native"];
-    Scratch::new().refuses(&["run", "gups", "--memory=64M", "--output=result"], 4, &words);
+    new_scratch().refuses(&["run", "gups", "--memory=64M", "--output=result"], 4, &words);
 }

@@ -2,11 +2,11 @@
 //! line with the file and where in it. Runs anywhere.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
-use program::Scratch;
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// A native GUPS on a table of 512 KiB: over in some milliseconds.
 const SMALL: &str = "workload = \"gups\"\nnative = true\ncmdline = \"log2_words=16\"\nmemory = \"64M\"\n";
@@ -18,14 +18,14 @@ fn report(scratch: &Scratch, arguments: &[&str]) -> Value {
 
 /// A file of these lines is refused with these words, the first of which say where.
 fn is_refused(text: &str, more: &[&str], words: &[&str]) {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("vm.toml", text.as_bytes());
     scratch.refuses(&[&["run", "--config", "vm.toml"], more].concat(), 3, words);
 }
 
 #[test]
 fn a_run_takes_its_options_from_a_file_and_what_is_typed_wins() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("vm.toml", format!("{SMALL}format = \"json\"\npolicy = \"never\"\n").as_bytes());
     let from_file = report(&scratch, &["run", "--config", "vm.toml"]);
     assert_eq!(
@@ -38,7 +38,7 @@ fn a_run_takes_its_options_from_a_file_and_what_is_typed_wins() {
 
 #[test]
 fn paths_in_a_file_begin_at_its_folder() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     std::fs::create_dir(scratch.path("vms")).unwrap();
     let rules = "policy = \"schemes:rules=@rules.txt\"\noutput = \"result.json\"\nformat = \"json\"\n";
     scratch.file("vms/vm.toml", format!("{SMALL}{rules}").as_bytes());
@@ -50,7 +50,7 @@ fn paths_in_a_file_begin_at_its_folder() {
 
 #[test]
 fn what_is_printed_runs_the_same() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let words = ["run", "gups", "--native", "--cmdline=log2_words=16", "--memory=64M", "--policy=thp:scan_sleep_ms=10"];
     let printed = scratch.wideleaf(&[&words[..], &["--format=json", "--print-config"]].concat()).assert().success();
     scratch.file("vm.toml", &printed.get_output().stdout);
@@ -61,13 +61,13 @@ fn what_is_printed_runs_the_same() {
 
 #[test]
 fn what_can_not_run_is_not_printed() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["--native runs a built-in kernel"]);
 }
 
 #[test]
 fn a_file_that_can_not_be_read_is_named() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     std::fs::create_dir(scratch.path("folder")).unwrap();
     scratch.refuses(&["run", "--config=none.toml"], 3, &["--config none.toml: No such file"]);
     scratch.refuses(&["run", "--config=folder"], 3, &["--config folder: it is a folder"]);
@@ -108,7 +108,7 @@ fn what_contradicts_is_said_with_the_lines_of_both_or_of_the_one_in_the_file() {
 
 #[test]
 fn a_file_that_says_not_what_runs_leaves_it_to_be_typed() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("vm.toml", b"native = true\n");
     scratch.refuses(&["run", "--config=vm.toml"], 2, &["say what to run"]);
     scratch

@@ -2,7 +2,6 @@
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs::File;
@@ -13,8 +12,10 @@ use std::process::{Command, Stdio};
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
-use program::{Running, Scratch};
+use program::new_scratch;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_protocol::ExitCode;
 
@@ -52,7 +53,7 @@ impl OnTerminal {
     }
 
     fn of(code: &[u8]) -> OnTerminal {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         scratch.file("image", &image(&pvh(), code));
         let OpenptyResult { master, slave: theirs } = openpty(None, None).unwrap();
         let before = tcgetattr(&theirs).unwrap();
@@ -154,7 +155,7 @@ fn without_a_terminal_all_bytes_go_through_both_ways() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &echo()));
     // More than the port's 64 bytes; Ctrl-A is a byte like all others.
     let typed: Vec<u8> = (0..4000_u32).map(|number| number as u8).filter(|byte| *byte != b'q').collect();
@@ -176,7 +177,7 @@ fn what_is_piped_waits_for_a_driver_that_would_drop_it() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &driver()));
     // So many that one is left where the driver drops what it can: the guest ends, and has not echoed the text.
     let input = format!("root\n{}", "q".repeat(10_000));
@@ -189,7 +190,7 @@ fn who_does_not_read_does_not_keep_a_vm_from_ending() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), ENDLESS));
     let mut run = Running::start(&scratch, &ARGUMENTS);
     let mut first = [0];
@@ -202,7 +203,7 @@ fn who_does_not_read_does_not_keep_a_vm_from_ending() {
 
 #[test]
 fn a_console_takes_standard_output_and_has_none_to_share() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", b"x");
     scratch.refuses(
         &["run", "image", "--console", "--format=json"],

@@ -2,7 +2,6 @@
 //! there. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,9 +9,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_policies::units::mib;
 
@@ -63,7 +64,7 @@ fn a_vm_is_paused_resumed_and_stopped_and_its_run_ends_well() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let run = start(&scratch);
     let mode = std::fs::metadata(scratch.path("vm.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -93,7 +94,7 @@ fn its_policy_is_switched_off_and_on_and_its_figures_are_told() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let _run = start(&scratch);
     assert_eq!(vm(&scratch, &["set-policy", "off"])["policy"], "off");
     let statistics = vm(&scratch, &["statistics"]);
@@ -116,7 +117,7 @@ fn another_policy_takes_over_and_what_needs_a_start_is_refused() {
         return;
     }
     for backing in ["--backing=anon", "--backing=memfd"] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let run = start_with(&scratch, &[&ARGUMENTS[..], &["--policy=never", backing]].concat());
         let backed_large = || vm(&scratch, &["statistics"])["vm"]["backing"]["huge_2m"].as_u64().unwrap();
         assert_eq!(backed_large(), 0);
@@ -157,7 +158,7 @@ fn a_recorded_run_keeps_its_policy_and_one_that_answers_faults_too() {
         (&["--policy=greedy", "--record=frames"][..], "its policy stays greedy: it is recorded"),
         (&["--policy=at-fault"], "its policy stays at-fault: at-fault answers the guest's faults"),
     ] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let _run = start_with(&scratch, &[&ARGUMENTS[..], more].concat());
         scratch.refuses(&["vm", "vm.sock", "set-policy", "never"], 2, &[why]);
         scratch.wideleaf(&["vm", "vm.sock", "set-policy", "nope"]).assert().code(2);
@@ -189,7 +190,7 @@ fn devices_tell_how_far_their_drivers_are_and_a_balloon_takes_its_target() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     std::fs::write(scratch.path("disk.img"), vec![0; 1 << 20]).unwrap();
     // The disk is found, the balloon's driver gives up, the source of random bytes is about to be taken.
     scratch.file("image", &image(&pvh(), &statuses_of(&[&[1], &[1, 3, 0x83], &[1, 3]])));
@@ -250,7 +251,7 @@ fn a_vm_without_a_balloon_says_so() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let _run = start(&scratch);
     scratch.refuses(&["vm", "vm.sock", "balloon", "0"], 2, &["this VM has no balloon: start it with --balloon"]);
     assert_eq!(vm(&scratch, &["status"]).get("virtio"), None);
@@ -261,7 +262,7 @@ fn whatever_is_written_there_the_vm_answers_the_others() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let _run = start(&scratch);
     let connect = || UnixStream::connect(scratch.path("vm.sock")).unwrap();
     let stream = connect();
@@ -291,7 +292,7 @@ fn a_place_that_is_taken_is_refused_and_one_that_is_left_over_is_used() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let pid = std::process::id().to_string();
     let live = UnixListener::bind(scratch.path("vm.sock")).unwrap();
     scratch.refuses(
@@ -312,7 +313,7 @@ fn a_place_that_is_taken_is_refused_and_one_that_is_left_over_is_used() {
 
 #[test]
 fn who_asks_a_vm_that_is_not_there_is_told_so() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.refuses(&["vm", "none.sock", "status"], 4, &["no VM listens at none.sock", "--control-socket"]);
     drop(UnixListener::bind(scratch.path("left.sock")).unwrap());
     scratch.refuses(&["vm", "left.sock", "pause"], 4, &["no VM listens at left.sock"]);

@@ -2,7 +2,6 @@
 //! no thread makes a call that its list has not. Needs KVM; taps and jails need root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs;
@@ -16,8 +15,10 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::geteuid;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_kernels::words::{FIRST_GENERATION, word};
 
@@ -115,7 +116,7 @@ fn every_frame_of_a_guest_reaches_the_host_and_its_frames_the_guest() {
     in_a_network_of_its_own(|| {
         let socket = tap("wl-cli0");
         for way in ways() {
-            let scratch = Scratch::new();
+            let scratch = new_scratch();
             let cmdline = format!("frames={FRAMES} receive={FRAMES} bytes={FRAME_BYTES}");
             let mut run = start(&scratch, "net", &cmdline, &format!("--net=tap=wl-cli0,mac={MAC}"), way);
             let mut heard = [0; 2048];
@@ -143,7 +144,7 @@ fn every_frame_of_a_guest_reaches_the_host_and_its_frames_the_guest() {
 fn a_tap_that_is_deleted_under_a_guest_ends_neither_the_guest_nor_its_run() {
     in_a_network_of_its_own(|| {
         let socket = tap("wl-cli1");
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let cmdline = format!("frames=1 receive=1 bytes={FRAME_BYTES}");
         let mut run = start(&scratch, "net", &cmdline, "--net=tap=wl-cli1", DEFAULT);
         socket.recv(&mut [0; 2048]).unwrap();
@@ -159,7 +160,7 @@ fn a_tap_that_is_deleted_under_a_guest_ends_neither_the_guest_nor_its_run() {
 #[test]
 fn a_tap_that_a_run_makes_is_gone_with_it() {
     in_a_network_of_its_own(|| {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let counters = end(start(&scratch, "net", "frames=300", "--net=tap=wl-cli2", DEFAULT));
         // Those that come before the link is up are refused, by the kernel.
         let done = ["sent_frames", "refused"].map(|name| counters[name].as_u64().unwrap());
@@ -213,7 +214,7 @@ fn programs_of_the_host_have_back_what_they_send_into_a_guest() {
         return;
     }
     for way in ways() {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let mut run = start(&scratch, "vsock", "connections=2", "--vsock=cid=3,socket=v.sock", way);
         let stream = connect(&scratch, &mut run);
         exchange(&stream);
@@ -234,7 +235,7 @@ fn a_guest_that_connects_reaches_a_program_of_the_host_and_none_from_a_jail() {
         return;
     }
     for way in ways() {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let listener = UnixListener::bind(scratch.path("v.sock_9000")).unwrap();
         let run = start(&scratch, "vsock", "connect=9000 connections=1", "--vsock=cid=3,socket=v.sock", way);
         if way.is_empty() {
@@ -253,7 +254,7 @@ fn a_program_that_stays_connected_does_not_keep_a_run_from_its_end() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut run = start(&scratch, "vsock", "connections=9", "--vsock=cid=3,socket=v.sock", DEFAULT);
     let stream = connect(&scratch, &mut run);
     exchange(&stream);
@@ -268,7 +269,7 @@ fn a_vm_with_sockets_that_is_stopped_over_its_control_socket_ends_well() {
         return;
     }
     for way in ways() {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let way = [way, &["--control-socket=vm.sock"]].concat();
         let mut run = start(&scratch, "vsock", "connections=9", "--vsock=cid=3,socket=v.sock", &way);
         let stream = connect(&scratch, &mut run);
@@ -289,7 +290,7 @@ fn what_a_guest_gives_to_its_balloon_is_the_host_s_until_it_is_taken_back() {
         return;
     }
     for way in ways() {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let counters = end(start(&scratch, "balloon", "bytes=16M passes=3", "--balloon", way));
         // Every other window of 16 MiB.
         assert_eq!(counters["pages_inflated_at_most"], 4 * 512, "{way:?}: {counters}");

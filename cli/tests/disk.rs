@@ -2,18 +2,18 @@
 //! runs a guest needs KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs::File;
 
-use program::Scratch;
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_vmm::devices::virtio::block::{DiskImage, DiskOptions};
 
 fn scratch_with_disk(bytes: u64) -> Scratch {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     File::create(scratch.path("disk.img")).unwrap().set_len(bytes).unwrap();
     scratch
 }

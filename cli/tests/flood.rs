@@ -3,15 +3,15 @@
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::tiny_guest::prints_for_ever;
 use wideleaf_policies::units::mib;
 
@@ -77,7 +77,7 @@ fn no_kind_of_line_makes_a_run_keep_more_and_more() {
         return;
     }
     for (kind, text, cut) in kinds() {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         scratch.file("image", &prints_for_ever(text.as_bytes()));
         let limited = format!("ulimit -d {} && exec \"$0\" \"$@\"", MAY_HAVE >> 10);
         let mut command = Command::new("sh");

@@ -2,12 +2,13 @@
 //! and however the run ends the pool gets its page back. Needs KVM and a page of 1 GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::{GiantPage, has_kvm};
 use wideleaf_policies::PageSize;
 use wideleaf_vmm::kvm::KvmSystem;
@@ -24,7 +25,7 @@ fn giant_page() -> Option<GiantPage> {
 fn run(guest_page: &str) -> Value {
     let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=6", "--policy=giant"];
     let output = ["--timeout=5m", "--format=json", "--guest-page", guest_page];
-    let output = Scratch::new().wideleaf(&[&arguments[..], &output].concat()).assert().success();
+    let output = new_scratch().wideleaf(&[&arguments[..], &output].concat()).assert().success();
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
@@ -69,7 +70,7 @@ fn a_run_for_giants_that_finds_no_page_begins_with_that_and_why() {
         return;
     }
     let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=16", "--policy=giant", "--format=json"];
-    let output = Scratch::new().wideleaf(&[&arguments[..], &["--timeout=5m"]].concat()).assert().success();
+    let output = new_scratch().wideleaf(&[&arguments[..], &["--timeout=5m"]].concat()).assert().success();
     let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     if report["manager"]["unanswered"].as_array().unwrap().is_empty() {
         println!("skipped: the pool has a page of 1 GiB");
@@ -87,7 +88,7 @@ fn endless(scratch: &Scratch, more: &[&str]) -> Running {
 #[test]
 fn an_interrupt_while_a_giant_is_moved_leaves_the_pool_as_it_was() {
     let Some(page) = giant_page() else { return };
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut running = endless(&scratch, &[]);
     running.wait_for("comm", |name| name.trim() == MOVER);
     running.signal(Signal::SIGINT);
@@ -99,7 +100,7 @@ fn an_interrupt_while_a_giant_is_moved_leaves_the_pool_as_it_was() {
 #[test]
 fn a_timeout_with_a_guest_on_a_giant_page_leaves_the_pool_as_it_was() {
     let Some(page) = giant_page() else { return };
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (code, stderr) = endless(&scratch, &["--timeout=4s"]).end();
     assert!(code.is_some_and(|code| code != 0) && stderr.contains("4s"), "{code:?}: {stderr}");
     page.assert_given_back();

@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, image32, note, pvh};
 use wideleaf_protocol::{ExitCode, Message, Name, Status};
 
@@ -29,7 +31,7 @@ const EXIT_77: &[u8] = &[0xb0, 77, 0xe6, 0xf4, 0xeb, 0xfe];
 
 /// The image is refused with exit code 3 and these words.
 fn is_no_image(content: &[u8], words: &[&str]) {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let file = scratch.file("image", content);
     scratch.refuses(&["run", &file, "--memory=64M", "--timeout=1m", "--output=result"], 3, words);
 }
@@ -39,7 +41,7 @@ fn an_image_that_cannot_be_read_is_named() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     fs::create_dir(scratch.path("folder")).unwrap();
     scratch.refuses(&["run", "no-such-image", "--memory=64M"], 3, &["\"no-such-image\" is neither", "nor a file"]);
     scratch.refuses(&["run", "./folder", "--memory=64M"], 3, &["cannot read the image ./folder", "it is a folder"]);
@@ -99,7 +101,7 @@ fn an_initrd_must_exist_and_fit() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (pvh, direct) = (scratch.file("pvh", &image(&pvh(), HANG)), scratch.file("direct", &image(&direct(), HANG)));
     let small = scratch.file("small", b"initrd");
     fs::File::create(scratch.path("large")).unwrap().set_len(65 << 20).unwrap();
@@ -117,7 +119,7 @@ fn ram_is_whole_pages_of_the_guest() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = ["run", "gups", "--guest-page=1g", "--memory=64M"];
     scratch.refuses(&arguments, 2, &["64 MiB of RAM is not a whole number of 1g guest pages: use 1 GiB"]);
 }
@@ -140,7 +142,7 @@ fn a_guest_that_hangs_is_ended_by_its_timeout_and_leaves_its_report() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let said = "the guest did not end within 2s (--timeout)\n";
     for (name, note) in [("pvh", pvh()), ("direct", direct())] {
         let file = scratch.file(name, &image(&note, HANG));
@@ -177,7 +179,7 @@ fn is_all_ram(report: &Value) {
 
 /// The guest ends the run with exit code 5, `first` in the first line, and its registers below. The report has both.
 fn crashes(content: &[u8], first: &[&str]) {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let file = scratch.file("image", content);
     let arguments = ["run", &file, "--memory=64M", "--timeout=1m"];
     let (report, stderr) = fails_with_a_report(&scratch, &arguments, 5, "vcpu 0: ");
@@ -213,7 +215,7 @@ fn a_panic_of_a_guest_leaves_the_report_with_what_it_said_before() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let name = |word| Name::new(word).unwrap();
     let result = Message::Result { name: name("before"), value: 1.5, unit: name("s") };
     let lines = [result, Message::Panic { message: "no more" }, Message::Exit { code: ExitCode::Panic }];
@@ -230,7 +232,7 @@ fn a_code_of_the_guests_own_is_reported() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for (name, note) in [("pvh", pvh()), ("direct", direct())] {
         let file = scratch.file(name, &image(&note, EXIT_77));
         let arguments = ["run", &file, "--memory=64M", "--timeout=1m"];
@@ -254,7 +256,7 @@ fn a_pvh_image_runs_as_a_file_of_32_bits_and_of_64() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for (name, content) in [("elf32", image32(&pvh(), SAYS_ITS_CMDLINE)), ("elf64", image(&pvh(), SAYS_ITS_CMDLINE))] {
         let file = scratch.file(name, &content);
         let words = format!("--cmdline=these are my words, {name}");
@@ -280,7 +282,7 @@ fn a_failed_verification_is_exit_code_1_and_a_whole_report() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let lines = [
         Message::Verify { status: Status::Fail, errors: 3, checked: 50 },
         Message::Exit { code: ExitCode::VerificationFailed },
@@ -300,7 +302,7 @@ fn what_a_kernel_refuses_is_the_one_line() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let with = |cmdline, code, words: &[&str]| {
         scratch.refuses(&["run", "gups", "--memory=64M", "--timeout=1m", "--cmdline", cmdline], code, words);
     };
@@ -313,7 +315,7 @@ fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
     if !has_kvm() {
         return;
     }
-    Scratch::new().refuses(&["run", "pattern", "--memory=2M"], 3, &["guest RAM ends at 0x200000: use at least 4 MiB"]);
+    new_scratch().refuses(&["run", "pattern", "--memory=2M"], 3, &["guest RAM ends at 0x200000: use at least 4 MiB"]);
 }
 
 #[test]
@@ -321,7 +323,7 @@ fn ctrl_c_and_a_polite_kill_end_a_guest_with_code_130_and_its_report() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let cmdline = "--cmdline=log2_words=16 seconds=3600";
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let arguments = ["run", "gups", cmdline, "--vcpus=2", "--memory=64M", "--timeout=5m", "--output=result"];
@@ -343,7 +345,7 @@ fn a_run_that_cannot_write_its_report_ends_by_its_signals() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     // Standard output is full before it starts, and is not read.
     let (_unread, mut full) = std::io::pipe().unwrap();
     let bytes = fcntl(&full, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
@@ -368,7 +370,7 @@ fn two_signals_that_come_together_leave_the_report() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let cmdline = "--cmdline=log2_words=16 seconds=3600";
     let mut run =
         Running::start(&scratch, &["run", "gups", cmdline, "--memory=64M", "--output=report", "--format=json"]);
@@ -382,7 +384,7 @@ fn two_signals_that_come_together_leave_the_report() {
 
 /// Runs a built-in kernel in a guest, which has to verify its memory, and gives the report.
 fn succeeds(arguments: &[&str]) -> Value {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let small = ["--memory=64M", "--timeout=5m", "--format=json"];
     let output = scratch.wideleaf(&[&["run"], arguments, &small].concat()).assert().success().stderr("");
     let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
@@ -485,7 +487,7 @@ fn with_a_console_all_that_is_printed_is_on_standard_output_and_the_result_on_st
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console"];
     let output = scratch.wideleaf(&arguments).assert().success();
     let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).unwrap();
@@ -499,7 +501,7 @@ fn nobody_reading_the_console_does_not_end_the_guest() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = ["run", GUPS[0], GUPS[1], "--memory=64M", "--timeout=1m", "--console", "--output=result"];
     let mut run = Running::start(&scratch, &arguments);
     drop((run.0.stdout.take(), run.0.stderr.take()));

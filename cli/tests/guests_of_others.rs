@@ -2,17 +2,17 @@
 //! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf::source::Source;
 use wideleaf::source::looking::{Looking, WithoutDaemon};
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest, QemuRam, QemuSetup};
+use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::{Need, is_there};
 use wideleaf_policies::units::mib;
 
@@ -69,7 +69,7 @@ fn without_a_daemon_nothing_is_changed_and_no_vm_is_made_up() {
 #[test]
 fn a_process_without_a_guest_is_refused_by_name() {
     let me = std::process::id().to_string();
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for mode in ["--dry-run", "--foreground"] {
         scratch.refuses(&["attach", &me, mode], 2, &[&format!("process {me} ("), "has no KVM guest"]);
     }
@@ -81,7 +81,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
         return;
     }
     let guest = guest("dry", QemuRam::AnonymousOnBasePages);
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let pid = guest.pid().to_string();
     let output = scratch.wideleaf(&["attach", &pid, "--dry-run", "--policy=greedy"]).assert().success();
     let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
@@ -96,7 +96,7 @@ fn a_guest_is_promoted_in_the_foreground_and_loses_no_word() {
         return;
     }
     let mut guest = guest("promoted", QemuRam::AnonymousOnBasePages);
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let pid = guest.pid().to_string();
     let mut attach = Running::start(&scratch, &["attach", &pid, "--foreground", "--policy=greedy", "--format=json"]);
     while looking().vm(&pid).unwrap().backing.unwrap().huge_2m < mib(32).get() {
@@ -119,7 +119,7 @@ fn a_guest_that_ends_ends_the_command_that_manages_it() {
         return;
     }
     let mut guest = guest("ended", QemuRam::Anonymous);
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let pid = guest.pid().to_string();
     let mut attach = Running::start(&scratch, &["attach", &pid, "--foreground", "--policy=off", "--format=json"]);
     let mut said = [0; 1];

@@ -1,7 +1,6 @@
 //! The hook as libvirt runs it, and the script that does so, without a libvirt: with one they are tested in guest-tests.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[allow(dead_code, reason = "here no program runs for long")]
 mod program;
 
 use std::fs::{self, Permissions};
@@ -13,9 +12,10 @@ use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
-use program::Scratch;
+use program::new_scratch;
 use wideleaf::hook::script::{Trust, text_for};
 use wideleaf_control::protocol::{Answer, Envelope, OrdinaryMemory, PoolRequest, Reply, Request};
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// 64 pages of 2 MiB, and a guarantee.
 const LIVE: &str = include_str!("domains/live.xml");
@@ -32,7 +32,7 @@ fn is_trusted(scratch: &Scratch) -> bool {
 
 /// A host with libvirt's folder, and the arguments of a command about it.
 fn host() -> (Scratch, String, PathBuf) {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let root = scratch.path("root");
     fs::create_dir_all(root.join("etc/libvirt")).unwrap();
     let script = root.join("etc/libvirt/hooks/qemu.d/wideleaf");
@@ -138,7 +138,7 @@ fn what_somebody_else_wrote_is_neither_overwritten_nor_removed() {
 
 #[test]
 fn a_host_without_libvirt_gets_no_script() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let root = scratch.path("").into_os_string().into_string().unwrap();
     scratch.refuses(&["hook", "install", "--root", &root], 4, &["is libvirt installed?"]);
 }
@@ -213,7 +213,7 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn the_shell_takes_the_script() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let script = script(&scratch, Path::new("/a 'socket"));
     assert!(Command::new("sh").arg("-n").arg(&script).status().unwrap().success());
     assert_eq!(call(&script, "release", LIVE).status.code(), Some(0));
@@ -221,7 +221,7 @@ fn the_shell_takes_the_script() {
 
 #[test]
 fn prepare_asks_for_the_pages_of_the_domain_and_waits_for_them() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let daemon = daemon(&socket, done());
     let output = call(&script(&scratch, &socket), "prepare", LIVE);
@@ -233,7 +233,7 @@ fn prepare_asks_for_the_pages_of_the_domain_and_waits_for_them() {
 
 #[test]
 fn prepare_tells_what_a_guarantee_asks_of_ordinary_memory() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let daemon = daemon(&socket, done());
     let output = call(&script(&scratch, &socket), "prepare", &LIVE.replace("<hugepages/>", ""));
@@ -246,7 +246,7 @@ fn prepare_tells_what_a_guarantee_asks_of_ordinary_memory() {
 
 #[test]
 fn release_tells_the_domain() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let daemon = daemon(&socket, done());
     assert_eq!(call(&script(&scratch, &socket), "release", LIVE).status.code(), Some(0));
@@ -255,7 +255,7 @@ fn release_tells_the_domain() {
 
 #[test]
 fn a_guarantee_that_nobody_can_give_keeps_a_guest_from_starting_and_says_why() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", LIVE);
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
@@ -266,7 +266,7 @@ fn a_guarantee_that_nobody_can_give_keeps_a_guest_from_starting_and_says_why() {
 #[test]
 fn a_refusal_of_the_daemon_is_passed_on_where_there_is_a_guarantee_and_only_said_without() {
     for (guarantee, code) in [("95%", 1), ("best-effort", 0)] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let socket = scratch.path("control.sock");
         let daemon = daemon(&socket, Reply::Error("the pool is 3 pages short".into()));
         let xml = LIVE.replace("95%", guarantee);
@@ -279,7 +279,7 @@ fn a_refusal_of_the_daemon_is_passed_on_where_there_is_a_guarantee_and_only_said
 
 #[test]
 fn a_guarantee_that_can_not_be_read_is_not_given() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &LIVE.replace("95%", "much"));
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("\"much\" is no guarantee"), "{}", stderr(&output));
@@ -287,7 +287,7 @@ fn a_guarantee_that_can_not_be_read_is_not_given() {
 
 #[test]
 fn nothing_but_prepare_ever_fails() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     let operations = ["start", "started", "stopped", "release", "reconnect", "restore", "migrate", "attach", ""];
     for operation in operations {
@@ -299,7 +299,7 @@ fn nothing_but_prepare_ever_fails() {
 
 #[test]
 fn a_domain_that_is_none_is_prepared_for_nothing_and_starts() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     for xml in ["", "<domain>", "<!DOCTYPE d [<!ENTITY e 'x'>]><domain>&e;</domain>"] {
         let output = call(&script, "prepare", xml);
@@ -311,7 +311,7 @@ fn a_domain_that_is_none_is_prepared_for_nothing_and_starts() {
 
 #[test]
 fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_and_says_what_was_meant() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     for (right, wrong, why) in [
         ("guarantee=", "garantee=", "unknown attribute garantee: did you mean guarantee? there are policy, "),
@@ -342,7 +342,7 @@ fn call_on(scratch: &Scratch, socket: &Path, operation: &str, xml: &str) -> Outp
 #[test]
 fn a_guest_that_runs_with_a_mistake_in_its_metadata_runs_on_and_the_daemon_is_told() {
     for operation in ["started", "reconnect"] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let socket = scratch.path("control.sock");
         let daemon = daemon(&socket, done());
         let output = call_on(&scratch, &socket, operation, &LIVE.replace("guarantee=", "garantee="));
@@ -363,7 +363,7 @@ fn log(scratch: &Scratch) -> UnixDatagram {
 
 #[test]
 fn what_the_daemon_can_not_log_because_it_is_not_there_is_in_the_log_of_the_host() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let log = log(&scratch);
     let xml = LIVE.replace("guarantee=\"95%\"", "");
     let output = call_on(&scratch, &scratch.path("none.sock"), "prepare", &xml);
@@ -378,7 +378,7 @@ fn what_the_daemon_can_not_log_because_it_is_not_there_is_in_the_log_of_the_host
 
 #[test]
 fn what_the_daemon_refuses_is_for_its_own_log() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (log, socket) = (log(&scratch), scratch.path("control.sock"));
     let daemon = daemon(&socket, Reply::Error("the pool is 3 pages short".into()));
     let xml = LIVE.replace("guarantee=\"95%\"", "");
@@ -389,7 +389,7 @@ fn what_the_daemon_refuses_is_for_its_own_log() {
 
 #[test]
 fn a_domain_that_wants_no_room_asks_for_none() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let xml = LIVE.replace("pool=\"yes\"", "pool=\"no\"").replace("guarantee=\"95%\"", "");
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &xml);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "nobody was looked for");
@@ -397,7 +397,7 @@ fn a_domain_that_wants_no_room_asks_for_none() {
 
 #[test]
 fn a_daemon_that_never_answers_does_not_hold_a_guest_back() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let _silent = UnixListener::bind(&socket).unwrap();
     let output = call(&script(&scratch, &socket), "release", LIVE);
@@ -407,7 +407,7 @@ fn a_daemon_that_never_answers_does_not_hold_a_guest_back() {
 
 #[test]
 fn a_program_that_is_gone_crashes_or_is_of_another_version_keeps_no_guest_from_starting() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     let text = fs::read_to_string(&script).unwrap();
     let program = scratch.program();

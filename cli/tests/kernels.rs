@@ -8,9 +8,11 @@ mod program;
 use std::sync::{Mutex, PoisonError};
 
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{MemoryNeed, by_name};
 use wideleaf_kernels::{KERNELS, Kernel};
@@ -34,7 +36,7 @@ fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
 /// Runs everything with each of these numbers of vCPUs; `how` is the rest of the command line.
 fn all_are_verified(vcpus: &[usize], how: &[&str]) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for (kernel, run) in KERNELS.iter().flat_map(|kernel| runs_of(kernel).into_iter().map(move |run| (kernel, run))) {
         for vcpus in vcpus.iter().filter(|vcpus| **vcpus <= kernel.vcpus_max) {
             let vcpus = format!("--vcpus={vcpus}");
@@ -69,7 +71,7 @@ fn every_kernel_is_verified_in_a_guest() {
 
 #[test]
 fn a_run_says_its_class_and_what_it_needs_and_people_can_read_its_result() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let report = report_of(&scratch, &["run", "--native", "npb.is", "--class=w"]);
     assert_eq!((&report["setup"]["class"], &report["setup"]["cmdline"]), (&"W".into(), &"class=W".into()));
     let is = by_name("npb.is").unwrap();
@@ -95,7 +97,7 @@ fn a_run_says_its_class_and_what_it_needs_and_people_can_read_its_result() {
 
 #[test]
 fn the_list_of_kernels_is_the_table_of_kernels() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let output = scratch.wideleaf(&["kernels", "--format=json"]).assert().success().get_output().stdout.clone();
     let list: Value = serde_json::from_slice(&output).unwrap();
     for (kernel, info) in KERNELS.iter().zip(list["kernels"].as_array().unwrap()) {
@@ -115,7 +117,7 @@ fn the_list_of_kernels_is_the_table_of_kernels() {
 
 #[test]
 fn memory_that_is_too_little_for_a_kernel_is_refused_with_what_is_enough() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = ["run", "--native", "gups", "--cmdline=log2_words=25", "--memory=64M", "--output=result"];
     scratch.refuses(
         &arguments,
@@ -133,7 +135,7 @@ fn memory_that_is_too_little_for_a_kernel_is_refused_with_what_is_enough() {
 
 #[test]
 fn a_class_is_one_that_the_kernel_has() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let with = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["run", "--output=result"], arguments].concat(), 2, words);
     };
@@ -147,7 +149,7 @@ fn a_class_is_one_that_the_kernel_has() {
 
 #[test]
 fn more_vcpus_than_a_kernel_can_use_are_refused() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for kernel in KERNELS.iter().filter(|kernel| kernel.vcpus_max < VCPUS_MAX) {
         let vcpus = format!("--vcpus={VCPUS_MAX}");
         scratch.refuses(&["run", kernel.name.as_str(), &vcpus], 2, &["--vcpus", kernel.name.as_str(), "at most"]);
@@ -159,7 +161,7 @@ fn a_guest_that_is_killed_outright_leaves_nothing() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let cmdline = "--cmdline=log2_words=16 seconds=3600";
     let arguments = ["run", "gups", cmdline, "--vcpus=2", "--memory=64M", "--timeout=5m", "--output=result"];
     let mut run = Running::start(&scratch, &arguments);

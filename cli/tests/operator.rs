@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod host;
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs::File;
@@ -19,9 +18,11 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target, VERSION};
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// A daemon in a folder of a test: keeps what it was asked, and ends with the test.
 struct FakeDaemon {
@@ -121,7 +122,7 @@ fn has_all(text: &str, words: &[&str]) {
 
 #[test]
 fn list_has_a_line_for_each_vm_and_says_who_told() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["list"]);
     has_all(
@@ -139,7 +140,7 @@ fn list_has_a_line_for_each_vm_and_says_who_told() {
 
 #[test]
 fn list_for_programs_is_what_the_daemon_said() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let report: Value = serde_json::from_str(&output(&scratch, &daemon, &["list", "--format=json"])).unwrap();
     assert_eq!(report["vms"], serde_json::to_value(host::vms()).unwrap());
@@ -149,7 +150,7 @@ fn list_for_programs_is_what_the_daemon_said() {
 
 #[test]
 fn info_has_all_about_one_vm() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["info", "web"]);
     has_all(&text, &["web", "0f4a6b53-9ad5-4b9e-8f2d-3c1d5a8f2b10", "4711, qemu", "95% MISSED", "256 MiB"]);
@@ -164,7 +165,7 @@ fn info_has_all_about_one_vm() {
 
 #[test]
 fn explain_has_each_reason_with_its_count_and_what_would_change_it() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["explain", "web"]);
     has_all(
@@ -176,7 +177,7 @@ fn explain_has_each_reason_with_its_count_and_what_would_change_it() {
 
 #[test]
 fn set_sends_what_was_named_and_nothing_else() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["set", "web", "policy=coverage", "guarantee=95%"]);
     assert_eq!(text, "web (process 4711): coverage, guarantee 95% MISSED\n");
@@ -186,7 +187,7 @@ fn set_sends_what_was_named_and_nothing_else() {
 
 #[test]
 fn attach_names_a_process_a_domain_or_what_is_behind_a_monitor() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let asked = |arguments: &[&str]| {
         has_all(&output(&scratch, &daemon, arguments), &["web (process 4711)"]);
@@ -212,7 +213,7 @@ fn attach_names_a_process_a_domain_or_what_is_behind_a_monitor() {
 
 #[test]
 fn detach_says_what_becomes_of_the_pages() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["detach", "web"]);
     assert_eq!(text, "web is left to itself; its pages stay as they are\n");
@@ -221,7 +222,7 @@ fn detach_says_what_becomes_of_the_pages() {
 
 #[test]
 fn top_is_a_screen_of_text_where_there_is_no_terminal() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let list = output(&scratch, &daemon, &["top"]);
     has_all(&list, &["wideleaf top: 3 VMs, 3 GiB free", "web                coverage", "██████▒▒▒···  66.7 %!"]);
@@ -232,7 +233,7 @@ fn top_is_a_screen_of_text_where_there_is_no_terminal() {
 
 #[test]
 fn the_daemons_refusal_is_passed_on_as_it_is() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     for command in
         [&["info", "db"][..], &["explain", "db"], &["set", "db", "policy=off"], &["detach", "db"], &["top", "db"]]
@@ -253,7 +254,7 @@ fn a_daemon_of_another_version_is_named_in_one_line() {
         ("{\"ok\":".to_owned(), "closed the connection after 6 bytes"),
         ("x".repeat(9 << 20), "longer than 8388608 bytes"),
     ] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let daemon = FakeDaemon::that_says(&scratch, move |_| reply.clone());
         let code = if words == "speaks version 9" { 2 } else { 4 };
         refuses(&scratch, &daemon, &["list"], code, &[words]);
@@ -262,7 +263,7 @@ fn a_daemon_of_another_version_is_named_in_one_line() {
 
 #[test]
 fn without_a_daemon_a_change_says_how_to_start_one() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for command in [&["set", "web", "policy=off"][..], &["attach", "web"], &["detach", "web"], &["reload"], &["list"]] {
         let command = [command, &["--socket=none.sock"]].concat();
         scratch.refuses(&command, 4, &["no wideleafd listens at none.sock", "start it with", "--socket"]);
@@ -271,14 +272,14 @@ fn without_a_daemon_a_change_says_how_to_start_one() {
 
 #[test]
 fn a_socket_that_is_no_socket_is_said() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let file = scratch.file("file", b"");
     scratch.refuses(&["list", "--socket", &file], 4, &["no wideleafd listens at"]);
 }
 
 #[test]
 fn what_is_wrong_with_the_arguments_is_said_without_a_daemon() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for (arguments, words) in [
         (&["set", "web"][..], "<KEY=VALUE>"),
         (&["set", "web", "colour=red"], "there is no colour="),
@@ -296,7 +297,7 @@ fn what_is_wrong_with_the_arguments_is_said_without_a_daemon() {
 
 #[test]
 fn no_control_character_of_a_vm_reaches_the_terminal() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut evil = host::web();
     evil.name = "\u{1b}[2Jevil\n".into();
     evil.notes = vec!["\u{7}ring".into()];
@@ -366,7 +367,7 @@ fn top_gives_the_terminal_back_however_it_ends() {
         (|terminal| terminal.top.signal(Signal::SIGTERM), 130),
         (|terminal| terminal.top.signal(Signal::SIGINT), 130),
     ];
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     for (end, code) in ends {
         let mut terminal = Terminal::start(&scratch, &daemon);
@@ -387,7 +388,7 @@ fn top_gives_the_terminal_back_however_it_ends() {
 
 #[test]
 fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let mut terminal = Terminal::start(&scratch, &daemon);
     terminal.wait_for("unmanaged");
@@ -401,7 +402,7 @@ fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
 
 #[test]
 fn without_a_daemon_is_an_option_and_another_socket_is_its_opposite() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let output = scratch.wideleaf(&["list", "--no-daemon", "--format", "json"]).assert().success().stderr("");
     let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     assert_eq!(report["daemon"], Value::Null);
@@ -421,7 +422,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups /run/wideleaf/program "$
 
 #[test]
 fn a_user_who_may_not_connect_gets_a_look_at_the_processes_and_a_line_that_says_so() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let as_another_user = |arguments: &[&str]| {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", AS_ANOTHER_USER]).arg(scratch.program()).args(arguments);

@@ -4,7 +4,6 @@
 //! that waits all the same.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::collections::BTreeSet;
@@ -18,8 +17,10 @@ use clap::{Command, CommandFactory as _};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use program::{Running, Scratch};
+use program::new_scratch;
 use wideleaf::args::Cli;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// A command that ends at all has ended by then, also on a host with a load of 40.
 const LONG: Duration = Duration::from_secs(120);
@@ -123,7 +124,7 @@ fn with(argument: &str, path: &str) -> String {
 
 #[test]
 fn what_reads_a_file_refuses_what_is_none_and_says_what_it_is() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut paths = no_files(&scratch);
     paths.extend([(PathBuf::from("/dev/zero"), "a character device"), (scratch.path("none"), "")]);
     for (name, arguments) in READ {
@@ -138,7 +139,7 @@ fn what_reads_a_file_refuses_what_is_none_and_says_what_it_is() {
 
 #[test]
 fn what_writes_a_file_refuses_what_is_none_and_says_what_it_is() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     for (path, kind) in no_files(&scratch) {
         for (name, arguments) in WRITTEN {
             let is_folder = name.ends_with("svg") || name.ends_with("folder") || name.ends_with("jail");
@@ -178,7 +179,7 @@ fn add_paths(command: &Command, before: &str, paths: &mut Vec<String>) {
 
 #[test]
 fn a_fifo_that_is_read_and_standard_output_take_a_result() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     mkfifo(&scratch.path("fifo"), Mode::S_IRWXU).unwrap();
     let mut reader = OpenOptions::new();
     let reader = reader.read(true).custom_flags(nix::libc::O_NONBLOCK).open(scratch.path("fifo")).unwrap();
@@ -198,7 +199,7 @@ fn a_fifo_that_is_read_and_standard_output_take_a_result() {
 
 #[test]
 fn a_pipe_of_a_shell_is_read_and_written() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let shell = |line: &str| {
         let mut bash = assert_cmd::Command::new("bash");
         bash.args(["-c", line]).current_dir(scratch.path(".")).env("W", scratch.program()).timeout(LONG).assert()
@@ -215,7 +216,7 @@ fn a_pipe_of_a_shell_is_read_and_written() {
 #[test]
 fn one_signal_ends_a_command_that_waits_for_a_writer_and_removes_its_files() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         // Standard input of the test is open, and nothing is written to it.
         let mut command = std::process::Command::new(scratch.program());
         command.args(["image", "results"]).current_dir(scratch.path(".")).env("TMPDIR", scratch.path("."));

@@ -2,12 +2,11 @@
 //! policy is told apart by a line in [`ROWS`].
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::ops::RangeInclusive;
 
-use program::Scratch;
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_policies::policy::POLICIES;
 
@@ -70,7 +69,7 @@ fn name_of(policy: &str) -> &str {
 /// The report of a run under `policy`, which acts no sooner than the first phase: then everything has been filled, and only the
 /// sparse set can bloat.
 fn report(policy: &str) -> Value {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let delayed = ["--policy", policy, "--policy-delay=1ms"];
     let native = ["run", "--native", "phases", CMDLINE, "--memory=64M", "--timeout=5m", "--format=json"];
     let output = scratch.wideleaf(&[&native[..], &delayed].concat()).assert().success().stderr("");

@@ -1,7 +1,6 @@
 //! `wideleaf pool` on captured trees, where a file holds what was written to it, and four pages of the real pool.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs;
@@ -11,14 +10,15 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use predicates::prelude::*;
-use program::Scratch;
+use program::new_scratch;
 use serde_json::{Value, json};
+use wideleaf_guest_tests::scratch::Scratch;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// A tree with a pool of 2 MiB pages on two nodes: 10 and 6 pages, of which 4 and 6 are free and 3 promised.
 fn tree() -> Scratch {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     put(&scratch, POOL, &[("nr_hugepages", 16), ("free_hugepages", 10), ("surplus_hugepages", 0)]);
     put(&scratch, POOL, &[("resv_hugepages", 3), ("nr_overcommit_hugepages", 7)]);
     put(&scratch, &node(0), &[("nr_hugepages", 10), ("free_hugepages", 4), ("surplus_hugepages", 0)]);
@@ -219,11 +219,11 @@ fn what_is_no_amount_or_no_pool_is_refused_with_what_is() {
         (["release", "--size=2m", "--dry-run"], "--pages <N>|--all-unused"),
         (["release", "--pages=1", "--all-unused"], "cannot be used with"),
     ] {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let wrong = scratch.wideleaf(&[&["pool"], &arguments[..]].concat()).assert().code(2).stdout("");
         wrong.stderr(predicates::str::contains(word));
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let help = scratch.wideleaf(&["pool", "reserve", "--help"]).assert().success();
     help.stdout(predicates::str::contains("Examples:").and(predicates::str::contains("hugepagesz=1G hugepages=N")));
 }
@@ -255,7 +255,7 @@ fn the_real_pool_grows_by_what_was_asked_for_and_is_as_before_after_the_release(
         println!("skipped: {}: {error}", file.display());
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let pages = || fs::read_to_string(&file).unwrap();
     // Whoever else uses the pool at the same time is not us: one undisturbed attempt is enough.
     let is_as_before = || {

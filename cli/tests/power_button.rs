@@ -2,7 +2,6 @@
 //! by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs::File;
@@ -11,9 +10,11 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use nix::pty::{OpenptyResult, openpty};
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 
 /// Enables the event, prints `>`, waits until its status is there, clears it, and switches off once it is gone.
@@ -45,7 +46,7 @@ fn a_guest_that_listens_can_be_asked_and_its_run_ends_well() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &listener()));
     let mut run = Running::start(&scratch, &[&ARGUMENTS[..], &["--output=result", "--format=json"]].concat());
     while !capabilities(&scratch).contains(&"stop.ask".into()) {
@@ -62,7 +63,7 @@ fn ctrl_a_p_asks_a_guest_that_listens() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &listener()));
     let OpenptyResult { master, slave } = openpty(None, None).unwrap();
     let end = || Stdio::from(slave.try_clone().unwrap());
@@ -81,7 +82,7 @@ fn a_guest_that_does_not_listen_runs_on_and_the_line_says_why() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     // jmp to itself
     scratch.file("image", &image(&pvh(), &[0xeb, 0xfe]));
     let mut run = Running::start(&scratch, &ARGUMENTS);

@@ -2,16 +2,16 @@
 //! that its end ends the connection. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use program::{Running, Scratch};
+use program::new_scratch;
 use wideleaf_control::protocol::{Answer, Envelope, Limits, Reply, Request};
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
 
 /// The daemon's side of a connection.
 struct Told(BufReader<UnixStream>);
@@ -47,7 +47,7 @@ fn a_run_registers_obeys_and_is_gone_with_its_connection() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let cmdline = "--cmdline=bytes=32M seconds=600";
@@ -79,7 +79,7 @@ fn a_daemon_that_goes_is_registered_with_again() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let daemon = format!("--daemon={}", socket.display());

@@ -2,15 +2,16 @@
 //! does what is typed. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::io::{Read as _, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 
 /// Looks whether a word of each page of [16 MiB, 32 MiB), and the one at 0x5000, is zero: prints `C` if so and `D` if not, its command line, and, when
@@ -97,7 +98,7 @@ struct Rebooter {
 
 impl Rebooter {
     fn start(arguments: &[&str]) -> Rebooter {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         scratch.file("image", &image(&pvh(), REBOOTER));
         scratch.file("disk.img", &[0; 4096]);
         let mut command = Command::new(scratch.program());
@@ -212,7 +213,7 @@ fn a_guest_that_resets_again_and_again_is_ended() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     // mov al, 6; mov dx, 0xcf9; out dx, al; jmp to itself
     scratch.file("image", &image(&pvh(), &[0xb0, 0x06, 0x66, 0xba, 0xf9, 0x0c, 0xee, 0xeb, 0xfe]));
     let run = ["run", "image", "--memory=64M", "--policy=never", "--no-daemon"];
@@ -247,7 +248,7 @@ fn a_reset_that_is_asked_for_waits_while_the_vm_is_paused_and_a_vm_that_ends_at_
     guest.shows(BOOTED);
     assert_eq!(guest.ends()["resets"], 2);
 
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &[0xeb, 0xfe]));
     let arguments = ["run", "image", "--memory=64M", "--policy=never", "--no-daemon", "--control-socket=vm.sock"];
     let mut run = Running::start(&scratch, &arguments);
@@ -261,7 +262,7 @@ fn a_reset_that_is_asked_for_waits_while_the_vm_is_paused_and_a_vm_that_ends_at_
 
 #[test]
 fn what_is_about_one_boot_is_refused() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), REBOOTER));
     let refuses = |more: &[&str], words: &[&str]| {
         scratch.refuses(&[&["run", "image", "--on-reset=restart"], more].concat(), 2, words);

@@ -9,9 +9,10 @@ use std::os::unix::process::ExitStatusExt as _;
 
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
 
 /// A guest that lives until it is told to end.
 const LONG: [&str; 6] =
@@ -63,7 +64,7 @@ fn every_thread_of_a_guest_s_process_is_restricted_and_has_no_capability() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let mut running = Running::start(&scratch, &LONG);
     let threads = threads(&mut running);
     assert!(threads.len() >= 4, "main, two vCPUs, the manager: {threads:?}");
@@ -82,7 +83,7 @@ fn a_report_says_what_restricts_its_run() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let output = scratch.wideleaf(&[&SHORT[..], &["--format=json"]].concat()).output().unwrap();
     let sandbox = &report(&output.stdout)["setup"]["sandbox"];
     assert!(sandbox["layers"].as_array().unwrap().contains(&"no capabilities".into()), "{sandbox}");
@@ -102,7 +103,7 @@ fn a_run_as_another_user_in_a_jail_sees_its_own_files_and_leaves_nothing() {
     if !has_kvm() || !has_root() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     fs::create_dir(scratch.path("jail")).unwrap();
     let mut running = Running::start(&scratch, &[&LONG[..], &["--user=64999:64998", "--jail=jail"]].concat());
     let threads = threads(&mut running);
@@ -131,7 +132,7 @@ fn a_result_comes_out_of_a_jail() {
     if !has_kvm() || !has_root() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     fs::create_dir(scratch.path("jail")).unwrap();
     let wanted = ["--jail=jail", "--format=json", "--output=result", "--record=record", "--policy=greedy"];
     let output = scratch.wideleaf(&[&SHORT[..], &wanted].concat()).output().unwrap();
@@ -148,7 +149,7 @@ fn who_can_not_write_the_result_says_so_before_the_guest_has_worked() {
     if !has_kvm() || !has_root() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = [&LONG[..], &["--user=64999:64999", "--output=result"]].concat();
     scratch.refuses(&arguments, 7, &["--output", "user 64999:64999 cannot write in", "permission denied"]);
 }
@@ -158,7 +159,7 @@ fn a_sandbox_that_cannot_be_is_refused_in_one_line() {
     if !has_kvm() || !has_root() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     fs::create_dir(scratch.path("full")).unwrap();
     scratch.file("full/file", b"");
     let refused = |with: &str, code, words: &[&str]| scratch.refuses(&[&LONG[..], &[with]].concat(), code, words);
@@ -186,7 +187,7 @@ fn a_cgroup_of_its_own_is_gone_after_the_run_also_where_that_is_killed() {
     else {
         return;
     };
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     let option = format!("--cgroup={name}");
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -216,7 +217,7 @@ fn a_cgroup_that_was_there_stays() {
         return;
     };
     fs::create_dir(&folder).unwrap();
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let option = format!("--cgroup={}", folder.display());
     let output = scratch.wideleaf(&[&SHORT[..], &[option.as_str()]].concat()).output().unwrap();
     let left = fs::read_to_string(folder.join("cgroup.procs")).unwrap();

@@ -2,7 +2,6 @@
 //! signalled all the same, and says what is true of it. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs::File;
@@ -13,9 +12,11 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{elf, prints_for_ever, pvh};
 
 /// Ten times what an end takes on a busy machine, and more: a run that hangs does so for ever.
@@ -39,7 +40,7 @@ struct Printing {
 
 impl Printing {
     fn start(unread: Unread, more: &[&str]) -> Printing {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         scratch.file("image", &prints_for_ever(b"words and words and words and words\n"));
         let output: &[&str] = match unread {
             Unread::StandardError => &["--output=result.json"],
@@ -172,7 +173,7 @@ fn a_terminal_that_takes_nothing_holds_nothing_up() {
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let text = b"@wideleaf begin phase=p tsc=1\n@wideleaf progress phase=p tsc=2 done=3 total=4\nwords\n";
     scratch.file("image", &prints_for_ever(text));
     let terminal = openpty(None, None).unwrap();
@@ -188,7 +189,7 @@ fn what_a_guest_prints_sets_nothing_of_a_terminal_and_comes_as_it_is_elsewhere()
     if !has_kvm() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let line = b"\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x07end\n@wideleaf \x1b]0;malformed\x07\n";
     let exit = [0xb0, 0, 0xe6, 0xf4, 0xeb, 0xfe]; // mov al, 0; out 0xf4, al; jmp to itself
     let print = line.iter().flat_map(|byte| [0xb0, *byte, 0xee]); // mov al, byte; out dx, al
@@ -221,7 +222,7 @@ fn what_a_guest_prints_sets_nothing_of_a_terminal_and_comes_as_it_is_elsewhere()
 /// The result was asked for there, and waits for its reader; a signal ends that.
 #[test]
 fn a_result_that_is_not_read_waits_until_a_signal_comes() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (from, mut to) = std::io::pipe().unwrap();
     fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     while to.write(&[b'x'; 4096]).is_ok() {}

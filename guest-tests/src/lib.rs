@@ -7,6 +7,7 @@ pub mod libvirt;
 pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;
+pub mod scratch;
 pub mod slow_disk;
 pub mod stuck_process;
 pub mod tiny_guest;

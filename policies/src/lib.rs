@@ -7,8 +7,7 @@
 //! ```
 //!
 //! This crate owns the vocabulary (units, [`Snapshot`], [`Action`], [`Outcome`]) because the layer that decides
-//! defines the interface; `memory` implements it against the kernel. It has no `std`, no dependency, no `unsafe` (but for the vectors of the
-//! simulator's tags, in one file), no
+//! defines the interface; `memory` implements it against the kernel. It has no `std`, no dependency, no `unsafe`, no
 //! clock and no randomness: time arrives as a [`Moment`], so the same snapshot always gives the same plan, on a live
 //! guest and on a recording.
 //!
@@ -20,7 +19,7 @@
 //! and the policy's own past alone.
 
 #![no_std]
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 extern crate alloc;
 
@@ -31,7 +30,6 @@ pub mod candidates;
 pub mod expectations;
 pub mod geometry;
 pub mod given_back;
-pub mod managed;
 pub mod median;
 pub mod outcome;
 pub mod parameters;
@@ -39,7 +37,6 @@ pub mod policy;
 pub mod rank;
 pub mod recording;
 pub mod remembered;
-pub mod replay;
 pub mod reservations;
 pub mod sampled;
 pub mod snapshot;

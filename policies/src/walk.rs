@@ -8,26 +8,9 @@
 //!   guest 1G        14      11    8
 //! ```
 
-pub(crate) mod caches;
-pub mod counts;
-pub mod machine;
-pub mod machines;
-pub(crate) mod sets;
-pub mod simulator;
-pub mod space;
-pub mod streams;
-pub(crate) mod tlb;
-pub(crate) mod walker;
-
-pub use counts::Counts;
-pub use machine::{Machine, machine, machines};
-pub use simulator::Simulator;
-pub use space::{AddressSpace, Paging};
-
 use crate::snapshot::GuestMapping;
 use crate::units::PageSize;
 
-pub mod calibrated;
 pub mod cost;
 pub mod share;
 

@@ -12,7 +12,7 @@
 use comfy_table::Cell;
 use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
 use wideleaf_policies::PageSize;
-use wideleaf_policies::walk::{Machine, machine};
+use wideleaf_simulator::{Machine, machine};
 
 use crate::measured::parse;
 use crate::simulated::{Arm, Sums};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use comfy_table::Cell;
 use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
 use wideleaf_policies::PageSize;
-use wideleaf_policies::walk::machine;
-use wideleaf_policies::walk::streams::gups;
+use wideleaf_simulator::machine;
+use wideleaf_simulator::streams::gups;
 
 use crate::measured::{Misses, page_of, parse};
 use crate::simulated::Arm;

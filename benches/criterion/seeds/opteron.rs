@@ -6,7 +6,7 @@
 use comfy_table::Cell;
 use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
 use wideleaf_policies::PageSize;
-use wideleaf_policies::walk::machine::Replacement;
+use wideleaf_simulator::machine::Replacement;
 
 use crate::PAGES;
 use crate::measured::{Misses, Opteron};

@@ -1,9 +1,9 @@
 //! A machine at work on one page size, and what it counted, weighted part by part.
 
-use wideleaf_policies::walk::machine::{Replacement, TlbArray, TlbLevel};
-use wideleaf_policies::walk::streams::Access;
-use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Simulator, machine};
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_simulator::machine::{Replacement, TlbArray, TlbLevel};
+use wideleaf_simulator::streams::Access;
+use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};
 
 use crate::measured::Misses;
 

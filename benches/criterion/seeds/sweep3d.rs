@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use wideleaf::simulate::sweep3d::{OCTANTS, Sweep3d};
 use wideleaf_benches::experiment::{Ended, Waiting};
-use wideleaf_policies::walk::streams::Access;
+use wideleaf_lab::simulate::sweep3d::{OCTANTS, Sweep3d};
+use wideleaf_simulator::streams::Access;
 
 use crate::measured::Opteron;
 use crate::opteron::{Arms, Row, arms};

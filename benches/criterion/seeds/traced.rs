@@ -13,7 +13,7 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 
 use wideleaf_benches::experiment::{Ended, Waiting};
-use wideleaf_policies::walk::streams::Access;
+use wideleaf_simulator::streams::Access;
 use wideleaf_trace::{Header, TraceError, TraceReader};
 
 use crate::simulated::{Arm, Sums};

@@ -128,7 +128,8 @@ pub enum Work {
         /// Size of all pages: `4k`, `64k`, `2m`.
         page: String,
     },
-    /// `wideleaf tlbcost` with these arguments: what a miss costs; with `--predict` what large pages should gain, and what they do.
+    /// `wideleaf tlbcost`: what a miss costs; or `wideleaf-lab predict`: what large pages should gain, and what they do. The command is the
+    /// first argument.
     TlbCost {
         /// All that is behind it.
         arguments: Vec<String>,
@@ -244,7 +245,7 @@ impl Job {
         Job { is_exact: true, ..Job::of(work, seconds_guess) }
     }
 
-    /// `wideleaf tlbcost`, which repeats by itself what it measures: one round is enough.
+    /// `wideleaf tlbcost` or `wideleaf-lab predict`, which repeat by themselves what they measure: one round is enough.
     pub fn tlbcost(arguments: &[&str], seconds_guess: f64) -> Job {
         Job { is_exact: true, ..Job::of(Work::TlbCost { arguments: words(arguments) }, seconds_guess) }
     }
@@ -286,7 +287,7 @@ impl Job {
                 format!("{program} run {}", typed(arguments))
             }
             Work::Simulation { accesses, machine, page } => simulated(accesses, machine, page),
-            Work::TlbCost { arguments } => format!("wideleaf tlbcost {}", typed(arguments)),
+            Work::TlbCost { arguments } => format!("wideleaf-lab {}", typed(arguments)),
             Work::Qemu { guest, ram } => guest.qemu_command(*ram),
             Work::Together { guests, budget } => {
                 let daemon = match budget {

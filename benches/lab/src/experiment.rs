@@ -11,17 +11,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use wideleaf::args::some_time;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::output::{print, say};
+use wideleaf::report::prose_table;
+use wideleaf::suggest::did_you_mean;
 use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::report::Report;
 use wideleaf_experiments::results::Results;
 use wideleaf_experiments::{catalogue, compare, schedule};
-
-use crate::args::some_time;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::output::{print, say};
-use crate::report::prose_table;
-use crate::suggest::did_you_mean;
 
 mod against;
 mod environment;

@@ -17,15 +17,14 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
-use wideleaf_memory::input_file::InputFile;
-
-use crate::args::FormatArg;
-use crate::failure::Failure;
 use crate::image::results::GuestReport;
 use crate::image::workload::Workload;
-use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output};
+use clap::{Args, Subcommand};
+use wideleaf::args::FormatArg;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::output::{NamedPlace, Output};
+use wideleaf_memory::input_file::InputFile;
 
 pub mod archive;
 pub mod results;

@@ -1,239 +1,117 @@
-//! What 2 MiB pages would gain, said first and measured then. Said by the kernel's own loads and stores alone: recorded once, replayed on base
-//! and on 2 MiB pages without the kernel's arithmetic, and taken at the pace at which the kernel makes them.
+//! `wideleaf-lab predict`: what 2 MiB pages would gain for a kernel, by its own accesses, beside what they gain.
 //!
 //! ```text
-//!   one iteration ─ recorder ─▶ visits of lines ───────────────┐
-//!   round: kernel on base │ kernel on huge │ visits replayed on both, 1 chain … asked ─▶ median time of a visit on both ──┐
-//!                 │        └▶ time saved within the round: median and interval                                            │
-//!                 └─▶ median time of a visit in the kernel: its pace ─────────────────────────▶ saved_at_most ÷ pace = the bound
+//!   accesses of a kernel, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain and bound, side by side
 //! ```
-//!
-//! A count of misses times what a miss costs in a chase is no such bound: misses overlap with other work and with each other, so that it can be
-//! more than all of the time (12.7 % was gained of 17.8 % predicted in "Huge pages part 5", LWN 2010), and it leaves out what page sizes change
-//! beside walks: prefetchers stop where a page ends. A replay has the overlaps, the caches of the page tables of that very footprint, and the
-//! prefetchers of this machine. What it assumes is printed with it.
 
-use indicatif::ProgressBar;
+pub mod hull;
+pub mod laps;
+pub mod prediction;
+pub mod replay;
+pub mod sample;
+mod tables;
+pub mod work;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
 use serde::Serialize;
-use wideleaf_policies::PageSize;
-use wideleaf_recorder::{Progress, Request};
+use wideleaf::args::FormatArg;
+use wideleaf::environment::Environment;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::output::Output;
+use wideleaf::run::visible_bar;
+use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};
+use wideleaf_memory::walk_cost::CpuModel;
 
-use super::counters::{WalkEvents, Walks};
-use super::hull::{is_bounded, saved_at_most};
-use super::replay::{Pace, medians, replay};
-use super::sample::{self, Sample};
-use super::work::{Timed, Work};
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
+use prediction::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};
+use work::Work;
 
-/// A run is made of as many iterations as this takes, and of one at least: long beside what a busy host does to it, and short enough that the
-/// rounds of a comparison are over within minutes.
-const RUN_SECONDS: f64 = 4.0;
+const EXAMPLES: &str = "\
+The loads and stores of one iteration of the kernel are recorded. Each round then runs the kernel on 4 KiB and on 2 MiB pages, some of its
+iterations where all of them would take long, and replays the loads and stores alone on both: one after another, in 2 to 16 chains, all at once, and
+asked for ahead. No mix of these that is as fast as the kernel saves more than what is predicted; a kernel that is faster than all of them may, and
+the result says so. Times are those of the thread on its CPU. Takes twice the kernel's memory.
 
-/// A median and how far it can be trusted, without an assumption on how values spread: between two of them, by their ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct MedianInterval {
-    /// The middle.
-    pub median: f64,
-    /// Lower end.
-    pub low: f64,
-    /// Upper end.
-    pub high: f64,
-    /// How often such an interval holds the true median: 0.95 or more, or less where there are too few values.
-    pub confidence: f64,
+Examples:
+  What would 2 MiB pages gain, and what do they gain?
+    wideleaf-lab predict gups --log2-words 26
+    wideleaf-lab predict npb.cg --class B";
+
+/// `wideleaf-lab predict`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct PredictArgs {
+    /// A built-in kernel, run natively (`wideleaf kernels` lists them)
+    #[arg(value_name = "KERNEL")]
+    kernel: String,
+
+    /// Size of the problem, for kernels that have classes
+    #[arg(long, value_name = "LETTER")]
+    class: Option<String>,
+
+    /// The kernel's parameters
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    cmdline: String,
+
+    /// The same as log2_words= in --cmdline
+    #[arg(long, value_name = "N")]
+    log2_words: Option<u8>,
+
+    /// Rounds of the comparison, one run on each page size; 6 are the fewest whose median has a 95 % interval
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=100))]
+    rounds: u8,
+
+    /// Form of the result
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+
+    /// Write the result there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
-/// The narrowest pair of ranks, one from each end, that holds the median with 95 %; the lowest and highest value where none does
-/// (a binomial with probability one half: the sign test's interval).
-///
-/// # Panics
-/// Where there are no values.
-pub fn median_interval(values: &[f64]) -> MedianInterval {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    let mut chosen = (0, 1.0 - 2.0 * 0.5_f64.powi(n as i32));
-    let (mut outside, mut ways) = (0.0, 1.0);
-    for rank in 0..n.div_ceil(2) {
-        outside += ways * 0.5_f64.powi(n as i32);
-        ways *= (n - rank) as f64 / (rank + 1) as f64;
-        if 1.0 - 2.0 * outside >= 0.95 {
-            chosen = (rank, 1.0 - 2.0 * outside);
-        }
-    }
-    MedianInterval {
-        median: median(values),
-        low: sorted[chosen.0],
-        high: sorted[n - 1 - chosen.0],
-        confidence: chosen.1,
-    }
+/// A prediction, and where it was made.
+#[derive(Debug, Serialize)]
+pub struct PredictReport {
+    /// The CPU's own counters: the table that fits, or why there are none.
+    pub pmu: String,
+    /// The CPU.
+    pub cpu: CpuModel,
+    /// Prediction and measurement.
+    pub prediction: Prediction,
+    /// The machine.
+    pub environment: Environment,
 }
 
-/// The one in the middle, or the mean of both that are.
-///
-/// # Panics
-/// Where there are no values.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2])
-}
-
-/// Prediction and measurement, side by side.
-#[derive(Clone, Debug, Serialize)]
-pub struct Prediction {
-    /// What ran, natively.
-    pub kernel: String,
-    /// Its parameters.
-    pub cmdline: String,
-    /// Iterations of its measured part in each run, and all it has; 0 where it has none to be left out.
-    pub iterations: (u32, u32),
-    /// Visits of lines that were recorded: of one iteration, or of the whole measured part.
-    pub visits: u64,
-    /// Of these, replayed.
-    pub replayed: u64,
-    /// What a visit costs without the kernel around it.
-    pub paces: Vec<Pace>,
-    /// Nanoseconds from one visit to the next in the kernel on base pages, the median of its runs.
-    pub pace_ns: f64,
-    /// The most that 2 MiB pages can save, as part of the time on base pages.
-    pub share_bound: f64,
-    /// Whether that is a bound: a kernel that is faster than all of its replays overlaps more than any of them shows.
-    pub is_bound: bool,
-    /// What a PMU counted in the measured part of one more run on base pages, where there is one.
-    pub counted: Option<Walks>,
-    /// Time that 2 MiB pages saved, as part of the time on base pages.
-    pub saved: MedianInterval,
-    /// Rounds of one run on each page size, and one replay.
-    pub rounds: usize,
-    /// Windows of its RAM that were large in the last run on 2 MiB pages, and all of them.
-    pub large_windows: (u64, u64),
-}
-
-/// Things that a prediction does besides its rounds, for a progress bar: a first run, and the recording.
-pub const BESIDE_ROUNDS: u64 = 2;
-
-/// And in each round: a run on either page size, and a replay on both.
-pub const IN_A_ROUND: u64 = 3;
-
-/// Records, then in turn runs on base and on 2 MiB pages and replays.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// [`Failure`]: a run or the recording failed, or somebody wants no more of it.
-pub fn predict(
-    work: &Work,
-    events: Option<&'static WalkEvents>,
-    rounds: usize,
-    interrupts: &Interrupts,
-    bar: &ProgressBar,
-) -> Result<Prediction, Failure> {
-    let name = work.kernel.name;
-    let step = |what: String| bar.set_message(format!("{name}: {what}"));
-    step("a first run".into());
-    let first = work.run(PageSize::Base4K, Some(1), None, interrupts)?;
-    bar.inc(1);
-    let sample = record(work, &first, interrupts, &step)?;
-    bar.inc(1);
-    let most = iterations_of(&first);
-    let (mut runs, mut replays) = (Vec::new(), Vec::new());
-    for round in 1..=rounds {
-        step(format!("round {round} of {rounds}"));
-        let base = work.run(PageSize::Base4K, most, None, interrupts)?;
-        bar.inc(1);
-        let huge = work.run(PageSize::Huge2M, most, None, interrupts)?;
-        bar.inc(1);
-        runs.push((base, huge));
-        step(format!("round {round} of {rounds}, its accesses alone"));
-        replays.push(replay(work, &sample, round, interrupts)?);
-        bar.inc(1);
-    }
-    let counted = events.map(|_| work.run(PageSize::Base4K, most, events, interrupts)).transpose()?;
-
-    let paces = medians(&replays);
-    let visits = sample.visits as f64 * runs[0].0.steps.against_one();
-    let pace_ns = median(&runs.iter().map(|(base, _)| base.seconds).collect::<Vec<_>>()) * 1e9 / visits;
-    let saved: Vec<f64> = runs.iter().map(|(base, huge)| 1.0 - huge.seconds / base.seconds).collect();
-    Ok(Prediction {
-        kernel: name.to_string(),
-        cmdline: work.cmdline.clone(),
-        iterations: (runs[0].0.steps.made, runs[0].0.steps.all),
-        visits: sample.visits,
-        replayed: sample.kept(),
-        share_bound: (saved_at_most(&paces, pace_ns) / pace_ns).min(1.0),
-        is_bound: is_bounded(&paces, pace_ns),
-        paces,
-        pace_ns,
-        counted: counted.and_then(|run| run.walks),
-        saved: median_interval(&saved),
-        rounds,
-        large_windows: runs[rounds - 1].1.large_windows,
-    })
+/// [`Failure`]; no process and no file is left.
+pub fn main(args: &PredictArgs) -> Result<(), Failure> {
+    let work = args.work()?;
+    let interrupts = Interrupts::install()?;
+    let output = Output::open(args.format, args.output.as_deref())?;
+    let cpu = CpuModel::read(Path::new("/"));
+    let events = select(&LinuxPmu, &cpu);
+    let (pmu, environment) = (describe(&events), Environment::capture());
+    let bar = visible_bar(
+        BESIDE_ROUNDS + IN_A_ROUND * u64::from(args.rounds),
+        "{bar:30} {pos} of about {len} steps, {msg} [{elapsed}]",
+    );
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let prediction = predict(&work, events.ok(), usize::from(args.rounds), &interrupts, &bar);
+    bar.finish_and_clear();
+    let report = PredictReport { pmu, cpu, prediction: prediction?, environment };
+    output.write(&report, PredictReport::to_table)
 }
 
-/// The accesses of one iteration, or of the measured part of a kernel that has none.
-fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(String)) -> Result<Sample, Failure> {
-    let request = Request {
-        kernel: work.kernel,
-        parameters: &work.cmdline,
-        iterations: (first.steps.begun > 0).then_some(1),
-        phase: Some(&first.phase),
-        bytes_max: None,
-    };
-    step("recording".into());
-    let sample = sample::take(&request, &mut |progress: &Progress<'_>| {
-        let millions = progress.totals.records / 1_000_000;
-        if millions > 0 {
-            step(format!("recording, {millions} million accesses"));
-        }
-        !interrupts.is_set()
-    })?;
-    if sample.visits == 0 {
-        let name = work.kernel.name;
-        return Err(Failure::GuestFailed(format!("{name} makes no access to its memory in its measured part")));
-    }
-    Ok(sample)
-}
-
-/// Iterations of a run, by how long one of them took; `None` for a kernel that has none to be left out.
-fn iterations_of(first: &Timed) -> Option<u32> {
-    let there_are = first.steps.all / first.steps.begun.max(1);
-    let wanted = (RUN_SECONDS / first.seconds).ceil() as u32;
-    (first.steps.begun > 0).then_some(wanted.min(there_are).max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::work::Steps;
-    use super::*;
-
-    #[test]
-    fn an_interval_is_between_ranks_that_hold_the_median_with_95_per_cent() {
-        let of = |n: u32| median_interval(&(1..=n).map(f64::from).collect::<Vec<_>>());
-        // Six values: 1 - 2/64. Eight: the second and the seventh hold it with 93 % only.
-        assert_eq!(of(6), MedianInterval { median: 3.5, low: 1.0, high: 6.0, confidence: 1.0 - 2.0 / 64.0 });
-        assert_eq!((of(8).low, of(8).high), (1.0, 8.0));
-        // Nine: 1 - 2 (1 + 9)/512.
-        assert_eq!((of(9).low, of(9).high, of(9).confidence), (2.0, 8.0, 1.0 - 20.0 / 512.0));
-        assert_eq!((of(3).low, of(3).high, of(3).confidence), (1.0, 3.0, 0.75));
-        assert_eq!((of(1).median, of(1).confidence), (1.0, 0.0));
-    }
-
-    #[test]
-    fn a_run_has_as_many_iterations_as_take_four_seconds_and_no_more_than_there_are() {
-        let first =
-            |seconds, begun, all| Timed { seconds, steps: Steps { begun, made: begun, all }, ..Timed::default() };
-        assert_eq!(iterations_of(&first(0.5, 1, 75)), Some(8));
-        assert_eq!(iterations_of(&first(0.001, 1, 75)), Some(75));
-        assert_eq!(iterations_of(&first(30.0, 1, 75)), Some(1));
-        assert_eq!(iterations_of(&first(3.0, 0, 0)), None, "it has none");
-        // Two loops of ten each.
-        assert_eq!(iterations_of(&first(0.001, 2, 20)), Some(10));
-    }
-
-    #[test]
-    fn a_run_of_more_iterations_did_as_many_times_what_was_recorded() {
-        assert_eq!(Steps { begun: 1, made: 8, all: 75 }.against_one(), 8.0);
-        assert_eq!(Steps { begun: 2, made: 16, all: 20 }.against_one(), 8.0);
-        assert_eq!(Steps::default().against_one(), 1.0);
+impl PredictArgs {
+    fn work(&self) -> Result<Work, Failure> {
+        let words = self.log2_words.map(|log2| format!("log2_words={log2} {}", self.cmdline));
+        let cmdline = words.as_ref().unwrap_or(&self.cmdline).trim_end();
+        Work::new(&self.kernel, self.class.as_deref(), cmdline)
     }
 }

@@ -18,9 +18,9 @@ pub mod traced;
 
 pub use args::{MachinesArg, PoliciesArg, SimulateArgs};
 
-use crate::failure::Failure;
-use crate::output::Output;
-use crate::run::list_policies;
+use wideleaf::failure::Failure;
+use wideleaf::output::Output;
+use wideleaf::run::list_policies;
 
 /// Runs the subcommand.
 ///

@@ -8,10 +8,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use wideleaf::args::FormatArg;
+use wideleaf::failure::Failure;
 use wideleaf_policies::Bytes;
-
-use crate::args::FormatArg;
-use crate::failure::Failure;
 
 mod info;
 mod record;

@@ -1,7 +1,6 @@
 //! `wideleaf experiment` as a person uses it: what was run is kept, whatever ends it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs;
@@ -11,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
 
 /// Three runs a round, half a second each.
 const SHORT: [&str; 5] = ["experiment", "run", "quick", "--case", "EP W"];
@@ -36,7 +36,7 @@ fn wait_for_runs(path: &Path, wanted: usize) {
 
 #[test]
 fn a_short_experiment_has_a_run_of_each_arm_and_says_what_it_was_run_on() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let run = scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
     let text = String::from_utf8(run.get_output().stdout.clone()).unwrap();
     for words in ["auto : base", "EP W", "fewer than six pairs", "not controlled"] {
@@ -58,7 +58,7 @@ fn a_short_experiment_has_a_run_of_each_arm_and_says_what_it_was_run_on() {
 
 #[test]
 fn an_interrupted_experiment_keeps_its_runs_and_goes_on_with_the_others() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let file = scratch.path("quick.json");
     let running = Running::start(&scratch, &[&SHORT[..], &["--rounds=4", "--output=quick.json"]].concat());
     wait_for_runs(&file, 2);
@@ -83,7 +83,7 @@ fn an_interrupted_experiment_keeps_its_runs_and_goes_on_with_the_others() {
 
 #[test]
 fn a_run_that_failed_is_made_again_when_it_goes_on() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let file = scratch.path("quick.json");
     scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
     let mut before = results(&file);
@@ -98,7 +98,7 @@ fn a_run_that_failed_is_made_again_when_it_goes_on() {
 
 #[test]
 fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = [&SHORT[..], &["--rounds=500", "--budget=4s", "--output=quick.json"]].concat();
     let run = scratch.wideleaf(&arguments).assert().code(0);
     let text = String::from_utf8(run.get_output().stdout.clone()).unwrap();
@@ -109,7 +109,7 @@ fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() 
 
 #[test]
 fn an_experiment_with_a_time_of_its_own_is_whole_when_that_is_over_whoever_interrupted_it() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let file = scratch.path("quick.json");
     scratch.wideleaf(&[&SHORT[..], &["--budget=4s", "--output=quick.json"]].concat()).assert().code(0);
     let mut before = results(&file);
@@ -137,7 +137,7 @@ fn a_full_disk_loses_no_run_that_was_on_it() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("skipped: only root may mount the small file system of this test");
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let folder = scratch.path("small");
     fs::create_dir(&folder).unwrap();
     mount(Some("none"), &folder, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
@@ -155,7 +155,7 @@ fn a_full_disk_loses_no_run_that_was_on_it() {
 
 #[test]
 fn what_cannot_be_run_or_read_is_refused_in_a_line() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.refuses(&["experiment", "run", "qick"], 2, &["no experiment \"qick\"", "quick"]);
     scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["no \"EP Z\"", "EP W"]);
     scratch.refuses(

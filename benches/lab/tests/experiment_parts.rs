@@ -10,11 +10,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use program::{Running, Scratch};
+use program::new_scratch;
 use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 
 /// A table of 8 MiB, updated for some milliseconds.
@@ -93,7 +95,7 @@ fn a_guest_of_qemus_tells_what_ours_tells() {
     // Long enough for some looks at its RAM.
     let guest = Guest::new("gups", "log2_words=20 seconds=2", 64);
     let jobs = vec![("ours", guest.run(&["--policy", "never"], 2.0)), ("qemu", qemu(QemuRam::Thp, guest))];
-    let runs = outcomes(&Scratch::new(), jobs);
+    let runs = outcomes(&new_scratch(), jobs);
     let [ours, qemu] = [&runs[0], &runs[1]].map(|run| &measured(run).metrics);
     for metric in [Metric::Figure, Metric::Seconds, Metric::FirstByteMs, Metric::ResidentMib, Metric::GapP99Us] {
         assert!(ours[&metric] > 0.0 && qemu[&metric] > 0.0, "{metric}: {ours:?} {qemu:?}");
@@ -118,7 +120,7 @@ fn a_guest_of_qemus_that_cannot_run_says_why_and_the_next_one_runs() {
         ("no pool", qemu(QemuRam::Hugetlb, large)),
         ("good", qemu(QemuRam::Thp, small())),
     ];
-    let runs = outcomes(&Scratch::new(), jobs);
+    let runs = outcomes(&new_scratch(), jobs);
     assert!(failure(&runs[0]).contains("log2_words"), "{}", failure(&runs[0]));
     assert!(failure(&runs[1]).contains(QEMU), "QEMU's own words: {}", failure(&runs[1]));
     assert!(measured(&runs[2]).metrics[&Metric::Figure] > 0.0);
@@ -130,7 +132,7 @@ fn qemu_ends_with_an_experiment_that_is_killed_outright() {
     if !has_kvm() || !has_qemu() || !has_setpriv {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let endless = Guest::new("gups", "log2_words=20 seconds=600", 64);
     let file = to_be_run(&scratch, vec![("qemu", qemu(QemuRam::Thp, endless))]);
     let mut experiment = Running::start(&scratch, &["experiment", "run", "policies", "--resume", &file]);
@@ -160,7 +162,7 @@ fn several_guests_at_once_are_one_run() {
     };
     let together =
         |budget| job(Work::Together { guests: vec![guest("a", true), guest("b", true), guest("c", false)], budget });
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let runs = outcomes(&scratch, vec![("each", together(BudgetOf::Each)), ("all", together(BudgetOf::All))]);
     let each = measured(&runs[0]);
     assert!(each.metrics[&Metric::Figure] > 0.0 && each.metrics[&Metric::ManagerCpuS] > 0.0);
@@ -175,7 +177,7 @@ fn several_guests_at_once_are_one_run() {
 
 #[test]
 fn what_holds_khugepageds_settings_puts_them_back_when_whoever_started_it_is_gone() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let folder = scratch.path("sys/kernel/mm/transparent_hugepage/khugepaged");
     fs::create_dir_all(&folder).unwrap();
     let files = [("scan_sleep_millisecs", "10000"), ("pages_to_scan", "4096")];
@@ -196,7 +198,7 @@ fn what_holds_khugepageds_settings_puts_them_back_when_whoever_started_it_is_gon
 
 #[test]
 fn what_cannot_be_set_is_refused_in_one_line() {
-    let missing = Scratch::new();
+    let missing = new_scratch();
     let root = format!("--root={}", missing.path(".").display());
     let arguments = ["hold-khugepaged", "--scan-sleep-ms=0", "--pages-to-scan=1", &root];
     missing.refuses(&arguments, 4, &["khugepaged/scan_sleep_millisecs", "No such file"]);

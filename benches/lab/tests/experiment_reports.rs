@@ -1,17 +1,17 @@
 //! Reports and comparisons of results that are there already: nothing is run.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use predicates::prelude::*;
-use program::Scratch;
+use program::new_scratch;
 use wideleaf_experiments::definition::{Arm, Case, Cell, Experiment, Job};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Environment, FORMAT, Measured, Results, Run, RunOutcome, Sample};
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// Six rounds of two arms; `auto` is so many times as fast as `base`.
 fn results(name: &str, ratio: f64) -> Results {
@@ -52,7 +52,7 @@ fn file(scratch: &Scratch, name: &str, results: &Results) {
 
 #[test]
 fn a_report_comes_in_every_form_and_links_lead_to_its_pictures() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     file(&scratch, "r.json", &results("by-hand", 1.5));
     let report = |more: &[&str]| scratch.wideleaf(&[&["experiment", "report", "r.json"], more].concat()).assert();
     report(&[]).success().stderr("").stdout(predicate::str::contains("1.500 (1.500 - 1.500)"));
@@ -75,7 +75,7 @@ fn a_report_comes_in_every_form_and_links_lead_to_its_pictures() {
 
 #[test]
 fn places_that_cannot_be_written_are_refused_before_anything_is_read_or_made() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     file(&scratch, "r.json", &results("by-hand", 1.5));
     let refuses = |more: &[&str], code, words: &[&str]| {
         scratch.refuses(&[&["experiment", "report", "r.json"], more].concat(), code, words);
@@ -89,7 +89,7 @@ fn places_that_cannot_be_written_are_refused_before_anything_is_read_or_made() {
 
 #[test]
 fn two_results_are_compared_and_two_experiments_are_not() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     file(&scratch, "a.json", &results("by-hand", 1.5));
     file(&scratch, "b.json", &results("by-hand", 1.6));
     file(&scratch, "other.json", &results("other", 1.5));
@@ -109,7 +109,7 @@ fn two_results_are_compared_and_two_experiments_are_not() {
 
 #[test]
 fn only_another_wideleaf_is_run_against() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let against =
         |program: &str| ["experiment", "run", "quick", "--dry-run", "--against", program].map(str::to_owned).to_vec();
     let refuses = |program: &str, words: &[&str]| {

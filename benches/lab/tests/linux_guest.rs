@@ -3,7 +3,6 @@
 //! `WIDELEAF_REQUIRE=qemu` makes a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 mod program;
 
 use std::fs;
@@ -12,8 +11,10 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::{Need, has_kvm, is_there, lab_kernel, prepare_lab};
 
 /// A boot takes some seconds; a machine that compiles on all cores meanwhile may need a minute.
@@ -36,7 +37,7 @@ struct Guest {
 impl Guest {
     /// Makes an initramfs with these arguments and boots it with these words. The machine must switch itself off.
     fn run(image: &[&str], words: &str) -> Guest {
-        let scratch = Scratch::new();
+        let scratch = new_scratch();
         let arguments = [&["image", "linux", "--output", "guest.cpio.gz"], image].concat();
         scratch.wideleaf(&arguments).assert().success();
         let log = fs::File::create(scratch.path("log")).unwrap();
@@ -87,7 +88,7 @@ fn linux_prints_its_first_lines_in_a_guest_of_ours() {
     if !can_boot() || !has_kvm() {
         return;
     }
-    let (scratch, kernel) = (Scratch::new(), lab_kernel().into_os_string().into_string().unwrap());
+    let (scratch, kernel) = (new_scratch(), lab_kernel().into_os_string().into_string().unwrap());
     let words = "--cmdline=console=ttyS0 earlyprintk=serial,ttyS0,115200";
     let mut guest =
         Running::start(&scratch, &["run", &kernel, words, "--memory=128M", "--policy=never", "--timeout=10m"]);
@@ -178,7 +179,7 @@ fn any_static_program_runs_and_its_output_and_status_come_back() {
     if !can_boot() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let source = scratch.file("program.c", PROGRAM.as_bytes());
     let program = scratch.path("program").into_os_string().into_string().unwrap();
     assert!(Command::new("cc").args(["-static", "-o", &program, &source]).status().unwrap().success());
@@ -197,7 +198,7 @@ fn any_static_program_runs_and_its_output_and_status_come_back() {
 
 #[test]
 fn equal_arguments_give_equal_images() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let images = ["one", "other"].map(|name| {
         scratch.wideleaf(&["image", "linux", "--bench", "cg.S", "-o", name]).assert().success();
         fs::read(scratch.path(name)).unwrap()
@@ -210,7 +211,7 @@ fn equal_arguments_give_equal_images() {
 
 #[test]
 fn an_image_that_can_not_be_is_refused_and_nothing_is_written() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let script = scratch.file("script", b"#!/bin/sh\n");
     let make = |more: &[&str], code, words: &[&str]| {
         scratch.refuses(&[&["image", "linux", "--output", "image"], more].concat(), code, words);

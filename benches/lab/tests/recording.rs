@@ -7,8 +7,10 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 use predicates::prelude::*;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// Longer than the manager waits between two looks at first, also where other builds share the machine.
 const RUN: [&str; 6] =
@@ -28,7 +30,7 @@ fn simulate(scratch: &Scratch, more: &[&str]) -> Value {
 
 #[test]
 fn greedy_on_a_recording_of_greedy_promotes_what_it_promoted() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let run = record(&scratch, "greedy");
     let done = &run["manager"]["outcomes"]["collapse.done"];
     assert!(done.as_u64().is_some_and(|windows| windows >= 4), "a table of 8 MiB is 4 windows: {run}");
@@ -48,7 +50,7 @@ fn greedy_on_a_recording_of_greedy_promotes_what_it_promoted() {
 
 #[test]
 fn never_on_a_recording_of_greedy_promotes_nothing() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     record(&scratch, "greedy");
     let found = simulate(&scratch, &["--policy=never"]);
     let never = &found["simulated"][0];
@@ -58,7 +60,7 @@ fn never_on_a_recording_of_greedy_promotes_nothing() {
 
 #[test]
 fn greedy_on_a_recording_of_never_promotes_what_the_guest_touched() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     record(&scratch, "never");
     let found = simulate(&scratch, &["--policy=greedy"]);
     assert_eq!(found["recorded"]["outcomes"], serde_json::json!({}));
@@ -67,7 +69,7 @@ fn greedy_on_a_recording_of_never_promotes_what_the_guest_touched() {
 
 #[test]
 fn without_a_policy_all_are_side_by_side_and_every_time_the_same() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     record(&scratch, "greedy");
     let all = simulate(&scratch, &[]);
     let names: Vec<&str> = all["simulated"].as_array().unwrap().iter().map(|s| s["policy"].as_str().unwrap()).collect();
@@ -81,7 +83,7 @@ fn without_a_policy_all_are_side_by_side_and_every_time_the_same() {
 
 #[test]
 fn a_recording_can_be_written_to_where_an_output_can() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     fs::create_dir(scratch.path("folder")).unwrap();
     let to = |path| [&RUN[..], &["--record", path]].concat();
     scratch.refuses(&to("folder"), 7, &["cannot write --record ", "folder: it is a folder"]);
@@ -98,7 +100,7 @@ fn a_recording_can_be_written_to_where_an_output_can() {
 
 #[test]
 fn a_full_disk_leaves_the_result_and_is_a_failure() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let run = scratch.wideleaf(&[&RUN[..], &["--record=/dev/full"]].concat()).assert().code(7);
     let words = ["cannot write --record /dev/full: No space left", "frames are missing"];
     let run = words.iter().fold(run, |run, word| run.stderr(predicate::str::contains(*word)));
@@ -108,7 +110,7 @@ fn a_full_disk_leaves_the_result_and_is_a_failure() {
 
 #[test]
 fn an_interrupted_run_leaves_a_recording_that_is_closed() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let long = "--cmdline=log2_words=20 seconds=3600";
     let arguments = ["run", "--native", "gups", long, "--memory=64M", "--timeout=5m", "--record=f"];
     let mut run = Running::start(&scratch, &arguments);
@@ -121,7 +123,7 @@ fn an_interrupted_run_leaves_a_recording_that_is_closed() {
 
 #[test]
 fn a_recording_that_was_cut_off_is_simulated_up_to_there() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     record(&scratch, "greedy");
     let bytes = fs::read(scratch.path("f")).unwrap();
     scratch.file("f", &bytes[..bytes.len() - 3]); // within the last snapshot: the end mark is two bytes
@@ -134,7 +136,7 @@ fn a_recording_that_was_cut_off_is_simulated_up_to_there() {
 
 #[test]
 fn a_file_that_is_no_recording_is_one_clear_line() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     record(&scratch, "never");
     let bytes = fs::read(scratch.path("f")).unwrap();
     let refuses = |content: &[u8], words: &[&str]| {
@@ -155,7 +157,7 @@ fn a_file_that_is_no_recording_is_one_clear_line() {
 
 #[test]
 fn what_to_simulate_must_be_said() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.refuses(&["simulate", "--policy=greedy"], 2, &["say what to simulate: --recording FILE"]);
     let wrong = scratch.wideleaf(&["simulate"]).assert().code(2).stdout("");
     wrong.stderr(predicate::str::contains("--recording <FILE>"));

@@ -10,8 +10,10 @@ use std::thread::yield_now;
 
 use nix::sys::signal::Signal;
 use predicates::prelude::*;
-use program::{Running, Scratch};
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
 
 /// A recording that is over soon.
 const RECORD: [&str; 6] = ["trace", "record", "npb.cg", "--class=s", "--iterations=1", "--output=f"];
@@ -25,7 +27,7 @@ fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
 
 #[test]
 fn what_is_recorded_is_what_the_trace_says() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let recorded = json(&scratch, &RECORD);
     assert_eq!((&recorded["kernel"], &recorded["class"]), (&"npb.cg".into(), &"S".into()));
     assert_eq!((&recorded["iterations"], &recorded["class_iterations"]), (&1.into(), &15.into()));
@@ -54,7 +56,7 @@ fn what_is_recorded_is_what_the_trace_says() {
 
 #[test]
 fn people_can_read_both() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let recorded = scratch.wideleaf(&RECORD).assert().success();
     recorded.stdout(predicate::str::contains("f: npb.cg.S, ").and(predicate::str::contains("result was not checked")));
     let read = scratch.wideleaf(&["trace", "info", "f"]).assert().success();
@@ -63,7 +65,7 @@ fn people_can_read_both() {
 
 #[test]
 fn a_limit_and_a_phase_make_a_trace_shorter() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let gups = ["trace", "record", "gups", "--cmdline=log2_words=16", "--output=f"];
     let recorded = json(&scratch, &[&gups[..], &["--phase=verify"]].concat());
     assert_eq!((&recorded["is_verified"], &recorded["is_cut"]), (&true.into(), &false.into()));
@@ -76,7 +78,7 @@ fn a_limit_and_a_phase_make_a_trace_shorter() {
 
 #[test]
 fn what_cannot_be_recorded_is_one_clear_line_and_leaves_nothing() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let refuses = |arguments: &[&str], code, words: &[&str]| {
         scratch.refuses(&[&["trace", "record"], arguments].concat(), code, words);
     };
@@ -94,7 +96,7 @@ fn what_cannot_be_recorded_is_one_clear_line_and_leaves_nothing() {
 
 #[test]
 fn a_file_that_is_no_whole_trace_is_one_clear_line() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.wideleaf(&RECORD).assert().success();
     let bytes = fs::read(scratch.path("f")).unwrap();
     let refuses = |content: &[u8], words: &[&str]| {
@@ -125,18 +127,18 @@ fn runs(process: &str) -> bool {
 
 #[test]
 fn an_interrupted_recording_leaves_neither_file_nor_process() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (recording, kernel) = started(&scratch);
     recording.signal(Signal::SIGINT);
     let (code, said) = recording.end();
-    assert_eq!((code, said.as_str()), (Some(130), "wideleaf: interrupted\n"));
+    assert_eq!((code, said.as_str()), (Some(130), "wideleaf-lab: interrupted\n"));
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
     assert!(!runs(&kernel));
 }
 
 #[test]
 fn the_kernel_does_not_outlive_a_recording_that_is_killed_outright() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let (recording, kernel) = started(&scratch);
     recording.signal(Signal::SIGKILL);
     recording.end();

@@ -1,14 +1,14 @@
 //! `wideleaf simulate --trace`: machines and policies on generated streams and on files; needs nothing of the host.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[allow(dead_code, reason = "nothing here runs long enough to be interrupted")]
 mod program;
 
 use std::fs;
 
 use predicates::prelude::*;
-use program::Scratch;
+use program::new_scratch;
 use serde_json::Value;
+use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_trace::{Access, Header, TraceWriter};
 
 /// 20 passes over 64 MiB: 2 s of simulated time where an access takes 12 us.
@@ -26,7 +26,7 @@ fn misses(result: &Value) -> u64 {
 
 #[test]
 fn policies_and_fixed_pages_on_several_machines_are_side_by_side_in_the_order_asked_for() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let found = simulate(
         &scratch,
         &[
@@ -66,7 +66,7 @@ fn policies_and_fixed_pages_on_several_machines_are_side_by_side_in_the_order_as
 
 #[test]
 fn the_same_simulation_twice_is_the_same() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments =
         ["--trace=gups:log2_words=20,updates=200000", "--machine=k8", "--policy=auto,reservation", "--native"];
     assert_eq!(simulate(&scratch, &arguments), simulate(&scratch, &arguments));
@@ -74,7 +74,7 @@ fn the_same_simulation_twice_is_the_same() {
 
 #[test]
 fn reservation_utilization_and_auto_leave_sparse_windows_alone() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments = [HALF_SPARSE, "--machine=skylake-sp", "--policy=reservation,utilization,auto", "--guest-page=2m"];
     let found = simulate(&scratch, &[&arguments[..], &["--cycles-per-access=20000"]].concat());
     for result in found["results"].as_array().unwrap() {
@@ -88,7 +88,7 @@ fn reservation_utilization_and_auto_leave_sparse_windows_alone() {
 
 #[test]
 fn a_short_run_of_accesses_is_cut_and_says_so() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let found = simulate(&scratch, &["--trace=gups", "--machine=k8", "--accesses=1000"]);
     assert_eq!(found["results"][0]["accesses"], 1000);
     let misses_of_base_pages = found["results"][0]["misses_by_page"]["4k"].as_u64().unwrap();
@@ -97,7 +97,7 @@ fn a_short_run_of_accesses_is_cut_and_says_so() {
 
 #[test]
 fn the_table_and_the_plot_say_what_was_simulated() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let arguments =
         ["simulate", HALF_SPARSE, "--machine=k8", "--policy=greedy,never", "--plot=p.svg", "--cycles-per-access=20000"];
     let table = scratch.wideleaf(&arguments).assert().success().stderr("");
@@ -129,7 +129,7 @@ fn trace(rounds: u64) -> Vec<u8> {
 
 #[test]
 fn a_recorded_trace_is_simulated_to_its_last_access() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     scratch.file("t", &trace(10));
     let found = simulate(&scratch, &["--trace=t", "--machine=k8", "--native", "--host-page=4k,2m"]);
     assert_eq!((&found["trace"]["kernel"], &found["trace"]["class"]), (&"npb.cg".into(), &"S".into()));
@@ -144,7 +144,7 @@ fn a_recorded_trace_is_simulated_to_its_last_access() {
 
 #[test]
 fn a_trace_that_can_not_be_used_is_one_clear_line() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let whole = trace(10);
     let refuses = |bytes: &[u8], words: &[&str]| {
         scratch.file("t", bytes);
@@ -163,7 +163,7 @@ fn a_trace_that_can_not_be_used_is_one_clear_line() {
 
 #[test]
 fn arguments_that_make_no_sense_are_one_clear_line() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["simulate"], arguments].concat(), 2, words);
     };
@@ -184,12 +184,12 @@ fn arguments_that_make_no_sense_are_one_clear_line() {
 
 #[test]
 fn machines_and_streams_are_listed_with_their_sources() {
-    let scratch = Scratch::new();
+    let scratch = new_scratch();
     let machines = scratch.wideleaf(&["simulate", "--machine=help"]).assert().success();
     machines.stdout(predicate::str::contains("skylake-sp").and(predicate::str::contains("CPUID")));
     let listed = simulate(&scratch, &["--machine=help"]);
     let names = listed["machines"].as_array().unwrap().iter().map(|machine| machine["name"].as_str().unwrap());
-    let known = wideleaf_policies::walk::machines().iter().map(|machine| machine.name);
+    let known = wideleaf_simulator::machines().iter().map(|machine| machine.name);
     assert!(names.eq(known));
     let streams = scratch.wideleaf(&["simulate", "--trace=help"]).assert().success();
     streams.stdout(predicate::str::contains("log2_words").and(predicate::str::contains("half-sparse")));

@@ -8,13 +8,15 @@
 //!
 //! The footprint is the program's own: over more memory the tables outgrow caches, and walks cost more.
 
-use super::cost::{CYCLES_MAX, Cells, WalkCost};
+use wideleaf_policies::walk::CYCLES_PER_MICROSECOND;
+use wideleaf_policies::walk::cost::{CYCLES_MAX, Cells, WalkCost};
+
+use super::Paging;
 use super::machine::Machine;
 use super::simulator::{Options, Simulator};
 use super::space::AddressSpace;
 use super::streams::Random;
-use super::{CYCLES_PER_MICROSECOND, Paging};
-use crate::units::{Bytes, PageSize, mib};
+use wideleaf_policies::units::{Bytes, PageSize, mib};
 
 /// What [`walk_cost`] is asked of.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! What the simulator counts. All of it is sums: two runs may be added, and a rate is a quotient of two fields.
 
 use super::caches::Purpose;
-use crate::units::PageSize;
+use wideleaf_policies::units::PageSize;
 
 /// Where memory references were served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //!   data line ────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
-use crate::units::PageSize;
+use wideleaf_policies::units::PageSize;
 
 /// How far a number is to be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,7 +10,7 @@
 //!
 //! The policy is the one that runs on a live host, unchanged. What it sees is what sensors would tell it: pages that are
 //! present, from the first touch on; whether some windows at a time were touched within an interval, and how soon
-//! ([`crate::sampled`]); pages that hold nothing but zeroes, which here are those that only a large page brought; the
+//! ([`wideleaf_policies::sampled`]); pages that hold nothing but zeroes, which here are those that only a large page brought; the
 //! guest's page size; the host's memory. Columns that it does not ask for stay empty, as on a live host.
 //!
 //! Time is accesses times a constant, the same on every machine and under every policy: so a policy decides alike on all
@@ -22,13 +22,13 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use crate::action::Plan;
-use crate::budget::{Budget, BudgetLimits};
-use crate::policy::Policy;
+use crate::Simulator;
 use crate::replay::{Costs, Tally};
-use crate::snapshot::GuestMapping;
-use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
-use crate::walk::Simulator;
+use wideleaf_policies::action::Plan;
+use wideleaf_policies::budget::{Budget, BudgetLimits};
+use wideleaf_policies::policy::Policy;
+use wideleaf_policies::snapshot::GuestMapping;
+use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
 
 mod history;
 mod host;

@@ -25,13 +25,13 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::time::Duration;
 
-use crate::action::{Action, Plan};
-use crate::budget::Budget;
-use crate::outcome::Outcome;
-use crate::policy::Policy;
-use crate::recording::{DecodeError, Decoder, Frame, Header, RecordedOutcome};
-use crate::snapshot::{Snapshot, VmSnapshot};
-use crate::units::{Moment, PageSize, WindowIndex};
+use wideleaf_policies::action::{Action, Plan};
+use wideleaf_policies::budget::Budget;
+use wideleaf_policies::outcome::Outcome;
+use wideleaf_policies::policy::Policy;
+use wideleaf_policies::recording::{DecodeError, Decoder, Frame, Header, RecordedOutcome};
+use wideleaf_policies::snapshot::{Snapshot, VmSnapshot};
+use wideleaf_policies::units::{Moment, PageSize, WindowIndex};
 
 mod costs;
 pub(crate) mod feasible;

@@ -89,7 +89,7 @@ pub(crate) enum Shape {
 /// What to do with sets under LRU by their shape, so that it is known when this is compiled.
 macro_rules! by_shape {
     ($sets:expr, $lru:ident => $known:expr, _ => $other:expr) => {{
-        use $crate::walk::sets::Shape;
+        use $crate::sets::Shape;
         match $sets.shape() {
             Shape::Wide(4) => by_shape!(@ wide, 4, $sets, $lru, $known),
             Shape::Wide(8) => by_shape!(@ wide, 8, $sets, $lru, $known),

@@ -18,7 +18,7 @@ use super::space::AddressSpace;
 use super::streams::Access;
 use super::tlb::{Level, Translated, find, translate};
 use super::walker::Walker;
-use crate::units::{PageSize, WindowIndex};
+use wideleaf_policies::units::{PageSize, WindowIndex};
 
 pub(crate) mod block;
 

@@ -17,7 +17,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::units::{Bytes, PageSize, WindowIndex};
+use wideleaf_policies::units::{Bytes, PageSize, WindowIndex};
 
 /// The largest arena: 2 TiB, so that a page number and a page size fit 32 bits together.
 pub const ARENA_MAX: Bytes = Bytes::new(2 << 40);

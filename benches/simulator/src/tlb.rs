@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use super::machine::{Fill, TlbArray, TlbLevel};
 use super::sets::{Found, Sets, keep};
 use super::space::page_shift;
-use crate::units::PageSize;
+use wideleaf_policies::units::PageSize;
 
 /// The bit of a page number that chooses between two arrays that hold the same size. It is above those that choose the
 /// set within any array there is, so that both arrays use all of their sets.

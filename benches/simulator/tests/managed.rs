@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use wideleaf_policies::managed::{Clock, HostConfig, Managed, Mmu, windows_of};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::walk::calibrated::{Calibration, walk_cost};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::walk::simulator::Options;
-use wideleaf_policies::walk::{AddressSpace, Counts, Paging, Simulator, machine};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, WindowIndex};
+use wideleaf_simulator::calibrated::{Calibration, walk_cost};
+use wideleaf_simulator::managed::{Clock, HostConfig, Managed, Mmu, windows_of};
+use wideleaf_simulator::simulator::Options;
+use wideleaf_simulator::{AddressSpace, Counts, Paging, Simulator, machine};
 
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 512 * PAGE;

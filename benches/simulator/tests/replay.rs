@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use wideleaf_policies::policy::{POLICIES, by_name};
 use wideleaf_policies::recording::{DecodeError, Encoder, Header, VmHeader};
-use wideleaf_policies::replay::{Recording, Tally};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{
     Action, Backing, Budget, BudgetLimits, Bytes, Cost, HostMemory, MappingStats, Moment, Outcome, OutcomeResult,
     PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, ReservationRules, Snapshot, VmId, VmSnapshot,
     WindowIndex, WindowRow,
 };
+use wideleaf_simulator::replay::{Recording, Tally};
 
 const VM: VmId = VmId(0);
 

@@ -11,9 +11,10 @@
 
 use proptest::prelude::*;
 use wideleaf_policies::units::gib;
-use wideleaf_policies::walk::machine::{Array, Replacement, WalkCache, high};
-use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Paging, Simulator, machine, references};
+use wideleaf_policies::walk::references;
 use wideleaf_policies::{PageSize, WindowIndex};
+use wideleaf_simulator::machine::{Array, Replacement, WalkCache, high};
+use wideleaf_simulator::{AddressSpace, Counts, Machine, Paging, Simulator, machine};
 
 const TEST: &str = "made for this test";
 const LARGE: Array = array(64);
@@ -216,12 +217,12 @@ proptest! {
     /// What the caches of the walk save and what is still read make the cold walk, for every machine and any accesses.
     #[test]
     fn what_is_read_and_what_is_skipped_make_a_cold_walk(
-        which in 0..wideleaf_policies::walk::machines().len(),
+        which in 0..wideleaf_simulator::machines().len(),
         guest in page_size(),
         host in page_size(),
         addresses in prop::collection::vec(0..gib(2).get(), 1..200),
     ) {
-        let machine = &wideleaf_policies::walk::machines()[which];
+        let machine = &wideleaf_simulator::machines()[which];
         let space = AddressSpace::nested(gib(2), guest, host, Paging::FOUR_LEVELS);
         let mut simulator = Simulator::new(machine, space);
         for address in addresses {

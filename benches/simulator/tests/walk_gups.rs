@@ -5,8 +5,8 @@
 
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::Bytes;
-use wideleaf_policies::walk::streams::{Access, gups};
-use wideleaf_policies::walk::{AddressSpace, Counts, Simulator, machine};
+use wideleaf_simulator::streams::{Access, gups};
+use wideleaf_simulator::{AddressSpace, Counts, Simulator, machine};
 
 /// A row of the measurements: page size, log2 of the table's words, misses an update of one pass, walks that missed the L2
 /// a miss.

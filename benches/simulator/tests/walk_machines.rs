@@ -2,9 +2,9 @@
 
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::gib;
-use wideleaf_policies::walk::machine::{Array, Confidence, TlbLevel};
-use wideleaf_policies::walk::simulator::Options;
-use wideleaf_policies::walk::{AddressSpace, Machine, Paging, Simulator, machine, machines};
+use wideleaf_simulator::machine::{Array, Confidence, TlbLevel};
+use wideleaf_simulator::simulator::Options;
+use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, machine, machines};
 
 /// The rows of the file in their order, by the names one types.
 const ROWS: [&str; 15] = [
@@ -130,7 +130,7 @@ fn every_machine_holds_as_many_pages_as_its_larger_level_and_half_of_them_on_a_s
 
 #[test]
 fn the_same_accesses_give_the_same_counts_one_by_one_and_all_at_once() {
-    use wideleaf_policies::walk::streams::{Access, gups};
+    use wideleaf_simulator::streams::{Access, gups};
     for machine in machines() {
         let accesses: Vec<Access> =
             gups(1 << 24, 7).take(5_000).map(|access| Access { repeats: 2, ..access }).collect();
@@ -151,9 +151,9 @@ fn the_same_accesses_give_the_same_counts_one_by_one_and_all_at_once() {
 
 #[test]
 fn with_fewer_lines_translation_is_the_same() {
-    use wideleaf_policies::walk::counts::References;
-    use wideleaf_policies::walk::simulator::Lines;
-    use wideleaf_policies::walk::streams::{Access, gups};
+    use wideleaf_simulator::counts::References;
+    use wideleaf_simulator::simulator::Lines;
+    use wideleaf_simulator::streams::{Access, gups};
     for machine in machines() {
         let counts = |lines| {
             let space = AddressSpace::nested(gib(1), PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);

@@ -60,7 +60,7 @@ pub fn command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli
 }
 
 /// Ends the process with what clap says: a refusal, or help, which has to arrive.
-fn said_by_clap<T>(error: clap::Error) -> Result<T, Failure> {
+pub fn said_by_clap<T>(error: clap::Error) -> Result<T, Failure> {
     if error.use_stderr() {
         error.exit();
     }

@@ -170,6 +170,14 @@ impl Reading {
     }
 }
 
+/// The events that fit this CPU and their source, or why there are none.
+pub fn describe(events: &Result<&'static WalkEvents, String>) -> String {
+    match events {
+        Ok(events) => format!("{} ({}; not run on hardware yet)", events.name, events.source),
+        Err(why) => why.clone(),
+    }
+}
+
 /// The events of this CPU, each of which could be opened.
 ///
 /// # Errors

@@ -10,10 +10,7 @@ use wideleaf_memory::walk_cost::SAVED_AT;
 use wideleaf_policies::Bytes;
 
 use super::agreement::{RUNS_MAX, Spread};
-use super::laps::Way;
 use super::measure::{CellReport, LevelReport};
-use super::predict::Prediction;
-use super::replay::Pace;
 use super::{TlbCostReport, agreement};
 use crate::environment::Environment;
 use crate::guests::tables::clean;
@@ -71,9 +68,6 @@ impl TlbCostReport {
             let _ = writeln!(out, "only natively: {why}");
         }
         self.write_cells(&mut out);
-        if let Some(prediction) = &self.prediction {
-            write_prediction(&mut out, prediction);
-        }
         let mut pagings: Vec<&str> = self.cells.iter().filter_map(|cell| cell.paging.as_deref()).collect();
         pagings.dedup();
         for paging in pagings {
@@ -175,62 +169,4 @@ fn level_cells(level: &LevelReport) -> [Cell; 6] {
 fn spread(spread: Spread, digits: usize) -> Cell {
     let Spread { median, lowest, highest } = spread;
     number(format!("{median:.digits$} ({lowest:.digits$} - {highest:.digits$})"))
-}
-
-fn write_prediction(out: &mut String, prediction: &Prediction) {
-    let Prediction { kernel, cmdline, iterations: (made, all), visits, replayed, .. } = prediction;
-    let of_run = if *all == 0 { String::new() } else { format!(", {made} of its {all} iterations a run") };
-    let _ = writeln!(out, "{kernel} {cmdline}, natively{of_run}");
-    write_paces(out, prediction);
-    let percent = |part: f64| format!("{:.1} %", part * 1e2);
-    let Prediction { share_bound, is_bound, saved, rounds, .. } = prediction;
-    let mut rows = table(&["time that 2 MiB pages save", ""]);
-    let kind = if *is_bound { "at most" } else { "an estimate" };
-    rows.add_row([Cell::new(format!("predicted, {kind}")), number(percent(*share_bound))]);
-    let interval = format!("{} ({} - {})", percent(saved.median), percent(saved.low), percent(saved.high));
-    let how = format!("measured: median of {rounds} rounds, interval of {:.1} %", saved.confidence * 1e2);
-    rows.add_row([Cell::new(how), number(interval)]);
-    let _ = writeln!(out, "{rows}");
-    let claim = if *is_bound {
-        "at most: no mix of the paces above that is as fast as the kernel saves more; asking is in it where the kernel is faster than all that ask less"
-    } else {
-        "an estimate, by the fastest of the paces above: the kernel is faster than any of them, so it is no bound"
-    };
-    let _ = writeln!(
-        out,
-        "  {claim}. Assumed: page sizes change the time of\n  \
-         its loads and stores alone, none is made faster than in a replay, and the {replayed} of {visits} visits that were replayed stand for all"
-    );
-    if *is_bound && saved.low > *share_bound {
-        let _ = writeln!(
-            out,
-            "  more was saved than predicted at most: one of these does not hold here, or the machine was not quiet"
-        );
-    }
-    if let Some(walks) = &prediction.counted {
-        let share = walks
-            .share()
-            .map_or("cycles are not counted on this CPU".to_owned(), |share| percent(share) + " of its cycles");
-        let _ =
-            writeln!(out, "  counted by the PMU in its measured part on 4 KiB pages: {} walks, {share}", walks.walks);
-    }
-    let (large, windows) = prediction.large_windows;
-    let _ = writeln!(out, "  {large} of {windows} windows of its memory were large on the 2 MiB side");
-}
-
-/// Its accesses without it.
-fn write_paces(out: &mut String, prediction: &Prediction) {
-    let mut rows = table(&["ns a visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
-    for Pace { way, base_ns, huge_ns } in &prediction.paces {
-        let how = match way {
-            Way::Chains(1) => "one after another".to_owned(),
-            Way::Chains(chains) => format!("{chains} chains"),
-            Way::Free => "all at once".to_owned(),
-            Way::Ahead(visits) => format!("asked for {visits} visits ahead"),
-            Way::Asked => "asked for only".to_owned(),
-        };
-        rows.add_row([Cell::new(how), number(format!("{base_ns:.3}")), number(format!("{huge_ns:.3}"))]);
-    }
-    rows.add_row([Cell::new("in the kernel"), number(format!("{:.3}", prediction.pace_ns)), number("")]);
-    let _ = writeln!(out, "{rows}");
 }

@@ -88,7 +88,7 @@ impl Catalogued for Evidence {
 
 /// What a miss costs: a chase natively, and in guests.
 fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
-    let chase = |options: &[&str]| Cell::of(Job::tlbcost(options, CHASE_S));
+    let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
     let of_guest = |page: &str| match absence(host, guest, page) {
         Some(why) => Cell::Absent(why),
         None => chase(&["--guest", "--guest-page", guest, "--host-page", page]),
@@ -116,7 +116,7 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         page => run(&["--native", "--host-page", page, "--policy", "never"]),
     };
     let predicted = match guest {
-        "2m" => Cell::of(Job::tlbcost(&["--predict", "gups", "--log2-words", "25"], PREDICTION_S)),
+        "2m" => Cell::of(Job::tlbcost(&["predict", "gups", "--log2-words", "25"], PREDICTION_S)),
         _ => Cell::Absent("once is enough".into()),
     };
     vec![

@@ -25,10 +25,10 @@ const ARMS: [(&str, &str); 3] = [
 
 const COST: &str = "TLB miss";
 
-/// What is predicted and measured, what `tlbcost --predict` is asked for, how long that takes, and the memory that it takes.
+/// What is predicted and measured, what `wideleaf-lab predict` is asked for, how long that takes, and the memory that it takes.
 const PROGRAMS: [(&str, &[&str], f64, u64); 2] = [
-    ("STREAM 1 GiB", &["--predict", "stream", "--cmdline", "words=44739240"], 150.0, 2048),
-    ("GUPS 2^26", &["--predict", "gups", "--log2-words", "26"], 200.0, 1024),
+    ("STREAM 1 GiB", &["predict", "stream", "--cmdline", "words=44739240"], 150.0, 2048),
+    ("GUPS 2^26", &["predict", "gups", "--log2-words", "26"], 200.0, 1024),
 ];
 
 impl Catalogued for Lwn {
@@ -60,7 +60,7 @@ impl Catalogued for Lwn {
 }
 
 fn cost() -> Case {
-    let of = |page| Cell::of(Job::tlbcost(&["--native", "--host-page", page], 60.0));
+    let of = |page| Cell::of(Job::tlbcost(&["tlbcost", "--native", "--host-page", page], 60.0));
     let cells = vec![of("4k"), of("2m"), Cell::Absent("there is nothing to predict".into())];
     Case { name: COST.into(), unit: "cycles".into(), working_set_mib: 256, cells }
 }

@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use wideleaf::failure::Failure;
 use wideleaf_experiments::definition::Experiment;
-
-use crate::failure::Failure;
 
 /// The experiment with each arm also by `program`, which has to be a wideleaf.
 pub(super) fn against(experiment: Experiment, program: &Path) -> Result<Experiment, Failure> {

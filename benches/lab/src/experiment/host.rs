@@ -2,13 +2,12 @@
 
 use std::process::{Command, Stdio};
 
+use crate::experiment::jobs;
+use wideleaf::environment::Environment;
+use wideleaf::run::guest;
 use wideleaf_experiments::definition::HostFacts;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
-
-use crate::environment::Environment;
-use crate::experiment::jobs;
-use crate::run::guest;
 
 /// This host's.
 pub(super) fn facts() -> HostFacts {

@@ -1,11 +1,10 @@
 //! What the host has to be like while a job runs. Each part is had by a child, so that it is put back however we end.
 
+use wideleaf::failure::Failure;
+use wideleaf::held_pool::HeldPool;
 use wideleaf_experiments::definition::HostState;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
-
-use crate::failure::Failure;
-use crate::held_pool::HeldPool;
 
 pub mod fragmentation;
 pub mod khugepaged;

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use crate::experiment::host_state::{HeldState, KeptState};
+use wideleaf::environment;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::definition::{Job, Work};
 use wideleaf_experiments::results::Measured;
-
-use crate::environment;
-use crate::experiment::host_state::{HeldState, KeptState};
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
 
 mod prediction;
 mod qemu;
@@ -50,7 +49,7 @@ mod tests {
     use wideleaf_kernels::registry::{MemoryNeed, by_name};
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use wideleaf::args::{Cli, Command};
 
     fn host_with_everything() -> HostFacts {
         HostFacts {
@@ -94,7 +93,7 @@ mod tests {
                     if is_judged {
                         assert_eq!(kernel.figure.unit.as_str(), case.unit, "{what}");
                     }
-                    let cmdline = crate::run::kernel::with_class(kernel, run.class.as_deref(), &run.cmdline);
+                    let cmdline = wideleaf::run::kernel::with_class(kernel, run.class.as_deref(), &run.cmdline);
                     let need = kernel.memory_for(&cmdline.expect(&what), usize::from(run.vcpus)).expect(&what);
                     if let (MemoryNeed::Bytes(bytes), Some(memory)) = (need, run.memory) {
                         assert!(bytes < memory.get(), "{what}: it needs {bytes} bytes");

@@ -8,12 +8,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use wideleaf::failure::Failure;
 use wideleaf_experiments::results::{Actions, MapColumn, MemoryMap};
 use wideleaf_policies::recording::{DecodeError, Decoder, Frame, RecordedOutcome};
 use wideleaf_policies::snapshot::{AccessHistory, Backing, GuestMapping, VmSnapshot, WindowRow};
 use wideleaf_policies::{MappingStats, PageSize};
-
-use crate::failure::Failure;
 
 /// Letters of all columns of a map: with its three columns a window it has a megabyte at most in the file of results.
 const LETTERS_MAX: usize = 200_000;

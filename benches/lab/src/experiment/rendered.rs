@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use wideleaf::failure::Failure;
+use wideleaf::output::{NamedPlace, print, say};
 use wideleaf_experiments::report::{Report, html, markdown, svg, text};
-
-use crate::failure::Failure;
-use crate::output::{NamedPlace, print, say};
 
 /// How a report is shown.
 #[derive(Args, Clone, Debug, Default)]

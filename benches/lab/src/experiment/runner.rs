@@ -12,9 +12,9 @@ use wideleaf_policies::units::mib;
 use crate::experiment::host_state::KeptState;
 use crate::experiment::jobs;
 use crate::experiment::store::Store;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::run::visible_bar;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::run::visible_bar;
 
 /// All that is left of an experiment.
 pub(super) struct Runner<'a> {
@@ -69,7 +69,7 @@ impl Runner<'_> {
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
         // A map of one round is enough, and a recording is not free.
         let job = Job { wants_map: job.wants_map && turn.round == 1, ..job.clone() };
-        let load_1m = crate::environment::Environment::capture().load_1m;
+        let load_1m = wideleaf::environment::Environment::capture().load_1m;
         let began = Instant::now();
         let outcome = match self.measure(&job, kept, case.working_set_mib) {
             Ok(measured) => RunOutcome::Measured(measured),

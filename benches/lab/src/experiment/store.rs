@@ -13,8 +13,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
 use crate::experiment::environment;
-use crate::failure::Failure;
-use crate::output::{NamedPlace, new_file_in};
+use wideleaf::failure::Failure;
+use wideleaf::output::{NamedPlace, new_file_in};
 
 /// The longest file of results that is read: a thousand rounds of the longest experiment are some tens of MiB.
 const RESULTS_MAX: Bytes = mib(512);
@@ -93,7 +93,7 @@ impl Store {
         let hint =
             format!("{made} of {all} runs are in {path}; go on with `wideleaf experiment run {name} --resume {path}`");
         if let Failure::Interrupted = failure {
-            crate::output::say(format_args!("{hint}"));
+            wideleaf::output::say(format_args!("{hint}"));
             return failure;
         }
         failure.during(&hint)

@@ -16,16 +16,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use wideleaf_protocol::linux::PROGRAM_PHASE;
-use wideleaf_protocol::{ExitCode, Message, Mismatch, Name, PROTOCOL_VERSION, Status, parse};
-
-use crate::failure::Failure;
-use crate::report::{
+use wideleaf::failure::Failure;
+use wideleaf::report::{
     Figure, FigureBlock, Gaps, Hello, Measurement, Problem, Verification, number, rate, table, write_gaps,
     write_results, write_verification,
 };
-use crate::run::{outcome_of, verdict};
-use crate::session::{rate_over, seconds_of};
+use wideleaf::run::{outcome_of, verdict};
+use wideleaf::session::{rate_over, seconds_of};
+use wideleaf_protocol::linux::PROGRAM_PHASE;
+use wideleaf_protocol::{ExitCode, Message, Mismatch, Name, PROTOCOL_VERSION, Status, parse};
 
 /// More of a log is not read: a serial line of 115200 baud brings that much in a day.
 pub const LOG_BYTES_MAX: u64 = 1 << 30;

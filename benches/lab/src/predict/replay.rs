@@ -19,11 +19,11 @@ use wideleaf_memory::{GuestRam, Host, LinuxHost};
 use wideleaf_policies::PageSize;
 
 use super::laps::{LAPS, Lap, Way};
-use super::predict::median;
+use super::prediction::median;
 use super::sample::Sample;
 use super::work::Work;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
 
 /// The first eighth of a burst is not timed: it brings into caches and TLBs what the program has there at that moment. 64 thousand visits of the
 /// longest bursts: more than a second TLB has entries, and than the lines of 4 MiB of cache.

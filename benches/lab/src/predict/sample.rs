@@ -7,10 +7,9 @@
 
 use std::io::{BufWriter, PipeReader, PipeWriter};
 
+use wideleaf::failure::Failure;
 use wideleaf_recorder::{Progress, RecordError, Recorded, Request, record};
 use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader};
-
-use crate::failure::Failure;
 
 /// Visits of a burst: so many that what a TLB of 3072 entries has to be filled with at its begin is less than a hundredth of it.
 const BURST: usize = 1 << 19;

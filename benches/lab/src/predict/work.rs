@@ -20,11 +20,11 @@ use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, kib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message};
 
-use super::counters::{LinuxPmu, Meter, WalkEvents, Walks};
-use crate::environment::memory_available_kib;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::run::{kernel, native_layout};
+use wideleaf::environment::memory_available_kib;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::run::{kernel, native_layout};
+use wideleaf::tlbcost::counters::{LinuxPmu, Meter, WalkEvents, Walks};
 
 /// A run takes no longer.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -89,7 +89,7 @@ impl Work {
     /// [`Failure::Usage`] where there is no such kernel, class or parameter.
     pub fn new(name: &str, class: Option<&str>, cmdline: &str) -> Result<Work, Failure> {
         let unknown =
-            || Failure::Usage(format!("--predict {name}: there is no such kernel; `wideleaf kernels` lists them"));
+            || Failure::Usage(format!("cannot predict {name}: there is no such kernel; `wideleaf kernels` lists them"));
         let kernel = by_name(name).ok_or_else(unknown)?;
         let cmdline = kernel::with_class(kernel, class, cmdline)?;
         let needed = match kernel::memory_needed(kernel, &cmdline, 1)? {

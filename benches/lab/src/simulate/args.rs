@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use wideleaf_policies::walk::{Machine, machine, machines};
+use wideleaf::args::{FormatArg, parse_some_bytes, parse_timeout, with_files};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
-
-use crate::args::{FormatArg, parse_some_bytes, parse_timeout, with_files};
+use wideleaf_simulator::{Machine, machine, machines};
 
 const EXAMPLES: &str = "\
 On a recording the guest is the recorded one: what it touched and when stays as it was, however its pages are. Costs are those

@@ -7,12 +7,12 @@
 use std::fmt;
 
 use wideleaf_policies::Bytes;
-use wideleaf_policies::walk::streams::{self, Access, Axis, Cube, Sort, Sparse, StreamKernel};
+use wideleaf_simulator::streams::{self, Access, Axis, Cube, Sort, Sparse, StreamKernel};
 
 use super::sweep3d::Sweep3d;
-use crate::failure::Failure;
-use crate::output::print;
-use crate::report::prose_table;
+use wideleaf::failure::Failure;
+use wideleaf::output::print;
+use wideleaf::report::prose_table;
 
 /// Accesses, one after another.
 pub type Accesses = Box<dyn Iterator<Item = Access> + Send>;

@@ -1,13 +1,12 @@
 //! The machines that can be simulated, with where their numbers come from: `--machine help`.
 
 use serde::Serialize;
+use wideleaf::failure::Failure;
+use wideleaf::output::Output;
+use wideleaf::report::prose_table;
 use wideleaf_policies::PageSize;
-use wideleaf_policies::walk::machine::{Array, Confidence, Number, TlbLevel};
-use wideleaf_policies::walk::{Machine, machines};
-
-use crate::failure::Failure;
-use crate::output::Output;
-use crate::report::prose_table;
+use wideleaf_simulator::machine::{Array, Confidence, Number, TlbLevel};
+use wideleaf_simulator::{Machine, machines};
 
 /// All machines.
 #[derive(Debug, Serialize)]

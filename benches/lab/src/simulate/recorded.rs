@@ -12,18 +12,17 @@ use std::path::Path;
 
 use comfy_table::Cell;
 use serde::Serialize;
+use wideleaf::failure::Failure;
+use wideleaf::output::Output;
+use wideleaf::report::{number, table};
+use wideleaf::run::WALK_COST_FACT;
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
-use wideleaf_policies::replay::{Recording, Tally};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PerTenThousand};
-
-use crate::failure::Failure;
-use crate::output::Output;
-use crate::report::{number, table};
-use crate::run::WALK_COST_FACT;
+use wideleaf_simulator::replay::{Recording, Tally};
 
 /// A recording is read into memory whole; a busy host of a tebibyte needs weeks for so much.
 const RECORDING_MAX: Bytes = gib(1);

@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 
 use comfy_table::Cell;
 use serde::Serialize;
-use wideleaf_policies::managed::{HistorySample, Managed};
-use wideleaf_policies::walk::Counts;
-use wideleaf_policies::walk::counts::{References, Served};
 use wideleaf_policies::{Bytes, Moment, PageSize, PerTenThousand};
+use wideleaf_simulator::Counts;
+use wideleaf_simulator::counts::{References, Served};
+use wideleaf_simulator::managed::{HistorySample, Managed};
 
 use super::args::SimulateArgs;
 use super::source::SourceInfo;
-use crate::guests::tables::clean;
-use crate::report::{number, table};
+use wideleaf::guests::tables::clean;
+use wideleaf::report::{number, table};
 
 /// Cycles in a second of simulated time.
 const CYCLES_PER_S: f64 = 2e9;

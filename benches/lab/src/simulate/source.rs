@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::Bytes;
-use wideleaf_policies::walk::streams;
+use wideleaf_simulator::streams;
 use wideleaf_trace::{Access, TraceReader};
 
 use super::generated::{self, Accesses, Generated};
-use crate::failure::Failure;
+use wideleaf::failure::Failure;
 
 /// Accesses of a generated block: a few pages of memory, so that a bar moves and Ctrl-C is heard.
 const BLOCK: usize = 16 * 1024;

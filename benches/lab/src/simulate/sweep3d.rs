@@ -13,7 +13,7 @@
 //! entries, so a loop's arrays are followed cache line by cache line instead of word by word: the misses are the same. (Fixups look again at what is in
 //! the cache.)
 
-use wideleaf_policies::walk::streams::Access;
+use wideleaf_simulator::streams::Access;
 
 const ANGLES: u64 = 6;
 /// Sweeps of an iteration: one from each corner of the mesh.

@@ -12,24 +12,24 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::ProgressBar;
-use wideleaf_policies::managed::{Clock, HostConfig, Managed};
 use wideleaf_policies::policy::RamStart;
-use wideleaf_policies::walk::calibrated::{Calibration, walk_cost};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::walk::simulator::Options;
-use wideleaf_policies::walk::space::ARENA_MAX;
-use wideleaf_policies::walk::{AddressSpace, Machine, Paging, Simulator, streams};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+use wideleaf_simulator::calibrated::{Calibration, walk_cost};
+use wideleaf_simulator::managed::{Clock, HostConfig, Managed};
+use wideleaf_simulator::simulator::Options;
+use wideleaf_simulator::space::ARENA_MAX;
+use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, streams};
 use wideleaf_trace::Access;
 
 use super::args::{MachinesArg, SimulateArgs};
 use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
 use super::source::{Blocks, Source, SourceInfo};
 use super::{machines, plot};
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output, refuse_standard_output};
-use crate::run::visible_bar;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::output::{NamedPlace, Output, refuse_standard_output};
+use wideleaf::run::visible_bar;
 
 /// What decides of the host's pages.
 #[derive(Clone, Debug)]

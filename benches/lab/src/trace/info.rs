@@ -10,12 +10,12 @@ use wideleaf_memory::input_file::InputFile;
 use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader, VERSION};
 
 use super::InfoArgs;
-use crate::failure::Failure;
-use crate::guests::tables::clean;
-use crate::interrupts::Interrupts;
-use crate::output::Output;
-use crate::report::{number, table};
-use crate::run::visible_bar;
+use wideleaf::failure::Failure;
+use wideleaf::guests::tables::clean;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::output::Output;
+use wideleaf::report::{number, table};
+use wideleaf::run::visible_bar;
 
 /// What a trace says and amounts to.
 #[derive(Debug, Serialize)]

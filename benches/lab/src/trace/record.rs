@@ -10,10 +10,10 @@ use wideleaf_recorder::{Progress, RecordError, Recorded, Request, record};
 use wideleaf_trace::{Header, Totals};
 
 use super::RecordArgs;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output, refuse_standard_output};
-use crate::run::{kernel, visible_bar};
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::output::{NamedPlace, Output, refuse_standard_output};
+use wideleaf::run::{kernel, visible_bar};
 
 /// How often the line on a terminal is written anew.
 const SHOWN_EVERY: Duration = Duration::from_millis(100);

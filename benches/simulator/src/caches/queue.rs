@@ -8,8 +8,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::walk::sets::{Lane, LruSets};
-use crate::walk::simulator::block;
+use crate::sets::{Lane, LruSets};
+use crate::simulator::block;
 
 /// References that one access makes at most: a walk through five levels in both dimensions makes 35, and the data are one.
 pub(crate) const OF_AN_ACCESS: usize = 36;

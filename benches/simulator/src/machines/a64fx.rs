@@ -1,8 +1,8 @@
 //! Fujitsu A64FX: the machine of the astrophysics measurements, where fewer misses saved no time.
 
 use super::{FILLED_BY_MISSES, LRU, REMEMBERED, array, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Machine, TlbArray, TlbLevel, WalkCache, high, unverified};
+use crate::machine::{Machine, TlbArray, TlbLevel, WalkCache, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const MANUAL: &str = "remembered of Fujitsu's A64FX microarchitecture manual";
 const TABLE_CACHE: &str =

@@ -3,8 +3,8 @@
 use super::ice_lake_sp::{SECOND, STORES};
 use super::sapphire_rapids::SAPPHIRE_RAPIDS;
 use super::{CPUID, INTEL_TREE, REMEMBERED, array, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{CacheLevel, Fill, Machine, TlbArray, TlbLevel, high, unverified};
+use crate::machine::{CacheLevel, Fill, Machine, TlbArray, TlbLevel, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 /// See the file's head. The last cache is that of a part with 128 cores.
 pub(super) const GRANITE_RAPIDS: Machine = Machine {

@@ -1,8 +1,8 @@
 //! Intel Xeon E5 v3 (Haswell-EP).
 
 use super::{CPUID, INTEL_TREE, INTEL_WALK_CACHES, REMEMBERED, array, cache, first_level};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, high, low, medium, unverified};
+use crate::machine::{Fill, Machine, TlbArray, high, low, medium, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const REVIEW: &str = "a review of the E5-2600 v3: 15 to 20 ns of 30 MB, 60 cycles";
 

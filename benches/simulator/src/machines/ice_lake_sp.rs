@@ -1,8 +1,8 @@
 //! Intel Xeon Scalable of the third generation (Ice Lake-SP): stores have a TLB of their own, the second level is two arrays.
 
 use super::{CPUID, INTEL_TREE, INTEL_WALK_CACHES, REMEMBERED, array, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, TlbLevel, high, low, unverified};
+use crate::machine::{Fill, Machine, TlbArray, TlbLevel, high, low, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 /// Stores: any size, one set.
 pub(super) const STORES: &[TlbArray] =

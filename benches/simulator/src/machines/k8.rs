@@ -1,10 +1,10 @@
 //! AMD Opteron 270, 275, 875 (K8, revision E): the machine of the FreeBSD and OpenMP superpage measurements.
 
 use super::{AMD_HOST_WALK_CACHES, BHARGAVA, CPUID, array, fully_associative};
-use crate::units::PageSize::{Base4K, Huge2M};
-use crate::walk::machine::{
+use crate::machine::{
     CacheLevel, Fill, Machine, Replacement, TlbArray, TlbLevel, WalkCache, high, low, medium, unverified,
 };
+use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
 const HENNESSY: &str = "Hennessy and Patterson, Computer Architecture, 4th ed., 5.6: the Opteron's memory hierarchy";
 const RIGHTMARK: &str =

@@ -1,8 +1,8 @@
 //! Intel Itanium 2 (Madison): no radix tables, but a hashed one that a walk reads once.
 
 use super::{FILLED_BY_MISSES, LRU, REMEMBERED, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, TlbLevel, WalkCache, high, low, medium, unverified};
+use crate::machine::{Fill, Machine, TlbArray, TlbLevel, WalkCache, high, low, medium, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const SEVEN_CPU: &str = "7-cpu.com, Itanium 2 at 1300 MHz";
 const HASHED: &str = "stands in for the hashed table (VHPT): with all upper levels cached, a walk reads one entry";

@@ -1,8 +1,8 @@
 //! Intel Xeon Nocona and Paxville, Pentium 4 Prescott: the first 64-bit Xeons.
 
 use super::{CPUID, FILLED_BY_MISSES, INTEL_WALK_CACHES, REMEMBERED, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Huge2M};
-use crate::walk::machine::{Machine, TlbArray, high, unverified};
+use crate::machine::{Machine, TlbArray, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
 const DESCRIPTOR: &str = "CPUID leaf 2, descriptor 5Bh: 64 entries for 4 KiB and 4 MiB (2 MiB) pages together";
 

@@ -1,7 +1,7 @@
 //! "Opteron 270" as the OpenMP superpage paper tabulates it.
 
 use super::k8::K8;
-use crate::walk::machine::Machine;
+use crate::machine::Machine;
 
 /// The table's numbers are K8's. (The paper's prose says 128 and 1024 entries instead, which no dump of the part shows.)
 pub(super) const OPENMP_OPTERON: Machine = Machine {

@@ -2,8 +2,8 @@
 
 use super::nocona::NOCONA;
 use super::{array, first_level};
-use crate::units::PageSize::{Base4K, Huge2M};
-use crate::walk::machine::{Machine, TlbArray, doubtful};
+use crate::machine::{Machine, TlbArray, doubtful};
+use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
 const TABLE: &str = "table 1 of the OpenMP superpage paper; no CPUID dump of a Xeon of that generation shows it";
 
@@ -17,7 +17,7 @@ pub(super) const OPENMP_XEON: Machine = Machine {
     ..NOCONA
 };
 
-const TLB: &[crate::walk::machine::TlbLevel] = &[first_level(&[
+const TLB: &[crate::machine::TlbLevel] = &[first_level(&[
     TlbArray { pages: &[Base4K], array: array(doubtful(128, TABLE), doubtful(4, TABLE), super::LRU) },
     TlbArray { pages: &[Huge2M], array: array(doubtful(32, TABLE), doubtful(4, TABLE), super::LRU) },
 ])];

@@ -2,8 +2,8 @@
 
 use super::ice_lake_sp::{ICE_LAKE_SP, SECOND, STORES};
 use super::{CPUID, INTEL_TREE, REMEMBERED, array, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, TlbLevel, doubtful, high, unverified};
+use crate::machine::{Fill, Machine, TlbArray, TlbLevel, doubtful, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const CONFLICT: &str = "64 of 4 ways by CPUID, 96 by Intel's disclosures of Golden Cove";
 
@@ -35,7 +35,7 @@ pub(super) const INSTRUCTIONS: &[TlbLevel] = &[first_level(&[
     TlbArray { pages: &[Huge2M], array: array(high(32, CPUID), high(8, CPUID), INTEL_TREE) },
 ])];
 
-const CACHES: &[crate::walk::machine::CacheLevel] = &[
+const CACHES: &[crate::machine::CacheLevel] = &[
     cache(unverified(48, REMEMBERED), unverified(12, REMEMBERED), super::L1_FILL, unverified(5, REMEMBERED)),
     cache(
         unverified(2048, REMEMBERED),

@@ -1,8 +1,8 @@
 //! Intel Xeon Scalable of the first and second generation (Skylake-SP, Cascade Lake).
 
 use super::{CPUID, INTEL_TREE, INTEL_WALK_CACHES, REMEMBERED, array, cache, first_level};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, doubtful, high, low, medium, unverified};
+use crate::machine::{Fill, Machine, TlbArray, doubtful, high, low, medium, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const MANUAL: &str =
     "Intel's optimisation manual, table of Skylake's TLBs: 128 entries of 8 ways, 8 of each thread for 2 MiB";

@@ -3,8 +3,8 @@
 use super::{
     CPUID, FILLED_BY_MISSES, INTEL_WALK_CACHES, LRU, REMEMBERED, array, cache, first_level, fully_associative,
 };
-use crate::units::PageSize::{Base4K, Huge2M};
-use crate::walk::machine::{Machine, TlbArray, high, unverified};
+use crate::machine::{Machine, TlbArray, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
 /// See the file's head.
 pub(super) const WOODCREST: Machine = Machine {

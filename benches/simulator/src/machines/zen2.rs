@@ -4,8 +4,8 @@ use super::{
     AMD_HOST_WALK_CACHES, AMD_NESTED_TLB, CPUID, LRU, REMEMBERED, ZEN_WALK_CACHES, array, cache, first_level,
     fully_associative,
 };
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, TlbLevel, doubtful, high, medium, unverified};
+use crate::machine::{Fill, Machine, TlbArray, TlbLevel, doubtful, high, medium, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const SEVEN_CPU: &str = "7-cpu.com, Zen 2";
 const GUIDE: &str =

@@ -2,8 +2,8 @@
 
 use super::zen2::ZEN2;
 use super::{CPUID, LRU, REMEMBERED, array, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, doubtful, high, unverified};
+use crate::machine::{Fill, Machine, TlbArray, doubtful, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 /// See the file's head. The last cache is that of one core complex.
 pub(super) const ZEN3: Machine = Machine {

@@ -2,8 +2,8 @@
 
 use super::zen3::ZEN3;
 use super::{CPUID, LRU, REMEMBERED, array, cache, first_level, fully_associative};
-use crate::units::PageSize::{Base4K, Giant1G, Huge2M};
-use crate::walk::machine::{Fill, Machine, TlbArray, doubtful, high, unverified};
+use crate::machine::{Fill, Machine, TlbArray, doubtful, high, unverified};
+use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const SYSFS: &str = "CPUID leaf 8000_001Dh as Linux shows it on a part of this family";
 

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::units::{Bytes, Moment, PerTenThousand};
+use wideleaf_policies::units::{Bytes, Moment, PerTenThousand};
 
 /// The host at one moment; misses and accesses are those since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

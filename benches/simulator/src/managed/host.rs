@@ -15,16 +15,18 @@ use core::time::Duration;
 use super::history::HistorySample;
 use super::looks::Looks;
 use super::{HostConfig, Mmu, guest_mapping, windows_of};
-use crate::action::Action;
-use crate::budget::Cost;
-use crate::outcome::{Outcome, OutcomeResult, Refusal, Skip};
-use crate::policy::{Needs, Policy, RamStart};
 use crate::replay::feasible::{Ram, feasible};
 use crate::replay::{Costs, Tally, rows_of_page};
-use crate::reservations::Reservations;
-use crate::snapshot::{AccessHistory, Backing, GuestMapping, HostMemory, Snapshot, VmId, VmSnapshot, WindowRow};
-use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
-use crate::window::WindowState;
+use wideleaf_policies::action::Action;
+use wideleaf_policies::budget::Cost;
+use wideleaf_policies::outcome::{Outcome, OutcomeResult, Refusal, Skip};
+use wideleaf_policies::policy::{Needs, Policy, RamStart};
+use wideleaf_policies::reservations::Reservations;
+use wideleaf_policies::snapshot::{
+    AccessHistory, Backing, GuestMapping, HostMemory, Snapshot, VmId, VmSnapshot, WindowRow,
+};
+use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
+use wideleaf_policies::window::WindowState;
 
 /// There is one guest.
 const GUEST: VmId = VmId(0);

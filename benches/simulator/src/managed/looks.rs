@@ -6,9 +6,9 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::sampled::{Rotation, TouchFrequency};
-use crate::snapshot::AccessHistory;
-use crate::units::{Moment, WindowIndex};
+use wideleaf_policies::sampled::{Rotation, TouchFrequency};
+use wideleaf_policies::snapshot::AccessHistory;
+use wideleaf_policies::units::{Moment, WindowIndex};
 
 /// Windows of one look: a live host has places for so many that are aside.
 const WINDOWS_PER_LOOK: usize = 64;

@@ -3,12 +3,12 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::action::Action;
-use crate::budget::Cost;
-use crate::median::median;
-use crate::outcome::OutcomeResult;
-use crate::recording::RecordedOutcome;
-use crate::units::{Bytes, PageSize};
+use wideleaf_policies::action::Action;
+use wideleaf_policies::budget::Cost;
+use wideleaf_policies::median::median;
+use wideleaf_policies::outcome::OutcomeResult;
+use wideleaf_policies::recording::RecordedOutcome;
+use wideleaf_policies::units::{Bytes, PageSize};
 
 /// What an action costs, by what has to be done for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use super::costs::Costs;
 use super::{WINDOWS_PER_GIANT, rows_of_page};
-use crate::action::Action;
-use crate::budget::Cost;
-use crate::outcome::{OutcomeResult, Refusal, Skip};
-use crate::snapshot::{Backing, Snapshot, VmSnapshot, WindowRow};
-use crate::units::{PageSize, WindowIndex};
+use wideleaf_policies::action::Action;
+use wideleaf_policies::budget::Cost;
+use wideleaf_policies::outcome::{OutcomeResult, Refusal, Skip};
+use wideleaf_policies::snapshot::{Backing, Snapshot, VmSnapshot, WindowRow};
+use wideleaf_policies::units::{PageSize, WindowIndex};
 
 /// What guest RAM is made of, as far as it decides what can be done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

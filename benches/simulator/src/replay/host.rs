@@ -10,15 +10,15 @@ use core::time::Duration;
 use super::costs::Costs;
 use super::feasible::{Ram, feasible};
 use super::{Tally, Tick, WINDOWS_PER_GIANT, rows_of_page};
-use crate::action::Action;
-use crate::budget::Cost;
-use crate::outcome::{Outcome, OutcomeResult, Skip};
-use crate::policy::Policy;
-use crate::recording::Header;
-use crate::reservations::{ReservationRules, Reservations};
-use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow};
-use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
-use crate::window::WindowState;
+use wideleaf_policies::action::Action;
+use wideleaf_policies::budget::Cost;
+use wideleaf_policies::outcome::{Outcome, OutcomeResult, Skip};
+use wideleaf_policies::policy::Policy;
+use wideleaf_policies::recording::Header;
+use wideleaf_policies::reservations::{ReservationRules, Reservations};
+use wideleaf_policies::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow};
+use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
+use wideleaf_policies::window::WindowState;
 
 /// The mechanism whose actions hold windows at 4 KiB, by the name it is recorded under.
 const HOLD_MECHANISM: &str = "hold_at_4k";

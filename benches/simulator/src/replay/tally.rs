@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::rows_of_page;
-use crate::account::{bloat_of_promotion, host_backing};
-use crate::action::Action;
-use crate::outcome::{Outcome, OutcomeResult};
-use crate::snapshot::{Snapshot, VmId};
-use crate::units::{Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
+use wideleaf_policies::account::{bloat_of_promotion, host_backing};
+use wideleaf_policies::action::Action;
+use wideleaf_policies::outcome::{Outcome, OutcomeResult};
+use wideleaf_policies::snapshot::{Snapshot, VmId};
+use wideleaf_policies::units::{Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 
 /// What a policy did and what came of it, over all VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

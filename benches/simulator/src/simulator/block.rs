@@ -13,8 +13,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::walk::streams::Access;
-use crate::walk::tlb::Seeker;
+use crate::streams::Access;
+use crate::tlb::Seeker;
 
 /// Accesses of a block: enough that what is done once a block costs little, few enough that a block lies in this computer's first cache.
 pub(crate) const ROOM: usize = 128;

@@ -23,14 +23,13 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
+use wideleaf::failure::Failure;
+use wideleaf::held::{self, Held};
 use wideleaf_memory::host::{Advice, HostError};
 use wideleaf_memory::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
 use wideleaf_memory::{Host as _, LinuxHost};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Hva, PageSize};
-
-use crate::failure::Failure;
-use crate::held::{self, Held};
 
 const BLOCK: usize = PageSize::Huge2M.bytes().get() as usize;
 const PAGE: usize = PageSize::Base4K.bytes().get() as usize;
@@ -186,7 +185,7 @@ impl Blocks {
     /// So many, all of them touched.
     fn take(host: &LinuxHost, blocks: usize) -> Result<Blocks, FragmentError> {
         let bytes = blocks * BLOCK;
-        let available = Bytes::new(crate::environment::memory_available_kib() * 1024);
+        let available = Bytes::new(wideleaf::environment::memory_available_kib() * 1024);
         if available < AVAILABLE_MIN + Bytes::new(bytes as u64) {
             return Err(FragmentError::Short { available });
         }

@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use wideleaf::failure::Failure;
+use wideleaf::held::{self, Held};
 use wideleaf_experiments::definition::KhugepagedSettings;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings};
-
-use crate::failure::Failure;
-use crate::held::{self, Held};
 
 /// What the kernel calls its thread.
 const THREAD: &str = "khugepaged";

@@ -1,19 +1,20 @@
-//! A `wideleaf tlbcost`: what a miss costs, or what large pages should save a kernel, and do.
+//! A `wideleaf tlbcost` or `wideleaf-lab predict`: what a miss costs, or what large pages should save a kernel, and do.
 
 use std::time::Duration;
 
 use serde::Deserialize;
+use wideleaf::child;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
-
-use crate::child;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
 
 /// What of its report is used.
 #[derive(Debug, Deserialize)]
 struct Told {
+    #[serde(default)]
     cells: Vec<Cost>,
+    #[serde(default)]
     prediction: Option<Prediction>,
 }
 
@@ -57,8 +58,7 @@ struct Saved {
 
 /// Runs it; that nothing could be measured is a failure.
 pub(super) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<Measured, Failure> {
-    let arguments = [&["tlbcost".to_owned()], arguments].concat();
-    measured(&child::json(&arguments, timeout, interrupts)?)
+    measured(&child::json(arguments, timeout, interrupts)?)
 }
 
 fn measured(told: &Told) -> Result<Measured, Failure> {

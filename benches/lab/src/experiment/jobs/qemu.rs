@@ -25,11 +25,11 @@ use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{Message, parse};
 
 use super::wideleaf_run::{COVERED_PERCENT, MIB, is_timed};
-use crate::child;
-use crate::failure::Failure;
 use crate::image::results::GuestReport;
-use crate::interrupts::Interrupts;
-use crate::undo::TemporaryFolder;
+use wideleaf::child;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::undo::TemporaryFolder;
 
 /// How often RAM is looked at: a look at 512 MiB of base pages takes 2 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

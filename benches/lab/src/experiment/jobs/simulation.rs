@@ -8,19 +8,18 @@
 use std::io::{BufWriter, Read};
 use std::time::{Duration, Instant};
 
+use crate::simulate::source::Source;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::definition::Accesses;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Evidence, Measured};
 use wideleaf_kernels::registry::by_name;
-use wideleaf_policies::walk::streams::Access;
-use wideleaf_policies::walk::{AddressSpace, Counts, Machine, Simulator, machine};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_recorder::{RecordError, Request, record};
+use wideleaf_simulator::streams::Access;
+use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};
 use wideleaf_trace::TraceReader;
-
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::simulate::source::Source;
 
 /// The phase whose accesses stand for those of all iterations.
 const REPEATED: &str = "compute";

@@ -20,10 +20,10 @@ use wideleaf_experiments::report::every::number;
 use wideleaf_experiments::results::Measured;
 
 use super::wideleaf_run;
-use crate::child;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::undo::TemporaryFolder;
+use wideleaf::child;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::undo::TemporaryFolder;
 
 /// The daemon's program, beside ours.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::experiment::memory_map::{self, View};
+use wideleaf::child;
+use wideleaf::failure::Failure;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::report::{Counters, OF_POLICIES, Phase, RunReport};
+use wideleaf::undo::TemporaryFolder;
 use wideleaf_experiments::definition::Job;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Actions, Measured, Sample};
-
-use crate::child;
-use crate::experiment::memory_map::{self, View};
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::report::{Counters, OF_POLICIES, Phase, RunReport};
-use crate::undo::TemporaryFolder;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
 /// More marks of progress are not told apart in a picture.

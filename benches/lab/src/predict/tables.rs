@@ -1,0 +1,81 @@
+//! What `wideleaf-lab predict` says to people.
+
+use std::fmt::Write as _;
+
+use comfy_table::Cell;
+use wideleaf::environment::Environment;
+use wideleaf::report::{number, table};
+
+use super::PredictReport;
+use super::laps::Way;
+use super::prediction::Prediction;
+use super::replay::Pace;
+
+impl PredictReport {
+    /// For people.
+    pub fn to_table(&self) -> String {
+        let Environment { cpus, kernel, load_1m, .. } = &self.environment;
+        let mut out = format!("PMU: {}\n", self.pmu);
+        write_prediction(&mut out, &self.prediction);
+        let _ = writeln!(out, "measured on {cpus} x {}, kernel {kernel}, load {load_1m} at the start", self.cpu.name);
+        out
+    }
+}
+
+fn write_prediction(out: &mut String, prediction: &Prediction) {
+    let Prediction { kernel, cmdline, iterations: (made, all), visits, replayed, .. } = prediction;
+    let of_run = if *all == 0 { String::new() } else { format!(", {made} of its {all} iterations a run") };
+    let _ = writeln!(out, "{kernel} {cmdline}, natively{of_run}");
+    write_paces(out, prediction);
+    let percent = |part: f64| format!("{:.1} %", part * 1e2);
+    let Prediction { share_bound, is_bound, saved, rounds, .. } = prediction;
+    let mut rows = table(&["time that 2 MiB pages save", ""]);
+    let kind = if *is_bound { "at most" } else { "an estimate" };
+    rows.add_row([Cell::new(format!("predicted, {kind}")), number(percent(*share_bound))]);
+    let interval = format!("{} ({} - {})", percent(saved.median), percent(saved.low), percent(saved.high));
+    let how = format!("measured: median of {rounds} rounds, interval of {:.1} %", saved.confidence * 1e2);
+    rows.add_row([Cell::new(how), number(interval)]);
+    let _ = writeln!(out, "{rows}");
+    let claim = if *is_bound {
+        "at most: no mix of the paces above that is as fast as the kernel saves more; asking is in it where the kernel is faster than all that ask less"
+    } else {
+        "an estimate, by the fastest of the paces above: the kernel is faster than any of them, so it is no bound"
+    };
+    let _ = writeln!(
+        out,
+        "  {claim}. Assumed: page sizes change the time of\n  \
+         its loads and stores alone, none is made faster than in a replay, and the {replayed} of {visits} visits that were replayed stand for all"
+    );
+    if *is_bound && saved.low > *share_bound {
+        let _ = writeln!(
+            out,
+            "  more was saved than predicted at most: one of these does not hold here, or the machine was not quiet"
+        );
+    }
+    if let Some(walks) = &prediction.counted {
+        let share = walks
+            .share()
+            .map_or("cycles are not counted on this CPU".to_owned(), |share| percent(share) + " of its cycles");
+        let _ =
+            writeln!(out, "  counted by the PMU in its measured part on 4 KiB pages: {} walks, {share}", walks.walks);
+    }
+    let (large, windows) = prediction.large_windows;
+    let _ = writeln!(out, "  {large} of {windows} windows of its memory were large on the 2 MiB side");
+}
+
+/// Its accesses without it.
+fn write_paces(out: &mut String, prediction: &Prediction) {
+    let mut rows = table(&["ns a visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
+    for Pace { way, base_ns, huge_ns } in &prediction.paces {
+        let how = match way {
+            Way::Chains(1) => "one after another".to_owned(),
+            Way::Chains(chains) => format!("{chains} chains"),
+            Way::Free => "all at once".to_owned(),
+            Way::Ahead(visits) => format!("asked for {visits} visits ahead"),
+            Way::Asked => "asked for only".to_owned(),
+        };
+        rows.add_row([Cell::new(how), number(format!("{base_ns:.3}")), number(format!("{huge_ns:.3}"))]);
+    }
+    rows.add_row([Cell::new("in the kernel"), number(format!("{:.3}", prediction.pace_ns)), number("")]);
+    let _ = writeln!(out, "{rows}");
+}

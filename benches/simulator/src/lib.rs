@@ -1,0 +1,36 @@
+//! What TLBs and page walks cost on machines that are not at hand, and what policies would have done: all of it computed, nothing measured.
+//!
+//! ```text
+//!   accesses ──▶ Simulator (TLBs ▶ walk caches ▶ caches) on an AddressSpace ──▶ Counts
+//!      │             ▲
+//!      └──▶ Managed: a policy on a simulated host changes the address space ──▶ Tally, History
+//!
+//!   recording of a run ──▶ Recording: another policy on the recorded snapshots ──▶ Tally
+//! ```
+//!
+//! Like `wideleaf-policies` it has no `std`, no clock and no randomness of its own: the same accesses on the same machine always give the same
+//! counts. Its only `unsafe` code compares tags as vectors (`sets/vector.rs`).
+
+#![no_std]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+pub(crate) mod caches;
+pub mod calibrated;
+pub mod counts;
+pub mod machine;
+pub mod machines;
+pub mod managed;
+pub mod replay;
+pub(crate) mod sets;
+pub mod simulator;
+pub mod space;
+pub mod streams;
+pub(crate) mod tlb;
+pub(crate) mod walker;
+
+pub use counts::Counts;
+pub use machine::{Machine, machine, machines};
+pub use simulator::Simulator;
+pub use space::{AddressSpace, Paging};
