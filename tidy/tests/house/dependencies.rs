@@ -1,20 +1,67 @@
 //! The house: `vmm → memory → policies`, one way; only the command line embeds the guest's side.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The crates of this workspace that `folder`'s crate depends on outside tests.
-fn ours(folder: &str) -> BTreeSet<String> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder).join("Cargo.toml");
-    let text = std::fs::read_to_string(&file).unwrap();
-    let manifest: toml::Table = text.parse().unwrap();
-    ["dependencies", "build-dependencies"]
+use super::root;
+
+/// The floors of the house, from the ground up: a crate may use what is in its own folder and in folders before it.
+const FLOORS: [&str; 11] = [
+    "policies", "memory", "guests", "vmm", "testing", "operator", "run", "cli", "guest-tests", "benches", "fuzz",
+];
+
+/// Kinds of dependencies of a program, and all of them.
+const BUILT_IN: [&str; 2] = ["dependencies", "build-dependencies"];
+const ALL: [&str; 3] = ["dependencies", "build-dependencies", "dev-dependencies"];
+
+fn manifest(folder: &str) -> toml::Table {
+    let text = std::fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+    text.parse().unwrap()
+}
+
+/// The crates of this workspace that `folder`'s crate depends on in these ways.
+fn ours_by(folder: &str, kinds: &[&str]) -> BTreeSet<String> {
+    let manifest = manifest(folder);
+    kinds
         .iter()
         .filter_map(|kind| manifest.get(*kind)?.as_table())
         .flat_map(|dependencies| dependencies.keys().cloned())
         .filter(|name| name.starts_with("wideleaf"))
         .collect()
+}
+
+/// The crates of this workspace that `folder`'s crate depends on outside tests.
+fn ours(folder: &str) -> BTreeSet<String> {
+    ours_by(folder, &BUILT_IN)
+}
+
+/// Folders of all crates, by the crate's name.
+fn folders() -> BTreeMap<String, String> {
+    let workspace: toml::Table = std::fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
+    let dependencies = workspace["workspace"]["dependencies"].as_table().unwrap();
+    let path = |dependency: &toml::Value| Some(dependency.get("path")?.as_str()?.to_owned());
+    dependencies.iter().filter_map(|(name, dependency)| Some((name.clone(), path(dependency)?))).collect()
+}
+
+#[test]
+fn no_crate_uses_a_folder_above_its_own() {
+    let workspace: toml::Table = std::fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
+    let members = workspace["workspace"]["members"].as_array().unwrap().iter().map(|member| member.as_str().unwrap());
+    let folders = folders();
+    let floor = |folder: &str| {
+        let first = folder.split('/').next().unwrap();
+        FLOORS.iter().position(|floor| *floor == first)
+    };
+    let mut arrows = 0;
+    for member in members.chain(["fuzz", "guests/image/freestanding"]).filter(|member| *member != "tidy") {
+        let own = floor(member).unwrap_or_else(|| panic!("{member} is on no floor of the house"));
+        // A crate may name itself, to test itself with another feature.
+        for used in ours_by(member, &ALL) {
+            let folder = &folders[&used];
+            arrows += 1;
+            assert!(floor(folder).is_some_and(|floor| floor <= own), "{member} uses {used}, which is in {folder}, above it");
+        }
+    }
+    assert!(arrows > 60, "{arrows} arrows only");
 }
 
 fn names(names: &[&str]) -> BTreeSet<String> {
@@ -58,14 +105,14 @@ fn the_guests_side_knows_nothing_of_the_host() {
 
 #[test]
 fn unsafe_code_is_in_its_few_modules_only() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root();
     let allowed = [
         "memory/src/sys",
         "vmm/src/kvm",
         "vmm/src/sys",
         "vmm/src/sandbox/violation.rs",
         "vmm/tests/sandbox.rs",
-        "policies/src/walk/sets/vector.rs",
+        "benches/simulator/src/sets/vector.rs",
         "guests/image/freestanding",
         "guests/kernels/src/arena.rs",
         "guests/kernels/src/planes.rs",

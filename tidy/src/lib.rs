@@ -1,0 +1,8 @@
+//! Checks of the repository itself; all of them are tests (`tests/house`).
+//!
+//! ```text
+//!   dependencies   crates and folders depend downwards only; unsafe code is in a few modules
+//!   size           no folder holds more than a quarter of the lines
+//!   english        habits that slow a reader down, each with a limit that only goes down
+//!   supply_chain   licences and sources of the crates that are built in
+//! ```
