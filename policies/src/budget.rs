@@ -18,7 +18,7 @@ use crate::units::{Bytes, Moment, PerTenThousand};
 pub struct Cost {
     /// Guest memory copied, in bytes.
     pub copied: Bytes,
-    /// Time of one CPU.
+    /// CPU time used, on one CPU.
     pub cpu: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What should be large, and when: the decision layer of wideleaf.
+//! Which guest memory should be large, and when: the decision layer of wideleaf.
 //!
 //! ```text
 //!  sensors ──▶ Snapshot ──▶ Policy::plan(snapshot, now, budget) ──▶ Plan ──▶ actuators ──▶ Outcomes

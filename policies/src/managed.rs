@@ -2,7 +2,7 @@
 //! a live manager.
 //!
 //! ```text
-//!   access ──▶ host: is its page there?  ──no──▶ first touch: the policy, reserved frames, or a base page ──┐
+//!   access ──▶ host: is its page present? ─no──▶ first touch: the policy, reserved frames, or a base page ──┐
 //!     │                                                                                                     ▼
 //!     │  every `interval` of simulated time                                                    Mmu::remap_host
 //!     ▼                                                                                                     ▲
@@ -47,8 +47,8 @@ pub trait Mmu {
     /// The host maps that window, which was unmapped, with a page of this size.
     fn map_host(&mut self, window: WindowIndex, to: PageSize);
 
-    /// The host changes the page of that window to this size, for 1 GiB in the whole giant. Cached translations of
-    /// the old page are dropped.
+    /// The host changes the page of that window to this size; for 1 GiB, the page of its whole giant. Cached
+    /// translations of the old page are dropped.
     fn remap_host(&mut self, window: WindowIndex, to: PageSize);
 
     /// Number of TLB misses to date, for the history.
@@ -103,7 +103,7 @@ impl Clock {
         Moment::after_start(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)))
     }
 
-    /// The smallest number of accesses that take until `moment`.
+    /// The smallest number of accesses that ends at or after `moment`.
     fn accesses_until(self, moment: Moment) -> u64 {
         let cycles = moment.since_start().as_nanos() * u128::from(CYCLES_PER_MICROSECOND) / 1000;
         u64::try_from(cycles.div_ceil(u128::from(self.cycles_per_access.max(1)))).unwrap_or(u64::MAX)

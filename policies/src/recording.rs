@@ -78,8 +78,8 @@ const WINDOW_MAX: u64 = (1 << (52 - 21)) - 1;
 /// Later moments (such as never, for a window that is being acted on) are stored as this value.
 const TIME_MAX: Duration = Duration::from_nanos(1 << 62);
 
-/// Largest number of bytes that an action copies: four times the largest action. Sums over a recording of any size
-/// fit 64 bits.
+/// Upper limit on the bytes that an action may report as copied: four times the largest action. Sums over a
+/// recording of any size fit 64 bits.
 const COPIED_MAX: u64 = 1 << 32;
 
 /// Largest memory of a host: the end of physical addresses, as for [`WINDOW_MAX`].
@@ -125,7 +125,7 @@ pub struct Header {
 /// One VM of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmHeader {
-    /// Name of the VM towards the policy.
+    /// Id of the VM in snapshots and actions.
     pub vm: VmId,
     /// Kind of its RAM: `anon`, `memfd`, `hugetlb`.
     pub backing: String,

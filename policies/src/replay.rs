@@ -4,7 +4,7 @@
 //!   recording ─┬─ snapshot ──▶ simulated host ──▶ snapshot as this policy would have made it ──▶ Policy::plan
 //!              │                    ▲                                                             │ plan
 //!              ├─ plan: its moment  └── actions done ── outcomes ──▶ settle, learn ◀──────────────┘
-//!              └─ outcomes: their medians are what actions cost
+//!              └─ outcomes: their medians are the costs of actions
 //! ```
 //!
 //! The guest is the recorded one: its touches and their times. The pages are those that the replayed policy would

@@ -172,7 +172,7 @@ impl Reservations {
         self.held.get(&(vm, window)).map(|held| held.populated)
     }
 
-    /// Reserved memory without a populated page: the memory that breaking all partial reservations would give back.
+    /// Reserved memory that is not populated: the memory that breaking all partial reservations would give back.
     /// The host counts it as used, but no window counts it as resident.
     pub fn unpopulated(&self) -> Bytes {
         PageSize::Base4K.bytes() * self.unpopulated

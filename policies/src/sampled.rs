@@ -4,7 +4,7 @@
 //! ```text
 //!   windows   [ 0  1  2  3 | 4  5  6  7 | 8  9 … ]     a share in each interval, never all
 //!                └─ share ─┘
-//!   looked at, touched after 1 ms, 3 ms, not at all in 10 ms   ──▶   2 touches in 14 ms
+//!   watched: touched after 1 ms, 3 ms, not at all in 10 ms   ──▶   2 touches in 14 ms
 //! ```
 //!
 //! The access sensors of a live and of a simulated host both count here, so they count alike.

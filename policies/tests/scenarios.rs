@@ -213,7 +213,7 @@ fn a_shortage_breaks_the_reservations_changed_longest_ago_and_no_more_than_neede
     let broken: Vec<_> = book.to_break(short(mib(304)), ALL).iter().map(|(_, window)| window.get()).collect();
     assert_eq!((broken, queue(&book)), (vec![4, 1], vec![9]), "308 MiB are enough");
     assert_eq!(book.unpopulated(), mib(2));
-    assert_eq!(book.populated(VmId(0), WindowIndex::new(4)), None, "a broken reservation is no longer recorded");
+    assert_eq!(book.populated(VmId(0), WindowIndex::new(4)), None, "a broken reservation is no longer kept");
 }
 
 /// Rounds of two; after the first round 9 is touched and 7 reserved.

@@ -17,9 +17,9 @@ pub struct HistorySample {
     pub resident: Bytes,
     /// Present memory in pages of 2 MiB or more.
     pub large: Bytes,
-    /// Present memory in base pages that the guest has touched.
+    /// Present memory that the guest has touched, counted by base pages.
     pub touched: Bytes,
-    /// Reserved frames that hold no page.
+    /// Reserved memory that is not populated.
     pub reserved: Bytes,
 }
 

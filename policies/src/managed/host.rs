@@ -5,7 +5,7 @@
 //!   backing   Unbacked ──first touch──▶ Base4K ──promote──▶ Huge2M ──promote──▶ Giant1G
 //!   resident  0                         the touched ones    512                 512 of each window
 //!                                          ▲                   │
-//!                                          └─ demote, release ─┘   what was never touched is gone
+//!                                          └─ demote, release ─┘   untouched pages are gone
 //! ```
 
 use alloc::vec;

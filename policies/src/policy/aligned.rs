@@ -35,7 +35,7 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         1,
         (0, 1),
         "0 or 1",
-        "windows that the guest maps with base pages: 0: never promoted; 1: promoted last (Gemini)",
+        "windows that the guest maps with base pages: 0 never promotes them, 1 promotes them last (Gemini)",
     ),
     ParameterInfo::number(
         "split_from",

@@ -1,7 +1,7 @@
 //! Promotes where it pays: benefit over cost, both in cycles (CBMM, ATC '22), from the data on each window.
 //!
 //! ```text
-//!   misses/s  = touches per second × present pages, misses_max × present/512 at most
+//!   misses/s  = touches per second × present pages, at most misses_max × present/512
 //!               or, if no sensor measures the time: misses_per_s × share of samples with an access × present/512
 //!   benefit/s = misses/s × cycles saved per miss      (walk/cost.rs: as measured on this machine, or the prior)
 //!   bloat/s   = missing base pages × bloat_price

@@ -7,10 +7,10 @@
 //!   host memory used ≥ 85 %: no promotion; zero pages of huge pages go back, idlest VM first, until it is < 70 %
 //! ```
 //!
-//! HawkEye counts accessed bits of base pages once in 30 s. The sensors here often see whether a window was
-//! touched, and sometimes how many of its pages were written: accessed = max(present × share of samples with an
-//! access, written). Without samples, present pages count as accessed. HawkEye recovers from the process with the
-//! least time in walks; without that counter, this policy uses the VM with the smallest share of touched windows.
+//! HawkEye counts accessed bits of base pages once in 30 s. The sensors here sample more often whether a window was
+//! touched, and sometimes count its written pages: accessed = max(present × share of samples with an access,
+//! written). Without samples, present pages count as accessed. HawkEye recovers from the process with the least
+//! time in walks; without that counter, this policy uses the VM with the smallest share of touched windows.
 
 use core::ops::ControlFlow;
 

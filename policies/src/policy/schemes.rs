@@ -168,7 +168,7 @@ fn parse_age(word: &str) -> Result<Duration, String> {
     milliseconds.map(Duration::from_millis).ok_or_else(|| format!("{word:?} is not an age like 100ms or 7s"))
 }
 
-/// Access class of a window, and the time since it has held.
+/// Access class of a window, and the moment since which it holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pattern {
     /// Tenths of the samples with an access, rounded up; `None` before the first sample.

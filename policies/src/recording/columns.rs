@@ -126,7 +126,7 @@ pub(super) fn vm(
         column(reader, &mut now.backing, |reader| reader.one_of("backing", &BACKINGS))?;
     }
     if mask & differs::IS_HELD != 0 {
-        column(reader, &mut now.is_held, |reader| reader.one_of("answer", &HELD))?;
+        column(reader, &mut now.is_held, |reader| reader.one_of("flag", &HELD))?;
     }
     if mask & differs::READY_AT != 0 {
         column(reader, &mut now.ready_at, Reader::moment)?;
@@ -229,7 +229,7 @@ fn column<'a, T: Copy>(
         let run = reader.number()?;
         let length = run / 2;
         if length == 0 || length > (rows.len() - row) as u64 {
-            return Err(DecodeError::OutOfRange { offset, what: "run of rows that are left", value: length });
+            return Err(DecodeError::OutOfRange { offset, what: "length of a run of rows", value: length });
         }
         let end = row + length as usize;
         if run % 2 == 1 {
@@ -275,7 +275,7 @@ fn put_mapping(out: &mut Vec<u8>, mapping: Option<MappingStats>) {
 }
 
 fn mapping(reader: &mut Reader<'_>) -> Result<Option<MappingStats>, DecodeError> {
-    if !reader.one_of("answer", &HELD)? {
+    if !reader.one_of("flag", &HELD)? {
         return Ok(None);
     }
     let mut leaves = |size: PageSize| reader.number_to("number of mappings", MEMORY_MAX / size.bytes().get());

@@ -135,7 +135,7 @@ fn range(reader: &mut Reader<'_>) -> Result<GpaRange, DecodeError> {
 }
 
 fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
-    if !reader.one_of("answer", &[false, true])? {
+    if !reader.one_of("flag", &[false, true])? {
         return Ok(None);
     }
     let mut number = || reader.number_to("amount of memory", MEMORY_MAX);

@@ -1,7 +1,7 @@
 //! The simulated host: the recorded guest on the pages that another policy would have made.
 //!
 //! ```text
-//!   recorded row ──▶ without what the recording's policy did ──▶ with what this policy did ──▶ simulated row
+//!   recorded row ──▶ without the recorded policy's actions ──▶ with this policy's actions ──▶ simulated row
 //! ```
 
 use alloc::collections::{BTreeMap, BTreeSet};

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   data ──▶ L1 ──miss──▶ L2 ──miss──▶ L3 ──miss──▶ memory       a level that is filled by victims takes what the level
-//!             └─evicted──▶ └─evicted──▶                          above evicts, and gives up what it is hit for
-//!   walk ──▶ L1, or L2 where the walker does not read through L1
+//!             └─evicted──▶ └─evicted──▶                          above evicts, and gives up the lines that hit
+//!   walk ──▶ L1, or L2 if the walker does not read through L1
 //! ```
 //!
 //! No level depends on the one below it, so references need not go down one after another. They wait in a queue,

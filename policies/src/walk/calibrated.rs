@@ -33,7 +33,7 @@ pub struct Calibration {
 /// `wideleaf tlbcost` uses the same size on a real machine.
 pub const FOOTPRINT_MIN: Bytes = mib(64);
 
-/// Number of loads that warm the caches, and again of loads that are measured: five times the entries of
+/// Number of loads that warm the caches, and of those that are measured after them: five times the entries of
 /// the largest TLB.
 const LOADS: usize = 16 * 1024;
 

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   measured here (`wideleaf tlbcost --save`)  ─┐
-//!   FAMILIES, by what CPUID says of the CPU    ─┼─▶ WalkCost ─▶ per_miss(guest page, host page)
+//!   FAMILIES, by the CPU's CPUID data          ─┼─▶ WalkCost ─▶ per_miss(guest page, host page)
 //!   PRIOR: 4 cycles a reference                ─┘                saved_per_miss(guest's mapping, new host page)
 //! ```
 
@@ -103,12 +103,12 @@ impl WalkCost {
         self.per_microsecond as u64
     }
 
-    /// Cycles that each present TLB miss saves once the host's page grows from base to `to`. The TLB entry covers
+    /// Cycles saved for each present TLB miss once the host's page grows from base to `to`. The TLB entry covers
     /// the smaller page of the two. If promotion makes that one grow, the misses themselves go (511 of 512 of
     /// them); otherwise only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages).
-    /// Walks get shorter by at least the references they no longer make, even if a measurement shows less, because
-    /// it uses tables that fit a cache, where one more entry costs nothing. Zero if the guest is known to map base
-    /// pages and its tables are shadowed.
+    /// Walks get shorter by at least the references they no longer make, even if a measurement shows less: the
+    /// measurement uses tables that fit a cache, where one more entry costs nothing. Zero if the guest is known to
+    /// map base pages and its tables are shadowed.
     pub const fn saved_per_miss(&self, guest: GuestMapping, to: PageSize) -> u64 {
         if self.is_shadowed && matches!(guest, GuestMapping::Base4K) {
             return 0;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   key  [ tag          | set ]        set 5, LRU: [ newest │ … │ oldest ] ──▶ evicted
-//!                           └──▶ 5                  ▲ looked at first
+//!                           └──▶ 5                  ▲ checked first
 //! ```
 //!
 //! The number of sets need not be a power of two (11 ways of 38.5 MiB). The odd factor counts *slices*, chosen by a

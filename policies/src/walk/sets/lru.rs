@@ -11,7 +11,7 @@
 use super::vector::{Lane, bring_near};
 use super::{NO_TAG, Place};
 
-/// Size from which on sets are prefetched: more bytes than the host CPU's first cache holds, 64 KiB.
+/// Size from which on sets are prefetched, 64 KiB: more than the host CPU's first cache holds.
 const FAR: usize = 64 * 1024;
 
 /// Number of ways of the largest set with this layout.

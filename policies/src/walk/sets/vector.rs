@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   u32   │ a │ b │ c │ d │        four lanes a vector
-//!   u16   │a│b│c│d│e│f│g│h│        eight: half the work, where no tag is larger
+//!   u16   │a│b│c│d│e│f│g│h│        eight: half the work, if no tag is larger
 //! ```
 //!
 //! On x86-64 these are SSE2 instructions, which every such processor has; on other targets, loops over lanes
