@@ -201,13 +201,13 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "coverage",
-        summary: "promotes the most accessed windows first; releases zero pages when the host gets short of memory",
+        summary: "promotes the most accessed windows first; releases zero pages when host memory gets short",
         parameters: coverage::PARAMETERS,
         make: |parameters| Box::new(Coverage::new(parameters)),
     },
     PolicyInfo {
         name: "aligned",
-        summary: "promotes first where the guest's own page is large; when the host gets short of memory, splits the others",
+        summary: "promotes first where the guest's own page is large; splits the others when host memory gets short",
         parameters: aligned::PARAMETERS,
         make: |parameters| Box::new(Aligned::new(parameters)),
     },

@@ -1,10 +1,10 @@
 //! The mappings of an arena of guest-virtual memory: the tables that map it, and the page sizes of both dimensions.
 //!
 //! ```text
-//!   guest-virtual   [0 ··············· arena )              the guest maps window w to window w, with its own page size
+//!   guest-virtual   [0 ··············· arena )              the guest maps window w to w, each with its own size
 //!   guest-physical  [0 ··············· arena )[ guest's tables )         the host maps all of it in the same way
 //!   host-physical   [0 ··············· arena )[ guest's tables )[ host's tables )
-//!                                                1: ▪▪▪▪▪▪ 2: ▪▪ 3: ▪     entry i of a level is 8 i bytes behind its start
+//!                                                1: ▪▪▪▪▪▪ 2: ▪▪ 3: ▪     entry i of a level: at its start + 8 i bytes
 //! ```
 //!
 //! Both maps are the identity, so the address of a table's entry follows from arithmetic, and only one byte a
@@ -199,8 +199,8 @@ impl AddressSpace {
         self.at(window).guest()
     }
 
-    /// The host's page size under a window of the arena or of [`AddressSpace::table_windows`]; the guest's in a native
-    /// space.
+    /// The host's page size under a window of the arena or of [`AddressSpace::table_windows`]. In a native space it is
+    /// the guest's page size.
     pub fn host(&self, window: WindowIndex) -> PageSize {
         self.at(window).host()
     }

@@ -11,8 +11,8 @@ const RIGHTMARK: &str =
     "RightMark Memory Analyzer on Opteron 244 (iXBT, 2004): the bend is at L1 + L2, which means exclusive filling";
 const EVENTS: &str = "BKDG 26094, events 7Eh and 7Fh, as in pmc.k8(3): the L2 counts TLB reloads and fills of the data \
                       cache separately, and is written by victims of the L1s and by table walks";
-const REACH: &str = "the FreeBSD measurements' reach is 32 + 512 pages, which means exclusive filling; it changes the reach by \
-                     6 %, and every result by less than 2 %";
+const REACH: &str = "the FreeBSD measurements' reach is 32 + 512 pages, which means exclusive filling; it changes \
+                     the reach by 6 %, and every result by less than 2 %";
 
 /// The machine of this file.
 pub(super) const K8: Machine = Machine {
