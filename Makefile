@@ -1,12 +1,16 @@
-# Two commands do everything on a fresh machine (Debian or alike, Rust installed):
-#   make demo   builds wideleaf and shows what live promotion does
-#   make test   checks formatting, lints, documentation and all tests
-# The others: make lab (both labs' tables), make bench, make fuzz (a minute of each target), make build, make deb (a Debian package in
-# target/debian).
+# Two commands are enough on a fresh machine (Debian or similar, with Rust installed):
+#   make demo   builds wideleaf and shows the effect of live promotion
+#   make test   checks formatting, lints and documentation, and runs all tests
+# The others:
+#   make build  builds wideleaf
+#   make deb    builds a Debian package in target/debian
+#   make lab    prints the mapping tables of both labs
+#   make bench  runs the benchmarks
+#   make fuzz   runs each fuzz target for a minute
 
 BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 
-# Fuzz targets have a workspace of their own. Nothing is linked, so the C++ of libFuzzer need not be built.
+# Fuzz targets have their own workspace. This check links nothing, so libFuzzer's C++ need not be built.
 FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
 .PHONY: build demo test lab bench fuzz tools deb
@@ -20,7 +24,7 @@ demo: build
 deb:
 	@packaging/build-deb
 
-# What the tests run beside Rust. As root it is installed, else it is named.
+# Tools that the tests need besides Rust. As root this installs them, otherwise it lists the missing ones.
 tools:
 	@guest-tests/install-tools
 
@@ -31,8 +35,8 @@ test: tools
 	$(FUZZ_CHECK)
 	cargo test --workspace --locked --no-fail-fast
 
-# The tables of both labs, from our own binary: real two-dimensional paging in software. Function only. NPT takes two
-# minutes, EPT some twenty: Bochs interprets every instruction.
+# The mapping tables of both labs, printed by the wideleaf binary: real two-dimensional paging in software. The labs
+# show function, not speed. NPT takes two minutes, EPT about twenty, because Bochs interprets every instruction.
 lab: build
 	guest-tests/lab/lab npt --timeout 900 --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings
 	guest-tests/lab/lab ept --timeout 3600 --file $(BIN):/bin/wideleaf -- wideleaf doctor --mappings

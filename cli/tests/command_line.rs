@@ -65,7 +65,7 @@ fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
     is_no_argument(&small_and(&["--policy", "nope"]), "never, prealloc, at-fault, greedy");
     is_no_argument(&small_and(&["--policy", "gready"]), "; did you mean greedy?");
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_nine=1"]), "; did you mean max_ptes_none?");
-    is_no_argument(&small_and(&["--policy", "thp:pace=1"]), "it has pages_to_scan");
+    is_no_argument(&small_and(&["--policy", "thp:pace=1"]), "choose one of pages_to_scan");
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_none=512"]), "from 0 to 511 (base pages)");
     is_no_argument(&small_and(&["--policy", "schemes:rules=@none"]), "cannot read none: No such file");
     is_no_argument(&small_and(&["--backing", "nope"]), "anon, memfd, hugetlb");

@@ -1,24 +1,24 @@
-//! What a VM has, in numbers: definitions used by tests, reports and benches alike. *Coverage* is always qualified by
-//! the level it is about.
+//! A VM's memory in numbers: definitions that tests, reports and benches share. *Coverage* is always qualified by
+//! the level that it is about.
 
 use crate::snapshot::{Backing, MappingStats, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, PageSize, PerTenThousand};
 
-/// Guest memory by the page size the host backs it with, and how much of it is there at all.
+/// Guest memory by the page size that the host backs it with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostBacking {
-    /// Present in base pages.
+    /// Memory present in base pages.
     pub base_4k: Bytes,
-    /// Present in huge pages.
+    /// Memory present in huge pages.
     pub huge_2m: Bytes,
-    /// Present in giant pages.
+    /// Memory present in giant pages.
     pub giant_1g: Bytes,
-    /// Part of a window and not present.
+    /// Memory that is part of a window and not present.
     pub unbacked: Bytes,
 }
 
 impl HostBacking {
-    /// Counts one window: this many of its base pages are present.
+    /// Counts one window, of which `resident` base pages are present.
     pub fn add_window(&mut self, resident: u16, backing: Backing) {
         let base = PageSize::Base4K.bytes();
         let present = base * u64::from(resident);
@@ -31,7 +31,7 @@ impl HostBacking {
         self.unbacked += base * u64::from(BASE_PAGES_PER_WINDOW - resident);
     }
 
-    /// All that is present.
+    /// Present memory of all page sizes.
     pub fn resident(self) -> Bytes {
         self.base_4k + self.huge_2m + self.giant_1g
     }
@@ -52,15 +52,16 @@ pub fn host_coverage_2m(vm: &VmSnapshot) -> PerTenThousand {
     PerTenThousand::of((backing.huge_2m + backing.giant_1g).get(), backing.resident().get())
 }
 
-/// `kvm_coverage_2m`: the share of what the second level maps that it maps with 2 MiB or more. Under shadow paging a
-/// mapping is never larger than the guest's own page, so 100 % of the host's coverage may be out of reach there.
+/// `kvm_coverage_2m`: the share of the memory mapped by the second level that it maps with 2 MiB or more. Under
+/// shadow paging a mapping is never larger than the guest's own page, so 100 % of the host's coverage may be out
+/// of reach there.
 pub fn kvm_coverage_2m(mapping: MappingStats) -> PerTenThousand {
     let large = mapping.mapped(PageSize::Huge2M) + mapping.mapped(PageSize::Giant1G);
     PerTenThousand::of(large.get(), (large + mapping.mapped(PageSize::Base4K)).get())
 }
 
-/// Usage bloat of promoting a window of which `resident_before` base pages were present: what became resident only
-/// because the page is large.
+/// Usage bloat of promoting a window of which `resident_before` base pages were present: the memory that became
+/// resident only because the page is large.
 pub fn bloat_of_promotion(resident_before: u16) -> Bytes {
     PageSize::Base4K.bytes() * u64::from(BASE_PAGES_PER_WINDOW - resident_before)
 }
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn bloat_is_what_was_not_there_before() {
+    fn bloat_is_the_memory_that_promotion_added() {
         assert_eq!(bloat_of_promotion(512), Bytes::ZERO);
         assert_eq!(bloat_of_promotion(1), kib(4 * 511));
     }

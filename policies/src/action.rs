@@ -1,4 +1,4 @@
-//! What a policy may ask for. It states the intent; `memory` chooses the mechanism by measured cost.
+//! What a policy may request. It states the intent; `memory` chooses the mechanism by measured cost.
 
 use alloc::vec::Vec;
 
@@ -6,45 +6,45 @@ use crate::budget::Cost;
 use crate::snapshot::VmId;
 use crate::units::{PageSize, WindowIndex};
 
-/// One request about one window. The set is closed: an actuator that gets one knows all there are.
+/// One request about one window. The set is closed, so an actuator can handle every kind of action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Serve the window with a page of this size, larger than now.
     Promote {
-        /// Whose window.
+        /// VM of the window.
         vm: VmId,
-        /// Which window; for 1 GiB the first of its giant.
+        /// The window; for 1 GiB, the first window of its giant.
         window: WindowIndex,
-        /// The size to reach.
+        /// Page size to reach.
         to: PageSize,
     },
     /// Serve the window with pages of this size, smaller than now.
     Demote {
-        /// Whose window.
+        /// VM of the window.
         vm: VmId,
-        /// Which window; from 1 GiB the first of its giant.
+        /// The window; from 1 GiB, the first window of its giant.
         window: WindowIndex,
-        /// The size to reach.
+        /// Page size to reach.
         to: PageSize,
     },
     /// Give the window's base pages that hold only zeroes back to the host.
     Release {
-        /// Whose window.
+        /// VM of the window.
         vm: VmId,
-        /// Which window.
+        /// The window itself.
         window: WindowIndex,
     },
 }
 
 impl Action {
-    /// Whose window is asked about.
+    /// VM that the action is about.
     pub const fn vm(self) -> VmId {
         match self {
             Action::Promote { vm, .. } | Action::Demote { vm, .. } | Action::Release { vm, .. } => vm,
         }
     }
 
-    /// Which window is asked about.
+    /// Window that the action is about.
     pub const fn window(self) -> WindowIndex {
         match self {
             Action::Promote { window, .. } | Action::Demote { window, .. } | Action::Release { window, .. } => window,
@@ -52,16 +52,17 @@ impl Action {
     }
 }
 
-/// An action and what its policy expects it to cost; that much was taken from the budget for it.
+/// An action and its expected cost, which was taken from the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedAction {
-    /// The request.
+    /// The requested action.
     pub action: Action,
-    /// The estimate.
+    /// Expected cost of the action.
     pub cost: Cost,
 }
 
-/// An ordered, bounded list of requests: the first is done first, and what no longer fits is not in it.
+/// An ordered, bounded list of requests. The manager does the first one first; requests that no longer fit
+/// are left out.
 #[derive(Clone, Debug)]
 pub struct Plan {
     actions: Vec<PlannedAction>,
@@ -69,8 +70,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// More than this many actions in one interval are never useful: at the fastest collapse measured (0.3 ms) they
-    /// already take a second.
+    /// Largest useful number of actions in one interval: at the fastest collapse measured (0.3 ms) they already
+    /// take a second.
     pub const BOUND_DEFAULT: usize = 4096;
 
     /// An empty plan that takes at most `bound` actions.
@@ -83,21 +84,21 @@ impl Plan {
         self.actions.len() >= self.bound
     }
 
-    /// Appends an action the budget was already asked for.
+    /// Appends an action. Its cost was already taken from the budget.
     ///
     /// # Panics
-    /// Where the plan is full: ask [`Plan::is_full`] before asking the budget.
+    /// If the plan is full: ask [`Plan::is_full`] before asking the budget.
     pub fn push(&mut self, action: Action, cost: Cost) {
         assert!(!self.is_full(), "a plan holds at most {} actions", self.bound);
         self.actions.push(PlannedAction { action, cost });
     }
 
-    /// The actions, first to be done first.
+    /// The actions, in the order in which the manager does them.
     pub fn actions(&self) -> &[PlannedAction] {
         &self.actions
     }
 
-    /// Forgets the actions and keeps the room.
+    /// Removes the actions and keeps the capacity.
     pub fn clear(&mut self) {
         self.actions.clear();
     }

@@ -1,8 +1,8 @@
-//! How much the manager may do: bytes copied per second and a share of one CPU, over all VMs of the host together.
+//! Limits on the manager's work: bytes copied per second and a share of one CPU, over all VMs of the host together.
 //!
-//! A bucket of each fills with time and is emptied by plans. A plan takes what it *expects* to cost; when the action
-//! is done the difference to what it *did* cost is settled, and an action that took longer than expected leaves a
-//! debt that the next intervals pay. So the rates hold over time even where an estimate is wrong.
+//! Each of the two has a bucket, which time fills and plans empty. A plan takes the cost that it *expects*. When
+//! the action is done, the difference to its *actual* cost is settled, and an action that took longer than expected
+//! leaves a debt that the next intervals pay. So the rates hold over time even if an estimate is wrong.
 //!
 //! ```text
 //!   now ──▶ refill ──▶ [ copy ███████░░░ ]  ── try_take(estimate) ──▶ plan
@@ -13,29 +13,29 @@ use core::time::Duration;
 
 use crate::units::{Bytes, Moment, PerTenThousand};
 
-/// What an action costs, or is expected to.
+/// Actual or expected cost of an action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Guest memory copied.
+    /// Guest memory copied, in bytes.
     pub copied: Bytes,
-    /// Time of one CPU.
+    /// CPU time used, on one CPU.
     pub cpu: Duration,
 }
 
-/// The rates a budget keeps.
+/// The rates that a budget keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetLimits {
     /// Guest memory that may be copied per second.
     pub copy_per_second: Bytes,
-    /// Share of one CPU the manager's actions may use.
+    /// Share of one CPU that the manager's actions may use.
     pub cpu_share: PerTenThousand,
-    /// How much unused allowance is kept for a burst, as time at full rate.
+    /// Largest unused allowance kept for a burst, as time at full rate.
     pub burst: Duration,
 }
 
 impl Default for BudgetLimits {
-    /// 2 GiB/s and half a CPU, bursts of 250 ms: a gibibyte of RAM is promoted in well under two seconds while a
-    /// guest that shares the core keeps at least half of it. Collapse itself runs at about 3.5 GiB/s.
+    /// 2 GiB/s and half a CPU, with bursts of 250 ms: a gibibyte of RAM is promoted in well under two seconds, and
+    /// a guest that shares the core keeps at least half of it. Collapse itself runs at about 3.5 GiB/s.
     fn default() -> BudgetLimits {
         BudgetLimits {
             copy_per_second: crate::units::gib(2),
@@ -45,16 +45,16 @@ impl Default for BudgetLimits {
     }
 }
 
-/// Which of the two rates ran out.
+/// The rate that ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BudgetSpent {
     /// Bytes copied per second.
     Copy,
-    /// CPU time.
+    /// Share of one CPU.
     Cpu,
 }
 
-/// The allowance itself. Signed: a debt is below zero.
+/// The allowance that is left. It is signed: a debt is below zero.
 #[derive(Clone, Debug)]
 pub struct Budget {
     limits: BudgetLimits,
@@ -67,7 +67,7 @@ pub struct Budget {
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 impl Budget {
-    /// A budget that is full at `now`.
+    /// Makes a budget that is full at `now`.
     pub fn new(limits: BudgetLimits, now: Moment) -> Budget {
         let mut budget = Budget { limits, copy_left: 0, cpu_left_ns: 0, refilled_at: now, refusals: 0 };
         budget.copy_left = budget.copy_burst();
@@ -75,12 +75,12 @@ impl Budget {
         budget
     }
 
-    /// The rates.
+    /// Rates that this budget keeps.
     pub fn limits(&self) -> BudgetLimits {
         self.limits
     }
 
-    /// Changes the rates. What was saved up beyond a burst of the new ones is lost, a debt stays.
+    /// Changes the rates. Savings beyond a burst at the new rates are lost; a debt stays.
     pub fn set_limits(&mut self, limits: BudgetLimits) {
         self.limits = limits;
         self.copy_left = self.copy_left.min(self.copy_burst());
@@ -95,10 +95,10 @@ impl Budget {
         self.cpu_left_ns = (self.cpu_left_ns + self.cpu_ns_in(elapsed)).min(self.cpu_burst_ns());
     }
 
-    /// Takes `cost`, or nothing at all.
+    /// Takes the whole `cost`, or nothing.
     ///
     /// # Errors
-    /// The rate that does not allow it now.
+    /// The rate that does not allow the cost now.
     pub fn try_take(&mut self, cost: Cost) -> Result<(), BudgetSpent> {
         let (copied, cpu_ns) = (i128::from(cost.copied.get()), cost.cpu.as_nanos() as i128);
         let spent = if copied > self.copy_left.max(0) {
@@ -114,12 +114,13 @@ impl Budget {
         Err(spent)
     }
 
-    /// Takes `cost` as [`Budget::try_take`] does, or, where it is more than a whole burst and would never be granted,
-    /// borrows it: only while both allowances are at their fullest, so that there is one such action at a time, and the
-    /// intervals after it pay the debt. For what cannot be done by halves: 1 GiB pages, and whatever is expected to take that long.
+    /// Takes `cost` as [`Budget::try_take`] does. A cost above a whole burst would never be granted, so it is
+    /// borrowed: only while both allowances are full, so that there is one such action at a time, and the intervals
+    /// after it pay the debt. This serves actions that cannot be divided: 1 GiB pages, and any action expected to
+    /// take that long.
     ///
     /// # Errors
-    /// The rate that does not allow it now.
+    /// The rate that does not allow the cost now.
     pub fn try_borrow(&mut self, cost: Cost) -> Result<(), BudgetSpent> {
         let is_full = self.copy_left == self.copy_burst() && self.cpu_left_ns == self.cpu_burst_ns();
         let has_rates = self.copy_burst() > 0 && self.cpu_burst_ns() > 0;
@@ -130,13 +131,13 @@ impl Budget {
         self.try_take(cost)
     }
 
-    /// Replaces an estimate that was taken by what the action did cost. May leave a debt.
+    /// Replaces an estimate that was taken by the action's actual cost. May leave a debt.
     pub fn settle(&mut self, estimate: Cost, actual: Cost) {
         self.copy_left += i128::from(estimate.copied.get()) - i128::from(actual.copied.get());
         self.cpu_left_ns += estimate.cpu.as_nanos() as i128 - actual.cpu.as_nanos() as i128;
     }
 
-    /// How often something was refused.
+    /// Number of costs that were refused.
     pub fn refusals(&self) -> u64 {
         self.refusals
     }
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_all_that_is_ever_saved_up() {
+    fn savings_never_exceed_one_burst() {
         let mut budget = Budget::new(LIMITS, at(0));
         budget.refill(at(60_000));
         assert_eq!(budget.try_take(cost(mib(100), 0)), Ok(()));
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_a_burst_is_borrowed_once_and_paid_back() {
+    fn a_cost_above_a_burst_is_borrowed_once_and_paid_back() {
         let mut budget = Budget::new(LIMITS, at(0));
         let giant = cost(mib(300), 10);
         assert_eq!(budget.try_borrow(giant), Ok(()));

@@ -1,4 +1,4 @@
-//! Which rows of a snapshot a policy may name, and in which turn it looks at them.
+//! The rows of a snapshot that a policy may name, and the order in which it visits them.
 
 use core::ops::ControlFlow;
 
@@ -7,9 +7,10 @@ use alloc::vec::Vec;
 use crate::snapshot::{Backing, Snapshot, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment};
 
-/// Whether the window is served with base pages and may be promoted now: either the host backs it with base pages, or
-/// it is large and the second level is held at 4 KiB. A window of which more is given back than is tolerated stays on base pages: what is
-/// held and large already takes nothing again.
+/// Whether the window is served with base pages and may be promoted now: either the host backs it with base
+/// pages, or it is large and the second level is held at 4 KiB. A window in which the guest gave back more
+/// than is tolerated stays on base pages. Promoting a held large window takes no memory back, because its page
+/// is still there.
 pub fn is_promotable(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
     let is_small = match vm.backing[row] {
         Backing::Unbacked => false,
@@ -19,13 +20,13 @@ pub fn is_promotable(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
     is_small && vm.ready_at[row] <= now
 }
 
-/// Whether the window is served with a huge page and may be demoted, or its zero pages released, now. Giant pages stay:
-/// no mechanism takes one window out of them.
+/// Whether the window is served with a huge page and may now be demoted, or have its zero pages released. Giant
+/// pages stay: no mechanism takes one window out of them.
 pub fn is_demotable(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
     vm.backing[row] == Backing::Huge2M && !vm.is_held[row] && vm.ready_at[row] <= now
 }
 
-/// Base pages that promotion would have to add.
+/// Number of base pages that promotion would have to add.
 pub fn missing(vm: &VmSnapshot, row: usize) -> u16 {
     BASE_PAGES_PER_WINDOW - vm.resident[row]
 }
@@ -35,7 +36,7 @@ pub fn missing(vm: &VmSnapshot, row: usize) -> u16 {
 pub struct Place {
     /// Index into [`Snapshot::vms`].
     pub vm: u32,
-    /// Row of that VM.
+    /// Row within that VM.
     pub row: u32,
 }
 
@@ -51,8 +52,9 @@ impl Place {
     }
 }
 
-/// Visits all windows, the VMs in turn, each in address order, so that a small VM is not starved by a large one. Linear
-/// in the number of windows. The room for the list of VMs is kept from one visit to the next.
+/// Visits all windows, taking one from each VM in turn, each VM in address order, so that a large VM does
+/// not starve a small one. Linear in the number of windows. The list of VMs keeps its capacity from one
+/// visit to the next.
 ///
 /// ```text
 ///   vm 0: a b c        order: a d b e c f g

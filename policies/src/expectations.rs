@@ -1,4 +1,4 @@
-//! What actions are expected to cost on this machine: a measured guess first, then what they did cost.
+//! The expected cost of actions on this machine: first a measured guess, then their actual cost.
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -9,19 +9,20 @@ use crate::outcome::{Outcome, OutcomeResult};
 use crate::snapshot::VmSnapshot;
 use crate::units::{Bytes, PageSize};
 
-/// CPU time by mechanism, as far as a policy can tell them apart.
+/// CPU time by mechanism, as far as a policy can distinguish the mechanisms.
 #[derive(Clone, Debug)]
 pub struct Expectations {
     copy_2m: Duration,
     copy_1g: Duration,
-    /// Changes a mapping and copies nothing: hold, recovery, split.
+    /// Time to change a mapping without copying: hold, recovery, split.
     remap: Duration,
     release: Duration,
 }
 
 impl Default for Expectations {
-    /// Before the first outcome: a copy at the 3.5 GiB/s that `MADV_COLLAPSE` was measured at, the split of one huge page
-    /// (0.18 ms measured), and the reading of 2 MiB for zeroes at 10 GiB/s with as much again for giving pages back.
+    /// Before the first outcome: a copy at the 3.5 GiB/s measured for `MADV_COLLAPSE`, the split of one huge
+    /// page (0.18 ms measured), and reading 2 MiB for zeroes at 10 GiB/s, plus the same time again for
+    /// giving pages back.
     fn default() -> Expectations {
         Expectations {
             copy_2m: Duration::from_micros(560),
@@ -33,7 +34,7 @@ impl Default for Expectations {
 }
 
 impl Expectations {
-    /// What an action should cost; `is_held` says that only a hold keeps the window from being large already.
+    /// Expected cost of an action. `is_held` says that only a hold keeps the window from being large already.
     pub fn cost(&self, action: Action, is_held: bool) -> Cost {
         match action {
             Action::Promote { .. } if is_held => Cost { copied: Bytes::ZERO, cpu: self.remap },
@@ -46,12 +47,12 @@ impl Expectations {
         }
     }
 
-    /// Puts the action into the plan if the plan has room and the budget allows it; `Break` says that one of them is
-    /// at its end.
+    /// Puts the action into the plan if the plan has room and the budget allows it. `Break` says that the plan is
+    /// full or the budget is spent.
     pub fn request(&self, action: Action, is_held: bool, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
         let cost = self.cost(action, is_held);
-        // Borrowed where it is more than a burst. What is never done teaches nothing, so after one copy that had to wait for memory, or
-        // for a processor that somebody else has, nothing would be asked for again.
+        // A cost above a burst is borrowed. An action that is never done teaches nothing: after one copy that had
+        // to wait for memory or for a busy processor, the policy would never request another.
         if plan.is_full() || budget.try_borrow(cost).is_err() {
             return ControlFlow::Break(());
         }
@@ -59,13 +60,13 @@ impl Expectations {
         ControlFlow::Continue(())
     }
 
-    /// Requests that the window of a row becomes 2 MiB; as [`Expectations::request`].
+    /// Requests that the window of a row becomes 2 MiB, as [`Expectations::request`] does.
     pub fn request_huge(&self, vm: &VmSnapshot, row: usize, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
         let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
         self.request(promote, vm.is_held[row], budget, plan)
     }
 
-    /// Follows what was done.
+    /// Updates the expected cost from an outcome.
     pub fn learn(&mut self, outcome: &Outcome) {
         if outcome.result != OutcomeResult::Done {
             return;
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_and_a_change_of_mapping_are_learnt_apart() {
+    fn a_copy_and_a_change_of_mapping_are_learnt_separately() {
         let mut expectations = Expectations::default();
         for _ in 0..200 {
             expectations.learn(&done(PageSize::Huge2M.bytes(), Duration::from_micros(800)));
@@ -108,12 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn what_once_took_longer_than_a_burst_allows_is_tried_again_and_learnt_anew() {
+    fn an_action_that_once_exceeded_a_burst_is_tried_again_and_learnt_anew() {
         let mut expectations = Expectations::default();
         let mut budget = Budget::new(BudgetLimits::default(), Moment::START);
         expectations.learn(&done(PageSize::Huge2M.bytes(), Duration::from_secs(2)));
         let mut asked = 0;
-        // An hour, second by second: the debt is paid before the next one, and a burst of 125 ms is again more than a copy needs.
+        // An hour, second by second: the debt is paid before the next action, and a burst of 125 ms is then more
+        // than a copy needs.
         for second in 1..3600 {
             let mut plan = Plan::with_bound(1);
             budget.refill(Moment::after_start(Duration::from_secs(second)));

@@ -17,7 +17,7 @@ pub struct GpaRange {
 }
 
 impl GpaRange {
-    /// The range `[start, start + bytes)`, or `None` where its end would not fit 64 bits.
+    /// The range `[start, start + bytes)`, or `None` if its end would not fit 64 bits.
     pub const fn new(start: Gpa, bytes: Bytes) -> Option<GpaRange> {
         match start.checked_add(bytes) {
             Some(_) => Some(GpaRange { start, bytes }),
@@ -25,7 +25,7 @@ impl GpaRange {
         }
     }
 
-    /// First address.
+    /// First address of the range.
     pub const fn start(self) -> Gpa {
         self.start
     }
@@ -35,7 +35,7 @@ impl GpaRange {
         self.start + self.bytes
     }
 
-    /// Length.
+    /// Length of the range.
     pub const fn bytes(self) -> Bytes {
         self.bytes
     }
@@ -50,7 +50,7 @@ impl GpaRange {
         self.start < other.end() && other.start < self.end()
     }
 
-    /// The numbers of the windows that lie whole in the range.
+    /// The indices of the windows that lie entirely in the range.
     pub fn windows(self) -> impl ExactSizeIterator<Item = WindowIndex> {
         let first = self
             .start
@@ -61,8 +61,8 @@ impl GpaRange {
         (0..count).map(move |i| WindowIndex::new(first + i as u64))
     }
 
-    /// Cuts the range into the largest naturally aligned pieces, no piece larger than `largest`: what second-level
-    /// tables could map it with, if host memory allowed.
+    /// Cuts the range into the largest naturally aligned pieces, no piece larger than `largest`. Second-level
+    /// tables could map these pieces if host memory allowed it.
     pub fn pieces(self, largest: PageSize) -> impl Iterator<Item = (Gpa, PageSize)> {
         let mut at = self.start;
         let end = self.end();
@@ -79,8 +79,8 @@ impl GpaRange {
     }
 }
 
-/// Whether a host page of `size` could back guest memory that is placed so: both addresses must be equal in the low
-/// bits, or no huge page covers the same range on both levels (KVM API, `KVM_SET_USER_MEMORY_REGION`).
+/// Whether a host page of `size` could back guest memory at this placement. Both addresses must be equal in the low
+/// bits; otherwise no huge page covers the same range on both levels (KVM API, `KVM_SET_USER_MEMORY_REGION`).
 pub const fn is_congruent(gpa: Gpa, hva: Hva, size: PageSize) -> bool {
     gpa.get() % size.bytes().get() == hva.get() % size.bytes().get()
 }

@@ -1,4 +1,5 @@
-//! Memory that a guest gives back (a balloon, free page reporting), piece by piece, and what becomes of the page it is a piece of.
+//! The treatment of memory that a guest gives back (balloon, free page reporting), which depends on the page that
+//! the memory is part of.
 //!
 //! ```text
 //!                 base pages        a huge page                                  a giant page, a page of the pool
@@ -7,60 +8,62 @@
 //!   all of it     release           release                                      keep
 //! ```
 //!
-//! Guests give back 4 KiB at a time. To release each at once breaks a huge page for 1/512 of it, and every access to the other 511 pays for
-//! that from then on (HawkEye and Ingens call the other way round, filling what is not used, bloat: both are a price, and memory decides which is
-//! the higher one). Who keeps a piece has lost nothing: it is in a book, and goes when its window is free or memory is dear.
+//! Guests give back 4 KiB at a time. Releasing each at once breaks a huge page for 1/512 of it, and from then on
+//! every access to the other 511 costs more. (HawkEye and Ingens call the opposite, filling unused memory, bloat.)
+//! Both have a price, and the host's memory decides which is higher. Keeping a piece loses nothing: the manager
+//! records it, and releases it when its window is free or the host is short of memory.
 
 use crate::snapshot::Backing;
 use crate::units::BASE_PAGES_PER_WINDOW;
 
-/// What a VM's memory that is given back is treated by.
+/// Rules for memory that a guest has given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenBackRules {
-    /// A window of which more base pages are given back is not promoted: a large page would take them all again.
+    /// Largest number of given-back base pages in a window that may still be promoted: a large page would take
+    /// them all again.
     pub tolerated: u16,
-    /// While the host is short, a huge page is split for so many of its base pages, and for no fewer.
+    /// Fewest given-back base pages for which a huge page is split while the host is short.
     pub split_from: u16,
-    /// The host is short from this percentage of its memory in use on...
+    /// Share of its memory in use from which on the host is short, in percent.
     pub short_from_percent: u16,
-    /// ...until it is below this one.
+    /// Share of its memory in use below which the host is no longer short, in percent.
     pub short_below_percent: u16,
 }
 
 impl Default for GivenBackRules {
-    /// Nothing is taken again, and the marks are those that `auto` and `coverage` release zero pages by (HawkEye). A split gives up the
-    /// whole gain of a huge page: 64 pages are an eighth of it, the fewest for which Quicksilver (ATC '20) keeps a
-    /// page large.
+    /// No given-back page is taken again. The marks are those at which `auto` and `coverage` release zero pages
+    /// (HawkEye). A split gives up the whole gain of a huge page: 64 pages are an eighth of it, the fewest for
+    /// which Quicksilver (ATC '20) keeps a page large.
     fn default() -> GivenBackRules {
         GivenBackRules { tolerated: 0, split_from: 64, short_from_percent: 85, short_below_percent: 70 }
     }
 }
 
-/// A window of which something is given back.
+/// A window with memory that the guest has given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenBackWindow {
-    /// What it is on.
+    /// Host backing of the window.
     pub backing: Backing,
-    /// Whether it is a page of the hugetlb pool, or its frames are set aside: what is released there may be gone when the guest
-    /// touches it again, and then the guest is, too.
+    /// Whether it is a page of the hugetlb pool, or its frames are reserved. A page released there may be gone when
+    /// the guest touches it again, and that kills the guest.
     pub is_of_pool: bool,
-    /// Its base pages that are given back now, and may be released now.
+    /// Number of given-back base pages that may be released now.
     pub pages: u16,
 }
 
-/// What becomes of them.
+/// Decision about the given-back pages of one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They go back to the host, now.
+    /// Release them to the host, now.
     Release,
-    /// They go back to the host, and the huge page is split for it.
+    /// Release them to the host, and split the huge page for that.
     Split,
-    /// They stay, until something changes.
+    /// Keep them until something changes.
     Keep,
 }
 
 impl GivenBackRules {
-    /// Decides over one window.
+    /// Decides about one window.
     pub fn decide(&self, window: GivenBackWindow, is_short: bool) -> Verdict {
         match window.backing {
             _ if window.is_of_pool => Verdict::Keep,
@@ -97,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_the_pool_stays_whatever_is_given_back_of_it() {
+    fn a_page_of_the_pool_stays_even_when_all_of_it_is_given_back() {
         let of_pool = GivenBackWindow { backing: Backing::Huge2M, is_of_pool: true, pages: 512 };
         assert_eq!(GivenBackRules::default().decide(of_pool, true), Verdict::Keep);
         assert_eq!(decide(Backing::Giant1G, 512, true), Verdict::Keep);

@@ -1,4 +1,4 @@
-//! What should be large, and when: the deciding half of wideleaf.
+//! Which guest memory should be large, and when: the decision layer of wideleaf.
 //!
 //! ```text
 //!  sensors ──▶ Snapshot ──▶ Policy::plan(snapshot, now, budget) ──▶ Plan ──▶ actuators ──▶ Outcomes
@@ -7,16 +7,18 @@
 //! ```
 //!
 //! This crate owns the vocabulary (units, [`Snapshot`], [`Action`], [`Outcome`]) because the layer that decides
-//! defines the interface; `memory` implements it against the kernel. It has no `std`, no dependency, no `unsafe`, no
-//! clock and no randomness: time arrives as a [`Moment`], so the same snapshot always gives the same plan, on a live
-//! guest and on a recording.
+//! defines the interface. The crate `memory` implements it against the kernel. This crate has no `std`, no
+//! dependency, no `unsafe`, no clock and no randomness. Time arrives as a [`Moment`], so the same snapshot always gives the same plan, on a live guest and
+//! on a recording.
 //!
-//! The unit of decision is the *window*, a naturally aligned 2 MiB range of guest-physical memory; 512 windows make a
-//! *giant* (1 GiB). Policies say *promote* and *demote*; which mechanism does it is the choice of `memory`.
+//! The unit of decision is the *window*, a naturally aligned 2 MiB range of guest-physical memory; 512 windows make
+//! a *giant* (1 GiB). Policies say *promote* and *demote*; `memory` chooses the mechanism.
 //!
-//! Guarantees every [`Policy`] keeps, checked by `tests/invariants.rs`: the plan never costs more than the budget
-//! grants (or is led by one giant page, whose debt the next intervals pay), never names a window that is not backed, never names a window twice, and is a function of its arguments
-//! and the policy's own past alone.
+//! Guarantees that every [`Policy`] keeps, checked by `tests/invariants.rs`:
+//! - The plan never costs more than the budget grants, except when it begins with one giant page; the next
+//!   intervals pay that debt.
+//! - The plan never names a window that is not backed, and never names a window twice.
+//! - The plan is a function of the arguments and of the policy's own past alone.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,9 +1,9 @@
-//! The value in the middle, for everything that is ordered: costs of a recording, rates of a demo, times of a bench.
+//! The median, for any ordered values: costs of a recording, rates of a demo, times of a bench.
 
 use core::cmp::Ordering;
 
-/// The middle of `values` by `compare`; of two in the middle what `between` makes of them, the lower first. `None` without
-/// values. Sorts them.
+/// The median of `values` by `compare`. For an even count, `between` combines the two middle values, the lower
+/// first. `None` without values. Sorts the values.
 ///
 /// ```
 /// use wideleaf_policies::median::median;
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_of_an_even_count_is_made_of_two() {
+    fn the_median_of_an_even_count_combines_two_values() {
         let both = |low, high| low * 10 + high;
         assert_eq!(median(&mut [4, 1, 3, 2], Ord::cmp, both), Some(23));
         assert_eq!(median(&mut [9, 1, 3], Ord::cmp, both), Some(3));

@@ -1,5 +1,5 @@
-//! What became of a request. Refusals are classes, not errno values: a policy reacts to "no huge page was to be had",
-//! not to a number; `memory` does the translation, `madvise(2)` is its source.
+//! The results of requests. Refusals are classes, not errno values: a policy reacts to "no huge page was
+//! available", not to a number. `memory` translates them, with `madvise(2)` as the source.
 
 use core::fmt;
 use core::time::Duration;
@@ -8,22 +8,23 @@ use crate::action::Action;
 use crate::budget::Cost;
 use crate::units::Moment;
 
-/// A request that was looked at, and the result.
+/// A request that was handled, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The request.
+    /// The request that was handled.
     pub action: Action,
-    /// When it ended.
+    /// Time at which the request ended.
     pub at: Moment,
-    /// What it really cost.
+    /// Actual cost of the request.
     pub cost: Cost,
-    /// How long the window may have been out of the guest's reach: the time of the kernel's call, an upper bound.
+    /// Longest time for which the guest may have been unable to reach the window: the duration of the kernel's
+    /// call, an upper bound.
     pub unavailable: Duration,
-    /// What happened.
+    /// Result of the request.
     pub result: OutcomeResult,
 }
 
-/// What happened to a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OutcomeResult {
     /// Done, and seen in the host's page tables afterwards.
@@ -34,57 +35,58 @@ pub enum OutcomeResult {
     Skipped(Skip),
 }
 
-/// Why the kernel did not do it.
+/// Reason why the kernel did not do it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Refusal {
     /// No free page of the size (`ENOMEM`).
     NoHugePage,
     /// A page of the window was locked, pinned or moving, or a cgroup limit was met (`EAGAIN`, `EBUSY`).
     Busy,
-    /// The window can not be that size: a hole, a `MADV_NOHUGEPAGE` mapping, a misaligned file (`EINVAL`).
+    /// The window cannot be that size: a hole, a `MADV_NOHUGEPAGE` mapping, a misaligned file (`EINVAL`).
     NotEligible,
-    /// We may not (`EPERM`, `EACCES`).
+    /// The manager lacks the permission (`EPERM`, `EACCES`).
     NotPermitted,
-    /// The call said yes, the page tables say no.
+    /// The call succeeded, but the page tables do not show the change.
     NotObserved,
-    /// The guest wrote faster than its memory could be copied, or stopped too slowly: swapping the memory would have taken a
-    /// longer pause than allowed.
+    /// The guest wrote faster than its memory could be copied, or stopped too slowly. Swapping the memory would
+    /// have taken a longer pause than allowed.
     OutrunByWrites,
-    /// Pages of the window are merged with equal ones (KSM), and a large page would take the memory again that this saves.
+    /// Pages of the window are merged with equal ones (KSM). A large page would take the memory again
+    /// that merging saves.
     Merged,
-    /// The process whose memory it is has ended (`ESRCH`).
+    /// The process that owns the memory has ended (`ESRCH`).
     Gone,
     /// Any other errno.
     Other(i32),
 }
 
-/// Why the kernel was not asked.
+/// Reason why the kernel was not asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Skip {
-    /// It already has that size.
+    /// The window already has that size.
     AlreadyDone,
-    /// Nothing is present there any more.
+    /// No page is present in the window any more.
     NotResident,
-    /// This host or this backing has no mechanism for it.
+    /// This host or this backing has no mechanism for the action.
     NoMechanism,
     /// The window backs off after a refusal.
     BackingOff,
-    /// The host had no huge page when it was asked last, and no block that would be one has become free since.
+    /// The host had no huge page at the last request, and no block of that size has become free since.
     NoHugePage,
-    /// A giant is being moved: this one, or another, and they are moved one at a time.
+    /// A giant is being moved, this one or another; giants are moved one at a time.
     GiantUnderWay,
-    /// Pages are absent from the window that the guest gave back on purpose, and a large page would bring them back.
+    /// The window lacks pages that the guest gave back on purpose, and a large page would bring them back.
     Hole,
-    /// More of it is given back by the guest than is tolerated: a large page would take it again.
+    /// The guest has given back more of the window than is tolerated, and a large page would take it again.
     GivenBack,
-    /// The whole VM is left alone for now, a migration perhaps.
+    /// The manager leaves the whole VM alone for now, for example during a migration.
     LeftAlone,
-    /// The manager was told to stop.
+    /// The manager was asked to stop.
     Stopping,
 }
 
 impl OutcomeResult {
-    /// The name under which this is counted and reported.
+    /// The name under which this result is counted and reported.
     pub const fn name(self) -> &'static str {
         match self {
             OutcomeResult::Done => "done",

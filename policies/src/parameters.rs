@@ -1,12 +1,12 @@
-//! What a person may set of a policy, and how it is written: `name` or `name:key=value,key=value`.
+//! The settings of a policy, and how a user writes them: `name` or `name:key=value,key=value`.
 //!
 //! ```text
 //!   "thp:max_ptes_none=64"  ──parse──▶  PolicyChoice { info: thp, parameters: [.., max_ptes_none = 64, ..] }
 //!                                                 └──make──▶  Box<dyn Policy>
 //! ```
 //!
-//! Everything is checked here, against the table of the policy itself, so making a policy cannot fail. Values are whole
-//! numbers in the unit the table names, or a text with rules of its own.
+//! Everything is checked here, against the table of the policy itself, so making a policy cannot fail. Values are
+//! whole numbers in the unit that the table names, or a text with its own rules.
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
@@ -17,36 +17,36 @@ use core::fmt;
 use crate::policy::{POLICIES, Policy, PolicyInfo, by_name};
 use crate::walk::cost::WalkCost;
 
-/// One parameter of a policy: a line of the table it is listed, parsed and documented from.
+/// One parameter of a policy. The list, the parser and the documentation all use this entry.
 #[derive(Debug)]
 pub struct ParameterInfo {
-    /// The key.
+    /// Key of the parameter.
     pub name: &'static str,
-    /// What a value is, and which one it has if nobody says.
+    /// Kind of value, and the default.
     pub kind: ParameterKind,
-    /// What a number counts.
+    /// Unit of a number.
     pub unit: &'static str,
-    /// What it does, in one line, with where the default comes from.
+    /// Effect of the parameter in one line, with the source of the default.
     pub meaning: &'static str,
 }
 
-/// What the value of a parameter may be.
+/// Kinds of value that a parameter may have.
 #[derive(Debug)]
 pub enum ParameterKind {
     /// A whole number between two others, both allowed.
     Number {
-        /// What it is if nobody says.
+        /// Value if the user sets none.
         default: u64,
-        /// The smallest.
+        /// Smallest allowed value.
         min: u64,
-        /// The largest.
+        /// Largest allowed value.
         max: u64,
     },
-    /// A text that the policy reads itself.
+    /// A text that the policy parses itself.
     Text {
-        /// What it is if nobody says.
+        /// Value if the user sets none.
         default: &'static str,
-        /// Whether the policy can read it; the error says why not.
+        /// Check whether the policy can parse it; the error says why not.
         check: fn(&str) -> Result<(), String>,
     },
 }
@@ -64,7 +64,7 @@ impl ParameterInfo {
         ParameterInfo { name, kind: ParameterKind::Number { default, min, max }, unit, meaning }
     }
 
-    /// The default, as a person would write it.
+    /// The default, as a user would write it.
     pub fn default_text(&self) -> String {
         self.default_value().to_string()
     }
@@ -126,7 +126,7 @@ impl Parameters {
     /// The value of a number.
     ///
     /// # Panics
-    /// Where the policy's table has no number of that name.
+    /// If the policy's table has no number of that name.
     pub fn number(&self, name: &str) -> u64 {
         match self.value(name) {
             Value::Number(number) => *number,
@@ -137,7 +137,7 @@ impl Parameters {
     /// The value of a text.
     ///
     /// # Panics
-    /// Where the policy's table has no text of that name.
+    /// If the policy's table has no text of that name.
     pub fn text(&self, name: &str) -> &str {
         match self.value(name) {
             Value::Text(text) => text,
@@ -160,7 +160,7 @@ impl Parameters {
     }
 }
 
-/// A policy and its parameters, checked: what `--policy` means.
+/// A policy and its checked parameters: the meaning of `--policy`.
 #[derive(Clone)]
 pub struct PolicyChoice {
     info: &'static PolicyInfo,
@@ -168,10 +168,10 @@ pub struct PolicyChoice {
 }
 
 impl PolicyChoice {
-    /// Reads `name` or `name:key=value,key=value`.
+    /// Parses `name` or `name:key=value,key=value`.
     ///
     /// # Errors
-    /// [`PolicyError`], with what there is instead.
+    /// [`PolicyError`], with the valid alternatives.
     pub fn parse(text: &str) -> Result<PolicyChoice, PolicyError> {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         let info = by_name(name).ok_or_else(|| PolicyError::UnknownPolicy { name: name.into() })?;
@@ -189,12 +189,12 @@ impl PolicyChoice {
         self.info.name
     }
 
-    /// Makes one that has decided nothing yet, and counts a TLB miss at the prior.
+    /// Makes a policy that has decided nothing yet, and uses the prior as the cost of a TLB miss.
     pub fn make(&self) -> Box<dyn Policy> {
         (self.info.make)(&self.parameters)
     }
 
-    /// Makes one that counts a TLB miss as it is on this machine.
+    /// Makes a policy that uses this machine's cost of a TLB miss.
     pub fn make_for(&self, walk: &WalkCost) -> Box<dyn Policy> {
         let mut policy = self.make();
         policy.take_walk_cost(walk);
@@ -209,7 +209,8 @@ impl From<&'static PolicyInfo> for PolicyChoice {
     }
 }
 
-/// The name, and what differs from the defaults: what reports show, and what [`PolicyChoice::parse`] reads again.
+/// The name, and the parameters that differ from the defaults. Reports show this text, and [`PolicyChoice::parse`]
+/// reads it again.
 impl fmt::Display for PolicyChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.info.name)?;
@@ -227,46 +228,46 @@ impl fmt::Debug for PolicyChoice {
     }
 }
 
-/// Why a text names no policy. (Written out, not derived: this crate has no dependency.)
+/// Reason why a text names no policy. (Written out, not derived: this crate has no dependency.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyError {
-    /// No policy of that name.
+    /// No policy has that name.
     UnknownPolicy {
-        /// What was written.
+        /// Name as written.
         name: String,
     },
     /// The policy has no such parameter.
     UnknownKey {
-        /// The policy.
+        /// Name of the policy.
         policy: &'static str,
-        /// What was written.
+        /// Key as written.
         key: String,
-        /// What there is.
+        /// Names of all its parameters.
         known: Vec<&'static str>,
     },
     /// A key without `=value`.
     NoValue {
-        /// What was written.
+        /// Setting as written.
         setting: String,
     },
-    /// No whole number of the parameter's range.
+    /// The value is not a whole number in the parameter's range.
     OutOfRange {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: &'static str,
-        /// What was written.
+        /// Value as written.
         value: String,
-        /// The smallest.
+        /// Smallest allowed value.
         min: u64,
-        /// The largest.
+        /// Largest allowed value.
         max: u64,
-        /// What it counts.
+        /// Unit of the number.
         unit: &'static str,
     },
     /// The policy cannot read the text.
     BadText {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: &'static str,
-        /// Why not.
+        /// Reason why the policy cannot parse it.
         why: String,
     },
 }
@@ -276,13 +277,13 @@ impl fmt::Display for PolicyError {
         match self {
             PolicyError::UnknownPolicy { name } => {
                 let names: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
-                write!(f, "there is no policy {name:?}; there are {}", names.join(", "))
+                write!(f, "there is no policy {name:?}; choose one of {}", names.join(", "))
             }
             PolicyError::UnknownKey { policy, key, known } if known.is_empty() => {
-                write!(f, "{policy} has no parameter {key:?}, and no other")
+                write!(f, "{policy} has no parameter {key:?}; it takes no parameters")
             }
             PolicyError::UnknownKey { policy, key, known } => {
-                write!(f, "{policy} has no parameter {key:?}; it has {}", known.join(", "))
+                write!(f, "{policy} has no parameter {key:?}; choose one of {}", known.join(", "))
             }
             PolicyError::NoValue { setting } => write!(f, "{setting:?} has no value; write key=value"),
             PolicyError::OutOfRange { parameter, value, min, max, unit } => {
@@ -300,11 +301,11 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        PolicyChoice::parse(text).expect_err("it makes no sense").to_string()
+        PolicyChoice::parse(text).expect_err("the text names no policy").to_string()
     }
 
     #[test]
-    fn what_is_written_is_what_is_made_and_shown() {
+    fn a_parsed_text_makes_and_shows_the_policy_it_names() {
         let choice = PolicyChoice::parse("thp:max_ptes_none=64,scan_sleep_ms=10000").expect("both are parameters");
         assert_eq!((choice.name(), choice.make().name()), ("thp", "thp"));
         assert_eq!(choice.to_string(), "thp:max_ptes_none=64"); // the other one is the default
@@ -312,11 +313,11 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_what_there_is() {
-        assert!(error("nope").starts_with("there is no policy \"nope\"; there are never, "));
+    fn an_invalid_text_is_refused_with_the_valid_choices() {
+        assert!(error("nope").starts_with("there is no policy \"nope\"; choose one of never, "));
         assert!(error("").starts_with("there is no policy \"\""));
-        assert_eq!(error("never:pace=1"), "never has no parameter \"pace\", and no other");
-        assert!(error("thp:pace=1").starts_with("thp has no parameter \"pace\"; it has pages_to_scan, "));
+        assert_eq!(error("never:pace=1"), "never has no parameter \"pace\"; it takes no parameters");
+        assert!(error("thp:pace=1").starts_with("thp has no parameter \"pace\"; choose one of pages_to_scan, "));
         assert_eq!(error("thp:max_ptes_none"), "\"max_ptes_none\" has no value; write key=value");
         for wrong in ["512", "-1", "", "1.5", "many"] {
             let expected = alloc::format!("max_ptes_none={wrong} is not a whole number from 0 to 511 (base pages)");

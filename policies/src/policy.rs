@@ -1,4 +1,4 @@
-//! The contract of a policy, and the list of them.
+//! The contract of a policy, and the list of policies.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -40,135 +40,138 @@ pub use utilization::Utilization;
 
 /// Decides which windows should be large. One value decides for all VMs of the host.
 pub trait Policy: Send {
-    /// The name it is chosen by.
+    /// The name that selects the policy.
     fn name(&self) -> &'static str;
 
-    /// Appends to `plan` what should be done now. Takes from `budget` what each action is expected to cost before
-    /// naming it, names only windows that are backed and whose `ready_at` has come, each at most once.
+    /// Appends the actions that should be done now to `plan`. Takes the expected cost of each action from `budget`
+    /// before naming it. Names only windows that are backed and ready (`ready_at` has come), each at most once.
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan);
 
-    /// Whether [`Policy::first_touch`] should be asked. Asking costs every first touch a round trip, and a privilege
-    /// the host may not have (userfaultfd): most policies leave it at `false` and plan over snapshots.
+    /// Whether [`Policy::first_touch`] should be called. Each call costs a first touch one round trip, and
+    /// needs a privilege that the host may not have (userfaultfd). Most policies leave it at `false` and
+    /// plan over snapshots.
     fn decides_at_first_touch(&self) -> bool {
         false
     }
 
-    /// With which page the first touch of an unbacked window should be answered, where
-    /// [`Policy::decides_at_first_touch`]. Asked once a window, while a vCPU waits; never while the policy plans or
-    /// learns. The answer is a wish: base pages are what is there if no large page is to be had.
+    /// The page size for the first touch of an unbacked window, if [`Policy::decides_at_first_touch`]. Called once
+    /// a window, while a vCPU waits, and never while the policy plans or learns. The answer is a wish: if no large
+    /// page is available, the window gets base pages.
     fn first_touch(&mut self, _vm: VmId, _window: WindowIndex) -> PageSize {
         PageSize::Base4K
     }
 
-    /// By which rules frames are reserved, where windows are to be served from reserved frames. Whoever serves the faults
-    /// keeps the [book](crate::reservations::Reservations); the policy is not asked about single pages.
+    /// Rules for reserving frames, if windows are to be served from reserved frames. The thread that serves
+    /// the faults keeps the [reservations](crate::reservations::Reservations); the policy is not asked
+    /// about single pages.
     fn reserves(&self) -> Option<ReservationRules> {
         None
     }
 
-    /// Whether the guest's faults are answered for it, at the touch and not by a plan: it has them all from the guest's first on, or none.
+    /// Whether the policy serves the guest's page faults at the touch instead of by a plan. It serves all faults
+    /// from the guest's first on, or none.
     fn answers_faults(&self) -> bool {
         self.decides_at_first_touch() || self.reserves().is_some()
     }
 
-    /// Which columns of the snapshot it uses beyond those that every snapshot has. Their sensors cost the guest something,
-    /// so they run only for who asks. On a host without one the column stays empty.
+    /// Columns that the policy uses beyond those that every snapshot has. Their sensors cost the guest something,
+    /// so they run only for the policies that use them. On a host without the sensor the column stays empty.
     fn needs(&self) -> Needs {
         Needs::default()
     }
 
-    /// How guest RAM should start where the user does not say.
+    /// How guest RAM should start if the user does not say.
     fn ram_start(&self) -> RamStart {
         RamStart::OnBasePages
     }
 
-    /// Whether it ever plans a promotion. One that does not leaves base pages as they are, for good.
+    /// Whether the policy ever plans a promotion. A policy that does not leaves base pages as they are, for good.
     fn promotes(&self) -> bool {
         true
     }
 
-    /// The largest page it may ever ask for. A VM whose giants may be promoted is set up for that from the start: KVM maps
-    /// no page larger than the memslot that holds it.
+    /// The largest page that the policy may ever request. A VM with giants that may be promoted is set up for that
+    /// from the start: KVM maps no page larger than the memslot that holds it.
     fn largest_page(&self) -> PageSize {
         PageSize::Huge2M
     }
 
-    /// What it counted of its own decisions, by name, for reports.
+    /// Counters of the policy's own decisions, by name, for reports.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 
-    /// Takes what a TLB miss costs on this machine, before the first plan. Until then the prior holds.
+    /// Takes this machine's cost of a TLB miss, before the first plan. Until then the policy uses the prior.
     fn take_walk_cost(&mut self, _cost: &WalkCost) {}
 
-    /// Hears what became of an action it planned.
+    /// Receives the outcome of an action that it planned.
     fn learn(&mut self, _outcome: &Outcome) {}
 }
 
-/// What a policy wants to see beside the host backing; see [`crate::VmSnapshot`] for the columns.
+/// Sensor data that a policy uses beside the host backing; see [`crate::VmSnapshot`] for the columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Whether windows are used.
+    /// Accesses to the windows.
     pub access: bool,
     /// Pages that hold only zeroes.
     pub zero: bool,
-    /// Pages written in an interval. The dearest: meanwhile the guest runs on 4 KiB mappings there, and the first write to
-    /// each page is a fault.
+    /// Pages written in an interval. This is the most expensive sensor: while it runs, the guest uses 4 KiB
+    /// mappings there, and the first write to each page is a fault.
     pub written: bool,
-    /// The guest's own page sizes.
+    /// Page sizes that the guest itself uses.
     pub guest_mapping: bool,
-    /// The host's memory.
+    /// Memory of the host.
     pub host_memory: bool,
 }
 
-/// How guest RAM starts.
+/// Starting state of guest RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RamStart {
     /// On base pages, as the guest touches it.
     OnBasePages,
-    /// On 2 MiB pages, all of them there before the guest runs.
+    /// On 2 MiB pages, all of them present before the guest runs.
     HugeAndPrefaulted,
-    /// On base pages, of RAM whose frames can be set aside 2 MiB at a time and mapped one by one: memfd RAM that is nobody
-    /// else's.
+    /// On base pages, of RAM with frames that can be reserved 2 MiB at a time and mapped one by one: memfd RAM that
+    /// no other process shares.
     OnReservableFrames,
 }
 
-/// One line of the list of policies.
+/// One entry of the list of policies.
 pub struct PolicyInfo {
-    /// The name to choose it by.
+    /// Name that selects the policy.
     pub name: &'static str,
-    /// What it does, in one line.
+    /// What the policy does, in one line.
     pub summary: &'static str,
-    /// What may be set.
+    /// Parameters that a user may set.
     pub parameters: &'static [ParameterInfo],
-    /// Makes one.
+    /// Constructor from a set of parameters.
     pub make: fn(&Parameters) -> Box<dyn Policy>,
 }
 
 impl PolicyInfo {
-    /// Makes one with the default parameters.
+    /// Makes a policy with the default parameters.
     pub fn with_defaults(&self) -> Box<dyn Policy> {
         (self.make)(&Parameters::defaults(self.parameters))
     }
 }
 
-/// Every policy there is.
+/// List of all policies.
 pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         name: "never",
-        summary: "base pages only: nothing is promoted",
+        summary: "base pages only: the manager promotes no window",
         parameters: &[],
         make: |_| Box::new(Never),
     },
     PolicyInfo {
         name: "prealloc",
-        summary: "2 MiB pages, all there before the guest runs; nothing afterwards",
+        summary: "2 MiB pages, all present before the guest runs; no promotion afterwards",
         parameters: &[],
         make: |_| Box::new(Prealloc),
     },
     PolicyInfo {
         name: "at-fault",
-        summary: "a 2 MiB page at the first touch of a window if one is free; nothing afterwards",
+        summary: "a 2 MiB page at the first touch of a window if one is free; no promotion afterwards",
         parameters: &[],
         make: |_| Box::new(AtFault),
     },
@@ -180,13 +183,13 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "reservation",
-        summary: "sets 2 MiB of frames aside at the first touch of a window; large in place once they are populated",
+        summary: "reserves 2 MiB of frames at the first touch of a window; promotes in place once they are populated",
         parameters: reservation::PARAMETERS,
         make: |parameters| Box::new(Reservation::new(parameters)),
     },
     PolicyInfo {
         name: "thp",
-        summary: "khugepaged's rule and pace: some windows a wake, in address order",
+        summary: "khugepaged's rule and pace: some windows each wake-up, in address order",
         parameters: thp::PARAMETERS,
         make: |parameters| Box::new(Thp::new(parameters)),
     },
@@ -198,37 +201,37 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "coverage",
-        summary: "promotes the most accessed windows first; takes zero pages back when the host gets short",
+        summary: "promotes the most accessed windows first; releases zero pages when host memory gets short",
         parameters: coverage::PARAMETERS,
         make: |parameters| Box::new(Coverage::new(parameters)),
     },
     PolicyInfo {
         name: "aligned",
-        summary: "promotes where the guest's own page is large first; splits where it is not when the host gets short",
+        summary: "promotes first where the guest's own page is large; splits the others when host memory gets short",
         parameters: aligned::PARAMETERS,
         make: |parameters| Box::new(Aligned::new(parameters)),
     },
     PolicyInfo {
         name: "schemes",
-        summary: "rules of size, access rate and age; the default rules promote what is used and demote what is idle",
+        summary: "rules of size, access rate and age; the default rules promote used windows and demote idle ones",
         parameters: schemes::PARAMETERS,
         make: |parameters| Box::new(Schemes::new(parameters)),
     },
     PolicyInfo {
         name: "giant",
-        summary: "1 GiB pages where a whole giant can be had, then 2 MiB",
+        summary: "1 GiB pages where the host has them, then 2 MiB pages",
         parameters: giant::PARAMETERS,
         make: |parameters| Box::new(Giant::new(parameters)),
     },
     PolicyInfo {
         name: "auto",
-        summary: "promotes where the cycles saved in walks pay for it; keeps score of its own decisions",
+        summary: "promotes where the cycles saved in page walks pay for the cost; reports how its decisions turned out",
         parameters: auto::PARAMETERS,
         make: |parameters| Box::new(Auto::new(parameters)),
     },
 ];
 
-/// The policy of that name.
+/// The policy with that name.
 pub fn by_name(name: &str) -> Option<&'static PolicyInfo> {
     POLICIES.iter().find(|policy| policy.name == name)
 }

@@ -1,25 +1,26 @@
-//! Puts candidates in order, best first, in time linear in their number: a bucket per score, filled by counting.
+//! Sorts candidates, best first, in time linear in their number: one bucket per score, filled by counting.
 //!
 //! ```text
 //!   push(bucket, place) …          count        place them, highest bucket first
 //!   2:a 0:b 2:c 7:d          ▶   0:1 2:2 7:1   ▶   d a c b
 //! ```
 //!
-//! Within a bucket the order is that of [`Ranking::push`], so equal candidates keep their turns and plans repeat
-//! exactly. HawkEye ranks by buckets because exact order is not worth sorting for (ASPLOS '19); so do we.
+//! Within a bucket the order is that of [`Ranking::push`], so equal candidates keep their turns and plans
+//! repeat exactly. HawkEye (ASPLOS '19) ranks by buckets because exact order is not worth sorting for; so
+//! does this module.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::candidates::Place;
 
-/// How many buckets there are: 8 for each doubling of a 64-bit score.
+/// Number of buckets: 8 for each doubling of a 64-bit score.
 pub const BUCKETS: usize = 64 * STEPS_PER_DOUBLING;
 
-/// Scores within 12.5 % of each other count as equal: no sensor is better than that.
+/// Scores within 12.5 % of each other count as equal, because no sensor is more precise.
 const STEPS_PER_DOUBLING: usize = 8;
 
-/// Candidates and the room to order them; kept from plan to plan, so that ranking allocates only while it grows.
+/// Candidates and the space to order them, kept from plan to plan, so that ranking allocates only while it grows.
 #[derive(Clone, Debug)]
 pub struct Ranking {
     pushed: Vec<(u16, Place)>,
@@ -34,7 +35,7 @@ impl Default for Ranking {
 }
 
 impl Ranking {
-    /// Forgets all candidates and keeps the room.
+    /// Removes all candidates and keeps the capacity.
     pub fn clear(&mut self) {
         self.pushed.clear();
         self.counts.fill(0);

@@ -1,5 +1,5 @@
-//! Recordings: what the loop saw, planned and did, as bytes, so that any policy can be asked afterwards what it would
-//! have done.
+//! Recordings: what the loop saw, planned and did, encoded as bytes. Afterwards any policy can be replayed on a
+//! recording to see what it would have done.
 //!
 //! ```text
 //!   magic  version  header block │ frame │ frame │ frame │ …                version 3
@@ -8,9 +8,9 @@
 //!   per tick:  snapshot   plan   outcome  outcome  …         and at the end:  snapshot   end
 //! ```
 //!
-//! The version is little endian. Everything behind it is made of *numbers* (LEB128: seven bits a byte, lowest first, the
-//! highest bit says that more follow), *texts* (length, UTF-8), *times* (nanoseconds since the manager's start) and
-//! *lists* (count, elements).
+//! The version is little endian. The rest consists of *numbers* (LEB128: seven bits a byte, lowest first; a set
+//! highest bit means that more follow), *texts* (length, UTF-8), *times* (nanoseconds since the manager's start)
+//! and *lists* (count, elements).
 //!
 //! | block | content |
 //! |---|---|
@@ -20,18 +20,19 @@
 //! | 3 outcome | mechanism text, action, time, bytes copied, CPU time, time out of reach, result, errno (zigzag) |
 //! | 4 end | nothing: the recording was closed, not cut off |
 //!
-//! An action is its kind (0 promote, 1 demote, 2 release), VM, window and, but for release, the page size (0 4k, 1 2m, 2 1g).
-//! Results are numbered in the order of `RESULTS`.
+//! An action is its kind (0 promote, 1 demote, 2 release), VM, window and, except for release, the page size (0 4k,
+//! 1 2m, 2 1g). Results are numbered in the order of `RESULTS`.
 //!
-//! A VM of a snapshot is its id, a mask of what differs from the previous snapshot, and only that, in the order of the
-//! bits: its windows (list of runs: gap to the run before, length), the eight columns of [`VmSnapshot`] up to the guest's
-//! pages, KVM's totals, the column of what was given back, and how much of that is tolerated.
-//! With other windows than before, columns are compared to those of unbacked windows nobody looked at. A
-//! column is runs: `2·rows` for rows that are as before, `2·rows + 1` and a value for rows that have that value. So an
-//! idle guest costs a dozen bytes a tick.
+//! A VM of a snapshot is its id, a mask of the parts that differ from the previous snapshot, and those parts in the
+//! order of the bits: its windows (list of runs: gap to the previous run, length), the eight columns of
+//! [`VmSnapshot`] up to the guest's pages, KVM's totals, the column of given-back pages, and the number of those
+//! that is tolerated. If the windows differ from the previous ones, columns are compared to those of unbacked
+//! windows without sensor data. A column consists of runs: `2·rows` for rows that are as before, `2·rows + 1` and a
+//! value for rows with that value. So an idle guest costs a dozen bytes a tick.
 //!
-//! A file that ends within a frame was cut off (a kill, a full disk) and is good up to there. Every other deviation is an
-//! error with its offset; no bytes make the decoder panic, or take more memory than [`ROWS_MAX`] rows.
+//! A file that ends within a frame was cut off (a kill, a full disk) and is valid up to there. Every
+//! other deviation is an error with its offset. No input makes the decoder panic, or use more memory
+//! than [`ROWS_MAX`] rows.
 //!
 //! [`VmSnapshot`]: crate::VmSnapshot
 
@@ -55,34 +56,36 @@ mod wire;
 pub use decode::Decoder;
 pub use encode::Encoder;
 
-/// What a recording begins with. No text does (the first byte alone is no UTF-8), and a transfer that changes line ends is
-/// seen at once.
+/// First bytes of a recording. No text begins with them (the first byte alone is not UTF-8), and they reveal a
+/// transfer that changes line ends.
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
-/// Which form of the format is written. It changes with every change of the format.
+/// Version of the format that the encoder writes. It changes with every change of the format.
 pub const VERSION: u16 = 3;
 
-/// The oldest form that is read. Version 2 lacks what was given back, which is the same as that nothing was.
+/// Oldest version that the decoder reads. Version 2 lacks the given-back pages; the decoder assumes that
+/// there are none.
 const VERSION_OLDEST: u16 = 2;
 
-/// Windows of all VMs of one snapshot: 4 TiB of guest RAM. Bounds what a few bytes of a run can make a reader allocate
-/// (100 MB); a host with more is not recorded.
+/// Largest number of windows of all VMs in one snapshot: 4 TiB of guest RAM. Bounds the memory that a few bytes of
+/// a run can make a reader allocate (100 MB). A host with more is not recorded.
 pub const ROWS_MAX: usize = 1 << 21;
 
-/// The last window below 2^52, the end of x86-64 physical addresses (SDM vol. 3, 4.1.4).
+/// Index of the last window below 2^52, the end of x86-64 physical addresses (SDM vol. 3, 4.1.4).
 const WINDOW_MAX: u64 = (1 << (52 - 21)) - 1;
 
-/// No moment is later and no time longer, 146 years: sums of some of them fit a `Duration`, and nanoseconds a number. What
-/// lies beyond (never, for a window that is being acted on) is kept as this.
+/// Largest moment and longest time, 146 years: sums of some of them fit a `Duration`, and nanoseconds fit a number.
+/// Later moments (such as never, for a window that is being acted on) are stored as this value.
 const TIME_MAX: Duration = Duration::from_nanos(1 << 62);
 
-/// Four times what the largest action copies; sums over a recording of any size fit 64 bits.
+/// Upper limit on the bytes that an action may report as copied: four times the largest action. Sums over a
+/// recording of any size fit 64 bits.
 const COPIED_MAX: u64 = 1 << 32;
 
-/// No host has more memory: the end of physical addresses, as for [`WINDOW_MAX`].
+/// Largest memory of a host: the end of physical addresses, as for [`WINDOW_MAX`].
 const MEMORY_MAX: u64 = 1 << 52;
 
-/// Every result, in the order of their numbers in a recording. New ones go to the end.
+/// All results, in the order of their numbers in a recording. Append new ones.
 const RESULTS: [OutcomeResult; 20] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
@@ -106,113 +109,113 @@ const RESULTS: [OutcomeResult; 20] = [
     OutcomeResult::Skipped(Skip::NoHugePage),
 ];
 
-/// What a recording is of.
+/// Description of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Name of the policy that decided.
     pub policy: String,
-    /// The budget it had.
+    /// Budget of that policy.
     pub limits: BudgetLimits,
-    /// The VMs.
+    /// VMs in the recording.
     pub vms: Vec<VmHeader>,
-    /// What else is worth knowing of host and guest, by name; nothing depends on it.
+    /// Further facts about host and guest, by name; nothing depends on them.
     pub facts: Vec<(String, String)>,
 }
 
 /// One VM of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmHeader {
-    /// Its name towards the policy.
+    /// Id of the VM in snapshots and actions.
     pub vm: VmId,
-    /// What its RAM is made of: `anon`, `memfd`, `hugetlb`.
+    /// Kind of its RAM: `anon`, `memfd`, `hugetlb`.
     pub backing: String,
     /// Page size its RAM started with.
     pub start_page: PageSize,
-    /// Where its RAM is.
+    /// Guest-physical ranges of its RAM.
     pub ranges: Vec<GpaRange>,
 }
 
 impl Header {
-    /// Windows of all VMs; `usize::MAX` where they are more.
+    /// Number of windows of all VMs; `usize::MAX` if there are more.
     pub fn windows(&self) -> usize {
         let ranges = self.vms.iter().flat_map(|vm| &vm.ranges);
         ranges.fold(0, |sum: usize, range| sum.saturating_add(range.windows().len()))
     }
 }
 
-/// One thing the loop did.
+/// One event of the recorded loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// It looked.
+    /// The sensors took a snapshot.
     Snapshot {
-        /// When the tick began: the moment the budget was refilled to.
+        /// Start of the tick: the moment up to which the budget was refilled.
         at: Moment,
-        /// What it saw.
+        /// Snapshot that the policy received.
         snapshot: Snapshot,
     },
-    /// The policy decided, upon the snapshot before.
+    /// The policy decided on the preceding snapshot.
     Plan {
-        /// The moment the policy was given.
+        /// Moment that the policy was given.
         now: Moment,
-        /// What it asked for.
+        /// Actions that the policy requested.
         actions: Vec<PlannedAction>,
     },
-    /// One request was dealt with.
+    /// The manager handled one request.
     Outcome(RecordedOutcome),
     /// The loop ended and closed its recording.
     End,
 }
 
-/// What became of a request, and by which mechanism.
+/// Outcome of a request, and the mechanism.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedOutcome {
-    /// The mechanism's name: `collapse`, `recover`, …; `none` where none was used.
+    /// Name of the mechanism: `collapse`, `recover`, …; `none` if no mechanism was used.
     pub mechanism: String,
-    /// What became of it.
+    /// Outcome of the request.
     pub outcome: Outcome,
 }
 
-/// More windows than a recording holds.
+/// Error: more windows than a recording can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWindows(pub usize);
 
 impl fmt::Display for TooManyWindows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} windows of 2 MiB are more than a recording holds ({ROWS_MAX})", self.0)
+        write!(f, "cannot record {} windows of 2 MiB: a recording holds at most {ROWS_MAX}", self.0)
     }
 }
 
 impl core::error::Error for TooManyWindows {}
 
-/// Why bytes are not a recording, or no further one. Offsets are in bytes from the begin.
+/// Reason why bytes are not a recording, or not a further one. Offsets are in bytes from the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// It does not begin like one.
+    /// The bytes do not begin with [`MAGIC`].
     NoRecording,
-    /// Another form of the format.
+    /// The recording has an unknown version of the format.
     UnknownVersion(u16),
-    /// It ends within the header, or within the frame that begins at this offset.
+    /// The bytes end within the header, or within the frame that begins at this offset.
     CutOff {
-        /// Where the last whole part ends.
+        /// End of the last complete part.
         offset: usize,
     },
-    /// A number that cannot be, or does not fit what was before it.
+    /// A number that is impossible, or does not fit the preceding data.
     OutOfRange {
-        /// Where it is.
+        /// Offset of the number.
         offset: usize,
-        /// What it is of.
+        /// Name of the quantity.
         what: &'static str,
-        /// The number.
+        /// The number itself.
         value: u64,
     },
-    /// A text that is no UTF-8.
+    /// A text that is not UTF-8.
     NoText {
-        /// Where it is.
+        /// Offset of the text.
         offset: usize,
     },
-    /// A block that is shorter or longer than what is in it.
+    /// A block that is shorter or longer than its content.
     WrongLength {
-        /// Where its content ends.
+        /// End of its content.
         offset: usize,
     },
 }
@@ -226,11 +229,11 @@ impl fmt::Display for DecodeError {
             }
             DecodeError::CutOff { offset } => write!(f, "cut off behind byte {offset}"),
             DecodeError::OutOfRange { offset, what, value } => {
-                write!(f, "damaged at byte {offset}: {value} is no {what}")
+                write!(f, "damaged at byte {offset}: {value} is not a valid {what}")
             }
-            DecodeError::NoText { offset } => write!(f, "damaged at byte {offset}: a text that is no UTF-8"),
+            DecodeError::NoText { offset } => write!(f, "damaged at byte {offset}: a text is not UTF-8"),
             DecodeError::WrongLength { offset } => {
-                write!(f, "damaged at byte {offset}: what is there does not end where it should")
+                write!(f, "damaged at byte {offset}: the content does not end where its block ends")
             }
         }
     }
@@ -238,7 +241,7 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-/// Numbers of the frames' kinds.
+/// Numbers of the kinds of frames.
 mod kind {
     pub const SNAPSHOT: u64 = 1;
     pub const PLAN: u64 = 2;

@@ -1,10 +1,11 @@
-//! What a policy remembers of each window from one plan to the next: a column of its own beside those of the snapshot.
+//! State that a policy keeps for each window from one plan to the next: its own column beside those
+//! of the snapshot.
 
 use alloc::vec::Vec;
 
 use crate::snapshot::{Snapshot, VmId, VmSnapshot};
 
-/// One value per window. A VM that comes, goes or changes its windows starts with default values.
+/// One value per window. A VM that appears, disappears or changes its windows starts with default values.
 #[derive(Clone, Debug, Default)]
 pub struct Remembered<T> {
     columns: Vec<Column<T>>,
@@ -17,7 +18,7 @@ struct Column<T> {
 }
 
 impl<T: Clone + Default> Remembered<T> {
-    /// Makes the columns fit the snapshot. Constant per VM where nothing has changed.
+    /// Makes the columns fit the snapshot. Takes constant time per VM if nothing has changed.
     pub fn fit(&mut self, snapshot: &Snapshot) {
         let same = |(column, vm): (&Column<T>, &VmSnapshot)| column.vm == vm.vm && column.values.len() == vm.len();
         let fits = self.columns.len() == snapshot.vms.len() && self.columns.iter().zip(&snapshot.vms).all(same);
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_vm_survives_the_end_of_another() {
+    fn the_state_of_a_vm_survives_the_end_of_another() {
         let mut remembered = Remembered::<u8>::default();
         remembered.fit(&Snapshot { host: None, vms: alloc::vec![vm(1, 2), vm(5, 3)] });
         remembered.of_vm(1)[2] = 7;

@@ -1,5 +1,6 @@
-//! Reservations of frames: 2 MiB set aside at the first touch of a window and used page by page (Navarro et al., OSDI '02;
-//! FreeBSD's `vm_reserv`, one level). Once enough of a window is populated it becomes large where it is, without a copy.
+//! Reservations of frames: 2 MiB reserved at the first touch of a window and used page by page (Navarro et al.,
+//! OSDI '02; FreeBSD's `vm_reserv`, one level). Once enough of a window is populated, it becomes large in place,
+//! without a copy.
 //!
 //! ```text
 //!   first touch of an empty window
@@ -14,10 +15,10 @@
 //!   queue   head, changed longest ago ──▶ w4  w1  w9 ◀── tail, changed last
 //! ```
 //!
-//! Nothing is lost by breaking: only frames that the guest never touched go back. A reservation is a promise that costs
+//! Breaking a reservation loses no data: only frames that the guest never touched go back. A reservation costs
 //! memory only while the host has some to spare.
 //!
-//! This is the book that decides; whoever keeps it maps, promotes and gives back as it says.
+//! This module decides and keeps the records. Its caller maps, promotes and gives back accordingly.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -27,34 +28,34 @@ use crate::snapshot::{HostMemory, VmId};
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 use crate::watermark::Watermark;
 
-/// When a reservation becomes large, and when one is broken.
+/// Rules for making a reservation large, and for breaking one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservationRules {
-    /// Populated base pages that make a window large: 1 to 512.
+    /// Number of populated base pages that makes a window large, 1 to 512.
     pub threshold: u16,
-    /// Reservations are broken from this share of host memory in use on...
+    /// Share of host memory in use from which on reservations are broken.
     pub break_from: PerTenThousand,
-    /// ...until it is less than this.
+    /// Share of host memory in use below which breaking stops.
     pub break_to: PerTenThousand,
 }
 
-/// A window that goes through many changes at once is moved to the tail once in this time (FreeBSD's `PARTPOPSLOP`: one
-/// tick, 1 ms at its usual 1000 Hz). The order is for pressure that lasts seconds.
+/// Minimum time between two moves of a window to the tail when it changes often (FreeBSD's `PARTPOPSLOP`: one tick,
+/// 1 ms at its usual 1000 Hz). The order matters for pressure that lasts seconds.
 const QUEUE_SLOP: Duration = Duration::from_millis(1);
 
-/// A window with frames of its own.
+/// A window with reserved frames.
 type Key = (VmId, WindowIndex);
 
-/// All reservations there are, and the queue of those that are partly populated.
+/// All reservations, and the queue of the partly populated ones.
 #[derive(Clone, Debug)]
 pub struct Reservations {
     threshold: u16,
     shortage: Watermark,
     held: BTreeMap<Key, Held>,
-    /// Partial ones by their turn: the first was changed longest ago.
+    /// Partial reservations by turn; the first was changed longest ago.
     queue: BTreeMap<u64, Key>,
     next_turn: u64,
-    /// Reserved base pages that hold nothing, of partial ones.
+    /// Number of reserved base pages in partial reservations that are not populated.
     unpopulated: u64,
 }
 
@@ -66,17 +67,17 @@ struct Held {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Partial, with this turn since then.
+    /// Partial; queued at this turn and moment.
     Queued { turn: u64, since: Moment },
-    /// Large.
+    /// Populated enough to be large.
     Whole,
 }
 
 impl Reservations {
-    /// None yet.
+    /// Makes an empty set of reservations.
     ///
     /// # Panics
-    /// Where the threshold is no number of pages that a window can have.
+    /// If the threshold is not a number of pages that a window can have.
     pub fn new(rules: ReservationRules) -> Reservations {
         let ReservationRules { threshold, break_from, break_to } = rules;
         assert!((1..=BASE_PAGES_PER_WINDOW).contains(&threshold), "{threshold} of {BASE_PAGES_PER_WINDOW} pages");
@@ -90,10 +91,10 @@ impl Reservations {
         }
     }
 
-    /// Frames were set aside for a window in which nothing was; none of its pages is populated yet.
+    /// Records that frames were reserved for an empty window; none of its pages is populated yet.
     ///
     /// # Panics
-    /// Where it has a reservation.
+    /// If the window already has a reservation.
     pub fn reserve(&mut self, vm: VmId, window: WindowIndex, now: Moment) {
         let place = self.enqueue((vm, window), now);
         let before = self.held.insert((vm, window), Held { populated: 0, place });
@@ -101,10 +102,10 @@ impl Reservations {
         self.unpopulated += u64::from(BASE_PAGES_PER_WINDOW);
     }
 
-    /// So many more pages of a reserved window are populated. Whether that makes it large, now.
+    /// Records that `pages` more pages of a reserved window are populated. Returns whether that makes it large now.
     ///
     /// # Panics
-    /// Where it has no reservation, or fewer pages than that are left.
+    /// If the window has no reservation, or fewer than `pages` are left.
     pub fn populate(&mut self, vm: VmId, window: WindowIndex, pages: u16, now: Moment) -> bool {
         let held = self.take((vm, window));
         let populated = held.populated + pages;
@@ -129,11 +130,11 @@ impl Reservations {
         is_whole
     }
 
-    /// So many pages of a reserved window were given back. What was large is partial again; with no page left the
-    /// reservation ends, and the window may be reserved anew.
+    /// Records that the guest gave back `pages` pages of a reserved window. A large window becomes partial again.
+    /// With no page left the reservation ends, and the window may be reserved anew.
     ///
     /// # Panics
-    /// Where it has no reservation, or fewer pages.
+    /// If the window has no reservation, or fewer pages.
     pub fn depopulate(&mut self, vm: VmId, window: WindowIndex, pages: u16, now: Moment) {
         let held = self.take((vm, window));
         assert!(pages <= held.populated, "{vm}: {window} has {} pages populated, not {pages}", held.populated);
@@ -149,9 +150,9 @@ impl Reservations {
         }
     }
 
-    /// Which reservations to break: from the head of the queue on, as many as give back what the host is short of, but no
-    /// more than `at_most`: breaking one takes time, and who was told of so many may have others to serve before the next.
-    /// They are in the book no longer. None without a look at the host.
+    /// Removes and returns the reservations to break: from the head of the queue on, as many as the host's shortage
+    /// requires, and at most `at_most`. The bound lets the caller serve other faults in between, because breaking
+    /// takes time. Empty if the host's memory is unknown.
     pub fn to_break(&mut self, host: Option<HostMemory>, at_most: usize) -> Vec<(VmId, WindowIndex)> {
         let mut broken = Vec::new();
         let Some(mut host) = host else { return broken };
@@ -166,18 +167,18 @@ impl Reservations {
         broken
     }
 
-    /// Pages of the window that are populated; `None` where it has no reservation.
+    /// Number of populated pages of the window; `None` if it has no reservation.
     pub fn populated(&self, vm: VmId, window: WindowIndex) -> Option<u16> {
         self.held.get(&(vm, window)).map(|held| held.populated)
     }
 
-    /// Reserved memory that holds nothing: what breaking all partial reservations would give back. It is in use for the
-    /// host, and in no window's resident pages.
+    /// Reserved memory that is not populated: the memory that breaking all partial reservations would give back.
+    /// The host counts it as used, but no window counts it as resident.
     pub fn unpopulated(&self) -> Bytes {
         PageSize::Base4K.bytes() * self.unpopulated
     }
 
-    /// Partial reservations, the next to be broken first.
+    /// Partial reservations; the first is the next to be broken.
     pub fn queue(&self) -> impl Iterator<Item = (VmId, WindowIndex)> {
         self.queue.values().copied()
     }

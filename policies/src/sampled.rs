@@ -1,32 +1,33 @@
-//! Looking at some windows at a time and making a whole of it: whose turn it is, and what the time to a touch says.
+//! Sampling some windows at a time to estimate all: the rotation of the samples, and the touch frequency from the
+//! time to a touch.
 //!
 //! ```text
 //!   windows   [ 0  1  2  3 | 4  5  6  7 | 8  9 … ]     a share in each interval, never all
 //!                └─ share ─┘
-//!   looked at, touched after 1 ms, 3 ms, not at all in 10 ms   ──▶   2 touches in 14 ms
+//!   watched: touched after 1 ms, 3 ms, not at all in 10 ms   ──▶   2 touches in 14 ms
 //! ```
 //!
-//! The access sensor of a live host and the one of a simulated host count alike because both count here.
+//! The access sensors of a live and of a simulated host both count here, so they count alike.
 
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::units::WindowIndex;
 
-/// How often a window is touched, from how long it was watched until its first touch: of touches that come at random the mean
-/// time to the next one is the inverse of their rate, whenever one begins to wait (the exponential distribution has no
-/// memory). Older samples count less and less.
+/// Touch frequency of a window, from the time between the start of watching and the first touch. For touches at
+/// random times the mean time to the next one is the inverse of their rate, whenever the watching begins (the
+/// exponential distribution has no memory). Older samples count less and less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TouchFrequency {
     watched_ns: u64,
-    /// In units of 1/1024.
+    /// Number of touches, in units of 1/1024.
     touches: u32,
 }
 
 impl TouchFrequency {
     const ONE: u32 = 1024;
 
-    /// One more sample. The older ones keep three quarters of their weight: four samples are most of what is known.
+    /// Adds one sample. The older ones keep three quarters of their weight, so the latest four samples dominate.
     pub fn add(&mut self, was_touched: bool, watched_for: Duration) {
         let watched_ns = u64::try_from(watched_for.as_nanos()).unwrap_or(u64::MAX);
         self.watched_ns = (self.watched_ns - self.watched_ns / 4).saturating_add(watched_ns);
@@ -40,16 +41,16 @@ impl TouchFrequency {
     }
 }
 
-/// Whose turn it is: each interval the next so many windows, round and round. Windows come and go between intervals, so
-/// it remembers the last one it gave, not a position.
+/// Rotation of the samples: each interval takes the next share of windows, round and round. Windows appear and
+/// disappear between intervals, so the rotation stores the last window taken, not a position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rotation {
     last: Option<WindowIndex>,
 }
 
 impl Rotation {
-    /// The next `share` of `windows`, which ascend: those behind the last one given, then from the beginning again, none
-    /// twice.
+    /// The next `share` of `windows`, which ascend: those behind the last one taken, then from the beginning again,
+    /// each at most once.
     pub fn next_share(&mut self, windows: &[WindowIndex], share: usize) -> Vec<WindowIndex> {
         let first = windows.partition_point(|window| Some(*window) <= self.last);
         let (done, due) = windows.split_at(first);
@@ -69,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frequency_is_touches_over_the_time_they_were_waited_for() {
+    fn a_frequency_is_touches_over_the_time_watched() {
         let mut frequency = TouchFrequency::default();
         assert_eq!(frequency.per_second(), None);
         frequency.add(true, Duration::from_millis(1));
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_never_the_whole_guest_twice() {
+    fn a_share_contains_each_window_at_most_once() {
         assert_eq!(share(&mut Rotation::default(), &[1, 2], 5), [1, 2]);
         assert_eq!(share(&mut Rotation::default(), &[1, 2], 0), [0; 0]);
     }

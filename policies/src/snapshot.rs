@@ -1,5 +1,5 @@
-//! What the sensors saw at one instant: plain columns, one row a window, immutable once taken, the same whether it
-//! comes from a live host or from a recording.
+//! Sensor data at one instant: plain columns, one row a window, immutable once taken, the same from a live host and
+//! from a recording.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -7,7 +7,7 @@ use core::fmt;
 use crate::rank::{bucket_of, lowest_of};
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 
-/// Which VM of the host a row or an action belongs to.
+/// Identity of a VM on the host; rows and actions refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VmId(pub u32);
 
@@ -17,7 +17,7 @@ impl fmt::Display for VmId {
     }
 }
 
-/// What stands behind a window in the host's page tables.
+/// Page that backs a window in the host's page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backing {
     /// No page of the window is present.
@@ -47,20 +47,20 @@ impl Backing {
     }
 }
 
-/// Leaf mappings of the second level by size: KVM's `pages_4k`, `pages_2m`, `pages_1g`. Per VM; KVM does not say
-/// which window they belong to, and they rise only when the guest touches memory again.
+/// Leaf mappings of the second level by size: KVM's `pages_4k`, `pages_2m`, `pages_1g`. Totals per VM: KVM does not
+/// report their windows, and they rise only when the guest touches memory again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MappingStats {
-    /// Leaf entries of 4 KiB.
+    /// Number of 4 KiB leaf entries.
     pub pages_4k: u64,
-    /// Leaf entries of 2 MiB.
+    /// Number of 2 MiB leaf entries.
     pub pages_2m: u64,
-    /// Leaf entries of 1 GiB.
+    /// Number of 1 GiB leaf entries.
     pub pages_1g: u64,
 }
 
 impl MappingStats {
-    /// How much guest memory the mappings of one size cover.
+    /// Guest memory that the mappings of one size cover.
     pub fn mapped(self, size: PageSize) -> Bytes {
         size.bytes()
             * match size {
@@ -71,39 +71,40 @@ impl MappingStats {
     }
 }
 
-/// Whether the guest touched a window at its latest samples, the newest in the lowest bit; and how often it touches it, where
-/// the sensor can tell.
+/// Whether the guest touched a window in its latest samples, the newest in the lowest bit, and how often it touches
+/// the window if the sensor measures that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AccessHistory {
     touched: u16,
     samples: u8,
-    /// 0: unknown. Else one more than the bucket of the touches per second: within 12.5 %, in a byte that was free.
+    /// 0: unknown. Otherwise one more than the bucket of the touches per second: precise to 12.5 %, in a byte
+    /// that was free.
     frequency: u8,
 }
 
 impl AccessHistory {
-    /// How many samples are remembered.
+    /// Number of samples that a history keeps.
     pub const SAMPLES_MAX: u8 = 16;
 
-    /// More touches per second than this count as this many.
+    /// Largest number of touches per second; higher values are stored as this one.
     pub const TOUCHES_PER_S_MAX: u64 = 1 << 30;
 
-    /// A history from its parts, as a recording keeps them. More samples than are remembered are cut off, and what lies
-    /// beyond `samples` is forgotten.
+    /// A history from its parts, as stored in a recording. Surplus samples are dropped, and so are
+    /// touches beyond `samples`.
     pub const fn from_parts(touched: u16, samples: u8) -> AccessHistory {
         let samples = if samples > Self::SAMPLES_MAX { Self::SAMPLES_MAX } else { samples };
         let mask = if samples == Self::SAMPLES_MAX { u16::MAX } else { (1 << samples) - 1 };
         AccessHistory { touched: touched & mask, samples, frequency: 0 }
     }
 
-    /// The history with one more sample.
+    /// Returns the history with one more sample.
     #[must_use]
     pub const fn with(self, was_touched: bool) -> AccessHistory {
         let next = AccessHistory::from_parts(self.touched << 1 | was_touched as u16, self.samples + 1);
         AccessHistory { frequency: self.frequency, ..next }
     }
 
-    /// The history with what the sensor makes of the times between looking and the first touch.
+    /// Returns the history with the touch frequency, which the sensor computes from the times to the first touch.
     #[must_use]
     pub const fn with_touches_per_s(self, touches_per_s: Option<u64>) -> AccessHistory {
         let frequency = match touches_per_s {
@@ -114,8 +115,8 @@ impl AccessHistory {
         AccessHistory { frequency, ..self }
     }
 
-    /// How often the window is touched, from looking at it to the first touch, over its latest samples; `None` where the
-    /// sensor does not take the time. Touches that come in a burst count as one.
+    /// Touches of the window per second over its latest samples, from the time between the start of watching and
+    /// the first touch; `None` if the sensor does not measure it. Touches in a burst count as one.
     pub const fn touches_per_s(self) -> Option<u64> {
         match self.frequency.checked_sub(1) {
             None => None,
@@ -128,12 +129,12 @@ impl AccessHistory {
         self.touched
     }
 
-    /// How many samples there were, up to [`AccessHistory::SAMPLES_MAX`].
+    /// Number of samples, up to [`AccessHistory::SAMPLES_MAX`].
     pub const fn samples(self) -> u8 {
         self.samples
     }
 
-    /// What the newest sample saw; `None` before the first.
+    /// Result of the newest sample; `None` before the first.
     pub const fn was_touched(self) -> Option<bool> {
         if self.samples == 0 { None } else { Some(self.touched & 1 == 1) }
     }
@@ -143,11 +144,11 @@ impl AccessHistory {
         if self.samples == 0 {
             return None;
         }
-        // In 32 bits: this is in the loop of every policy that looks at accesses.
+        // In 32 bits, because this runs in the loop of every policy that uses accesses.
         Some(PerTenThousand::new(self.touched.count_ones() * 10_000 / self.samples as u32))
     }
 
-    /// For how many of the newest samples nothing was touched.
+    /// Number of the newest samples without a touch.
     pub const fn idle_samples(self) -> u8 {
         let idle = self.touched.trailing_zeros() as u8;
         if idle < self.samples { idle } else { self.samples }
@@ -156,28 +157,28 @@ impl AccessHistory {
 
 const _: () = assert!(bucket_of(AccessHistory::TOUCHES_PER_S_MAX) < u8::MAX as u16, "every frequency has a bucket");
 
-/// The page size the guest's own tables map a window with.
+/// Page size with which the guest's own tables map a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GuestMapping {
-    /// Nobody looked.
+    /// No sensor has looked.
     #[default]
     Unknown,
-    /// No entry leads there.
+    /// No entry maps the window.
     Unmapped,
-    /// Base pages.
+    /// Mapped by base pages.
     Base4K,
-    /// One huge page.
+    /// Mapped by one huge page.
     Huge2M,
-    /// Part of a giant page.
+    /// Mapped by a part of a giant page.
     Giant1G,
-    /// Several sizes, by several addresses.
+    /// Mapped with several sizes, at several addresses.
     Mixed,
 }
 
-/// One row: what is known of one window. What no sensor said stays as [`WindowRow::new`] has it.
+/// One row: the data of one window. Columns without sensor data stay as in [`WindowRow::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowRow {
-    /// Which window.
+    /// The window itself.
     pub window: WindowIndex,
     /// See [`VmSnapshot::resident`].
     pub resident: u16,
@@ -200,7 +201,7 @@ pub struct WindowRow {
 }
 
 impl WindowRow {
-    /// A window of which only its host backing is known; not held, ready.
+    /// A window of which only the host backing is known; not held, ready.
     pub const fn new(window: WindowIndex, resident: u16, backing: Backing) -> WindowRow {
         WindowRow {
             window,
@@ -220,31 +221,32 @@ impl WindowRow {
 /// One VM's windows, column by column; every column has one entry per entry of `windows`, which ascends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmSnapshot {
-    /// Whose windows these are.
+    /// VM that the windows belong to.
     pub vm: VmId,
-    /// Which windows.
+    /// Indices of the windows.
     pub windows: Vec<WindowIndex>,
-    /// Base pages of the window that are present in the host, 0 to 512.
+    /// Number of base pages present in the host, 0 to 512.
     pub resident: Vec<u16>,
-    /// Page size the host backs the window with.
+    /// Page size with which the host backs the window.
     pub backing: Vec<Backing>,
     /// Whether the second level is held at 4 KiB by dirty logging on the window's memslot.
     pub is_held: Vec<bool>,
-    /// Not before this moment may the window be acted on again (it refused, and backs off).
+    /// Earliest moment for the next action on the window (after a refusal it backs off).
     pub ready_at: Vec<Moment>,
-    /// Whether the guest touched the window when the access sensor looked.
+    /// Samples of the access sensor: whether the guest touched the window.
     pub access: Vec<AccessHistory>,
-    /// Base pages written during the last interval of the write sensor.
+    /// Number of base pages written during the last interval of the write sensor.
     pub written: Vec<Option<u16>>,
-    /// Present base pages that held only zeroes when the zero sensor looked.
+    /// Number of present base pages that held only zeroes when the zero sensor read them.
     pub zero: Vec<Option<u16>>,
     /// Page size of the guest's own mapping.
     pub guest_mapping: Vec<GuestMapping>,
-    /// Base pages that the guest gave back and has not used again, present or not: a large page would take them again.
+    /// Number of base pages that the guest gave back and has not used again, present or not: a large page would
+    /// take them again.
     pub given_back: Vec<u16>,
-    /// How many of them a window may have and be promoted all the same ([`crate::given_back`]).
+    /// Largest number of given-back pages in a window that may still be promoted ([`crate::given_back`]).
     pub given_back_tolerated: u16,
-    /// KVM's totals, where there is a second level that can be asked.
+    /// KVM's totals, if there is a second level with counters.
     pub mapping: Option<MappingStats>,
 }
 
@@ -271,8 +273,8 @@ impl VmSnapshot {
     /// Appends one row.
     ///
     /// # Panics
-    /// Where windows do not ascend, or the row contradicts itself: pages present without backing, or the reverse, or more
-    /// pages than a window has.
+    /// If windows do not ascend, or the row contradicts itself: pages present without backing, or the reverse, or
+    /// more pages than a window has.
     pub fn push(&mut self, row: WindowRow) {
         let WindowRow {
             window,
@@ -311,10 +313,10 @@ impl VmSnapshot {
         self.given_back.push(given_back);
     }
 
-    /// One row, all columns of it.
+    /// All columns of one row.
     ///
     /// # Panics
-    /// Where there are no so many rows.
+    /// If there is no such row.
     pub fn get(&self, row: usize) -> WindowRow {
         WindowRow {
             window: self.windows[row],
@@ -340,7 +342,7 @@ impl VmSnapshot {
         self.windows.is_empty()
     }
 
-    /// Whether so much of a window is given back that a large page must not take it again.
+    /// Whether the guest gave back more of a window than is tolerated, so that a large page must not take it again.
     pub fn is_given_back(&self, row: usize) -> bool {
         self.given_back[row] > self.given_back_tolerated
     }
@@ -354,25 +356,25 @@ impl VmSnapshot {
 /// Memory of the host, for policies that react to a shortage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All of it.
+    /// Total memory of the host.
     pub total: Bytes,
-    /// What can be had without swapping (`MemAvailable`, proc_meminfo(5)).
+    /// Memory available without swapping (`MemAvailable`, proc_meminfo(5)).
     pub available: Bytes,
-    /// Giant pages that can be taken from the hugetlb pool.
+    /// Number of free giant pages in the hugetlb pool.
     pub giant_pages_free: u64,
 }
 
-/// Everything the sensors saw of all VMs of the host.
+/// The sensor data of all VMs of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The host's memory; `None` where it was not looked at.
+    /// Memory of the host; `None` if no sensor measured it.
     pub host: Option<HostMemory>,
     /// One entry per VM, ascending by id.
     pub vms: Vec<VmSnapshot>,
 }
 
 impl Snapshot {
-    /// The part of one VM.
+    /// The snapshot of one VM.
     pub fn vm(&self, vm: VmId) -> Option<&VmSnapshot> {
         self.vms.iter().find(|snapshot| snapshot.vm == vm)
     }
@@ -383,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_remembers_sixteen_samples_and_says_what_they_mean() {
+    fn a_history_keeps_sixteen_samples_and_summarises_them() {
         let mut history = AccessHistory::default();
         assert_eq!((history.was_touched(), history.rate(), history.idle_samples()), (None, None, 0));
         history = history.with(true).with(true).with(false).with(false);
@@ -397,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_keeps_a_frequency_within_an_eighth_and_nothing_is_not_unknown() {
+    fn a_history_keeps_a_frequency_within_an_eighth_and_zero_differs_from_unknown() {
         let frequency = |touches| AccessHistory::default().with_touches_per_s(touches).with(true).touches_per_s();
         assert_eq!([None, Some(0), Some(7), Some(1000)].map(frequency), [None, Some(0), Some(7), Some(960)]);
         assert_eq!(frequency(Some(u64::MAX)), Some(AccessHistory::TOUCHES_PER_S_MAX));

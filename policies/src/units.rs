@@ -1,19 +1,19 @@
-//! The units everything else speaks in. Addresses, sizes, indices and times do not mix:
-//! `Gpa + Bytes = Gpa`, `Gpa - Gpa = Bytes`, and `Gpa + Gpa` does not compile.
+//! The units that all other modules use. Addresses, sizes, indices and times do not mix: `Gpa + Bytes = Gpa`,
+//! `Gpa - Gpa = Bytes`, and `Gpa + Gpa` does not compile.
 //!
-//! Arithmetic that would leave 64 bits is our mistake, never the world's (sizes are validated where they enter), so
-//! it panics; the `checked_*` forms are for values that come from outside.
+//! Arithmetic that exceeds 64 bits is a bug in this program, because sizes are validated where they enter, so it
+//! panics. The `checked_*` forms are for values from outside.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Mul, Sub, SubAssign};
 use core::time::Duration;
 
-/// A size in bytes. Never an address, never a count of pages.
+/// A size in bytes, never an address or a count of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
 
 impl Bytes {
-    /// Nothing.
+    /// Zero bytes in size.
     pub const ZERO: Bytes = Bytes(0);
 
     /// Exactly `n` bytes.
@@ -26,7 +26,7 @@ impl Bytes {
         self.0
     }
 
-    /// The size as `usize`: what a mapping in our own address space is measured in. The workspace is 64-bit only.
+    /// The size as `usize`, the unit of mappings in the process's own address space. The workspace is 64-bit only.
     pub const fn as_usize(self) -> usize {
         self.0 as usize
     }
@@ -36,7 +36,7 @@ impl Bytes {
         self.0.is_multiple_of(size.bytes().0)
     }
 
-    /// How many pages of `size` it takes to hold this many bytes (rounds up).
+    /// Number of pages of `size` needed to hold these bytes (rounds up).
     pub const fn pages(self, size: PageSize) -> u64 {
         self.0.div_ceil(size.bytes().0)
     }
@@ -49,7 +49,7 @@ impl Bytes {
         }
     }
 
-    /// `self - other`, or zero where that would be negative.
+    /// `self - other`, or zero if that would be negative.
     pub const fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
@@ -62,12 +62,12 @@ impl Bytes {
         }
     }
 
-    /// Parses what a person types: digits and an optional `K`, `M`, `G` or `T` (powers of 1024, either case, an `i`,
-    /// `B` or `iB` may follow). A bare number is bytes. With a unit there may be decimals, where whole bytes come of
-    /// them: `1.5G`.
+    /// Parses a size that a user types: digits and an optional `K`, `M`, `G` or `T` (powers of 1024, either case,
+    /// an `i`, `B` or `iB` may follow). A bare number is bytes. With a unit, decimals are allowed if the result is
+    /// whole bytes: `1.5G`.
     ///
     /// # Errors
-    /// Says which part of the text is not a size, and the accepted form.
+    /// Names the part of the text that is not a size, and the accepted form.
     pub fn parse(text: &str) -> Result<Bytes, ParseUnitError> {
         let (number, suffix) = split_digits(text);
         let number: u64 = number.parse().map_err(|_| ParseUnitError::NotASize)?;
@@ -94,8 +94,8 @@ fn split_digits(text: &str) -> (&str, &str) {
     text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
-/// `0.decimals` of a unit of at most 2^40 bytes. Nine decimals times that are below 2^70: too many for 64 bits,
-/// enough for 128.
+/// `0.decimals` of a unit of at most 2^40 bytes. The product with nine decimals is below 2^70: too large for 64
+/// bits, small enough for 128.
 fn part_of(decimals: &str, unit: u64) -> Result<u64, ParseUnitError> {
     const DECIMALS_MAX: usize = 9;
     let places = decimals.len();
@@ -107,23 +107,24 @@ fn part_of(decimals: &str, unit: u64) -> Result<u64, ParseUnitError> {
     if product.is_multiple_of(whole) { Ok((product / whole) as u64) } else { Err(ParseUnitError::NotWhole) }
 }
 
-/// `n` KiB.
+/// Size of `n` KiB.
 pub const fn kib(n: u64) -> Bytes {
     Bytes(n << 10)
 }
 
-/// `n` MiB.
+/// Size of `n` MiB.
 pub const fn mib(n: u64) -> Bytes {
     Bytes(n << 20)
 }
 
-/// `n` GiB.
+/// Size of `n` GiB.
 pub const fn gib(n: u64) -> Bytes {
     Bytes(n << 30)
 }
 
 impl fmt::Display for Bytes {
-    /// The largest unit that is exact, or two decimals of the largest unit that is not below one.
+    /// The largest unit that is exact; otherwise two decimals of the largest unit in which the value is
+    /// at least one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         let n = self.0;
@@ -181,14 +182,14 @@ impl core::iter::Sum for Bytes {
     }
 }
 
-/// Why a text is not the unit it was taken for.
+/// Reason why a text is not in the expected unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseUnitError {
-    /// Not `digits[K|M|G|T]`.
+    /// Not of the form `digits[K|M|G|T]`.
     NotASize,
-    /// Decimals that leave part of a byte.
+    /// Decimals that leave a fraction of a byte.
     NotWhole,
-    /// More than 64 bits of bytes.
+    /// More bytes than fit 64 bits.
     TooLarge,
     /// Not one of `4k`, `2m`, `1g`.
     NotAPageSize,
@@ -197,9 +198,9 @@ pub enum ParseUnitError {
 impl fmt::Display for ParseUnitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotASize => "not a size: write a number with K, M, G or T behind it (512M, 1.5G), or plain bytes",
+            Self::NotASize => "not a size: write a number with K, M, G or T after it (512M, 1.5G), or plain bytes",
             Self::NotWhole => "not a whole number of bytes: write it with the next smaller unit, K, M or G",
-            Self::TooLarge => "larger than 64 bits of bytes",
+            Self::TooLarge => "larger than 64 bits can count: write a size below 16 EiB",
             Self::NotAPageSize => "not a page size: write 4k, 2m or 1g",
         })
     }
@@ -231,7 +232,7 @@ impl PageSize {
         }
     }
 
-    /// The name used on the command line and in every report: `4k`, `2m`, `1g`.
+    /// The name on the command line and in every report: `4k`, `2m`, `1g`.
     pub const fn name(self) -> &'static str {
         match self {
             PageSize::Base4K => "4k",
@@ -255,7 +256,7 @@ impl fmt::Display for PageSize {
     }
 }
 
-/// Base pages in one window.
+/// Number of base pages in one window.
 pub const BASE_PAGES_PER_WINDOW: u16 = 512;
 
 const _: () = assert!(
@@ -335,7 +336,7 @@ address! {
 }
 
 address! {
-    /// A host virtual address: of the process that holds the guest's RAM.
+    /// A host virtual address of the process that holds the guest's RAM.
     Hva
 }
 
@@ -355,12 +356,12 @@ impl Gfn {
     }
 }
 
-/// The number of a window in guest-physical space: its [`Gpa`] divided by 2 MiB.
+/// The index of a window in guest-physical space: its [`Gpa`] divided by 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WindowIndex(u64);
 
 impl WindowIndex {
-    /// The window with this number.
+    /// The window with this index.
     pub const fn new(index: u64) -> WindowIndex {
         WindowIndex(index)
     }
@@ -370,7 +371,7 @@ impl WindowIndex {
         WindowIndex(gpa.get() / PageSize::Huge2M.bytes().get())
     }
 
-    /// The number of the window.
+    /// The index of the window.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -392,13 +393,13 @@ impl fmt::Display for WindowIndex {
     }
 }
 
-/// A share in hundredths of a percent (basis points): 10 000 is all of it. An integer, so that plans are the same on
-/// every machine.
+/// A share in hundredths of a percent (basis points): 10 000 is the whole. An integer, so that plans are the same
+/// on every machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PerTenThousand(u32);
 
 impl PerTenThousand {
-    /// All of it.
+    /// The whole: 10 000 ten-thousandths.
     pub const ALL: PerTenThousand = PerTenThousand(10_000);
 
     /// A share of `n` ten-thousandths.
@@ -406,7 +407,7 @@ impl PerTenThousand {
         PerTenThousand(n)
     }
 
-    /// `part` of `whole`, rounded down; nothing of nothing is nothing.
+    /// `part` of `whole`, rounded down; zero if `whole` is zero.
     pub const fn of(part: u64, whole: u64) -> PerTenThousand {
         if whole == 0 {
             return PerTenThousand(0);
@@ -431,7 +432,7 @@ impl fmt::Display for PerTenThousand {
     }
 }
 
-/// A point in time: how long after the manager's start. Given to policies, never read by them.
+/// A point in time: the time since the manager's start. Policies receive it and never read a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(Duration);
 
@@ -439,17 +440,17 @@ impl Moment {
     /// The manager's start.
     pub const START: Moment = Moment(Duration::ZERO);
 
-    /// The moment this long after the start.
+    /// The moment at this time after the start.
     pub const fn after_start(since: Duration) -> Moment {
         Moment(since)
     }
 
-    /// How long after the start this is.
+    /// Time from the start to this moment.
     pub const fn since_start(self) -> Duration {
         self.0
     }
 
-    /// The time from `earlier` to this moment; zero where `earlier` is later.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     pub const fn since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

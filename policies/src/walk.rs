@@ -1,5 +1,5 @@
-//! What a TLB miss costs, by the page sizes of the guest and of the host. References are arithmetic and here; cycles belong to a
-//! machine, and a [`cost::WalkCost`] has them.
+//! The cost of a TLB miss, by the page sizes of the guest and of the host. Memory references follow from arithmetic
+//! and are computed here. Cycles depend on the machine, and a [`cost::WalkCost`] holds them.
 //!
 //! ```text
 //!                 host 4K   2M   1G       cold references, 4 + 4 levels: (n + 1)(m + 1) - 1
@@ -14,16 +14,17 @@ use crate::units::PageSize;
 pub mod cost;
 pub mod share;
 
-/// Cycles per reference of a walk. Most references hit the caches of the walk or the L1; CBMM (ATC '22) counts 50 cycles
-/// for a whole native walk of 4, which is 12 a reference; the cold count above is twice to three times what a warm walk
-/// makes (two to five references in steady state), so we take 4. Twice as much doubles every benefit. Only the prior:
-/// [`cost::WalkCost::PRIOR`] is what it makes.
+/// Cycles per reference of a walk. Most references hit the caches of the walk or the L1. CBMM (ATC '22) counts 50
+/// cycles for a whole native walk of 4 references, 12 a reference. The cold count above is two to three times that
+/// of a warm walk (two to five references in steady state), so this is 4. Twice the value doubles every benefit.
+/// This is only the prior, from which [`cost::WalkCost::PRIOR`] is made.
 pub const CYCLES_PER_REFERENCE: u64 = 4;
 
-/// Cycles in a microsecond, to compare CPU time with walks, where neither was measured: CBMM's 2 GHz, so that both sides err alike.
+/// Cycles in a microsecond, to compare CPU time with walks if neither was measured: CBMM's 2 GHz, so that both
+/// sides have the same error.
 pub const CYCLES_PER_MICROSECOND: u64 = 2_000;
 
-/// Levels of table a walk goes through to reach a page, with four-level tables (SDM vol. 3, 4.5).
+/// Number of table levels that a walk passes to reach a page, with four-level tables (SDM vol. 3, 4.5).
 const fn levels(size: PageSize) -> u64 {
     match size {
         PageSize::Base4K => 4,
@@ -32,12 +33,13 @@ const fn levels(size: PageSize) -> u64 {
     }
 }
 
-/// Memory references of a cold two-dimensional walk.
+/// Number of memory references of a cold two-dimensional walk.
 pub const fn references(guest: PageSize, host: PageSize) -> u64 {
     (levels(guest) + 1) * (levels(host) + 1) - 1
 }
 
-/// What the guest's mapping counts as. Unknown counts as base pages, which promises least; several sizes as well.
+/// The page size that a guest mapping counts as. Unknown and mixed mappings count as base pages,
+/// which promise least.
 const fn guest_page(mapping: GuestMapping) -> Option<PageSize> {
     match mapping {
         GuestMapping::Unmapped => None,

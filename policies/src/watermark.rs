@@ -1,5 +1,5 @@
-//! Whether the host is short of memory, with two marks instead of one, so that a value near a mark does not switch a
-//! policy on and off (HawkEye, ASPLOS '19: recover from 85 % used down to 70 %; DAMON, "watermarks").
+//! Whether the host is short of memory. Two marks prevent a value near a mark from switching a policy on and off
+//! (HawkEye, ASPLOS '19: recover from 85 % used down to 70 %; DAMON, "watermarks").
 //!
 //! ```text
 //!   used   70 %            85 %
@@ -10,7 +10,7 @@
 use crate::snapshot::HostMemory;
 use crate::units::PerTenThousand;
 
-/// A switch over the share of host memory in use.
+/// A switch that depends on the share of host memory in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Watermark {
     on_from: PerTenThousand,
@@ -24,12 +24,12 @@ impl Watermark {
         Watermark { on_from, off_below: off_below.min(on_from), is_on: false }
     }
 
-    /// The same, from percentages.
+    /// A switch that is off, with marks in percent.
     pub fn of_percent(on_from: u64, off_below: u64) -> Watermark {
         Watermark::new(PerTenThousand::of(on_from, 100), PerTenThousand::of(off_below, 100))
     }
 
-    /// Looks at the host; without a look nothing changes.
+    /// Updates the switch from the host's memory; `None` changes nothing.
     pub fn update(&mut self, host: Option<HostMemory>) -> bool {
         if let Some(host) = host {
             let used = PerTenThousand::of(host.total.saturating_sub(host.available).get(), host.total.get());

@@ -1,4 +1,4 @@
-//! What is remembered of a window between two snapshots: whether it may be acted on, and how often it refused.
+//! The state of a window between two snapshots: whether it may be acted on, and how often it refused.
 //!
 //! ```text
 //!            begin                    done
@@ -8,8 +8,8 @@
 //!     └───────────── BackedOff { until, refusals, last }  until = now + first · 2^(refusals-1), at most `longest`
 //! ```
 //!
-//! A window that is not eligible is asked rarely, since what makes it so (a hole, an advice) changes rarely; a busy
-//! one soon. Undoing needs no state of its own: demotion goes the same way.
+//! A window that is not eligible is retried rarely, since the reason (a hole, an advice) changes rarely; a busy one
+//! is retried soon. Demotion uses the same states.
 
 use core::time::Duration;
 
@@ -19,21 +19,21 @@ use crate::units::Moment;
 /// State of one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WindowState {
-    /// May be acted on.
+    /// Actions on the window are allowed.
     #[default]
     Ready,
-    /// An actuator is at work on it; `refusals` is how often in a row it refused before.
+    /// An actuator is working on it; `refusals` is the number of preceding refusals in a row.
     Acting {
-        /// Refusals in a row so far.
+        /// Number of refusals in a row so far.
         refusals: u8,
     },
-    /// Refused, and left alone until then.
+    /// It refused, and is left alone until `until`.
     BackedOff {
-        /// Not before this moment.
+        /// Earliest moment of the next action.
         until: Moment,
-        /// Refusals in a row so far.
+        /// Number of refusals in a row so far.
         refusals: u8,
-        /// Why the last time.
+        /// Reason of the latest refusal.
         last: Refusal,
     },
 }
@@ -51,8 +51,8 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
         Refusal::Busy | Refusal::NotObserved => {
             Backoff { first: Duration::from_millis(10), longest: Duration::from_secs(1) }
         }
-        // Free huge pages come back when somebody frees memory or compaction has run, and a guest stops writing when it is
-        // in another phase: seconds.
+        // Huge pages become free when a process frees memory or compaction has run, and a guest stops writing when
+        // it enters another phase: seconds.
         Refusal::NoHugePage | Refusal::OutrunByWrites => {
             Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(10) }
         }
@@ -65,16 +65,16 @@ const fn backoff_after(refusal: Refusal) -> Backoff {
 /// A transition that the drawing above does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotAllowed {
-    /// The window backs off until then.
+    /// The window backs off until this moment.
     BackedOff(Moment),
-    /// Somebody is already at work on it.
+    /// An actuator is already working on it.
     AlreadyActing,
-    /// Nobody was at work on it.
+    /// No actuator was working on it.
     NotActing,
 }
 
 impl WindowState {
-    /// When the window may be acted on: the past for [`WindowState::Ready`].
+    /// Earliest moment of an action on the window; in the past for [`WindowState::Ready`].
     pub const fn ready_at(self) -> Moment {
         match self {
             WindowState::Ready => Moment::START,
@@ -83,7 +83,7 @@ impl WindowState {
         }
     }
 
-    /// Why it backs off at `now`; `None` where it does not.
+    /// Reason why it backs off at `now`; `None` if it does not.
     pub fn backs_off_for(self, now: Moment) -> Option<Refusal> {
         match self {
             WindowState::BackedOff { until, last, .. } if now < until => Some(last),
@@ -91,7 +91,7 @@ impl WindowState {
         }
     }
 
-    /// An actuator begins.
+    /// An actuator begins work.
     ///
     /// # Errors
     /// [`NotAllowed`] with the reason; the state stays as it was.
@@ -104,10 +104,10 @@ impl WindowState {
         }
     }
 
-    /// The actuator is done, or had nothing to do.
+    /// The actuator is done, or found nothing to do.
     ///
     /// # Errors
-    /// [`NotAllowed::NotActing`] where none was at work.
+    /// [`NotAllowed::NotActing`] if no actuator was working.
     pub fn done(self) -> Result<WindowState, NotAllowed> {
         match self {
             WindowState::Acting { .. } => Ok(WindowState::Ready),
@@ -115,10 +115,10 @@ impl WindowState {
         }
     }
 
-    /// The kernel refused.
+    /// The kernel refused the action.
     ///
     /// # Errors
-    /// [`NotAllowed::NotActing`] where no actuator was at work.
+    /// [`NotAllowed::NotActing`] if no actuator was working.
     pub fn refused(self, refusal: Refusal, now: Moment) -> Result<WindowState, NotAllowed> {
         let WindowState::Acting { refusals } = self else {
             return Err(NotAllowed::NotActing);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_acted_on_by_one_at_a_time() {
+    fn only_one_actuator_at_a_time_works_on_a_window() {
         let acting = WindowState::Ready.begin(at(0)).expect("legal");
         assert_eq!(acting.begin(at(0)), Err(NotAllowed::AlreadyActing));
         assert_eq!(WindowState::Ready.done(), Err(NotAllowed::NotActing));

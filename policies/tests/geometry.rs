@@ -1,4 +1,4 @@
-//! Properties of ranges, windows, sizes and their spelling over random values.
+//! Properties of ranges, windows and sizes, and of their text forms, over random values.
 
 use proptest::prelude::*;
 use wideleaf_policies::geometry::is_congruent;
@@ -17,7 +17,7 @@ fn range() -> impl Strategy<Value = GpaRange> {
 
 proptest! {
     #[test]
-    fn windows_are_whole_and_all_there(range in range()) {
+    fn windows_are_whole_and_complete(range in range()) {
         let windows: Vec<WindowIndex> = range.windows().collect();
         for window in &windows {
             prop_assert!(window.start() >= range.start());
@@ -26,7 +26,7 @@ proptest! {
         for pair in windows.windows(2) {
             prop_assert_eq!(pair[0].get() + 1, pair[1].get());
         }
-        // What is left over on both sides is less than two windows together.
+        // The parts outside the windows on both sides are less than two windows together.
         prop_assert!(range.bytes() - mib(2) * (windows.len() as u64) < mib(4));
     }
 
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn sizes_are_read_as_they_are_written(n in 0_u64..1 << 20, suffix in prop::sample::select(vec!["", "K", "m", "GiB", "T", "MB"])) {
+    fn sizes_are_parsed_with_every_suffix(n in 0_u64..1 << 20, suffix in prop::sample::select(vec!["", "K", "m", "GiB", "T", "MB"])) {
         let shift = match suffix { "" => 0, "K" => 10, "m" | "MB" => 20, "GiB" => 30, _ => 40 };
         prop_assert_eq!(Bytes::parse(&format!("{n}{suffix}")), Ok(Bytes::new(n << shift)));
     }
@@ -83,7 +83,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_not_a_size_is_refused() {
+fn an_invalid_size_is_refused() {
     for text in ["", "G", "-1", "1.5", "1.G", ".5G", "1.5.5G", "1.0000000000G", "1 G", "1X", "1KK", "0x10"] {
         assert_eq!(Bytes::parse(text), Err(ParseUnitError::NotASize), "{text:?}");
     }

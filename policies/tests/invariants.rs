@@ -1,4 +1,4 @@
-//! What every policy guarantees, over random snapshots and budgets.
+//! The guarantees of every policy, over random snapshots and budgets.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -58,7 +58,7 @@ fn scattered() -> impl Strategy<Value = Vec<(u64, WindowRow)>> {
     prop::collection::vec((1_u64..4, row()), 0..60)
 }
 
-/// All rows of giant 1 and some of giant 2, all alike: what may become one page.
+/// All rows of giant 1 and some of giant 2, all alike: giant 1 may become one page.
 fn whole_giant() -> impl Strategy<Value = Vec<(u64, WindowRow)>> {
     (row(), 0_usize..40).prop_map(|(row, more)| {
         let mut rows = vec![(1, row); 512 + more];
@@ -135,7 +135,8 @@ fn makes_sense(action: Action, vm: &VmSnapshot, row: usize) -> bool {
     }
 }
 
-/// Whether the action makes a window large of which more is given back than is tolerated. What is large and only held has it already.
+/// Whether the action makes a window large although more of it is given back than is tolerated. A window that is
+/// large and only held has that memory already.
 fn takes_given_back(action: Action, vm: &VmSnapshot, row: usize) -> bool {
     let is_recovery = vm.is_held[row] && vm.backing[row].is_large();
     let makes_large = match action {
@@ -146,7 +147,7 @@ fn takes_given_back(action: Action, vm: &VmSnapshot, row: usize) -> bool {
     makes_large && vm.given_back[row] > vm.given_back_tolerated
 }
 
-/// The contract of a plan, but for its cost.
+/// The contract of a plan, except for its cost.
 fn check(policy: &str, snapshot: &Snapshot, now: Moment, plan: &[PlannedAction]) -> Result<(), TestCaseError> {
     let mut named = BTreeSet::new();
     for PlannedAction { action, .. } in plan.iter().copied() {
@@ -168,7 +169,7 @@ proptest! {
     fn a_plan_never_costs_more_than_the_budget_grants(snapshot in snapshot(), limits in limits()) {
         for policy in POLICIES {
             let plan = plan_of(policy.name, &snapshot, limits);
-            // What is more than a burst is borrowed, alone, from a full budget.
+            // An action that costs more than a burst is borrowed, alone, from a full budget.
             let plan = if plan.first().is_some_and(|first| is_more_than_a_burst(first, limits)) { &plan[1..] } else { &plan[..] };
             let copied: Bytes = plan.iter().map(|planned| planned.cost.copied).sum();
             let cpu: Duration = plan.iter().map(|planned| planned.cost.cpu).sum();
@@ -185,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn a_past_changes_no_guarantee_and_repeats_exactly(
+    fn the_guarantees_hold_after_any_past_and_plans_repeat_exactly(
         past in prop::collection::vec((snapshot(), outcome_result(), 0_u64..30), 1..5),
     ) {
         for policy in POLICIES {

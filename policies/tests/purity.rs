@@ -1,4 +1,4 @@
-//! This crate decides and does nothing else: no dependency, no `std`, no `unsafe`.
+//! This crate only decides: no dependency, no `std`, no `unsafe`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ fn there_is_no_dependency() {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).expect("a manifest");
     let manifest: toml::Table = text.parse().expect("a manifest is TOML");
     for kind in ["dependencies", "build-dependencies", "target"] {
-        assert!(!manifest.contains_key(kind), "[{kind}] does not belong into the crate that only decides");
+        assert!(!manifest.contains_key(kind), "[{kind}] is not allowed in the crate that only decides");
     }
 }
 
 #[test]
-fn the_crate_says_no_std_and_no_file_of_it_is_unsafe() {
+fn the_crate_is_no_std_and_no_file_allows_unsafe() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let text = std::fs::read_to_string(source.join("lib.rs")).expect("a crate root");
     for attribute in ["#![no_std]", "#![forbid(unsafe_code)]"] {

@@ -1,4 +1,4 @@
-//! The table for people says what the table in the source says.
+//! The policies' table in the README agrees with the table in the source.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ fn the_readme_lists_every_policy_and_every_parameter_with_its_default() {
             let default = parameter.default_text();
             let mut lines = readme.lines().filter(|line| line.contains(&name)).peekable();
             assert!(lines.peek().is_some(), "{name} of {} is missing", policy.name);
-            // Two policies may have a parameter of one name.
-            assert!(lines.any(|line| line.contains(&default)), "{name} of {}: {default} is in no line", policy.name);
+            // Two policies may have a parameter with the same name.
+            assert!(lines.any(|line| line.contains(&default)), "{name} of {}: no line has {default}", policy.name);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The recording's codec: what goes in comes out, and nothing that comes in makes it panic.
+//! The recording's codec: decoding returns the encoded frames, and no input makes it panic.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn moment() -> impl Strategy<Value = Moment> {
     prop_oneof![0_u64..10_000, 0_u64..1 << 62].prop_map(|ns| Moment::after_start(Duration::from_nanos(ns)))
 }
 
-/// Few values, so that there are runs and rows that stay as they were.
+/// Few values, so that there are runs, and rows without a change.
 fn frequency() -> impl Strategy<Value = Option<u64>> {
     prop::option::of(prop_oneof![0_u64..100, 0..u64::MAX])
 }
@@ -163,7 +163,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// A recording of these frames, closed, and where each frame ends.
+/// A closed recording of these frames, and the end of each frame.
 fn encode(frames: &[Frame]) -> (Vec<u8>, Vec<usize>) {
     let mut bytes = Vec::new();
     let mut encoder = Encoder::start(&header(), &mut bytes).unwrap();
@@ -205,7 +205,7 @@ fn frames() -> impl Strategy<Value = Vec<Frame>> {
 
 proptest! {
     #[test]
-    fn what_was_encoded_is_what_is_decoded(mut frames in frames()) {
+    fn decoding_returns_the_encoded_frames(mut frames in frames()) {
         let (bytes, _) = encode(&frames);
         frames.push(Frame::End);
         prop_assert_eq!(Decoder::open(&bytes).unwrap().header().clone(), header());
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn a_recording_that_was_cut_off_is_good_up_to_there(frames in frames(), cut in any::<prop::sample::Index>()) {
+    fn a_recording_that_was_cut_off_is_valid_up_to_the_cut(frames in frames(), cut in any::<prop::sample::Index>()) {
         let (bytes, ends) = encode(&frames);
         let length = ends[0] + cut.index(bytes.len() - ends[0]);
         let whole = ends.iter().filter(|end| **end <= length).count() - 1;
@@ -224,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_frames_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn any_bytes_decode_to_frames_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let (start, _) = encode(&[]);
         let header_end = start.len() - 2; // without the end mark
         decode(&bytes);
@@ -233,7 +233,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_is_frames_or_an_error(
+    fn changed_bytes_decode_to_frames_or_an_error(
         frames in frames(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
@@ -265,7 +265,7 @@ fn an_idle_guest_costs_a_dozen_bytes_a_tick() {
 }
 
 #[test]
-fn a_few_bytes_cannot_ask_for_more_rows_than_the_bound() {
+fn a_few_bytes_cannot_request_more_rows_than_the_bound() {
     let (start, _) = encode(&[]);
     // a snapshot, 12 bytes: at 0, no host, one VM, id 0, mask 1, one run, gap 0, 2^34 windows
     let frame = [1, 12, 0, 0, 1, 0, 1, 1, 0, 0x80, 0x80, 0x80, 0x80, 0x40];
@@ -276,7 +276,7 @@ fn a_few_bytes_cannot_ask_for_more_rows_than_the_bound() {
 }
 
 #[test]
-fn a_moment_that_never_comes_is_kept_as_146_years() {
+fn a_moment_that_never_comes_is_stored_as_146_years() {
     let never = Moment::after_start(Duration::MAX);
     let mut vm = VmSnapshot::with_capacity(VmId(0), 1);
     vm.push(WindowRow { ready_at: never, ..WindowRow::new(WindowIndex::new(0), 1, Backing::Base4K) });
@@ -287,7 +287,7 @@ fn a_moment_that_never_comes_is_kept_as_146_years() {
 }
 
 #[test]
-fn more_windows_than_a_number_holds_are_counted_as_the_most() {
+fn more_windows_than_fit_a_number_are_counted_as_the_largest_number() {
     // Each range has 2^43 - 1 windows: 2^21 of them stay just below 2^64. A file of 25 MB has one more.
     let all = GpaRange::new(Gpa::new(0), Bytes::new(u64::MAX)).unwrap();
     let mut header = header();
@@ -297,7 +297,7 @@ fn more_windows_than_a_number_holds_are_counted_as_the_most() {
 }
 
 #[test]
-fn a_host_with_more_windows_than_the_bound_is_refused_and_nothing_written() {
+fn a_host_with_more_windows_than_the_bound_is_refused_without_output() {
     let mut large = header();
     large.vms[0].ranges = vec![GpaRange::new(Gpa::new(0), mib(2) * (ROWS_MAX as u64 + 1)).unwrap()];
     let mut bytes = Vec::new();
@@ -306,7 +306,7 @@ fn a_host_with_more_windows_than_the_bound_is_refused_and_nothing_written() {
 }
 
 #[test]
-fn each_damage_has_its_own_line() {
+fn each_kind_of_damage_has_its_own_message() {
     let (bytes, _) = encode(&[]);
     let line = |bytes: &[u8]| decode(bytes).1.unwrap().to_string();
     assert_eq!(line(b""), "not a recording of wideleaf");
@@ -316,8 +316,8 @@ fn each_damage_has_its_own_line() {
     assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 3");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
-    assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is no kind of frame"));
-    assert_eq!(with(&[4, 1, 0]), format!("damaged at byte {}: what is there does not end where it should", at + 2));
-    assert_eq!(with(&[3, 2, 1, 0xff]), format!("damaged at byte {}: a text that is no UTF-8", at + 3));
+    assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));
+    assert_eq!(with(&[4, 1, 0]), format!("damaged at byte {}: the content does not end where its block ends", at + 2));
+    assert_eq!(with(&[3, 2, 1, 0xff]), format!("damaged at byte {}: a text is not UTF-8", at + 3));
     assert_eq!(with(&[2, 9]), format!("cut off behind byte {at}"));
 }

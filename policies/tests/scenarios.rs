@@ -1,9 +1,9 @@
-//! What each policy does in small drawn cases, with the numbers of its source.
+//! The behaviour of each policy in small drawn cases, with the numbers of its source.
 //!
 //! One character is one window, from window 0 on:
 //!
 //! ```text
-//!   .  nothing present        f  full, base pages        H  huge page        h  huge page, held at 4 KiB
+//!   .  no page present        f  full, base pages        H  huge page        h  huge page, held at 4 KiB
 //!   s  1 page present         n  460 pages present       m  256 present      q  64 present
 //! ```
 
@@ -37,7 +37,7 @@ fn row(window: u64, drawn: char) -> WindowRow {
     WindowRow { is_held, ..WindowRow::new(WindowIndex::new(window), resident, backing) }
 }
 
-/// A VM as drawn, each row changed by `change`.
+/// A VM as drawn; `change` adjusts each row.
 fn vm_with(id: u32, drawn: &str, change: impl Fn(usize, &mut WindowRow)) -> VmSnapshot {
     let mut vm = VmSnapshot::with_capacity(VmId(id), drawn.len());
     for (at, window) in drawn.chars().enumerate() {
@@ -56,7 +56,7 @@ fn of(vms: Vec<VmSnapshot>) -> Snapshot {
     Snapshot { host: None, vms }
 }
 
-/// 100 GiB, so many of them in use.
+/// A host with 100 GiB, of which `gibibytes` are in use.
 fn used(gibibytes: u64) -> Option<HostMemory> {
     Some(HostMemory { total: gib(100), available: gib(100 - gibibytes), giant_pages_free: 0 })
 }
@@ -86,11 +86,11 @@ impl Desk {
         self.plan_within(snapshot, now, PLENTY)
     }
 
-    /// VM and window of what is promoted; nothing else may be planned.
+    /// VM and window of each promotion; the plan may contain no other action.
     fn promotions(&mut self, snapshot: &Snapshot, now: Moment) -> Vec<(u32, u64)> {
         let promotion = |action| match action {
             Action::Promote { vm, window, to: PageSize::Huge2M } => (vm.0, window.get()),
-            other => panic!("{other:?} is no promotion to 2 MiB"),
+            other => panic!("{other:?} is not a promotion to 2 MiB"),
         };
         self.plan(snapshot, now).into_iter().map(promotion).collect()
     }
@@ -110,7 +110,7 @@ fn promote(window: u64) -> Action {
 }
 
 #[test]
-fn bounds_plan_nothing_and_differ_in_how_ram_starts() {
+fn never_and_prealloc_plan_nothing_and_differ_in_how_ram_starts() {
     let snapshot = of(vec![vm(0, "fsH")]);
     for (policy, start) in [("never", RamStart::OnBasePages), ("prealloc", RamStart::HugeAndPrefaulted)] {
         let mut desk = Desk::new(policy);
@@ -119,7 +119,7 @@ fn bounds_plan_nothing_and_differ_in_how_ram_starts() {
 }
 
 #[test]
-fn faults_are_answered_for_two_policies_alone() {
+fn only_two_policies_serve_page_faults() {
     for info in POLICIES {
         assert_eq!(
             info.with_defaults().answers_faults(),
@@ -138,7 +138,7 @@ fn at_fault_answers_the_first_touch_and_never_promotes_again() {
     assert_eq!(desk.plan(&of(vec![vm(0, "fsh")]), seconds(1)), []);
 }
 
-/// The book that `choice` asks for, with windows of VM 0 reserved in this order, a second apart.
+/// The reservations under `choice`, with windows of VM 0 reserved in this order, a second apart.
 fn reserved(choice: &str, windows: &[u64]) -> Reservations {
     let mut book = Reservations::new(Desk::new(choice).0.reserves().expect("it reserves"));
     for (second, window) in (0..).zip(windows) {
@@ -147,14 +147,14 @@ fn reserved(choice: &str, windows: &[u64]) -> Reservations {
     book
 }
 
-/// Of reservations that may be broken at once.
+/// No limit on the number of reservations that may be broken at once.
 const ALL: usize = usize::MAX;
 
 fn queue(book: &Reservations) -> Vec<u64> {
     book.queue().map(|(_, window)| window.get()).collect()
 }
 
-/// The guest touches so many more pages of a window of VM 0; whether it becomes large.
+/// Touches `pages` more pages of a window of VM 0. Returns whether it becomes large.
 fn touch(book: &mut Reservations, window: u64, pages: u16, at: u64) -> bool {
     book.populate(VmId(0), WindowIndex::new(window), pages, seconds(at))
 }
@@ -189,7 +189,7 @@ fn with_a_threshold_of_64_the_64th_page_makes_it_large() {
     assert_eq!([63, 1, 1].map(|pages| touch(&mut book, 3, pages, 1)), [false, true, false]);
 }
 
-/// `4 1 9`, then 4 is touched: `1 9 4`, then 1 within the same tick as it was queued: no change.
+/// `4 1 9`, then 4 is touched: `1 9 4`, then 1 within the tick in which it was queued: no change.
 #[test]
 fn a_change_puts_a_reservation_at_the_tail_once_a_tick() {
     let mut book = reserved("reservation", &[4, 1, 9]);
@@ -201,45 +201,45 @@ fn a_change_puts_a_reservation_at_the_tail_once_a_tick() {
 }
 
 #[test]
-fn a_shortage_breaks_what_was_changed_longest_ago_and_no_more_than_it_takes() {
+fn a_shortage_breaks_the_reservations_changed_longest_ago_and_no_more_than_needed() {
     let mut book = reserved("reservation", &[4, 1, 9]);
     touch(&mut book, 4, 100, 3);
-    // 2048 MiB, 1741 of them in use (85 %): 614 must be free again, 70 % is 1434
+    // 2048 MiB, of which 1741 are in use (85 %): 614 must become free again, as 70 % is 1434
     let short = |available| Some(HostMemory { total: mib(2048), available, giant_pages_free: 0 });
     assert_eq!(book.to_break(short(mib(308)), ALL), [], "84.96 % is not yet short");
     let broken: Vec<_> = book.to_break(short(mib(307)), ALL).iter().map(|(_, window)| window.get()).collect();
-    assert_eq!(broken, [1, 9, 4], "all of them, the one touched last at the end");
+    assert_eq!(broken, [1, 9, 4], "all of them; the one touched last comes last");
     let mut book = reserved("reservation:break_from=85,break_to=85", &[4, 1, 9]);
     let broken: Vec<_> = book.to_break(short(mib(304)), ALL).iter().map(|(_, window)| window.get()).collect();
     assert_eq!((broken, queue(&book)), (vec![4, 1], vec![9]), "308 MiB are enough");
     assert_eq!(book.unpopulated(), mib(2));
-    assert_eq!(book.populated(VmId(0), WindowIndex::new(4)), None, "what is broken is in the book no longer");
+    assert_eq!(book.populated(VmId(0), WindowIndex::new(4)), None, "a broken reservation is no longer kept");
 }
 
-/// Rounds of two; after the first one 9 is touched and 7 reserved.
+/// Rounds of two; after the first round 9 is touched and 7 reserved.
 #[test]
-fn what_is_broken_in_rounds_is_broken_in_the_order_of_the_queue_as_it_is_then() {
+fn rounds_of_breaking_follow_the_current_order_of_the_queue() {
     let mut book = reserved("reservation", &[4, 1, 9, 2]);
     let round =
         |book: &mut Reservations| book.to_break(used(99), 2).iter().map(|(_, window)| window.get()).collect::<Vec<_>>();
     assert_eq!((round(&mut book), queue(&book)), (vec![4, 1], vec![9, 2]));
-    assert_eq!(book.unpopulated(), mib(4), "what is not broken yet is reserved still");
+    assert_eq!(book.unpopulated(), mib(4), "reservations that are not broken yet stay");
     touch(&mut book, 9, 1, 3);
     book.reserve(VmId(0), WindowIndex::new(7), seconds(4));
     assert_eq!([round(&mut book), round(&mut book)], [vec![2, 9], vec![7]]);
 }
 
 #[test]
-fn a_look_at_the_host_that_fails_breaks_nothing() {
+fn without_the_hosts_memory_no_reservation_is_broken() {
     let mut book = reserved("reservation", &[4]);
-    assert_eq!(book.to_break(used(99), ALL).len(), 1, "and still the host is short");
+    assert_eq!(book.to_break(used(99), ALL).len(), 1, "the host is still short");
     book.reserve(VmId(0), WindowIndex::new(1), Moment::START);
     assert_eq!(book.to_break(None, ALL), []);
     assert_eq!(book.to_break(used(99), ALL).len(), 1);
 }
 
 #[test]
-fn what_is_large_is_never_broken_and_nobody_looks_without_a_sensor() {
+fn a_large_window_is_never_broken() {
     let mut book = reserved("reservation", &[4]);
     assert_eq!(book.to_break(None, ALL), []);
     assert!(touch(&mut book, 4, 512, 1));
@@ -247,27 +247,27 @@ fn what_is_large_is_never_broken_and_nobody_looks_without_a_sensor() {
 }
 
 #[test]
-fn pages_given_back_make_a_reservation_partial_again_and_end_it_with_the_last() {
+fn giving_pages_back_makes_a_reservation_partial_and_the_last_page_ends_it() {
     let window = WindowIndex::new(4);
     let mut book = reserved("reservation", &[4, 1]);
     assert!(touch(&mut book, 4, 512, 2));
     book.depopulate(VmId(0), window, 2, seconds(3));
     assert_eq!((queue(&book), book.unpopulated()), (vec![1, 4], mib(2) + kib(8)));
-    assert!(touch(&mut book, 4, 2, 4), "and large again with the last page");
+    assert!(touch(&mut book, 4, 2, 4), "it is large again with the last page");
     book.depopulate(VmId(0), window, 512, seconds(5));
     assert_eq!((book.populated(VmId(0), window), book.unpopulated()), (None, mib(2)));
     book.reserve(VmId(0), window, seconds(6));
 }
 
 #[test]
-fn greedy_takes_turns_and_recovers_what_is_held() {
+fn greedy_takes_turns_and_recovers_held_windows() {
     let snapshot = of(vec![vm(0, "f.sH"), vm(1, "Hhf")]);
     assert_eq!(Desk::new("greedy").promotions(&snapshot, seconds(1)), [(0, 0), (1, 1), (0, 2), (1, 2)]);
 }
 
-/// 4096 pages a wake are 8 windows:  `ffffffff ffffffff ff`  at 0, 10 and 20 s, then from the start again.
+/// 4096 pages each wake-up are 8 windows:  `ffffffff ffffffff ff`  at 0, 10 and 20 s, then from the start again.
 #[test]
-fn thp_looks_at_eight_windows_every_ten_seconds() {
+fn thp_scans_eight_windows_every_ten_seconds() {
     let snapshot = of(vec![vm(0, "ffffffffffff"), vm(1, "ffffff")]);
     let mut desk = Desk::new("thp");
     assert_eq!(desk.promotions(&snapshot, seconds(0)), (0..8).map(|w| (0, w)).collect::<Vec<_>>());
@@ -302,7 +302,7 @@ fn thp_skips_idle_and_too_empty_windows_and_sleeps_longer_without_huge_pages() {
 }
 
 #[test]
-fn thp_goes_on_at_the_window_the_budget_refused() {
+fn thp_continues_at_the_window_that_the_budget_refused() {
     let one = BudgetLimits { copy_per_second: mib(2), ..PLENTY };
     let (snapshot, mut desk) = (of(vec![vm(0, "fff")]), Desk::new("thp:scan_sleep_ms=0"));
     let plans: Vec<_> = (0..4).map(|second| desk.plan_within(&snapshot, seconds(second), one)).collect();
@@ -316,13 +316,13 @@ fn utilization_promotes_from_460_of_512_pages_on() {
 }
 
 #[test]
-fn utilization_wants_hot_windows_where_it_is_told_to() {
+fn utilization_requires_hot_windows_when_configured() {
     let histories = [samples("xxx-"), samples("xx--"), AccessHistory::default()];
     let snapshot = of(vec![vm_with(0, "fff", |at, row| row.access = histories[at])]);
     assert_eq!(Desk::new("utilization:needs_access=1").promotions(&snapshot, seconds(1)), [(0, 0)]);
 }
 
-/// vm 0 has two huge pages, vm 1 none: it gets the first two, then they take turns.
+/// VM 0 has two huge pages, VM 1 none: VM 1 gets the first two, then they take turns.
 #[test]
 fn utilization_gives_the_next_huge_page_to_the_vm_that_has_fewest() {
     let snapshot = of(vec![vm(0, "HHff"), vm(1, "ffff")]);
@@ -330,9 +330,9 @@ fn utilization_gives_the_next_huge_page_to_the_vm_that_has_fewest() {
     assert_eq!(vms, [1, 1, 0, 1, 0, 1]);
 }
 
-/// Tax 75 %: each huge page of the idle vm 0 counts four times. Prices of one more: 4, 8 against 1, 2, 3, 4, 5 …
+/// Tax 75 %: each huge page of the idle VM 0 counts four times. Prices of one more: 4, 8 against 1, 2, 3, 4, 5 …
 #[test]
-fn utilization_taxes_the_idle() {
+fn utilization_taxes_idle_vms() {
     let idle_first = |taxed: &str| {
         let vms = [("--", 0), ("xx", 1)].map(|(drawn, id)| vm_with(id, "ffffff", |_, row| row.access = samples(drawn)));
         Desk::new(taxed).promotions(&of(vms.into()), seconds(1)).iter().map(|(vm, _)| *vm).take(6).collect::<Vec<_>>()
@@ -351,7 +351,7 @@ fn coverage_promotes_the_most_accessed_first() {
 }
 
 #[test]
-fn coverage_leaves_hardly_accessed_windows_and_believes_what_was_written() {
+fn coverage_skips_hardly_accessed_windows_and_counts_written_pages() {
     let change = |at: usize, row: &mut WindowRow| {
         row.access = samples("x---------------"); // 1/16 of 512 are 32 pages: bucket 0
         row.written = (at == 1).then_some(300); // bucket 6
@@ -361,7 +361,7 @@ fn coverage_leaves_hardly_accessed_windows_and_believes_what_was_written() {
     assert_eq!(Desk::new("coverage:lowest_bucket=0").promotions(&snapshot, seconds(1)), [(0, 1), (0, 0)]);
 }
 
-/// The host is short from 85 % to 70 %; vm 1 is idle, so its bloat goes first.
+/// The host is short from 85 % to 70 %; VM 1 is idle, so its bloat goes first.
 #[test]
 fn coverage_takes_bloat_back_between_its_marks() {
     let bloated = |drawn: &'static str| {
@@ -392,7 +392,7 @@ const GUESTS: [GuestMapping; 6] = [
 ];
 
 #[test]
-fn aligned_promotes_what_the_guest_maps_large_first_and_misaligned_last() {
+fn aligned_promotes_windows_that_the_guest_maps_large_first_and_misaligned_last() {
     let snapshot = of(vec![vm_with(0, "ffffff", |at, row| row.guest_mapping = GUESTS[at])]);
     let order =
         |policy| Desk::new(policy).promotions(&snapshot, seconds(1)).iter().map(|(_, w)| *w).collect::<Vec<_>>();
@@ -418,7 +418,7 @@ fn giant_takes_a_whole_giant_first_and_alone_then_windows() {
     let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
     let mut desk = Desk::new("giant");
     let first = desk.plan_within(&Snapshot { host: ONE_GIANT_FREE, vms: vms() }, seconds(1), BudgetLimits::default());
-    assert_eq!(first, [giant], "a giant is more than a burst: it is borrowed, and nothing is left for others");
+    assert_eq!(first, [giant], "a giant costs more than a burst: it is borrowed, and no budget is left for others");
     let all = desk.plan(&Snapshot { host: ONE_GIANT_FREE, vms: vms() }, seconds(2));
     assert_eq!(all, [giant, promote(512), promote(513)]);
     let none_free = desk.promotions(&of(vms()), seconds(3));
@@ -426,13 +426,13 @@ fn giant_takes_a_whole_giant_first_and_alone_then_windows() {
 }
 
 #[test]
-fn giant_makes_a_giant_of_huge_windows_and_leaves_too_empty_ones() {
+fn giant_promotes_huge_windows_to_a_giant_and_skips_too_empty_ones() {
     let plan = |policy, drawn: String| {
         Desk::new(policy).plan(&Snapshot { host: ONE_GIANT_FREE, vms: vec![vm(0, &drawn)] }, seconds(1))
     };
     let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
     assert_eq!(plan("giant", "H".repeat(512)), [giant]);
-    assert_eq!(plan("giant", "s".to_owned() + &".".repeat(511)), [giant], "Trident takes one present page");
+    assert_eq!(plan("giant", "s".to_owned() + &".".repeat(511)), [giant], "one present page suffices for Trident");
     assert_eq!(plan("giant:max_none_1g=511", "s".to_owned() + &"f".repeat(511)), [giant]);
     assert_eq!(plan("giant:max_none_1g=511", "s".to_owned() + &".".repeat(511)), [promote(0)]);
 }
@@ -445,14 +445,14 @@ fn giant_waits_until_every_window_of_a_giant_is_ready() {
             vec![vm_with(0, &drawn, |at, row| row.ready_at = if at == late { seconds(2) } else { Moment::START })];
         let snapshot = Snapshot { host: ONE_GIANT_FREE, vms };
         let others: Vec<Action> = (0..512).filter(|window| *window != late as u64).map(promote).collect();
-        assert_eq!(Desk::new("giant").plan(&snapshot, seconds(1)), others, "one by one, but for window {late}");
+        assert_eq!(Desk::new("giant").plan(&snapshot, seconds(1)), others, "one by one, except window {late}");
         let giant = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Giant1G };
         assert_eq!(Desk::new("giant").plan(&snapshot, seconds(2)), [giant]);
     }
 }
 
 #[test]
-fn ethp_promotes_what_is_accessed_and_demotes_what_is_idle_for_seven_seconds() {
+fn ethp_promotes_accessed_windows_and_demotes_windows_idle_for_seven_seconds() {
     let histories = [samples("xxx-"), samples("----"), samples("----"), AccessHistory::default()];
     let snapshot = of(vec![vm_with(0, "fHfH", |at, row| row.access = histories[at])]);
     let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(1), to: PageSize::Base4K };
@@ -462,7 +462,7 @@ fn ethp_promotes_what_is_accessed_and_demotes_what_is_idle_for_seven_seconds() {
     assert_eq!(desk.plan(&snapshot, seconds(17)), [promote(0), demote]);
 }
 
-/// `ff ff` are two regions of 4 MiB by their rates, `f` is one of 2 MiB behind a gap of nothing sampled.
+/// `ff ff` are two regions of 4 MiB by their rates, `f` is one of 2 MiB behind a window without samples.
 #[test]
 fn schemes_see_regions_not_windows() {
     let histories =
@@ -478,7 +478,7 @@ fn schemes_see_regions_not_windows() {
 }
 
 #[test]
-fn schemes_keep_their_quota_interval_and_watermarks() {
+fn schemes_respect_their_quota_interval_and_watermarks() {
     let touched = |drawn| vm_with(0, drawn, |_, row| row.access = samples("xx"));
     let at = |used_gib| Snapshot { host: used(used_gib), vms: vec![touched("ffff")] };
     let mut desk = Desk::new("schemes:quota_windows=3,interval_ms=2000,on_from=60,off_below=50");
@@ -489,7 +489,7 @@ fn schemes_keep_their_quota_interval_and_watermarks() {
 }
 
 #[test]
-fn schemes_release_only_where_zeroes_were_seen() {
+fn schemes_release_only_windows_with_zero_pages() {
     let change = |at: usize, row: &mut WindowRow| {
         row.access = samples("--");
         row.zero = [Some(1), Some(0), None][at];
@@ -502,10 +502,10 @@ fn schemes_release_only_where_zeroes_were_seen() {
 const HOT: &str = "xxxxxxxxxxxxxxxx";
 const IDLE: &str = "----------------";
 
-/// Under this only a window without a hole is promoted before it has proved itself.
+/// Under this choice only a full window is promoted without proof.
 const PROOF: &str = "auto:resident_min=100";
 
-/// One page is missing.
+/// A hot window with one page missing.
 fn hot_for_proof(access: AccessHistory, guest: GuestMapping) -> Snapshot {
     of(vec![vm_with(0, "f", |_, row| (row.access, row.guest_mapping, row.resident) = (access, guest, 511))])
 }
@@ -516,8 +516,8 @@ fn promoted_after(snapshot: &Snapshot) -> Option<u64> {
     (0..120).find(|now| !desk.plan(snapshot, seconds(*now)).is_empty())
 }
 
-/// Cost 560 us × 2000 = 1.12 M cycles, half as much again is asked for: 1.68 M. Aligned: 10 000 misses × 19 × 4 = 760 k
-/// cycles a second, 2.2 s. Guest on base pages: 10 000 × 5 × 4 = 200 k, 8.4 s.
+/// The cost is 560 us × 2000 = 1.12 M cycles, and half as much again is required: 1.68 M. Aligned: 10 000 misses ×
+/// 19 × 4 = 760 k cycles a second, 2.2 s. Guest on base pages: 10 000 × 5 × 4 = 200 k, 8.4 s.
 #[test]
 fn auto_promotes_when_a_window_has_been_hot_long_enough_to_pay() {
     let after = |guest| promoted_after(&hot_for_proof(samples(HOT), guest));
@@ -526,7 +526,7 @@ fn auto_promotes_when_a_window_has_been_hot_long_enough_to_pay() {
 }
 
 #[test]
-fn auto_asks_no_proof_of_a_full_window_unless_it_was_idle_when_somebody_looked_last() {
+fn auto_promotes_a_full_window_without_proof_unless_its_latest_sample_was_idle() {
     let after = |drawn| {
         let snapshot = of(vec![vm_with(0, "f", |_, row| row.access = samples(drawn))]);
         Desk::new("auto").plan(&snapshot, seconds(0))
@@ -534,11 +534,11 @@ fn auto_asks_no_proof_of_a_full_window_unless_it_was_idle_when_somebody_looked_l
     assert_eq!(["x", "-x", "x-", "-"].map(after), [vec![promote(0)], vec![promote(0)], vec![], vec![]]);
 }
 
-/// In a guest on base pages. Touched 1000 times a second: as much as counts, 170 000 × 20 = 3.4 M cycles a second, 0.5 s; with
-/// 2 MiB pages × 76 = 12.9 M, 0.13 s. 100 times, 96 in its bucket: × 512 × 20 = 983 k, 1.7 s. Once: 10 240, which bring
-/// 614 k in the horizon of a minute.
+/// In a guest on base pages. Touched 1000 times a second: at the upper limit, 170 000 × 20 = 3.4 M cycles a second,
+/// 0.5 s; with 2 MiB pages × 76 = 12.9 M, 0.13 s. Touched 100 times, 96 in its bucket: × 512 × 20 = 983 k, 1.7 s.
+/// Touched once: 10 240, which bring 614 k in the horizon of a minute.
 #[test]
-fn auto_weighs_a_window_by_how_often_it_is_touched_not_by_how_many_samples_saw_that() {
+fn auto_weighs_a_window_by_its_touch_frequency_not_by_its_touched_samples() {
     let touched = |touches, guest| hot_for_proof(samples(HOT).with_touches_per_s(Some(touches)), guest);
     let after = |touches| promoted_after(&touched(touches, GuestMapping::Base4K));
     assert_eq!([1000, 100, 1].map(after), [Some(1), Some(2), None]);
@@ -548,10 +548,11 @@ fn auto_weighs_a_window_by_how_often_it_is_touched_not_by_how_many_samples_saw_t
     assert_eq!([0, 100, 200].map(|ms| desk.plan(&aligned, at(ms)).len()), [0, 0, 1]);
 }
 
-/// The busiest window of a guest on base pages, 1 page present: 170 000 / 512 × 20 = 6 640 cycles a second against 511 000
-/// of bloat. 71: 471 460 against 441 000, 30 460 a second, which bring 1.68 M within the minute; 70: 22 820, which do not.
+/// The busiest window of a guest on base pages, with 1 page present: 170 000 / 512 × 20 = 6 640 cycles a second
+/// against 511 000 of bloat. With 71: 471 460 against 441 000, so 30 460 a second, which bring 1.68 M within the
+/// minute. With 70: 22 820, which do not.
 #[test]
-fn auto_never_promotes_a_sparse_window_whose_bloat_is_not_paid_for() {
+fn auto_never_promotes_a_sparse_window_that_does_not_pay_for_its_bloat() {
     let busiest = samples(HOT).with_touches_per_s(Some(1_000_000));
     let hot = |drawn| of(vec![vm_with(0, drawn, |_, row| row.access = busiest)]);
     assert_eq!(promoted_after(&hot("s")), None);
@@ -563,18 +564,18 @@ fn auto_never_promotes_a_sparse_window_whose_bloat_is_not_paid_for() {
 }
 
 #[test]
-fn auto_forgets_how_long_a_window_was_hot_once_it_is_cold() {
+fn auto_restarts_the_hot_time_of_a_window_that_was_cold() {
     let with = |drawn| hot_for_proof(samples(drawn), GuestMapping::Base4K);
     let mut desk = Desk::new(PROOF);
     assert_eq!(desk.plan(&with(HOT), seconds(0)), []);
-    assert_eq!(desk.plan(&with("xxxxxxxxxxxxxxx-"), seconds(5)), [], "one sample without an access is chance");
+    assert_eq!(desk.plan(&with("xxxxxxxxxxxxxxx-"), seconds(5)), [], "one sample without an access may be chance");
     assert_eq!(desk.plan(&with("xxxxxxxxxxxxxx--"), seconds(6)), []);
-    assert_eq!(desk.plan(&with(HOT), seconds(9)), [], "hot for 9 s, but for one break");
+    assert_eq!(desk.plan(&with(HOT), seconds(9)), [], "hot for 9 s, except for one break");
     assert_eq!(desk.plan(&with(HOT), seconds(18)), [promote(0)]);
 }
 
 #[test]
-fn auto_puts_the_best_return_first_and_blind_guesses_last() {
+fn auto_puts_the_best_return_first_and_unproven_windows_last() {
     let change = |at: usize, row: &mut WindowRow| {
         row.access = [AccessHistory::default(), samples("x-x-x-x-x-x-x-x-"), samples(HOT)][at];
         row.guest_mapping = GuestMapping::Huge2M;
@@ -582,7 +583,7 @@ fn auto_puts_the_best_return_first_and_blind_guesses_last() {
     };
     let snapshot = of(vec![vm_with(0, "fff", change)]);
     let mut desk = Desk::new(PROOF);
-    assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 0)], "nothing has been hot for any time yet");
+    assert_eq!(desk.promotions(&snapshot, seconds(0)), [(0, 0)], "no window has been hot for any time yet");
     assert_eq!(desk.promotions(&snapshot, seconds(30)), [(0, 2), (0, 1), (0, 0)]);
     assert_eq!((desk.figure("planned_on_access"), desk.figure("planned_on_residency")), (2, 2));
 }
@@ -594,9 +595,10 @@ fn auto_without_samples_promotes_nearly_full_windows_the_guest_maps() {
     assert_eq!(Desk::new("auto").promotions(&snapshot, seconds(0)), [(0, 1), (0, 0)]);
 }
 
-/// A full window and a hot one for each mapping of the guest: no promotion where shadow tables keep the guest's base pages as they are.
+/// A full window and a hot one for each mapping of the guest: no promotion where shadow tables keep the guest's
+/// base pages unchanged.
 #[test]
-fn auto_under_shadow_paging_promotes_nothing_that_the_guest_maps_with_base_pages() {
+fn auto_under_shadow_paging_skips_windows_that_the_guest_maps_with_base_pages() {
     let guests = [GuestMapping::Base4K, GuestMapping::Huge2M, GuestMapping::Unknown, GuestMapping::Mixed];
     let change = |at: usize, row: &mut WindowRow| (row.access, row.guest_mapping) = (samples(HOT), guests[at % 4]);
     let snapshot = of(vec![vm_with(0, "ffffnnnn", change)]);
@@ -624,7 +626,7 @@ fn auto_adds_no_page_while_the_host_is_short_and_releases_where_it_pays() {
     assert_eq!(Desk::new("auto").plan(&snapshot, seconds(1)), [release, promote(0)]);
 }
 
-/// What auto counts after a promotion at 9 s, when the window goes on as `later` for ten looks of a second each.
+/// Auto's figures after a promotion at 9 s, when the window continues as `later` for ten samples of a second each.
 fn score_after(later: &'static str) -> (u64, u64, u64) {
     let mut desk = Desk::new(PROOF);
     let hot = hot_for_proof(samples(HOT), GuestMapping::Base4K);
@@ -637,14 +639,14 @@ fn score_after(later: &'static str) -> (u64, u64, u64) {
 }
 
 #[test]
-fn auto_scores_its_own_decisions_and_grows_careful() {
+fn auto_scores_its_own_decisions_and_becomes_cautious() {
     assert_eq!(score_after(HOT), (1, 0, 100)); // 200 k a second pay 1.12 M in 6 s
     assert_eq!(score_after(IDLE), (0, 1, 111)); // one of nine
-    assert_eq!(score_after("x---------------"), (0, 0, 100)); // 12.5 k a second: not yet, and not given up
+    assert_eq!(score_after("x---------------"), (0, 0, 100)); // 12.5 k a second: not paid back yet, and not written off
 }
 
 #[test]
-fn what_is_not_ready_is_named_by_nobody() {
+fn no_policy_names_a_window_that_is_not_ready() {
     let vms = vec![vm_with(0, "fsnmqHh", |_, row| row.ready_at = seconds(5))];
     let snapshot = Snapshot { host: used(90), vms };
     for info in POLICIES {

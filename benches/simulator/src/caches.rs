@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   data ──▶ L1 ──miss──▶ L2 ──miss──▶ L3 ──miss──▶ memory       a level that is filled by victims takes what the level
-//!             └─evicted──▶ └─evicted──▶                          above evicts, and gives up what it is hit for
-//!   walk ──▶ L1, or L2 where the walker does not read through L1
+//!             └─evicted──▶ └─evicted──▶                          above evicts, and gives up the lines that hit
+//!   walk ──▶ L1, or L2 if the walker does not read through L1
 //! ```
 //!
-//! No level learns anything from the one below it. So references need not go down one after another: they wait in a queue, which goes
-//! through a level as a whole, in its order, and keeps what the level misses. Each level then has this computer's caches for itself
-//! meanwhile, and lookups that do not depend on each other overlap.
+//! No level depends on the one below it, so references need not go down one after another. They wait in a queue,
+//! which passes through a level as a whole, in its order, and keeps the references that miss. So one level at a
+//! time uses the host CPU's caches, and independent lookups overlap.
 
 use alloc::vec::Vec;
 
@@ -21,28 +21,28 @@ use super::simulator::{Lines, Options};
 
 mod queue;
 
-/// Caches a machine may have.
+/// Largest number of caches that a machine may have.
 const LEVELS_MAX: usize = 3;
 
 pub(crate) struct Caches {
     levels: Vec<Level>,
     queue: Queue,
-    /// References are looked for, and not only counted.
+    /// Whether references are looked up, and not only counted.
     are_followed: bool,
-    /// Cycles by level, then of memory behind the last.
+    /// Cycles by level, then those of memory after the last level.
     cycles: [u64; LEVELS_MAX + 1],
 }
 
 struct Level {
     sets: Sets,
     takes_victims: bool,
-    /// What this level evicts goes to the next.
+    /// Whether this level's evicted lines go to the next level.
     gives_victims: bool,
-    /// Walks come from above: not where this one is the first that they read.
+    /// Path of walks to this level: they begin at the first level that they read.
     walks: Walks,
 }
 
-/// How the references of walks meet a level.
+/// Ways in which the references of walks reach a level.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Walks {
     PassBy,
@@ -74,19 +74,19 @@ impl Caches {
         Caches { levels, queue: Queue::new(), cycles, are_followed: options.lines != Lines::None }
     }
 
-    /// The references that a walk makes, as [`Caches::refer`]: `write` writes them and says how many.
+    /// Adds the references of one walk, as [`Caches::refer`] does: `write` writes them and returns their number.
     #[inline(always)]
     pub(crate) fn refer_walk(&mut self, write: impl FnOnce(&mut [Reference; OF_AN_ACCESS]) -> usize) {
         self.queue.push_walk(write);
     }
 
-    /// A reference to the line of `address`, which [`Caches::serve`] looks for.
+    /// Adds a reference to the line of `address`, which [`Caches::serve`] looks up.
     #[inline]
     pub(crate) fn refer(&mut self, address: u64, purpose: Purpose) {
         self.queue.push(Reference::to(address, purpose));
     }
 
-    /// Looks for the lines of all references that wait, in their order, and counts where they are.
+    /// Looks up the lines of all waiting references, in their order, and counts where each one is found.
     pub(crate) fn serve(&mut self, counts: &mut Counts) {
         let mut sought = self.queue.begin();
         if !self.are_followed {
@@ -105,7 +105,8 @@ impl Caches {
 }
 
 impl Level {
-    /// Leaves in the queue what is still sought, or has a victim for the next level; how many are sought, by purpose.
+    /// Keeps in the queue the references that are still sought, or that have a victim for the next level. Returns
+    /// the number of sought ones, by purpose.
     fn sift(&mut self, queue: &mut Queue, is_first: bool) -> [u64; Purpose::ALL] {
         if self.takes_victims && !is_first || self.walks == Walks::PassBy {
             return self.sift_one_by_one(queue, is_first);
@@ -116,7 +117,7 @@ impl Level {
         }, _ => self.sift_one_by_one(queue, is_first))
     }
 
-    /// As [`Level::sift`], for any level.
+    /// Does the same as [`Level::sift`], for any level.
     fn sift_one_by_one(&mut self, queue: &mut Queue, is_first: bool) -> [u64; Purpose::ALL] {
         queue.keep(|reference, victim| {
             let is_walk = reference.purpose() != Purpose::Data;

@@ -1,12 +1,12 @@
-//! What a TLB miss costs on a machine of the simulator, so that a policy there counts by the machine it is on: found as on a real one, by
-//! accesses all over a footprint.
+//! The cost of a TLB miss on a simulated machine, so that a policy there uses the costs of that machine. It is
+//! measured as on a real one, by accesses all over a footprint.
 //!
 //! ```text
 //!   guest page × host page ─▶ random loads over the footprint ─▶ cycles of walks ÷ misses ─▶ cell
-//!                             (all of it within the TLB's reach: no cell; it follows by its references)
+//!                             (footprint within the TLB's reach: no cell; computed from references)
 //! ```
 //!
-//! The footprint is the program's own: over more memory the tables outgrow caches, and walks cost more.
+//! The footprint is that of the program: over more memory the tables outgrow the caches, and walks cost more.
 
 use wideleaf_policies::walk::CYCLES_PER_MICROSECOND;
 use wideleaf_policies::walk::cost::{CYCLES_MAX, Cells, WalkCost};
@@ -18,33 +18,35 @@ use super::space::AddressSpace;
 use super::streams::Random;
 use wideleaf_policies::units::{Bytes, PageSize, mib};
 
-/// What [`walk_cost`] is asked of.
+/// Input of [`walk_cost`].
 #[derive(Clone, Copy, Debug)]
 pub struct Calibration {
-    /// Bytes that the program goes over. Less than [`FOOTPRINT_MIN`] is taken for that.
+    /// Memory that the program accesses, in bytes; at least [`FOOTPRINT_MIN`] is used.
     pub footprint: Bytes,
-    /// Levels of table in both dimensions.
+    /// Number of table levels in both dimensions.
     pub paging: Paging,
-    /// No second dimension: the table then has the host's page in every row.
+    /// Whether there is no second dimension; the table then has the host's page in every row.
     pub is_native: bool,
-    /// Whether the core is shared, and what random replacement starts from.
+    /// Whether the core is shared, and the seed of random replacement.
     pub options: Options,
 }
 
-/// Five times what the largest TLB there is reaches in base pages (3072 entries, Zen 4): there are misses on every machine, and as many bytes
-/// as `wideleaf tlbcost` goes over on a real one.
+/// Five times the reach of the largest TLB in base pages (3072 entries, Zen 4), so that every machine has misses.
+/// `wideleaf tlbcost` uses the same size on a real machine.
 pub const FOOTPRINT_MIN: Bytes = mib(64);
 
-/// Loads that warm everything, and as many that count: five times the entries of the largest TLB.
+/// Number of loads that warm the caches, and of those that are measured after them: five times the entries of
+/// the largest TLB.
 const LOADS: usize = 16 * 1024;
 
-/// Less than so many misses in [`LOADS`] are those of a TLB that holds the footprint, and no measurement.
+/// Fewest misses in [`LOADS`] that count as a measurement; fewer come from a TLB that holds the footprint.
 const MISSES_MIN: u64 = LOADS as u64 / 16;
 
-/// The table of `machine`, in the cycles of the simulated clock.
+/// Cost table of `machine`, in the cycles of the simulated clock.
 ///
 /// # Panics
-/// As [`Simulator::new`] and [`AddressSpace::native`]: more levels than the machine walks, or a footprint that no arena has.
+/// As for [`Simulator::new`] and [`AddressSpace::native`]: more levels than the machine walks, or a footprint
+/// larger than any arena.
 pub fn walk_cost(machine: &Machine, of: &Calibration) -> WalkCost {
     let row = |guest| PageSize::ALL.map(|host| cycles_per_miss(machine, of, guest, host));
     let cells: Cells = if of.is_native { [row(PageSize::Base4K); 3] } else { PageSize::ALL.map(row) };
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_has_a_cost_of_its_own_and_a_nested_walk_costs_more() {
+    fn every_machine_has_its_own_cost_and_a_nested_walk_costs_no_less() {
         for machine in super::super::machines() {
             let [native, nested] = [true, false].map(|is_native| {
                 let cost = calibrated(machine.name, mib(64), is_native);
@@ -97,14 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_footprint_makes_a_walk_dearer() {
+    fn a_larger_footprint_makes_a_walk_more_expensive() {
         let [small, large] =
             [mib(64), mib(4096)].map(|bytes| calibrated("zen4", bytes, false).per_miss(Base4K, Base4K));
         assert!(small < large, "{small} over 64 MiB, {large} over 4 GiB");
     }
 
     #[test]
-    fn natively_there_is_no_guests_page() {
+    fn a_native_cost_ignores_the_guest_page() {
         let cost = calibrated("zen4", mib(64), true);
         assert_eq!(cost.per_miss(Base4K, Base4K), cost.per_miss(Huge2M, Base4K));
     }

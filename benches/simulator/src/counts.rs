@@ -1,27 +1,28 @@
-//! What the simulator counts. All of it is sums: two runs may be added, and a rate is a quotient of two fields.
+//! The counters of the simulator. All of them are sums: two runs may be added, and a rate is a quotient
+//! of two fields.
 
 use super::caches::Purpose;
 use wideleaf_policies::units::PageSize;
 
-/// Where memory references were served.
+/// Number of memory references by the level that served them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// By cache level, first level first.
     pub caches: [u64; 3],
-    /// By memory.
+    /// Served by memory.
     pub memory: u64,
-    /// By nobody knows which: no lines are followed ([`Lines::None`](super::simulator::Lines::None)).
+    /// Served by an unknown level, because no lines are followed ([`Lines::None`](super::simulator::Lines::None)).
     pub unplaced: u64,
 }
 
 impl Served {
-    /// References in all.
+    /// Number of all references.
     pub fn total(&self) -> u64 {
         self.caches.iter().sum::<u64>() + self.memory + self.unplaced
     }
 
-    /// References that missed cache `level` (1 to 3), of those that looked into it. A level that walks skip never served
-    /// them, so that the sum is right for them too.
+    /// Number of references that missed cache `level` (1 to 3), of those that looked into it. A level that walks
+    /// skip never served them, so the sum is right for them too.
     pub fn missed(&self, level: usize) -> u64 {
         self.caches[level..].iter().sum::<u64>() + self.memory
     }
@@ -30,58 +31,59 @@ impl Served {
 /// References of walks in one dimension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct References {
-    /// Entries that were read, and where.
+    /// Number of entries that were read, by level.
     pub read: Served,
-    /// Entries that need not be read, because a page-walk cache held a lower one; of the host's, to find the guest's tables, also because
-    /// the guest's walk cache said where in host-physical memory the table lies.
+    /// Number of entries not read because a page-walk cache held a lower one. For the host's tables that find the
+    /// guest's tables, also because the guest's walk cache held the table's host-physical address.
     pub skipped_by_walk_cache: u64,
-    /// Entries that need not be read, because the nested TLB held the whole translation.
+    /// Number of entries not read because the nested TLB held the whole translation.
     pub skipped_by_nested_tlb: u64,
 }
 
 impl References {
-    /// As many as a walk without any cache had made.
+    /// Number of references of a walk without any cache.
     pub fn cold(&self) -> u64 {
         self.read.total() + self.skipped_by_walk_cache + self.skipped_by_nested_tlb
     }
 }
 
-/// Everything counted since the simulator was made or its counts were reset.
+/// All counts since the simulator was made or its counts were reset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Loads and stores.
+    /// Number of loads and stores.
     pub accesses: u64,
-    /// Stores among them.
+    /// Number of stores among them.
     pub writes: u64,
-    /// Fetches.
+    /// Number of instruction fetches.
     pub fetches: u64,
-    /// Loads and stores that hit a TLB, by its level.
+    /// Number of loads and stores that hit a TLB, by its level.
     pub tlb_hits: [u64; 2],
-    /// Fetches that hit a TLB, by its level.
+    /// Number of fetches that hit a TLB, by its level.
     pub fetch_tlb_hits: [u64; 2],
-    /// Loads and stores that hit no TLB, by the size of the entry that came to be, smallest page first. Each is a walk.
+    /// Number of loads and stores that hit no TLB, by the size of the resulting entry, smallest page first. Each
+    /// is a walk.
     pub misses: [u64; 3],
-    /// Fetches that hit no TLB, likewise.
+    /// Number of fetches that hit no TLB, by the size of the resulting entry.
     pub fetch_misses: [u64; 3],
-    /// The guest's tables, or the only ones.
+    /// References to the guest's tables, or to the native ones.
     pub guest: References,
-    /// The host's tables, to find the guest's.
+    /// References to the host's tables that find the guest's tables.
     pub host_of_tables: References,
-    /// The host's tables, to find the page.
+    /// References to the host's tables that find the page.
     pub host_of_data: References,
-    /// Data lines of loads and stores, by where they were found.
+    /// Data lines of loads and stores, by the level that served them.
     pub data: Served,
-    /// Cycles of all references of walks, one after another: no walk overlaps with anything.
+    /// Cycles of all references of walks, one after another: walks do not overlap with other work.
     pub cycles_of_walks: u64,
     /// Cycles of hits in the second level of a TLB.
     pub cycles_of_tlb: u64,
-    /// Times that everything a TLB or walk cache held was dropped, by [`super::simulator::Simulator::remap_host`] or
-    /// [`super::simulator::Simulator::flush`].
+    /// Number of times that all entries of the TLBs and walk caches were dropped, by
+    /// [`super::simulator::Simulator::remap_host`] or [`super::simulator::Simulator::flush`].
     pub flushes: u64,
 }
 
 impl Counts {
-    /// Adds references that one cache found, by what they were for, and what each of them took.
+    /// Adds references that one cache found, by purpose, and the cycles of each.
     pub(super) fn add_found(&mut self, found: [u64; Purpose::ALL], cycles: u64, at: impl Fn(&mut Served) -> &mut u64) {
         let [guest, host_of_tables, host_of_data, data] = found;
         *at(&mut self.guest.read) += guest;
@@ -91,27 +93,27 @@ impl Counts {
         self.cycles_of_walks += cycles * (guest + host_of_tables + host_of_data);
     }
 
-    /// Walks of loads, stores and fetches.
+    /// Number of walks of loads, stores and fetches.
     pub fn walks(&self) -> u64 {
         self.misses.iter().chain(&self.fetch_misses).sum()
     }
 
-    /// Loads and stores that hit no TLB.
+    /// Number of loads and stores that hit no TLB.
     pub fn data_misses(&self) -> u64 {
         self.misses.iter().sum()
     }
 
-    /// Loads and stores that hit no TLB and whose entry came to cover `size`.
+    /// Number of loads and stores that hit no TLB and got an entry that covers `size`.
     pub fn misses_of(&self, size: PageSize) -> u64 {
         self.misses[size as usize]
     }
 
-    /// Entries that walks read, in all dimensions.
+    /// Number of entries that walks read, in all dimensions.
     pub fn references(&self) -> u64 {
         self.guest.read.total() + self.host_of_tables.read.total() + self.host_of_data.read.total()
     }
 
-    /// Entries that walks read and that missed cache `level` (1 to 3).
+    /// Number of entries that walks read and that missed cache `level` (1 to 3).
     pub fn references_missed(&self, level: usize) -> u64 {
         self.guest.read.missed(level) + self.host_of_tables.read.missed(level) + self.host_of_data.read.missed(level)
     }

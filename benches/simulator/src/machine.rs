@@ -1,5 +1,5 @@
-//! A processor as the simulator sees it: its TLBs, the caches of its page walks, the caches that table and data lines
-//! share. Every number carries where it is from and how far to trust it.
+//! A processor in the simulator: its TLBs, the caches of its page walks, and the caches that table and data lines
+//! share. Every number carries its source and its confidence.
 //!
 //! ```text
 //!   address ─▶ TLB, level 1 ─miss─▶ level 2 ─miss─▶ walk ─▶ walk caches ─▶ tables' lines ─▶ L1 ─▶ L2 ─▶ L3 ─▶ memory
@@ -9,23 +9,23 @@
 
 use wideleaf_policies::units::PageSize;
 
-/// How far a number is to be trusted.
+/// Confidence in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Confidence {
-    /// The processor itself says so (CPUID), or its maker's manual and a measurement agree.
+    /// The processor reports it (CPUID), or its maker's manual and a measurement agree.
     High,
     /// One good source: a manual, or a published measurement.
     Medium,
-    /// A measurement of a relative, or a source that says it in passing.
+    /// A measurement of a related processor, or a source that mentions it in passing.
     Low,
-    /// Sources contradict each other, or this one contradicts what is known of the part.
+    /// Sources contradict each other, or this one contradicts other knowledge of the part.
     Doubtful,
-    /// No source was read; a placeholder that makes the model whole.
+    /// No source was read; a placeholder that completes the model.
     Unverified,
 }
 
 impl Confidence {
-    /// The word a table prints.
+    /// The word that tables print.
     pub const fn name(self) -> &'static str {
         match self {
             Confidence::High => "high",
@@ -40,11 +40,11 @@ impl Confidence {
 /// A value with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known<T> {
-    /// The value.
+    /// The value itself.
     pub value: T,
-    /// How far to trust it.
+    /// Confidence in the value.
     pub confidence: Confidence,
-    /// Where it is from.
+    /// Source of the value.
     pub source: &'static str,
 }
 
@@ -66,89 +66,89 @@ pub const fn low<T: Copy>(value: T, source: &'static str) -> Known<T> {
     Known { value, confidence: Confidence::Low, source }
 }
 
-/// A value that is doubtful, and why.
+/// A doubtful value, and the reason.
 pub const fn doubtful<T: Copy>(value: T, source: &'static str) -> Known<T> {
     Known { value, confidence: Confidence::Doubtful, source }
 }
 
-/// A value nobody vouches for, and where the idea is from.
+/// A value without a verified source, and the origin of the idea.
 pub const fn unverified<T: Copy>(value: T, source: &'static str) -> Known<T> {
     Known { value, confidence: Confidence::Unverified, source }
 }
 
-/// Which entry of a set makes room.
+/// Rule that selects the entry of a set to replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacement {
-    /// The one used longest ago.
+    /// The entry used longest ago.
     Lru,
-    /// A binary tree of bits points away from what was used; where the ways are no power of two, the odd factor counts
-    /// groups, which are taken in turn after the one used last.
+    /// A binary tree of bits points away from the used entry. If the number of ways is not a power of two, the odd
+    /// factor counts groups, which are taken in turn after the one used last.
     TreePlru,
-    /// Any, by a generator that is seeded for the whole simulator.
+    /// A random entry, by a generator that is seeded for the whole simulator.
     Random,
 }
 
-/// What fills a level.
+/// Events that fill a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// Each miss that passes through it. Copies above and below are independent: nothing is invalidated upwards.
+    /// Each miss that passes through it. Copies above and below are independent: no copy above is invalidated.
     OnMiss,
-    /// Only what the level above evicts; a hit moves the entry up (an exclusive level).
+    /// Only entries that the level above evicts; a hit moves the entry up (an exclusive level).
     Victims,
 }
 
 /// An associative array: a TLB, a walk cache, or a cache of lines.
 #[derive(Clone, Copy, Debug)]
 pub struct Array {
-    /// Entries in all.
+    /// Number of all entries.
     pub entries: Number,
-    /// Entries a set; as many as `entries` where the array is fully associative.
+    /// Number of entries in a set; equal to `entries` if the array is fully associative.
     pub ways: Number,
-    /// Which entry makes room.
+    /// Rule that selects the entry to replace.
     pub replacement: Known<Replacement>,
 }
 
-/// An array of a TLB and the page sizes it holds. A 4 KiB page that two arrays of a level hold goes to either, by one bit of
-/// its number.
+/// An array of a TLB and the page sizes it holds. A 4 KiB page that two arrays of a level hold goes to one of them,
+/// by one bit of its number.
 #[derive(Clone, Copy, Debug)]
 pub struct TlbArray {
-    /// The sizes of its entries.
+    /// Page sizes of its entries.
     pub pages: &'static [PageSize],
-    /// Its shape.
+    /// Shape of the array.
     pub array: Array,
 }
 
 /// A level of a TLB.
 #[derive(Clone, Copy, Debug)]
 pub struct TlbLevel {
-    /// For loads and fetches.
+    /// Arrays for loads and fetches.
     pub arrays: &'static [TlbArray],
-    /// For stores; empty where the same serve both.
+    /// Arrays for stores; empty if the same arrays serve both.
     pub store_arrays: &'static [TlbArray],
-    /// Sizes it keeps in pieces of the next smaller size ("smashed"). In the first level that goes without saying for what
-    /// no array holds.
+    /// Page sizes it stores in pieces of the next smaller size ("smashed"). The first level always does so for
+    /// sizes that no array holds.
     pub smashed: &'static [PageSize],
-    /// What fills it.
+    /// Events that fill it.
     pub fill: Known<Fill>,
     /// Cycles that a hit costs beyond one in the first level.
     pub cycles: Number,
 }
 
-/// A page-walk cache (paging-structure cache): entries that are not leaves, found by the address they translate.
+/// A page-walk cache (paging-structure cache): non-leaf entries, found by the address that they translate.
 #[derive(Clone, Copy, Debug)]
 pub struct WalkCache {
-    /// The levels of table whose entries it holds: 2 for the PDE that points to a table of PTEs, up to 5.
+    /// Table levels of the entries that it holds: 2 for the PDE that points to a table of PTEs, up to 5.
     pub levels: &'static [u8],
-    /// Its shape.
+    /// Shape of the array.
     pub array: Array,
 }
 
 /// A level of the caches that table and data lines (64 bytes) share.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLevel {
-    /// Lines in all, ways, replacement.
+    /// Number of lines, ways, replacement.
     pub array: Array,
-    /// What fills it.
+    /// Events that fill it.
     pub fill: Known<Fill>,
     /// Cycles from load to use of a hit.
     pub cycles: Number,
@@ -157,42 +157,42 @@ pub struct CacheLevel {
 /// A processor, as one of its threads sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
-    /// The name one types: `skylake-sp`.
+    /// Name to select it by: `skylake-sp`.
     pub name: &'static str,
-    /// What it is, in words.
+    /// Description in words.
     pub title: &'static str,
-    /// Where most of its numbers are from, and what is odd about them.
+    /// Source of most of its numbers, and its peculiarities.
     pub source: &'static str,
-    /// The TLB of loads and stores, first level first. At least one level, at most two.
+    /// TLB of loads and stores, first level first. At least one level, at most two.
     pub data_tlb: &'static [TlbLevel],
-    /// The TLB of fetches.
+    /// TLB of instruction fetches.
     pub instruction_tlb: &'static [TlbLevel],
     /// Whether fetches that miss their first level look into the second level of `data_tlb`.
     pub second_level_is_shared: Known<bool>,
-    /// Page-walk caches of the guest's tables, or of the only ones.
+    /// Page-walk caches of the guest's tables, or of the native ones.
     pub walk_caches: &'static [WalkCache],
-    /// Whether these say where the guest's tables lie in host-physical memory, so that the host need not find the table that a walk
-    /// reads first. Else they say it in guest-physical memory.
+    /// Whether these store the host-physical addresses of the guest's tables, so that the host need not find the
+    /// table that a walk reads first. Otherwise they store guest-physical addresses.
     pub walk_caches_are_combined: Known<bool>,
-    /// Whether the PDEs that point to tables of PTEs are held by the second level of the TLB, among its 4 KiB pages.
+    /// Whether the second level of the TLB holds the PDEs that point to tables of PTEs, among its 4 KiB pages.
     pub second_level_holds_pdes: Known<bool>,
     /// Page-walk caches of the host's tables.
     pub host_walk_caches: &'static [WalkCache],
-    /// Guest-physical pages to host-physical ones, whole.
+    /// The nested TLB: translations of whole guest-physical pages to host-physical ones.
     pub nested_tlb: Option<Array>,
-    /// The caches, first level first. At most three.
+    /// Caches of lines, first level first. At most three.
     pub caches: &'static [CacheLevel],
-    /// The cache that walks look into first: 1 or 2.
+    /// First cache that walks read: 1 or 2.
     pub walks_read_from: Number,
-    /// Cycles from load to use where no cache has the line.
+    /// Cycles from load to use if no cache has the line.
     pub memory_cycles: Number,
-    /// Levels of paging it can walk.
+    /// Number of paging levels that it can walk.
     pub levels_max: Number,
-    /// Threads of a core, which share all of the above but the last cache.
+    /// Number of threads of a core, which share all of the above except the last cache.
     pub threads: Number,
 }
 
-/// The machine of that name.
+/// The machine with that name.
 pub fn machine(name: &str) -> Option<&'static Machine> {
     machines().iter().find(|machine| machine.name == name)
 }

@@ -1,8 +1,8 @@
-//! The machines the simulator knows, one file each. A new one is a file and an entry of the list.
+//! The machines that the simulator knows, one file each. To add one, add a file and an entry of the list.
 //!
-//! Counts of TLB entries come from CPUID dumps and are mostly sure; page-walk caches and replacement are hardly documented by
-//! anybody and mostly are not. `Confidence` says which is which, number by number; `tests/walk_machines.rs` holds the
-//! entries to `tests/data/tlb_geometry.csv`.
+//! Counts of TLB entries come from CPUID dumps and are mostly reliable. Page-walk caches and replacement are hardly
+//! documented, and mostly unreliable. `Confidence` marks this number by number. `tests/walk_machines.rs` compares
+//! the entries with `tests/data/tlb_geometry.csv`.
 
 use super::machine::{
     Array, CacheLevel, Fill, Known, Machine, Number, Replacement, TlbArray, TlbLevel, WalkCache, high, low, medium,
@@ -45,27 +45,27 @@ pub(super) static ALL: &[Machine] = &[
     granite_rapids::GRANITE_RAPIDS,
 ];
 
-/// The source of numbers nobody looked up.
-const REMEMBERED: &str = "remembered; no document was read for it";
+/// Source of numbers that were not looked up.
+const REMEMBERED: &str = "from memory; no document was read for it";
 
-/// A raw CPUID dump of the part, as InstLatx64 publishes them.
+/// Source: a raw CPUID dump of the part, as published by InstLatx64.
 const CPUID: &str = "CPUID dump (InstLatx64)";
 
 const LRU: Known<Replacement> = unverified(Replacement::Lru, "not documented; true LRU stands in for it");
 
-/// What Intel's TLBs do since Nehalem: binary trees, and groups of four in turn where there are twelve ways.
+/// Replacement in Intel's TLBs since Nehalem: binary trees, and three groups of four in turn for twelve ways.
 const INTEL_TREE: Known<Replacement> = low(
     Replacement::TreePlru,
-    "Tatar et al., TLB;DR, USENIX Security '22, remembered: trees of bits, (MRU+1)%3 groups of 12 ways",
+    "Tatar et al., TLB;DR, USENIX Security '22, from memory: trees of bits, (MRU+1)%3 groups of 12 ways",
 );
 
-const FILLED_BY_MISSES: Known<Fill> = low(Fill::OnMiss, "taken for granted: both levels are filled by a walk");
+const FILLED_BY_MISSES: Known<Fill> = low(Fill::OnMiss, "assumed: a walk fills both levels");
 
 const fn array(entries: Number, ways: Number, replacement: Known<Replacement>) -> Array {
     Array { entries, ways, replacement }
 }
 
-/// One set.
+/// An array with one set.
 const fn fully_associative(entries: Number) -> Array {
     Array { entries, ways: entries, replacement: LRU }
 }
@@ -83,7 +83,7 @@ const fn first_level(arrays: &'static [TlbArray]) -> TlbLevel {
         store_arrays: &[],
         smashed: &[],
         fill: FILLED_BY_MISSES,
-        cycles: high(0, "what a hit in the first level costs is part of the load"),
+        cycles: high(0, "the cost of a hit in the first level is part of the load"),
     }
 }
 
@@ -92,10 +92,11 @@ const fn second_level(arrays: &'static [TlbArray], cycles: Number) -> TlbLevel {
     TlbLevel { arrays, store_arrays: &[], smashed: &[], fill: FILLED_BY_MISSES, cycles }
 }
 
-const REVANC: &str = "van Schaik et al., RevAnC, EuroSec '17, remembered: 24 to 32 PDEs, 4 PDPTEs, 1 to 4 PML4Es in Skylake and its relatives";
+const REVANC: &str = "van Schaik et al., RevAnC, EuroSec '17, from memory: 24 to 32 PDEs, 4 PDPTEs, 1 to 4 PML4Es in \
+                      Skylake and its relatives";
 
-/// Intel says that there are caches of PML4Es, PDPTEs and PDEs (SDM vol. 3, 4.10.3), and not how large they are. For the
-/// entries of EPT tables nothing is known; the same shape is assumed.
+/// Intel documents caches of PML4Es, PDPTEs and PDEs (SDM vol. 3, 4.10.3), but not their sizes. For the entries of
+/// EPT tables nothing is known, so the same shape is assumed.
 const INTEL_WALK_CACHES: &[WalkCache] = &[
     WalkCache { levels: &[2], array: array(unverified(32, REVANC), unverified(4, REVANC), LRU) },
     WalkCache { levels: &[3], array: fully_associative(unverified(4, REVANC)) },
@@ -103,35 +104,36 @@ const INTEL_WALK_CACHES: &[WalkCache] = &[
 ];
 
 const ZEN_WALK_CACHE: &str =
-    "AMD's software optimisation guides name a cache of PML4Es and PDPEs; 64 entries remembered";
+    "AMD's software optimisation guides name a cache of PML4Es and PDPEs; 64 entries from memory";
 
-/// What Zen has beside the second level of its TLB, which holds the PDEs.
+/// Walk caches of Zen beside the second level of its TLB, which holds the PDEs.
 const ZEN_WALK_CACHES: &[WalkCache] =
     &[WalkCache { levels: &[3, 4, 5], array: fully_associative(unverified(64, ZEN_WALK_CACHE)) }];
 
 const BHARGAVA: &str =
-    "Bhargava et al., ASPLOS '08, remembered: the baseline's page walk cache of 24 and nested TLB of 16 entries";
+    "Bhargava et al., ASPLOS '08, from memory: the baseline's page walk cache of 24 and nested TLB of 16 entries";
 
-/// Nested paging on AMD: nothing newer is published than this.
+/// Host walk caches under nested paging on AMD, from the newest publication.
 const AMD_HOST_WALK_CACHES: &[WalkCache] =
     &[WalkCache { levels: &[2, 3, 4, 5], array: fully_associative(low(24, BHARGAVA)) }];
 
 const AMD_NESTED_TLB: Option<Array> = Some(fully_associative(low(16, BHARGAVA)));
 
-/// PDEs have caches of their own.
+/// Whether the TLB holds PDEs: they have their own caches.
 const NO_PDES_IN_TLB: Known<bool> = low(false, "SDM vol. 3, 4.10.3 describes them apart from the TLBs");
 
-/// Intel's name for it is "combined paging-structure-cache entries"; the manual lets a processor have them and does not say that one does.
+/// Intel's name is "combined paging-structure-cache entries"; the manual allows them, but does not say which
+/// processors have them.
 const COMBINED: Known<bool> = medium(
     true,
     "SDM vol. 3, 29.4.1: with EPT they map linear addresses to the physical address of the paging structure",
 );
 
-/// Nested paging was not to come for years: it is simulated as Intel built it then.
-const COMBINED_BEFORE_EPT: Known<bool> = unverified(true, "no EPT of its own; as its successors");
+/// These parts predate nested paging by years; it is simulated as Intel built it later.
+const COMBINED_BEFORE_EPT: Known<bool> = unverified(true, "it has no EPT; assumed as in its successors");
 
 const GUEST_PHYSICAL: Known<bool> = low(false, BHARGAVA);
 
-const WALKS_READ_L1: Number = low(1, "walks are loads that go through the L1 data cache, as far as is known");
+const WALKS_READ_L1: Number = low(1, "walks are loads that go through the L1 data cache, as far as known");
 
 const L1_FILL: Known<Fill> = high(Fill::OnMiss, "as every first level");

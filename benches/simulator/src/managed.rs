@@ -1,23 +1,27 @@
-//! A policy at work on a stream of accesses: a guest of one arena on a simulated host, under the loop of a live manager.
+//! A policy at work on a stream of accesses: a guest with one arena on a simulated host, under the loop of
+//! a live manager.
 //!
 //! ```text
-//!   access ──▶ host: is its page there?  ──no──▶ first touch: the policy, reserved frames, or a base page ──┐
+//!   access ──▶ host: is its page present? ─no──▶ first touch: the policy, reserved frames, or a base page ──┐
 //!     │                                                                                                     ▼
 //!     │  every `interval` of simulated time                                                    Mmu::remap_host
 //!     ▼                                                                                                     ▲
 //!   snapshot ──▶ Policy::plan within the budget ──▶ actions ──▶ outcomes ──▶ settle, learn ─────────────────┘
 //! ```
 //!
-//! The policy is the one that runs on a live host, unchanged. What it sees is what sensors would tell it: pages that are
-//! present, from the first touch on; whether some windows at a time were touched within an interval, and how soon
-//! ([`wideleaf_policies::sampled`]); pages that hold nothing but zeroes, which here are those that only a large page brought; the
-//! guest's page size; the host's memory. Columns that it does not ask for stay empty, as on a live host.
+//! The policy is the one that runs on a live host, unchanged. It sees what sensors would report:
+//! - the pages that are present, from the first touch on;
+//! - for some windows at a time, whether they were touched within an interval, and how soon ([`wideleaf_policies::sampled`]);
+//! - the pages that hold only zeroes, which here are those that only a large page added;
+//! - the guest's page size, and the host's memory.
 //!
-//! Time is accesses times a constant, the same on every machine and under every policy: so a policy decides alike on all
-//! machines, and what differs between them is their TLBs. Actions take budget and no time of the guest: a live manager
-//! works beside it. RAM is anonymous, so that a demotion is a split; nothing is held at 4 KiB. What the loop of a live host
-//! does in other places (waiting longer while it is idle, looking more often in a burst) is left out: an interval is an
-//! interval, and a look is at 64 windows.
+//! Columns that the policy does not request stay empty, as on a live host.
+//!
+//! Time is the number of accesses times a constant, the same on every machine and under every policy. So a policy
+//! decides alike on all machines, and they differ only in their TLBs. Actions take budget but none of the guest's
+//! time, because a live manager works beside the guest. RAM is anonymous, so a demotion is a split; no window is
+//! held at 4 KiB. Other features of the live loop (waiting longer while idle, sampling more often in a burst) are
+//! left out: all intervals have the same length, and a sample covers 64 windows.
 
 use alloc::boxed::Box;
 use core::time::Duration;
@@ -38,19 +42,20 @@ pub use history::{History, HistorySample};
 
 use host::StreamHost;
 
-/// Whoever translates the addresses: told of every page of the host that is not a base page.
+/// The unit that translates addresses. The host reports to it every page that is not a base page.
 pub trait Mmu {
-    /// The host's page of that window has this size, where there was none before.
+    /// The host maps that window, which was unmapped, with a page of this size.
     fn map_host(&mut self, window: WindowIndex, to: PageSize);
 
-    /// The host's page of that window has this size from now on, of all its giant where it is 1 GiB; what was cached of the old one is gone.
+    /// The host changes the page of that window to this size; for 1 GiB, the page of its whole giant. Cached
+    /// translations of the old page are dropped.
     fn remap_host(&mut self, window: WindowIndex, to: PageSize);
 
-    /// TLB misses so far, for the history.
+    /// Number of TLB misses to date, for the history.
     fn misses(&self) -> u64;
 }
 
-/// A native process has one page size, so that what the host would do to a guest's RAM is done to that.
+/// A native process has one level of page tables, so changes to a guest's RAM on the host apply to that level.
 impl Mmu for Simulator {
     fn map_host(&mut self, window: WindowIndex, to: PageSize) {
         match self.space().is_nested() {
@@ -71,64 +76,64 @@ impl Mmu for Simulator {
     }
 }
 
-/// Cycles in a microsecond: 2 GHz on all machines, as CBMM (ATC '22) counts.
+/// Number of cycles in a microsecond: 2 GHz on all machines, as CBMM (ATC '22) counts.
 const CYCLES_PER_MICROSECOND: u64 = 2_000;
 
-/// How fast simulated time goes: an access takes so many cycles at 2 GHz, walks included.
+/// Speed of simulated time: the number of cycles per access at 2 GHz, walks included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// Cycles from one access to the next. More of them let a short stream stand for a long one.
+    /// Number of cycles from one access to the next. A higher number lets a short stream stand for a long one.
     pub cycles_per_access: u64,
 }
 
 impl Default for Clock {
-    /// Most accesses hit the first cache and take a cycle or less, a few go to memory and take hundreds. The guests of the demo
-    /// make 88 million updates per second, each an access that goes to the table: 23 cycles at 2 GHz; loops over arrays come
-    /// closer to one. Ours is between them; only the time policies have depends on it.
+    /// Most accesses hit the first cache and take a cycle or less; a few go to memory and take hundreds. The guests
+    /// of the demo make 88 million updates per second, each one access to the table: 23 cycles at 2 GHz. Loops over
+    /// arrays come closer to one. This default lies between them; it affects only the time that policies have.
     fn default() -> Clock {
         Clock { cycles_per_access: 4 }
     }
 }
 
 impl Clock {
-    /// The moment at which so many accesses are over.
+    /// The moment at which that number of accesses has completed.
     pub fn moment(self, accesses: u64) -> Moment {
         let nanoseconds = u128::from(accesses) * u128::from(self.cycles_per_access) * 1000;
         let nanoseconds = nanoseconds / u128::from(CYCLES_PER_MICROSECOND);
         Moment::after_start(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)))
     }
 
-    /// The first number of accesses that are not over before `moment`.
+    /// The smallest number of accesses that ends at or after `moment`.
     fn accesses_until(self, moment: Moment) -> u64 {
         let cycles = moment.since_start().as_nanos() * u128::from(CYCLES_PER_MICROSECOND) / 1000;
         u64::try_from(cycles.div_ceil(u128::from(self.cycles_per_access.max(1)))).unwrap_or(u64::MAX)
     }
 }
 
-/// The host that is simulated.
+/// Configuration of the simulated host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostConfig {
-    /// The guest's arena: its accesses are below that.
+    /// Size of the guest's arena; all accesses are below it.
     pub arena: Bytes,
-    /// The page size of the guest's own tables.
+    /// Page size of the guest's own tables.
     pub guest_page: PageSize,
-    /// The host's memory.
+    /// Size of the host's memory.
     pub memory: Bytes,
-    /// Giant pages that can be had.
+    /// Number of giant pages available.
     pub giant_pages: u64,
-    /// How fast time goes.
+    /// Speed of simulated time.
     pub clock: Clock,
     /// Time between two plans.
     pub interval: Duration,
-    /// What the manager may do.
+    /// Budget of the manager.
     pub limits: BudgetLimits,
-    /// What actions cost.
+    /// Costs of the actions.
     pub costs: Costs,
 }
 
 impl HostConfig {
-    /// A host with twice the memory the guest could use, so that it is never short, no giant page, and the manager's own
-    /// interval and budget.
+    /// A host with twice the memory that the guest could use, so that it is never short. It has no giant page, and
+    /// uses the manager's own interval and budget.
     pub fn new(arena: Bytes, guest_page: PageSize) -> HostConfig {
         HostConfig {
             arena,
@@ -143,12 +148,12 @@ impl HostConfig {
     }
 }
 
-/// Windows an arena of that length is in.
+/// Number of windows that an arena of that length covers.
 pub fn windows_of(arena: Bytes) -> u64 {
     arena.get().div_ceil(PageSize::Huge2M.bytes().get())
 }
 
-/// A policy, the host it manages, and what came of it.
+/// A policy, the host that it manages, and the results.
 pub struct Managed {
     config: HostConfig,
     policy: Box<dyn Policy>,
@@ -163,7 +168,7 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// A host before the guest's first access, with RAM as the policy wants it to start.
+    /// A host before the guest's first access, with RAM in the starting state that the policy requests.
     pub fn new(config: HostConfig, policy: Box<dyn Policy>, mmu: &mut dyn Mmu) -> Managed {
         let host = StreamHost::new(&config, policy.as_ref(), mmu);
         let mut managed = Managed {
@@ -182,10 +187,10 @@ impl Managed {
         managed
     }
 
-    /// The guest accesses `address`, `times` in a row: to be called before the access is translated.
+    /// Records that the guest accesses `address`, `times` in a row. Call it before the access is translated.
     ///
     /// # Panics
-    /// Where the address is not in the arena.
+    /// If the address is not in the arena.
     #[inline]
     pub fn access(&mut self, address: u64, times: u32, mmu: &mut dyn Mmu) {
         if self.host.needs_attention(address) {
@@ -198,7 +203,7 @@ impl Managed {
         }
     }
 
-    /// The stream is over: the last look, upon which nobody decides.
+    /// Ends the stream: takes the last snapshot, on which the policy does not decide.
     pub fn end(&mut self, mmu: &dyn Mmu) {
         let now = self.config.clock.moment(self.accesses);
         let seen = self.host.snapshot(self.policy.needs());
@@ -206,17 +211,17 @@ impl Managed {
         self.history.push_last(self.host.sample(now, self.accesses, mmu.misses()));
     }
 
-    /// What the policy did, and what came of it.
+    /// What the policy did, and the results.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// How things went.
+    /// How the run developed over time.
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// How often the policy planned.
+    /// Number of plans that the policy made.
     pub fn plans(&self) -> u64 {
         self.plans
     }
@@ -258,7 +263,7 @@ impl Managed {
     }
 }
 
-/// What the guest's own tables say of a window they map with that size.
+/// The guest mapping reported for a window that the guest's own tables map with that size.
 const fn guest_mapping(page: PageSize) -> GuestMapping {
     match page {
         PageSize::Base4K => GuestMapping::Base4K,

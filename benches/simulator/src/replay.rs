@@ -1,25 +1,26 @@
-//! What a policy would have done on a recording, and what that would have cost.
+//! What a policy would have done on a recording, and the cost of that.
 //!
 //! ```text
 //!   recording ─┬─ snapshot ──▶ simulated host ──▶ snapshot as this policy would have made it ──▶ Policy::plan
 //!              │                    ▲                                                             │ plan
 //!              ├─ plan: its moment  └── actions done ── outcomes ──▶ settle, learn ◀──────────────┘
-//!              └─ outcomes: their medians are what actions cost
+//!              └─ outcomes: their medians are the costs of actions
 //! ```
 //!
-//! The guest is the recorded one: what it touched, and when. The pages are those this policy would have made: what the
-//! recording's own policy promoted is base pages again, with the residency of before, and what this policy promotes
-//! stays large for as long as the recording has a page there.
+//! The guest is the recorded one: its touches and their times. The pages are those that the replayed policy would
+//! have made. Windows that the recording's own policy promoted are base pages again, with their earlier residency.
+//! Windows that the replayed policy promotes stay large for as long as the recording has a page there.
 //!
-//! An action that the recording's own policy asked for at the same tick, of a window in the same state, has the outcome
-//! it had then; so the own policy, replayed, does what it did. Any other action of a window that can be done is done,
-//! at the median cost of the recorded ones.
+//! An action that the recording's own policy requested at the same tick, for a window in the same state, has its
+//! recorded outcome. So a replay of the recording's own policy repeats its actions. Any other feasible action is
+//! done, at the median cost of the recorded ones.
 //!
-//! Reservations are kept as a live host keeps them, with pages that came between two looks coming at once; frames that are
-//! reserved and hold nothing are in no snapshot.
+//! Reservations are kept as on a live host; pages that appeared between two snapshots arrive at once. Reserved
+//! frames that hold no page are in no snapshot.
 //!
-//! What a recording does not know is as it was: accesses, writes, KVM's totals, memory that its policy released or
-//! split. A hold is of a window, since a recording knows no memslots, and no guest runs faster for being promoted.
+//! Data that a recording cannot know about stays as recorded: accesses, writes, KVM's totals, memory that its
+//! policy released or split. A hold applies to a window, since a recording has no memslots. Promotion does not make
+//! the guest faster.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -43,27 +44,27 @@ pub use tally::{Tally, action_name};
 
 use host::SimulatedHost;
 
-/// A recording that was read once from begin to end: whatever is done with it now finds no error.
+/// A recording that was read once from beginning to end, so later uses find no error.
 #[derive(Clone, Debug)]
 pub struct Recording<'a> {
     decoder: Decoder<'a>,
-    /// What actions cost in it.
+    /// Costs of its actions.
     pub costs: Costs,
-    /// Ticks in it.
+    /// Number of its ticks.
     pub ticks: u64,
-    /// From the first snapshot to the last.
+    /// Time from the first snapshot to the last.
     pub length: Duration,
-    /// Where it was cut off; `None` where it is whole.
+    /// Offset at which it was cut off; `None` if it is complete.
     pub cut_off_at: Option<usize>,
-    /// Whether the loop closed it; without that its end may be missing.
+    /// Whether the loop closed it; otherwise its end may be missing.
     pub is_closed: bool,
 }
 
 impl<'a> Recording<'a> {
-    /// Reads a recording. One that was cut off is one up to there.
+    /// Reads a recording. One that was cut off is read up to the cut.
     ///
     /// # Errors
-    /// [`DecodeError`] where the bytes are none, or damaged.
+    /// [`DecodeError`] if the bytes are not a recording, or damaged.
     pub fn read(bytes: &'a [u8]) -> Result<Recording<'a>, DecodeError> {
         let decoder = Decoder::open(bytes)?;
         let mut costs = costs::Samples::default();
@@ -83,12 +84,12 @@ impl<'a> Recording<'a> {
         Ok(Recording { decoder, costs: costs.medians(), ticks, length, cut_off_at, is_closed })
     }
 
-    /// What it is of.
+    /// Header of the recording.
     pub fn header(&self) -> &Header {
         self.decoder.header()
     }
 
-    /// What its own policy did.
+    /// Result of its own policy.
     pub fn recorded(&self) -> Tally {
         let mut tally = Tally::default();
         for Tick { at, snapshot, outcomes, .. } in self.ticks() {
@@ -100,7 +101,7 @@ impl<'a> Recording<'a> {
         tally
     }
 
-    /// What `policy`, which knows nothing yet, would have done with the same budget.
+    /// What `policy`, in its initial state, would have done with the same budget.
     pub fn replay(&self, policy: &mut dyn Policy) -> Tally {
         let mut tally = Tally::default();
         let mut host = SimulatedHost::new(self.header(), self.costs, policy.reserves());
@@ -136,25 +137,25 @@ impl<'a> Recording<'a> {
 
 /// One round of the recorded loop.
 struct Tick {
-    /// When it began.
+    /// Start of the round.
     at: Moment,
     snapshot: Snapshot,
-    /// The moment the policy was given; `None` for the last look, upon which nobody decides.
+    /// The moment that the policy was given; `None` for the last snapshot, on which the policy does not decide.
     planned_at: Option<Moment>,
     outcomes: Vec<RecordedOutcome>,
 }
 
 impl Tick {
-    /// What became of an action then.
+    /// The recorded outcome of an action in this tick.
     fn outcome_of(&self, action: Action) -> Option<&Outcome> {
         self.outcomes.iter().map(|recorded| &recorded.outcome).find(|outcome| outcome.action == action)
     }
 }
 
-/// Frames, put together to ticks. What comes before the first snapshot belongs to none.
+/// Frames, grouped into ticks. Frames before the first snapshot belong to no tick.
 struct Ticks<'a> {
     frames: Decoder<'a>,
-    /// The begin of the next tick, read already.
+    /// Start of the next tick, already read.
     next: Option<(Moment, Snapshot)>,
 }
 
@@ -182,10 +183,10 @@ impl Iterator for Ticks<'_> {
     }
 }
 
-/// Windows in a giant.
+/// Number of windows in a giant.
 pub(crate) const WINDOWS_PER_GIANT: u64 = PageSize::Giant1G.bytes().get() / PageSize::Huge2M.bytes().get();
 
-/// Rows of the page of that size that holds `window`.
+/// Rows of the page of that size that contains `window`.
 pub(crate) fn rows_of_page(vm: &VmSnapshot, window: WindowIndex, size: PageSize) -> Range<usize> {
     let (first, count) = match size {
         PageSize::Base4K | PageSize::Huge2M => (window.get(), 1),

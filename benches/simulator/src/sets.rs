@@ -1,12 +1,12 @@
-//! A set-associative array of tags: every TLB, walk cache and cache of the simulator is one.
+//! A set-associative array of tags, used for every TLB, walk cache and cache of the simulator.
 //!
 //! ```text
 //!   key  [ tag          | set ]        set 5, LRU: [ newest │ … │ oldest ] ──▶ evicted
-//!                           └──▶ 5                  ▲ looked at first
+//!                           └──▶ 5                  ▲ checked first
 //! ```
 //!
-//! Sets need not be a power of two in number (11 ways of 38.5 MiB): the odd factor counts *slices*, chosen by a hash of the
-//! tag, as the last level caches of such processors choose theirs.
+//! The number of sets need not be a power of two (11 ways of 38.5 MiB). The odd factor counts *slices*, chosen by a
+//! hash of the tag, as in the last-level caches of such processors.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -21,10 +21,11 @@ mod lru;
 mod tree;
 mod vector;
 
-/// No key has this tag: page numbers are below 2^30 and lines below 2^36, of which sixteen sets or more take four bits.
+/// A tag that no key has: page numbers are below 2^30 and lines below 2^36, of which sixteen or more sets
+/// take four bits.
 const NO_TAG: u32 = u32::MAX;
 
-/// What an access found.
+/// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Hit,
@@ -38,27 +39,27 @@ pub(crate) struct Sets {
     rule: Rule,
 }
 
-/// Which set a key belongs to.
+/// Rule that maps a key to its set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     set_bits: u32,
     slices: u32,
 }
 
-/// Replacement, and the tags, set after set.
+/// Replacement rule, and the tags, set after set.
 #[derive(Clone, Debug)]
 enum Rule {
-    /// LRU: so many lanes a set, whatever its ways.
+    /// LRU with `lanes` lanes of 32 bits a set, whatever its ways.
     Wide {
         tags: Vec<u32>,
         lanes: usize,
     },
-    /// Likewise, where all tags have 16 bits.
+    /// LRU with `lanes` lanes of 16 bits a set, if all tags fit.
     Narrow {
         tags: Vec<u16>,
         lanes: usize,
     },
-    /// LRU of more ways than that is done for.
+    /// LRU of more ways than lanes support.
     LruOfMany {
         tags: Vec<u32>,
     },
@@ -66,7 +67,7 @@ enum Rule {
         tags: Vec<u32>,
         trees: Vec<u64>,
         tree: Tree,
-        /// Something was taken out.
+        /// Whether a key was removed.
         has_holes: bool,
     },
     Random {
@@ -75,18 +76,18 @@ enum Rule {
     },
 }
 
-/// How sets under LRU are kept: in so many lanes.
+/// Layout of sets under LRU, with the number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// Of 32 bits.
+    /// Lanes of 32 bits.
     Wide(usize),
-    /// Of 16 bits.
+    /// Lanes of 16 bits.
     Narrow(usize),
-    /// None: of many ways, or under another rule.
+    /// No lanes: many ways, or another replacement rule.
     Other,
 }
 
-/// What to do with sets under LRU by their shape, so that it is known when this is compiled.
+/// Runs code on sets under LRU by their shape, so that the shape is known at compile time.
 macro_rules! by_shape {
     ($sets:expr, $lru:ident => $known:expr, _ => $other:expr) => {{
         use $crate::sets::Shape;
@@ -110,10 +111,11 @@ macro_rules! by_shape {
 pub(crate) use by_shape;
 
 impl Sets {
-    /// Room for what `array` says, half of it where two threads share it, for keys below `keys`. `seed` is for random replacement.
+    /// Makes an array of the size of `array`, or half of it if two threads share it, for keys below `keys`. `seed`
+    /// is for random replacement.
     ///
     /// # Panics
-    /// Entries that are no multiple of the ways are a mistake in the machine's file.
+    /// If the number of entries is not a multiple of the ways, which is a mistake in the machine's file.
     pub(crate) fn new(array: &Array, is_halved: bool, keys: u64, seed: u64) -> Sets {
         let (mut entries, mut ways) = (array.entries.value as usize, array.ways.value as usize);
         assert!(ways > 0 && entries.is_multiple_of(ways), "{entries} entries do not make sets of {ways}");
@@ -139,7 +141,7 @@ impl Sets {
         Sets { ways, place: Place { set_bits, slices: (sets >> set_bits) as u32 }, rule }
     }
 
-    /// How the sets are kept.
+    /// The layout of the sets.
     #[inline(always)]
     pub(crate) fn shape(&self) -> Shape {
         match self.rule {
@@ -149,21 +151,21 @@ impl Sets {
         }
     }
 
-    /// The sets, which have so many lanes of 32 bits.
+    /// The sets, which have `LANES` lanes of 32 bits.
     #[inline(always)]
     pub(crate) fn wide<const LANES: usize>(&mut self) -> LruSets<'_, u32, LANES> {
         let sets = if let Rule::Wide { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
         LruSets { sets, place: self.place, last: self.ways - 1 }
     }
 
-    /// The sets, which have so many lanes of 16 bits.
+    /// The sets, which have `LANES` lanes of 16 bits.
     #[inline(always)]
     pub(crate) fn narrow<const LANES: usize>(&mut self) -> LruSets<'_, u16, LANES> {
         let sets = if let Rule::Narrow { tags, .. } = &mut self.rule { tags.as_chunks_mut().0 } else { &mut [] };
         LruSets { sets, place: self.place, last: self.ways - 1 }
     }
 
-    /// The same sets, if they are of few ways; else themselves.
+    /// Converts sets of few ways; returns other sets unchanged.
     pub(crate) fn into_few_ways(self) -> Result<FewWays, Sets> {
         match self.rule {
             Rule::Wide { tags, lanes: FewWays::LANES } => Ok(FewWays { tags, place: self.place, last: self.ways - 1 }),
@@ -171,12 +173,12 @@ impl Sets {
         }
     }
 
-    /// The bits of a key that choose its set, but for its slice.
+    /// The bits of a key that choose its set, without those of its slice.
     pub(crate) fn mask(&self) -> u32 {
         (1 << self.place.set_bits) - 1
     }
 
-    /// Looks a key up and puts it in where it was missing.
+    /// Looks up a key, and inserts it if it is missing.
     #[inline]
     pub(crate) fn access(&mut self, key: u64) -> Found {
         by_shape!(self, lru => match lru.access(key) {
@@ -185,7 +187,7 @@ impl Sets {
         }, _ => self.access_others(key))
     }
 
-    /// As [`Sets::access`], for sets that have no lanes.
+    /// Does the same as [`Sets::access`], for sets without lanes.
     fn access_others(&mut self, key: u64) -> Found {
         let (set, tag) = self.place.of(key);
         let range = set * self.ways..(set + 1) * self.ways;
@@ -214,7 +216,7 @@ impl Sets {
         Found::Miss { evicted: (evicted != NO_TAG).then(|| self.place.key(evicted, set)) }
     }
 
-    /// Looks the keys of a list up, in its order, and leaves those in its front that were missing; how many.
+    /// Looks up the keys of a list, in its order, and moves the missing ones to its front. Returns their number.
     pub(crate) fn keep_missing<T: Copy>(&mut self, list: &mut [T], key: impl Fn(&T) -> u64) -> usize {
         by_shape!(self, lru => keep(list, |item| lru.access(key(item)).0), _ => {
             if let Rule::TreePlru { tags, trees, tree, has_holes: false } = &mut self.rule {
@@ -230,7 +232,7 @@ impl Sets {
         })
     }
 
-    /// Takes a key out; whether it was there.
+    /// Removes a key. Returns whether it was present.
     pub(crate) fn take(&mut self, key: u64) -> bool {
         by_shape!(self, lru => lru.take(key), _ => self.take_others(key))
     }
@@ -249,7 +251,7 @@ impl Sets {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all keys.
     pub(crate) fn clear(&mut self) {
         match &mut self.rule {
             Rule::Narrow { tags, .. } => tags.fill(u16::EMPTY),
@@ -262,7 +264,7 @@ impl Sets {
     }
 }
 
-/// Sets of up to four ways under LRU, for whoever has one key after another.
+/// Sets of up to four ways under LRU, for callers that look up one key after another.
 pub(crate) struct FewWays {
     tags: Vec<u32>,
     place: Place,
@@ -272,21 +274,21 @@ pub(crate) struct FewWays {
 impl FewWays {
     const LANES: usize = 4;
 
-    /// Looks a key up and puts it in where it was missing; whether it was.
+    /// Looks up a key, and inserts it if it is missing. Returns whether it was missing.
     #[inline(always)]
     pub(crate) fn access(&mut self, key: u64) -> bool {
         let (sets, _) = self.tags.as_chunks_mut::<{ FewWays::LANES }>();
         LruSets { sets, place: self.place, last: self.last }.access(key).0
     }
 
-    /// Forgets everything.
+    /// Removes all keys.
     pub(crate) fn clear(&mut self) {
         self.tags.fill(NO_TAG);
     }
 }
 
-/// Leaves those of a list in its front that are to be kept; how many. Each is written in any case and counted or not: what is kept
-/// cannot be predicted.
+/// Moves the kept items of a list to its front. Returns their number. Each item is written in any case and counted
+/// only if kept, because the branch could not be predicted.
 #[inline(always)]
 pub(crate) fn keep<T: Copy>(list: &mut [T], mut is_kept: impl FnMut(&mut T) -> bool) -> usize {
     let mut kept = 0;
@@ -300,7 +302,7 @@ pub(crate) fn keep<T: Copy>(list: &mut [T], mut is_kept: impl FnMut(&mut T) -> b
 }
 
 impl Rule {
-    /// Empty sets under LRU, for tags up to `tag_max`.
+    /// Makes empty sets under LRU, for tags up to `tag_max`.
     fn lru(sets: usize, ways: usize, tag_max: u64) -> Rule {
         if tag_max < u64::from(u16::EMPTY) && ways > u32::OF_A_VECTOR {
             let lanes = ways.next_multiple_of(u16::OF_A_VECTOR);
@@ -312,7 +314,7 @@ impl Rule {
 }
 
 impl Place {
-    /// The set of a key, and the tag that it has in there.
+    /// The set of a key, and its tag in that set.
     #[inline(always)]
     fn of(self, key: u64) -> (usize, u32) {
         let tag = (key >> self.set_bits) as u32;
@@ -332,7 +334,7 @@ impl Place {
     }
 }
 
-/// Where a tag is in a set, four at a time: what is used again soon is near the front.
+/// Position of a tag in a set, comparing four at a time: recently used tags are near the front.
 #[inline]
 fn find(tags: &[u32], tag: u32) -> Option<usize> {
     let (chunks, rest) = tags.as_chunks::<4>();
@@ -345,13 +347,13 @@ fn find(tags: &[u32], tag: u32) -> Option<usize> {
     rest.iter().position(|&held| held == tag).map(|way| tags.len() - rest.len() + way)
 }
 
-/// Takes a tag out; whether it was there.
+/// Removes a tag. Returns whether it was present.
 fn empty(tags: &mut [u32], tag: u32) -> bool {
     let way = find(tags, tag);
     way.is_some_and(|way| core::mem::replace(&mut tags[way], NO_TAG) == tag)
 }
 
-/// A bit for each way that holds a tag.
+/// One bit for each way that holds the tag.
 #[inline(always)]
 fn matches<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> u32 {
     let mut found = 0;
@@ -361,7 +363,7 @@ fn matches<const WAYS: usize>(tags: &[u32; WAYS], tag: u32) -> u32 {
     found
 }
 
-/// Marsaglia, "Xorshift RNGs", 2003: period 2^64 - 1, good enough to pick a way.
+/// Marsaglia, "Xorshift RNGs", 2003: period 2^64 - 1, sufficient to pick a way.
 fn xorshift(mut state: u64) -> u64 {
     state ^= state << 13;
     state ^= state >> 7;

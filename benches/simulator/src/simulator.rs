@@ -1,4 +1,4 @@
-//! The simulator: a machine, an address space, and accesses, one after another.
+//! The simulator: a machine, an address space, and accesses one after another.
 //!
 //! ```text
 //!   access ─▶ page sizes of its window ─▶ TLB ─miss─▶ walk ─▶ tables' lines ─┐
@@ -6,8 +6,8 @@
 //!          └──────────────────────────────────────────▶ data line ─▶ caches, shared
 //! ```
 //!
-//! Nothing is allocated after [`Simulator::new`], and the same accesses give the same counts. Time does not exist: what
-//! comes out is where things were found, and cycles are sums of latencies.
+//! The simulator allocates no memory after [`Simulator::new`], and the same accesses give the same counts. There is
+//! no notion of time: the results say where accesses were found, and cycles are sums of latencies.
 
 use self::block::{Block, Sums};
 use super::caches::{Caches, Purpose};
@@ -22,26 +22,27 @@ use wideleaf_policies::units::{PageSize, WindowIndex};
 
 pub(crate) mod block;
 
-/// What may be chosen besides machine and memory.
+/// Options besides machine and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Another thread of the core uses its half of everything the core's threads share.
+    /// Whether another thread of the core uses its half of all shared resources.
     pub is_core_shared: bool,
-    /// What random replacement starts from.
+    /// Seed of random replacement.
     pub seed: u64,
-    /// What goes through the caches.
+    /// Lines that go through the caches.
     pub lines: Lines,
 }
 
-/// Which lines go through the caches.
+/// Lines that go through the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lines {
-    /// Those that loads and stores find, and those of the entries that walks read.
+    /// Lines of loads and stores, and lines of the entries that walks read.
     All,
-    /// Those of entries. Nothing is counted of where data are, and the tables have the caches for themselves.
+    /// Lines of entries only. The location of data is not counted, and the caches hold only tables.
     OfTables,
-    /// None: translation alone is followed. TLBs and walk caches do as ever, and what they miss is counted, and entries that walks read. Where these are
-    /// is not: all of them are counted as [`Served::unplaced`](super::counts::Served::unplaced), and walks have no cycles.
+    /// No lines: only translation is simulated. TLBs and walk caches work as usual, and their misses and the
+    /// entries that walks read are counted. All entries count as
+    /// [`Served::unplaced`](super::counts::Served::unplaced), and walks have no cycles.
     None,
 }
 
@@ -51,13 +52,13 @@ impl Default for Options {
     }
 }
 
-/// A machine at work on a space.
+/// A machine at work on an address space.
 pub struct Simulator {
     data_first: Level,
     data_second: Option<Level>,
     fetch_first: Level,
     fetch_second: Option<Level>,
-    /// Fetches use `data_second`.
+    /// Whether fetches use `data_second`.
     second_is_shared: bool,
     lines: Lines,
     block: Block,
@@ -68,18 +69,18 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// One thread that has its core for itself; everything is cold.
+    /// Makes one thread with a core for itself; all caches are cold.
     ///
     /// # Panics
-    /// A machine whose numbers contradict each other, or more levels of table than it walks, are the caller's mistake.
+    /// If the machine's numbers contradict each other, or there are more levels of table than it walks.
     pub fn new(machine: &Machine, space: AddressSpace) -> Simulator {
         Simulator::with_options(machine, space, Options::default())
     }
 
-    /// As [`Simulator::new`], with other [`Options`].
+    /// Does the same as [`Simulator::new`], with other [`Options`].
     ///
     /// # Panics
-    /// As [`Simulator::new`].
+    /// As for [`Simulator::new`].
     pub fn with_options(machine: &Machine, space: AddressSpace, options: Options) -> Simulator {
         let paging = space.paging();
         let levels = paging.guest_levels.max(paging.host_levels);
@@ -104,27 +105,27 @@ impl Simulator {
         }
     }
 
-    /// A load or a store at an address of the arena.
+    /// Simulates a load or a store at an address of the arena.
     ///
     /// # Panics
-    /// An address outside the arena is the caller's mistake.
+    /// If the address is outside the arena.
     #[inline]
     pub fn access(&mut self, address: u64, is_write: bool) {
         self.access_repeated(address, is_write, 1);
     }
 
-    /// As many accesses to one line as `repeats` says, with nothing in between; none if it says none. All but the first
-    /// hit the first level of everything.
+    /// Simulates `repeats` successive accesses to one line, with no other access in between; none if it is zero.
+    /// All but the first hit the first level of the TLB and of the caches.
     #[inline]
     pub fn access_repeated(&mut self, address: u64, is_write: bool, repeats: u32) {
         self.run([Access { address, is_write, repeats }]);
     }
 
-    /// Many accesses in their order: the same as one [`Simulator::access_repeated`] for each, and faster, because their
-    /// lines are looked for together.
+    /// Simulates many accesses in order, like one [`Simulator::access_repeated`] for each. This is faster, because
+    /// their lines are looked up together.
     ///
     /// # Panics
-    /// An address outside the arena is the caller's mistake.
+    /// If an address is outside the arena.
     pub fn run(&mut self, accesses: impl IntoIterator<Item = Access>) {
         let mut accesses = accesses.into_iter();
         loop {
@@ -138,7 +139,7 @@ impl Simulator {
         }
     }
 
-    /// Follows the accesses of a block, of which so many look for their page.
+    /// Simulates the accesses of a block, `seeking` of which look up their page.
     fn follow(&mut self, seeking: usize, sums: Sums) {
         let walking = self.translate(seeking);
         let hits = sums.accesses + sums.repeats - seeking as u64;
@@ -163,7 +164,7 @@ impl Simulator {
         self.caches.serve(&mut self.counts);
     }
 
-    /// Looks for the pages of a block in the TLB; how many were in neither level.
+    /// Looks up the pages of a block in the TLB. Returns the number that missed both levels.
     fn translate(&mut self, seeking: usize) -> usize {
         let (block, counts) = (&mut self.block, &mut self.counts);
         let Block { addresses, seekers, .. } = block;
@@ -205,11 +206,11 @@ impl Simulator {
         missed
     }
 
-    /// An instruction fetched from an address of the arena. Its line goes through no cache: only its translation is
-    /// followed.
+    /// Simulates an instruction fetch from an address of the arena. Its line goes through no cache: only its
+    /// translation is simulated.
     ///
     /// # Panics
-    /// An address outside the arena is the caller's mistake.
+    /// If the address is outside the arena.
     pub fn fetch(&mut self, address: u64) {
         self.counts.fetches += 1;
         let size = self.space.pages(address).entry();
@@ -229,32 +230,33 @@ impl Simulator {
         self.caches.serve(&mut self.counts);
     }
 
-    /// The host backs a window by pages of `size` from now on (see [`AddressSpace::set_host`]), and everything the machine
-    /// remembers of this guest's translations goes, as KVM's flush of the guest's TLB does it (SDM vol. 3, 29.4.3.1:
-    /// INVEPT; APM vol. 2, 15.16: a new ASID). Lines stay in the caches: the window keeps its address here, though a real
+    /// Changes the host's backing of a window to pages of `size` (see [`AddressSpace::set_host`]), and drops all of
+    /// the guest's cached translations, as KVM's flush of the guest's TLB does (SDM vol. 3, 29.4.3.1: INVEPT; APM
+    /// vol. 2, 15.16: a new ASID). Lines stay in the caches: the window keeps its address here, though a real
     /// promotion may have copied it to another.
     pub fn remap_host(&mut self, window: WindowIndex, size: PageSize) {
         self.space.set_host(window, size);
         self.flush();
     }
 
-    /// The guest maps a window by pages of `size` from now on, with the same loss.
+    /// Changes the guest's mapping of a window to pages of `size`, and drops all cached translations.
     pub fn remap_guest(&mut self, window: WindowIndex, size: PageSize) {
         self.space.set_guest(window, size);
         self.flush();
     }
 
-    /// The host backs a window by pages of `size` that had none before (its first touch): there is nothing to forget.
+    /// Makes the host back an unbacked window by pages of `size` (its first touch): there is no
+    /// translation to drop.
     pub fn map_host(&mut self, window: WindowIndex, size: PageSize) {
         self.space.set_host(window, size);
     }
 
-    /// The guest maps a window that it had not mapped before, likewise.
+    /// Makes the guest map an unmapped window by pages of `size`: there is no translation to drop.
     pub fn map_guest(&mut self, window: WindowIndex, size: PageSize) {
         self.space.set_guest(window, size);
     }
 
-    /// TLBs, walk caches and the nested TLB forget everything.
+    /// Drops all entries of the TLBs, walk caches and the nested TLB.
     pub fn flush(&mut self) {
         for level in [&mut self.data_first, &mut self.fetch_first] {
             level.clear();
@@ -266,17 +268,17 @@ impl Simulator {
         self.counts.flushes += 1;
     }
 
-    /// What is mapped how, now.
+    /// The current mappings of both dimensions.
     pub fn space(&self) -> &AddressSpace {
         &self.space
     }
 
-    /// What was counted since the beginning or the last [`Simulator::reset_counts`].
+    /// Counts since the beginning or the last [`Simulator::reset_counts`].
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Counts from zero again; everything stays as warm as it is.
+    /// Resets the counts to zero; all caches stay warm.
     pub fn reset_counts(&mut self) {
         self.counts = Counts::default();
     }

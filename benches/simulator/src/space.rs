@@ -1,15 +1,15 @@
-//! What is mapped how: an arena of guest-virtual memory, the tables that map it, and the page sizes of both dimensions.
+//! The mappings of an arena of guest-virtual memory: the tables that map it, and the page sizes of both dimensions.
 //!
 //! ```text
-//!   guest-virtual   [0 ··············· arena )              the guest maps window w to window w, at a size of its own
-//!   guest-physical  [0 ··············· arena )[ guest's tables )         the host maps all of it likewise
+//!   guest-virtual   [0 ··············· arena )              the guest maps window w to w, each with its own size
+//!   guest-physical  [0 ··············· arena )[ guest's tables )         the host maps all of it in the same way
 //!   host-physical   [0 ··············· arena )[ guest's tables )[ host's tables )
-//!                                                1: ▪▪▪▪▪▪ 2: ▪▪ 3: ▪     entry i of a level is 8 i behind its start
+//!                                                1: ▪▪▪▪▪▪ 2: ▪▪ 3: ▪     entry i of a level: at its start + 8 i bytes
 //! ```
 //!
-//! Both maps are the identity, so the address of a table's entry is arithmetic and nothing grows with the arena but one byte
-//! a window. Real tables are scattered page by page; here they lie in a row, level by level, which spreads them evenly over
-//! the sets of the caches.
+//! Both maps are the identity, so the address of a table's entry follows from arithmetic, and only one byte a
+//! window grows with the arena. Real tables are scattered page by page; here they lie in a row, level by level,
+//! which spreads them evenly over the sets of the caches.
 //!
 //! Native memory is the same without the host's half.
 
@@ -19,10 +19,10 @@ use core::ops::Range;
 
 use wideleaf_policies::units::{Bytes, PageSize, WindowIndex};
 
-/// The largest arena: 2 TiB, so that a page number and a page size fit 32 bits together.
+/// Size of the largest arena: 2 TiB, so that a page number and a page size fit 32 bits together.
 pub const ARENA_MAX: Bytes = Bytes::new(2 << 40);
 
-/// Tables are at most five levels deep; level 1 holds the entries of 4 KiB pages.
+/// Largest number of table levels; level 1 holds the entries of 4 KiB pages.
 pub(crate) const LEVELS_MAX: usize = 5;
 
 const WINDOW_SHIFT: u32 = 21;
@@ -30,12 +30,12 @@ const GIANT: u64 = 1 << 30;
 const WINDOWS_PER_GIANT: usize = 512;
 const ENTRY_BYTES: u64 = 8;
 
-/// How many levels of table are walked for a 4 KiB page: 4, or 5 (LA57); 3 is PAE.
+/// Number of table levels walked for a 4 KiB page: 4, or 5 (LA57); 3 is PAE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paging {
-    /// Levels of the guest's tables.
+    /// Number of levels of the guest's tables.
     pub guest_levels: u8,
-    /// Levels of the host's tables.
+    /// Number of levels of the host's tables.
     pub host_levels: u8,
 }
 
@@ -44,7 +44,7 @@ impl Paging {
     pub const FOUR_LEVELS: Paging = Paging { guest_levels: 4, host_levels: 4 };
 }
 
-/// The page sizes over one window, in a byte.
+/// The page sizes over one window, in one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pages(u8);
 
@@ -66,38 +66,39 @@ impl Pages {
         PageSize::ALL[(self.0 >> 2 & 3) as usize]
     }
 
-    /// The level of the guest's tables whose entries map the pages.
+    /// The level of the guest's tables that maps the pages.
     pub(crate) const fn guest_leaf(self) -> u32 {
         (self.0 & 3) as u32 + 1
     }
 
-    /// The same of the host's.
+    /// The level of the host's tables that maps the pages.
     pub(crate) const fn host_leaf(self) -> u32 {
         (self.0 >> 2 & 3) as u32 + 1
     }
 
-    /// The size a TLB entry covers: the smaller of the two (facts: a TLB caches guest-virtual to host-physical).
+    /// The size that a TLB entry covers: the smaller of the two, because a TLB caches
+    /// guest-virtual to host-physical.
     pub(crate) const fn entry(self) -> PageSize {
         PageSize::ALL[self.entry_index()]
     }
 
-    /// The same, as a number of two bits.
+    /// The size that a TLB entry covers, as a number of two bits.
     #[inline(always)]
     pub(crate) const fn entry_index(self) -> usize {
         (self.0 >> 4 & 3) as usize
     }
 }
 
-/// Bits of an address within a page of `size`.
+/// Number of address bits within a page of `size`.
 pub(crate) const fn page_shift(size: PageSize) -> u32 {
     12 + 9 * size as u32
 }
 
-/// An arena and how it is mapped.
+/// An arena and its mappings.
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
     bytes: Bytes,
-    /// One for each window of guest-physical memory: arena, then the guest's tables. Whole giants.
+    /// Page sizes of each window of guest-physical memory: arena, then the guest's tables. Whole giants.
     pages: Vec<Pages>,
     arena_windows: usize,
     is_nested: bool,
@@ -106,7 +107,7 @@ pub struct AddressSpace {
     host_tables: Tables,
 }
 
-/// Where the entries of each level start.
+/// Start addresses of the entries of each level.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tables {
     starts: [u64; 8],
@@ -114,7 +115,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Tables at `at` that map `[0, mapped)`: level 1 first, each level on a page of its own.
+    /// Makes tables at `at` that map `[0, mapped)`: level 1 first, each level beginning on a new page.
     fn new(at: u64, mapped: u64, levels: u8) -> Tables {
         let mut tables = Tables { starts: [0; 8], end: at };
         for level in 1..=levels as usize {
@@ -130,30 +131,30 @@ impl Tables {
     }
 }
 
-/// Bits of an address below what an entry of `level` covers.
+/// Number of address bits below those that select an entry of `level`.
 pub(crate) const fn shift_of_level(level: u32) -> u32 {
     12 + 9 * (level - 1)
 }
 
 impl AddressSpace {
-    /// Memory without a second dimension, all of it in pages of `size`, under four levels of table.
+    /// Makes memory without a second dimension, all in pages of `size`, under four levels of table.
     pub fn native(bytes: Bytes, size: PageSize) -> AddressSpace {
         AddressSpace::native_with_levels(bytes, size, 4)
     }
 
-    /// As [`AddressSpace::native`], under `levels` levels of table.
+    /// Does the same as [`AddressSpace::native`], under `levels` levels of table.
     ///
     /// # Panics
-    /// An arena of nothing or above [`ARENA_MAX`], or levels other than 3 to 5, are the caller's mistake.
+    /// If the arena is empty or above [`ARENA_MAX`], or the number of levels is not 3 to 5.
     pub fn native_with_levels(bytes: Bytes, size: PageSize, levels: u8) -> AddressSpace {
         AddressSpace::new(bytes, size, None, Paging { guest_levels: levels, host_levels: levels })
     }
 
-    /// A guest's memory: the guest maps all of it in pages of `guest`, the host backs all of it, the guest's tables
-    /// too, by pages of `host`.
+    /// Makes a guest's memory: the guest maps all of it in pages of `guest`. The host backs all of it, the guest's
+    /// tables included, by pages of `host`.
     ///
     /// # Panics
-    /// An arena of nothing or above [`ARENA_MAX`], or levels other than 3 to 5, are the caller's mistake.
+    /// If the arena is empty or above [`ARENA_MAX`], or the number of levels is not 3 to 5.
     pub fn nested(bytes: Bytes, guest: PageSize, host: PageSize, paging: Paging) -> AddressSpace {
         AddressSpace::new(bytes, guest, Some(host), paging)
     }
@@ -188,7 +189,7 @@ impl AddressSpace {
         self.is_nested
     }
 
-    /// Levels of table in both dimensions.
+    /// Number of table levels in both dimensions.
     pub fn paging(&self) -> Paging {
         self.paging
     }
@@ -198,8 +199,8 @@ impl AddressSpace {
         self.at(window).guest()
     }
 
-    /// The host's page size under a window of the arena or of [`AddressSpace::table_windows`]; the guest's in a native
-    /// space.
+    /// The host's page size under a window of the arena or of [`AddressSpace::table_windows`]. In a native space it is
+    /// the guest's page size.
     pub fn host(&self, window: WindowIndex) -> PageSize {
         self.at(window).host()
     }
@@ -214,27 +215,28 @@ impl AddressSpace {
         WindowIndex::new(self.guest_entry(1, window.get() << WINDOW_SHIFT) >> WINDOW_SHIFT)
     }
 
-    /// The host backs a window, of the arena or of [`AddressSpace::table_windows`], by pages of `size`. 1 GiB takes in
-    /// the window's whole giant; a smaller size in what was 1 GiB leaves the giant's other windows at 2 MiB, as KVM does.
+    /// Makes the host back a window, of the arena or of [`AddressSpace::table_windows`], by pages of `size`. 1 GiB
+    /// includes the window's whole giant. A smaller size within a 1 GiB page leaves the giant's other windows at 2
+    /// MiB, as KVM does.
     ///
     /// # Panics
-    /// A window outside, or a native space, is the caller's mistake.
+    /// If the window is outside, or the space is native.
     pub fn set_host(&mut self, window: WindowIndex, size: PageSize) {
         assert!(self.is_nested, "a native space has no host pages");
         self.set(window, |pages, size| Pages::new(pages.guest(), Some(size)), Pages::host, size);
     }
 
-    /// The host backs all of the guest's tables by pages of `size`.
+    /// Makes the host back all of the guest's tables by pages of `size`.
     pub fn set_host_of_tables(&mut self, size: PageSize) {
         for window in self.table_windows() {
             self.set_host(WindowIndex::new(window), size);
         }
     }
 
-    /// The guest maps a window of the arena by pages of `size`; 1 GiB as for [`AddressSpace::set_host`].
+    /// Makes the guest map a window of the arena by pages of `size`; 1 GiB as for [`AddressSpace::set_host`].
     ///
     /// # Panics
-    /// A window outside is the caller's mistake.
+    /// If the window is outside.
     pub fn set_guest(&mut self, window: WindowIndex, size: PageSize) {
         let is_nested = self.is_nested;
         self.set(window, |pages, size| Pages::new(size, is_nested.then_some(pages.host())), Pages::guest, size);
@@ -263,7 +265,7 @@ impl AddressSpace {
         self.pages[window.get() as usize]
     }
 
-    /// Everything, tables too, is below this address.
+    /// The address above all memory, tables included.
     pub(crate) fn end(&self) -> u64 {
         self.host_tables.end
     }
@@ -274,13 +276,13 @@ impl AddressSpace {
         self.pages[(address >> WINDOW_SHIFT) as usize]
     }
 
-    /// Where the guest's entry of `level` for an address lies, in guest-physical memory.
+    /// Guest-physical address of the guest's entry of `level` for an address.
     #[inline]
     pub(crate) fn guest_entry(&self, level: u32, address: u64) -> u64 {
         self.guest_tables.entry(level, address)
     }
 
-    /// Where the host's entry of `level` for a guest-physical address lies.
+    /// Address of the host's entry of `level` for a guest-physical address.
     #[inline]
     pub(crate) fn host_entry(&self, level: u32, address: u64) -> u64 {
         self.host_tables.entry(level, address)

@@ -1,35 +1,36 @@
-//! Streams of accesses, deterministic by their seed: what kernels do to memory, without the kernels.
+//! Streams of accesses, deterministic by their seed: the memory accesses of kernels, without the kernels.
 //!
 //! ```text
 //!   gups      ·    ·  ·        ·     ·   ·      anywhere, one store each
 //!   strided   ·  ·  ·  ·  ·  ·  ·  ·  ·  ·      the same distance each time
 //!   triad     a·b·c· a·b·c·                     three arrays in step
-//!   stencil   a point and its six neighbours    x is next door, y a row away, z a plane away
+//!   stencil   a point and its six neighbours    x is adjacent, y a row away, z a plane away
 //!   sparse    row · values ·· columns ·· p(column) anywhere ··
 //!   sort      keys in order, counters or buckets anywhere
 //! ```
 //!
-//! Addresses are bytes from the arena's start. Words have 8 bytes, the sort's keys and the sparse matrix's columns 4. Each is
-//! an endless or ended [`Iterator`]; none holds more than a few words, whatever the size of the memory it goes over.
+//! Addresses are bytes from the arena's start. Words have 8 bytes, the sort's keys and the sparse matrix's columns
+//! 4. Each stream is a finite or endless [`Iterator`]. None stores more than a few words, whatever the size of the
+//! memory that it accesses.
 
-/// An access to one 64-byte line, and how often it is repeated before another line comes: what a trace holds.
+/// Accesses to one 64-byte line, and the number of them before another line: the entry of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Bytes from the start of the arena.
+    /// Offset from the start of the arena, in bytes.
     pub address: u64,
-    /// A store.
+    /// Whether it is a store.
     pub is_write: bool,
-    /// How often, in all: at least 1.
+    /// Number of accesses in total, at least 1.
     pub repeats: u32,
 }
 
 impl Access {
-    /// One load.
+    /// Makes one load.
     pub const fn load(address: u64) -> Access {
         Access { address, is_write: false, repeats: 1 }
     }
 
-    /// One store.
+    /// Makes one store.
     pub const fn store(address: u64) -> Access {
         Access { address, is_write: true, repeats: 1 }
     }
@@ -38,18 +39,18 @@ impl Access {
 const WORD: u64 = 8;
 const SHORT: u64 = 4;
 
-/// Numbers without pattern, each from the one before it (Marsaglia, "Xorshift RNGs", 2003, with the multiplication of
-/// Vigna's xorshift64*, 2016, whose upper half is taken).
+/// Pseudorandom numbers, each from the previous one (Marsaglia, "Xorshift RNGs", 2003, with the multiplication of
+/// Vigna's xorshift64*, 2016; the upper half is used).
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Begins at `seed`; any will do.
+    /// Begins at `seed`, which may be any number.
     pub const fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// A number below `bound`.
+    /// The next number below `bound`.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
@@ -60,13 +61,14 @@ impl Random {
     }
 }
 
-/// HPCC RandomAccess: an update of any of `words` words, one store each. (The load before it finds the same line.)
+/// HPCC RandomAccess: updates of random words among `words` words, one store each. (The load before it finds
+/// the same line.)
 pub fn gups(words: u64, seed: u64) -> impl Iterator<Item = Access> {
     let mut random = Random::new(seed);
     core::iter::repeat_with(move || Access::store(random.below(words) * WORD))
 }
 
-/// Loads `stride` bytes apart, round and round over `bytes`.
+/// Loads `stride` bytes apart, round and round over `bytes` bytes.
 pub fn strided(bytes: u64, stride: u64) -> impl Iterator<Item = Access> {
     let mut at = 0;
     core::iter::repeat_with(move || {
@@ -76,21 +78,21 @@ pub fn strided(bytes: u64, stride: u64) -> impl Iterator<Item = Access> {
     })
 }
 
-/// STREAM's four kernels (McCalpin): which of the arrays a, b, c are read and which is written.
+/// STREAM's four kernels (McCalpin): the arrays among a, b, c that are read, and the one that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKernel {
-    /// c = a
+    /// Copies: `c = a`.
     Copy,
-    /// b = s c
+    /// Scales: `b = s c`.
     Scale,
-    /// c = a + b
+    /// Adds: `c = a + b`.
     Add,
-    /// a = b + s c
+    /// Scales and adds: `a = b + s c`.
     Triad,
 }
 
 impl StreamKernel {
-    /// Arrays (a is 0) in the order they are touched, and how many of them are read: the last one is written.
+    /// Arrays (a is 0) in the order of access; the last one is written, the others are read.
     const fn arrays(self) -> &'static [u64] {
         match self {
             StreamKernel::Copy => &[0, 2],
@@ -101,7 +103,7 @@ impl StreamKernel {
     }
 }
 
-/// One of STREAM's kernels over arrays of `words` words that lie behind each other, once.
+/// One pass of a STREAM kernel over consecutive arrays of `words` words.
 pub fn stream(kernel: StreamKernel, words: u64) -> impl Iterator<Item = Access> {
     let arrays = kernel.arrays();
     (0..words).flat_map(move |i| {
@@ -116,12 +118,12 @@ pub fn stream(kernel: StreamKernel, words: u64) -> impl Iterator<Item = Access> 
 /// A cube of `n` words a side.
 #[derive(Clone, Copy, Debug)]
 pub struct Cube {
-    /// Words a side.
+    /// Number of words a side.
     pub n: u64,
 }
 
 impl Cube {
-    /// Bytes of one array.
+    /// Size of one array, in bytes.
     pub const fn bytes(self) -> u64 {
         self.n * self.n * self.n * WORD
     }
@@ -130,8 +132,8 @@ impl Cube {
         ((z * self.n + y) * self.n + x) * WORD
     }
 
-    /// A Jacobi sweep with seven points: reads a point and its six neighbours in one array, writes the point in a second
-    /// one behind it (NPB MG's smoother reads 27; its lines are the same).
+    /// A Jacobi sweep with seven points: reads a point and its six neighbours in one array, and writes the point in
+    /// a second array behind it (NPB MG's smoother reads 27; its lines are the same).
     pub fn jacobi(self) -> impl Iterator<Item = Access> {
         let inner = 1..self.n.saturating_sub(1);
         let points = (inner.clone()).flat_map({
@@ -155,7 +157,8 @@ impl Cube {
         })
     }
 
-    /// Solves lines along an axis, as NPB's SP and BT do: forth over each line, then back, every word read and written.
+    /// Solves lines along an axis, like NPB's SP and BT: forth over each line, then back; every word is
+    /// read and written.
     pub fn line_sweep(self, axis: Axis) -> impl Iterator<Item = Access> {
         let n = self.n;
         (0..n * n).flat_map(move |line| {
@@ -173,34 +176,35 @@ impl Cube {
     }
 }
 
-/// Along which lines are solved.
+/// Axis along which lines are solved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Neighbours in memory.
+    /// Words are neighbours in memory.
     X,
-    /// A row apart.
+    /// Words are a row apart.
     Y,
-    /// A plane apart.
+    /// Words are a plane apart.
     Z,
 }
 
-/// A sparse matrix in rows, as in NPB's CG: row pointers, values, column indices, and two vectors behind each other.
+/// A sparse matrix in rows, as in NPB's CG: row pointers, values, column indices, and two vectors one
+/// after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Sparse {
-    /// Rows and columns.
+    /// Number of rows, and of columns.
     pub rows: u64,
-    /// Entries a row that are not zero.
+    /// Number of non-zero entries in a row.
     pub row_entries: u64,
 }
 
 impl Sparse {
-    /// Bytes of all five arrays.
+    /// Size of all five arrays, in bytes.
     pub const fn bytes(self) -> u64 {
         self.rows * (2 * SHORT + 2 * WORD) + self.rows * self.row_entries * (SHORT + WORD)
     }
 
-    /// `q = A p`, once: each entry's value and column in order, the word of `p` wherever the column says. Columns come from
-    /// `seed`, evenly spread, and are the same in each product.
+    /// `q = A p`, once: each entry's value and column in order, then the word of `p` for that column. Columns come
+    /// from `seed`, evenly spread, and are the same in each product.
     pub fn multiply(self, seed: u64) -> impl Iterator<Item = Access> {
         let entries = self.rows * self.row_entries;
         let values = 0;
@@ -242,7 +246,7 @@ impl Sparse {
     }
 }
 
-/// What a product comes to next.
+/// Next access of a product.
 #[derive(Clone, Copy)]
 enum Part {
     Pointer,
@@ -255,19 +259,19 @@ enum Part {
 /// NPB's IS: `keys` keys below `bound`, four bytes each, ranked by counting.
 #[derive(Clone, Copy, Debug)]
 pub struct Sort {
-    /// How many keys.
+    /// Number of keys.
     pub keys: u64,
-    /// Keys are below it, and there are so many counters.
+    /// Bound of the keys, and number of counters.
     pub bound: u64,
 }
 
 impl Sort {
-    /// Bytes of keys, bucketed keys and counters.
+    /// Size of keys, bucketed keys and counters, in bytes.
     pub const fn bytes(self) -> u64 {
         (2 * self.keys + self.bound) * SHORT
     }
 
-    /// Counts the keys as they come: the counter may be anywhere.
+    /// Counts the keys in order of arrival; their counters are random.
     pub fn unbucketed(self, seed: u64) -> impl Iterator<Item = Access> {
         let mut random = Random::new(seed);
         (0..self.keys).flat_map(move |i| {
@@ -276,8 +280,9 @@ impl Sort {
         })
     }
 
-    /// Puts the keys into `buckets` first (all equally full, which random keys nearly are), then counts bucket by bucket:
-    /// one writes to as many places as there are buckets, then the counters of one bucket at a time.
+    /// Puts the keys into `buckets` first (all equally full, as random keys nearly are), then counts bucket
+    /// by bucket. The first pass writes to one place in each bucket, the second to the counters of one bucket
+    /// at a time.
     pub fn bucketed(self, buckets: u64, seed: u64) -> impl Iterator<Item = Access> {
         let (in_bucket, counters) = (self.keys / buckets, self.bound / buckets);
         let mut random = Random::new(seed);

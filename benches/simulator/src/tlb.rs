@@ -1,10 +1,10 @@
-//! TLBs: a level is a few arrays, chosen by page size and by load or store.
+//! TLBs: a level consists of a few arrays, chosen by page size and by load or store.
 //!
 //! ```text
 //!   (address, size) ─▶ first level ──hit───────────────────────────────▶ no cost
 //!                          │ miss          ┌──hit──▶ a few cycles
 //!                          └──▶ second ────┤
-//!                                          └─miss──▶ a walk; both levels hold the page then
+//!                                          └─miss──▶ a walk; then both levels hold the page
 //! ```
 
 use alloc::vec::Vec;
@@ -14,45 +14,45 @@ use super::sets::{Found, Sets, keep};
 use super::space::page_shift;
 use wideleaf_policies::units::PageSize;
 
-/// The bit of a page number that chooses between two arrays that hold the same size. It is above those that choose the
-/// set within any array there is, so that both arrays use all of their sets.
+/// The bit of a page number that chooses between two arrays for the same size. It is above the bits that choose the
+/// set within any array, so that both arrays use all of their sets.
 const CHOOSING_BIT: u32 = 8;
 
-/// Bits of a page number within a key: 4 TiB of 4 KiB pages.
+/// Number of bits of a page number within a key: 4 TiB of 4 KiB pages.
 const PAGE_BITS: u32 = 30;
 
-/// What stands for the size in the key of a PDE.
+/// Value in place of the size in the key of a PDE.
 const PDE: u64 = 3;
 
-/// Keys are below this.
+/// Bound of all keys.
 const KEYS: u64 = (PDE + 1) << PAGE_BITS;
 
-/// No page has this key.
+/// Key that no page has.
 const NO_KEY: u32 = u32::MAX;
 
-/// No array.
+/// Array number that stands for none.
 const NONE: u8 = u8::MAX;
 
-/// Where an access found its page.
+/// Level at which an access found its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Translated {
     FirstLevel,
     SecondLevel,
-    /// Nowhere: a walk, after which an entry of this size holds it.
+    /// No level: a walk follows, after which an entry of this size holds the page.
     Missed(PageSize),
 }
 
-/// An access that looks for its page.
+/// An access that looks up its page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seeker {
-    /// Of the page, in the level that it comes to next.
+    /// Key of the page in the next level.
     key: u32,
-    /// Which access of its block.
+    /// Index of the access in its block.
     pub(crate) access: u8,
-    /// What the first level keeps the page as.
+    /// Page size as stored in the first level.
     size: u8,
     is_store: bool,
-    /// The second level had the PDE: see [`super::walker::Walker::finds_pde`].
+    /// Whether the second level had the PDE: see [`super::walker::Walker::finds_pde`].
     pub(crate) has_pde: bool,
 }
 
@@ -62,7 +62,7 @@ impl Seeker {
     }
 }
 
-/// Looks a page of `size` up in both levels and puts it in where it was missing.
+/// Looks up a page of `size` in both levels, and inserts it if it is missing.
 #[inline(always)]
 pub(crate) fn translate(
     first: &mut Level,
@@ -77,7 +77,7 @@ pub(crate) fn translate(
     }
 }
 
-/// As [`translate`], for what [`Level::seek`] left.
+/// Does the same as [`translate`], for accesses that [`Level::seek`] did not find.
 pub(crate) fn find(first: &mut Level, second: Option<&mut Level>, address: u64, seeker: Seeker) -> Translated {
     let (size, is_store) = (seeker.size(), seeker.is_store);
     match first.first(seeker) {
@@ -92,14 +92,15 @@ pub(crate) fn find(first: &mut Level, second: Option<&mut Level>, address: u64, 
     }
 }
 
-/// One level.
+/// One level of a TLB.
 pub(crate) struct Level {
     arrays: Vec<Sets>,
-    /// By kind of access (load, store), size, and the bit that chooses.
+    /// Arrays by kind of access (load, store), size, and the bit that chooses.
     routes: [[[Route; 2]; 3]; 2],
-    /// The key that sets were last asked for, array after array: a first level that is asked for it again has it, and nothing changes.
+    /// Newest key of each set, array after array: a first level that gets it again has it, and its state
+    /// does not change.
     newest: Vec<u32>,
-    /// By kind of access and size; the fourth is none, and makes an index of two bits good.
+    /// By kind of access and size; the fourth is unused, and makes an index of two bits valid.
     entries: [[Entry; 4]; 2],
     kept_as: [PageSize; 3],
     takes_victims: bool,
@@ -107,26 +108,27 @@ pub(crate) struct Level {
     pub(crate) cycles: u64,
 }
 
-/// Where pages of a size are kept.
+/// Array that stores pages of a size.
 #[derive(Clone, Copy)]
 struct Route {
-    /// The array, or `NONE`.
+    /// Index of the array, or `NONE`.
     array: u8,
-    /// Where its keys are within `newest`, and the bits of a key that choose among them: those of its set, or of several.
+    /// Start of its keys within `newest`, and the bits of a key that choose among them: those of its set,
+    /// or of several.
     newest: u32,
     mask: u32,
 }
 
-/// What there is to know of pages of a size to look for one in a first level.
+/// Data needed to look up a page of a size in a first level.
 #[derive(Clone, Copy)]
 struct Entry {
-    /// What they are kept as.
+    /// Size under which the pages are stored.
     size: u8,
-    /// Of an address, to the page.
+    /// Shift from an address to the page number.
     shift: u8,
-    /// Of the key, above the page.
+    /// Size bits of the key, above the page number.
     size_bits: u32,
-    /// By the bit that chooses, as in [`Route`].
+    /// Start within `newest`, by the bit that chooses; see [`Route`].
     starts: [u32; 2],
     masks: [u32; 2],
 }
@@ -173,31 +175,33 @@ impl Level {
         }
     }
 
-    /// Forgets everything.
+    /// Drops all entries.
     pub(crate) fn clear(&mut self) {
         self.arrays.iter_mut().for_each(Sets::clear);
         self.newest.fill(NO_KEY);
     }
 
-    /// What a page of `size` is kept as.
+    /// Size under which a page of `size` is stored.
     #[inline]
     fn kept_as(&self, size: PageSize) -> PageSize {
         self.kept_as[size as usize]
     }
 
-    /// Looks for the PDE of an address among the 4 KiB pages, and puts it in where it was missing; whether it was there.
+    /// Looks up the PDE of an address among the 4 KiB pages, and inserts it if it is missing. Returns whether
+    /// it was present.
     pub(crate) fn access_pde(&mut self, address: u64) -> bool {
         let key = address >> page_shift(PageSize::Huge2M) | PDE << PAGE_BITS;
         self.array(key, PageSize::Base4K, false).is_some_and(|array| array.access(key) == Found::Hit)
     }
 
-    /// As the first level, which nothing is taken out of.
+    /// Accesses this level as a first level, from which no entry is removed.
     fn first(&mut self, seeker: Seeker) -> Found {
         let key = seeker.key.into();
         self.array(key, seeker.size(), seeker.is_store).expect("a first level holds all sizes").access(key)
     }
 
-    /// As the first level: what an access to a page of a size, as a number, looks for, and whether this is what its set was asked for last.
+    /// Begins an access in this level as a first level. `size` is a page size as a number. Returns the seeker, and
+    /// whether its key is the newest of its set.
     #[inline(always)]
     pub(crate) fn seek(&mut self, address: u64, size: usize, is_store: bool) -> (Seeker, bool) {
         let entry = &self.entries[is_store as usize][size & 3];
@@ -208,7 +212,7 @@ impl Level {
         (Seeker { key, access: 0, size: entry.size, is_store, has_pde: false }, is_newest)
     }
 
-    /// Leaves those in the front whose page the first level misses; how many.
+    /// Moves the seekers that miss the first level to the front. Returns their number.
     pub(crate) fn sift_first(&mut self, seekers: &mut [Seeker]) -> usize {
         let mut used = 0_u64;
         for seeker in seekers.iter() {
@@ -220,7 +224,7 @@ impl Level {
         keep(seekers, |seeker| self.first(*seeker) != Found::Hit)
     }
 
-    /// Likewise the second level.
+    /// Moves the seekers that miss the second level to the front. Returns their number.
     pub(crate) fn sift_second(&mut self, seekers: &mut [Seeker], addresses: &[u64]) -> usize {
         let mut used = 0_u64;
         for seeker in seekers.iter_mut() {
@@ -235,12 +239,12 @@ impl Level {
         keep(seekers, |seeker| !self.second(addresses[seeker.access as usize], *seeker))
     }
 
-    /// As the second level, which no victims fill: whether it has the page.
+    /// Accesses this level as a second level that takes no victims. Returns whether it has the page.
     pub(crate) fn second(&mut self, address: u64, seeker: Seeker) -> bool {
         self.access(address, self.kept_as(seeker.size()), seeker.is_store) == Found::Hit
     }
 
-    /// Whether it is filled by what the first level evicts.
+    /// Whether it is filled by entries that the first level evicts.
     pub(crate) fn takes_victims(&self) -> bool {
         self.takes_victims
     }
@@ -250,7 +254,8 @@ impl Level {
         self.array(key, size, is_store).map_or(Found::Miss { evicted: None }, |array| array.access(key))
     }
 
-    /// As the second level, after the first missed and evicted what it did; whether it hit.
+    /// Accesses this level as a second level, after the first level missed and evicted `evicted`. Returns
+    /// whether it hit.
     fn after_first(&mut self, address: u64, size: PageSize, is_store: bool, evicted: Option<u64>) -> bool {
         if !self.takes_victims {
             return self.access(address, self.kept_as(size), is_store) == Found::Hit;
@@ -278,7 +283,7 @@ impl Level {
     }
 }
 
-/// The page of `size` at an address, with its size: unique over sizes.
+/// The page of `size` at an address, with its size: unique over all sizes.
 #[inline]
 pub(crate) fn key(address: u64, size: PageSize) -> u64 {
     address >> page_shift(size) | (size as u64) << PAGE_BITS

@@ -1,4 +1,4 @@
-//! The walk itself: level by level through the guest's tables, each of whose entries the host's tables must find first.
+//! The walk: level by level through the guest's tables. The host's tables must find each of these entries first.
 //!
 //! ```text
 //!             host ▶ 4 3 2 1        for a walk of 4 + 4 levels, cold: 4 x (4 + 1) + 4 = 24 references
@@ -9,7 +9,8 @@
 //!         page       ▪ ▪ ▪ ▪
 //! ```
 //!
-//! Guest walk caches that hold host-physical addresses (Intel's combined entries) skip the ▪ of the first row that is left, too.
+//! Guest walk caches that hold host-physical addresses (Intel's combined entries) also skip the ▪ of the
+//! first remaining row.
 
 use alloc::vec::Vec;
 
@@ -20,12 +21,12 @@ use super::sets::{FewWays, Found, Sets};
 use super::space::{AddressSpace, shift_of_level};
 use super::tlb::{Level, key};
 
-/// What a walk looks into before it reads tables.
+/// Caches that a walk looks into before it reads tables.
 pub(crate) struct Walker {
     guest: WalkCaches,
     host: WalkCaches,
     nested_tlb: Option<Sets>,
-    /// The guest's walk caches hold host-physical addresses.
+    /// Whether the guest's walk caches hold host-physical addresses.
     guest_is_combined: bool,
     pub(crate) second_level_holds_pdes: bool,
 }
@@ -41,7 +42,7 @@ impl Walker {
         }
     }
 
-    /// Forgets everything.
+    /// Drops all entries.
     pub(crate) fn clear(&mut self) {
         self.guest.clear();
         self.host.clear();
@@ -50,7 +51,8 @@ impl Walker {
         }
     }
 
-    /// Whether the second level of a TLB holds the PDE of an address, which it does afterwards if it may.
+    /// Whether the second level of a TLB holds the PDE of an address. Afterwards it does, if PDEs
+    /// are allowed there.
     #[inline]
     pub(crate) fn finds_pde(&self, address: u64, space: &AddressSpace, second: Option<&mut Level>) -> bool {
         self.second_level_holds_pdes
@@ -58,7 +60,7 @@ impl Walker {
             && second.is_some_and(|level| level.access_pde(address))
     }
 
-    /// Walks to the page at an address. `has_pde` is what [`Walker::finds_pde`] said.
+    /// Walks to the page at an address. `has_pde` is the result of [`Walker::finds_pde`].
     #[inline]
     pub(crate) fn walk(
         &mut self,
@@ -103,7 +105,7 @@ impl Walker {
         len
     }
 
-    /// Finds the host's page of a guest-physical address. Returns how many references there are then.
+    /// Finds the host's page of a guest-physical address. Returns the new number of references.
     #[inline(always)]
     fn find(
         &mut self,
@@ -132,29 +134,29 @@ impl Walker {
     }
 }
 
-/// The level whose entries point to tables of PTEs.
+/// The level with the entries that point to tables of PTEs.
 const PDE_LEVEL: u32 = 2;
 
 /// The walk caches of one dimension.
 struct WalkCaches {
     arrays: Vec<Array>,
-    /// By level of table: the array that holds its entries.
+    /// Index of the array that holds the entries, by level of table.
     by_level: [u8; 8],
 }
 
-/// No array.
+/// Array number that stands for none.
 const NONE: u8 = u8::MAX;
 
-/// A walk cache: most are of few ways, and looked into by every walk.
+/// A walk cache: most have few ways, and every walk looks into them.
 enum Array {
     Few(FewWays),
     Many(Sets),
 }
 
-/// Keys of walk caches, and of the nested TLB, are below this.
+/// Bound of the keys of walk caches and of the nested TLB.
 const KEYS: u64 = 1 << 32;
 
-/// Above all bits of an address that choose an entry: where a key has its level.
+/// Position of the level in a key, above all address bits that choose an entry.
 const LEVEL_SHIFT: u32 = 28;
 
 impl WalkCaches {
@@ -171,8 +173,8 @@ impl WalkCaches {
         WalkCaches { arrays, by_level }
     }
 
-    /// The first level that must be read: the one below the lowest cached. What was looked for in vain is held afterwards,
-    /// because the walk reads it.
+    /// The first level that must be read: the one below the lowest cached. Entries looked up without success are
+    /// inserted, because the walk reads them.
     #[inline(always)]
     fn first_to_read(&mut self, address: u64, leaf: u32, top: u32) -> u32 {
         for level in leaf + 1..=top {

@@ -1,4 +1,5 @@
-//! Policies at work on streams of accesses: what they see, what becomes of their plans, how coverage and bloat go.
+//! Policies at work on streams of accesses: their input, the outcomes of their plans, the course of
+//! coverage and bloat.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use wideleaf_simulator::{AddressSpace, Counts, Paging, Simulator, machine};
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 512 * PAGE;
 
-/// Remembers the size of each window that was remapped.
+/// Stores the size of each window that was remapped.
 #[derive(Default)]
 struct Remembered {
     sizes: BTreeMap<u64, PageSize>,
@@ -44,10 +45,10 @@ impl Remembered {
     }
 }
 
-/// Sixteen windows: the even ones are used whole, eight pages of each odd one.
+/// Sixteen windows: the even ones are used completely, and eight pages of each odd one.
 const ARENA: Bytes = mib(32);
 
-/// One pass over all that is used, a line of each page.
+/// One pass over all used memory, one line of each page.
 fn half_sparse() -> impl Iterator<Item = u64> {
     (0..windows_of(ARENA)).flat_map(|window| {
         let pages = if window % 2 == 0 { 512 } else { 8 };
@@ -55,7 +56,7 @@ fn half_sparse() -> impl Iterator<Item = u64> {
     })
 }
 
-/// A pass takes about 17 ms: an interval and a half.
+/// Configuration in which a pass takes about 17 ms: an interval and a half.
 fn config() -> HostConfig {
     HostConfig { clock: Clock { cycles_per_access: 8192 }, ..HostConfig::new(ARENA, PageSize::Base4K) }
 }
@@ -81,11 +82,11 @@ fn never_leaves_every_page_alone_and_has_no_bloat() {
     let end = managed.history().samples().last().unwrap();
     assert_eq!((end.coverage().get(), end.bloat()), (0, Bytes::ZERO));
     assert_eq!(end.resident, Bytes::new((8 * 512 + 8 * 8) * PAGE));
-    assert!(managed.plans() > 3, "it was asked");
+    assert!(managed.plans() > 3, "the policy was asked");
 }
 
 #[test]
-fn prealloc_is_large_before_the_first_access_and_greedy_once_the_guest_came_by() {
+fn prealloc_is_large_before_the_first_access_and_greedy_after_the_first_touch() {
     let mut mmu = Remembered::default();
     let _before = Managed::new(config(), PolicyChoice::parse("prealloc").unwrap().make(), &mut mmu);
     assert_eq!(mmu.large(), (0..16).collect::<Vec<_>>());
@@ -98,7 +99,7 @@ fn prealloc_is_large_before_the_first_access_and_greedy_once_the_guest_came_by()
 }
 
 #[test]
-fn at_fault_is_asked_at_each_first_touch_and_only_then() {
+fn at_fault_decides_only_at_each_first_touch() {
     let (managed, mmu) = run(config(), "at-fault", 2);
     assert_eq!((mmu.large().len(), mmu.remaps), (16, 0));
     assert_eq!(managed.tally().count_of("first_touch_2m", "done"), 16);
@@ -106,7 +107,7 @@ fn at_fault_is_asked_at_each_first_touch_and_only_then() {
 }
 
 #[test]
-fn reservation_makes_large_what_is_whole_and_copies_nothing() {
+fn reservation_promotes_full_windows_without_a_copy() {
     let (managed, mmu) = run(config(), "reservation", 2);
     assert_eq!(mmu.large(), even());
     assert_eq!(managed.tally().count_of("promote_in_place_2m", "done"), 8);
@@ -115,14 +116,14 @@ fn reservation_makes_large_what_is_whole_and_copies_nothing() {
     assert_eq!((end.bloat(), end.reserved), (Bytes::ZERO, Bytes::new(8 * 504 * PAGE)));
     // 4096 of 4160 pages
     assert_eq!(end.coverage().get(), 9_846);
-    // Quicksilver's threshold is not met by 8 pages either, and 8 pages is one that is.
+    // 8 pages do not reach Quicksilver's threshold either; a threshold of 8 pages they reach.
     assert_eq!(run(config(), "reservation:threshold=64", 2).1.large(), even());
     assert_eq!(run(config(), "reservation:threshold=8", 2).1.large().len(), 16);
 }
 
 #[test]
 fn a_short_host_breaks_the_reservations_that_hold_little() {
-    // 16 MiB of full windows and 16 MiB of frames reserved for the sparse ones: all of 33 MiB, where from 85 % on is too much.
+    // 16 MiB of full windows and 16 MiB of frames reserved for the sparse ones, of 33 MiB in all; the mark is 85 %.
     let (managed, _) = run(HostConfig { memory: mib(33), ..config() }, "reservation", 3);
     let broken = managed.tally().count_of("break_reservation", "done");
     assert!((1..=8).contains(&broken), "{broken}");
@@ -130,8 +131,8 @@ fn a_short_host_breaks_the_reservations_that_hold_little() {
 }
 
 #[test]
-fn auto_decides_by_what_a_miss_costs_on_its_machine() {
-    // Windows that want a few pages: without a proof of accesses none of them is promoted.
+fn auto_decides_by_the_cost_of_a_miss_on_its_machine() {
+    // Windows that lack a few pages: without evidence of accesses none of them is promoted.
     let nearly_full =
         || (0..windows_of(ARENA)).flat_map(|window| (0..500).map(move |page| window * WINDOW + page * PAGE));
     let promotions = |cost: &WalkCost| {
@@ -144,7 +145,8 @@ fn auto_decides_by_what_a_miss_costs_on_its_machine() {
         managed.end(&mmu);
         managed.tally().count_of("promote_2m", "done")
     };
-    // 400 passes of 500 misses in three seconds. At a cycle each a copy of 2 MiB does not come back; at four most of them do.
+    // 400 passes of 500 misses in three seconds. At one cycle each a copy of 2 MiB does not pay; at four cycles
+    // most of them do.
     assert_eq!(promotions(&WalkCost::by_references(1, 2_000)), 0);
     let options = Options::default();
     let of = Calibration { footprint: ARENA, paging: Paging::FOUR_LEVELS, is_native: false, options };
@@ -162,8 +164,8 @@ fn utilization_and_auto_take_the_full_windows_only() {
 }
 
 #[test]
-fn thp_keeps_khugepageds_pace() {
-    // 3 s and a bit are one wake at the default pace, and four at one a second: 8 windows each.
+fn thp_scans_at_the_pace_of_khugepaged() {
+    // 3 s and a bit are one wake-up at the default pace, and four at one a second: 8 windows each.
     let passes = 180;
     assert_eq!(run(config(), "thp", passes).1.large().len(), 8);
     assert_eq!(run(config(), "thp:scan_sleep_ms=1000", passes).1.large().len(), 16);
@@ -172,8 +174,8 @@ fn thp_keeps_khugepageds_pace() {
 }
 
 #[test]
-fn schemes_demote_what_is_idle_and_what_was_never_touched_is_gone() {
-    // Everything is used for a second, then window 0 alone for fifteen.
+fn schemes_demote_idle_windows_and_release_untouched_pages() {
+    // All windows are used for a second, then only window 0 for fifteen.
     let mut mmu = Remembered::default();
     let policy = PolicyChoice::parse("schemes").unwrap().make();
     let mut managed = Managed::new(config(), policy, &mut mmu);
@@ -202,11 +204,11 @@ fn a_giant_needs_a_whole_giant_and_a_page_of_the_pool() {
         mmu.sizes.values().filter(|size| **size == PageSize::Giant1G).count()
     };
     assert_eq!(run(0), 0);
-    assert_eq!(run(5), 512, "the 64 MiB behind it are no giant");
+    assert_eq!(run(5), 512, "the 64 MiB behind it are not a giant");
 }
 
 #[test]
-fn time_is_accesses_and_an_interval_is_an_interval() {
+fn time_follows_the_accesses_and_intervals_have_equal_length() {
     let (managed, _) = run(config(), "never", 3);
     let accesses = 3 * (8 * 512 + 8 * 8);
     let end = managed.history().samples().last().unwrap();
@@ -243,7 +245,7 @@ fn a_policy_that_promotes_nothing_is_the_same_as_fixed_base_pages() {
 fn misses_fall_from_never_to_greedy_to_prealloc() {
     let [never, thp, greedy, prealloc] =
         ["never", "thp", "greedy", "prealloc"].map(|policy| misses(Some(policy)).data_misses());
-    // 4160 pages in order through 544 entries miss each time; 16 windows through 8 entries do once a window.
+    // 4160 pages in order through 544 entries miss each time; 16 windows through 8 entries miss once a window.
     assert_eq!((never, prealloc), (40 * 4160, 40 * 16));
     assert!(prealloc < greedy && greedy < thp && thp < never, "{prealloc} {greedy} {thp} {never}");
 }

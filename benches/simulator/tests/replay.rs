@@ -1,5 +1,5 @@
-//! Policies on recordings: on real ones (`recordings/`, made by `wideleaf run --record`), and on small ones that show
-//! what the simulated host does.
+//! Policies on recordings: on real ones (`recordings/`, made by `wideleaf run --record`), and on small ones that
+//! show the behaviour of the simulated host.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ fn replay(recording: &Recording<'_>, policy: &str) -> Tally {
     recording.replay(by_name(policy).unwrap().with_defaults().as_mut())
 }
 
-/// Another policy, whose every plan is held against the budget it was given.
+/// A wrapper around a policy that checks every plan against its budget.
 struct Watched(Box<dyn Policy>);
 
 impl Policy for Watched {
@@ -63,7 +63,7 @@ impl Policy for Watched {
 }
 
 #[test]
-fn every_policy_goes_through_every_recording_within_its_budget_and_twice_the_same_way() {
+fn every_policy_replays_every_recording_within_its_budget_and_repeatably() {
     assert_eq!(recordings().len(), 3);
     for (file, bytes) in recordings() {
         let recording = Recording::read(&bytes).unwrap();
@@ -76,11 +76,11 @@ fn every_policy_goes_through_every_recording_within_its_budget_and_twice_the_sam
 }
 
 #[test]
-fn the_recorded_policy_does_again_what_it_did() {
+fn the_recorded_policy_repeats_its_actions_when_replayed() {
     for (file, bytes) in recordings() {
         let recording = Recording::read(&bytes).unwrap();
         let mut again = replay(&recording, &recording.header().policy);
-        again.budget_refusals = None; // which a recording does not say
+        again.budget_refusals = None; // which a recording does not contain
         assert_eq!(again, recording.recorded(), "{file}");
     }
 }
@@ -104,7 +104,7 @@ fn a_recording_cut_off_anywhere_is_replayed_up_to_there() {
 }
 
 #[test]
-fn a_damaged_recording_is_refused_or_replayed_never_a_panic() {
+fn a_damaged_recording_is_refused_or_replayed_without_a_panic() {
     for (_, bytes) in recordings() {
         for place in 0..bytes.len() {
             let mut damaged = bytes.clone();
@@ -116,7 +116,7 @@ fn a_damaged_recording_is_refused_or_replayed_never_a_panic() {
     }
 }
 
-/// A policy that does what it is told, tick by tick.
+/// A policy that requests the given actions, tick by tick.
 struct Told(VecDeque<Vec<Action>>);
 
 impl Told {
@@ -137,7 +137,7 @@ impl Policy for Told {
     }
 }
 
-/// A recording that is being made: a second a tick, one VM with a second level.
+/// A recording under construction: one second a tick, one VM with a second level.
 struct Making {
     bytes: Vec<u8>,
     encoder: Encoder,
@@ -161,12 +161,12 @@ impl Making {
         Moment::after_start(Duration::from_secs(self.second))
     }
 
-    /// A look at these rows, and a plan of what `outcomes` are of.
+    /// Adds a snapshot of these rows, a plan, and the outcomes.
     fn tick(&mut self, rows: &[WindowRow], outcomes: &[(Action, OutcomeResult, Cost)]) -> &mut Making {
         self.tick_with(gib(4), rows, outcomes)
     }
 
-    /// As [`Making::tick`], with so much of the host's 8 GiB available.
+    /// Does the same as [`Making::tick`], with `available` of the host's 8 GiB available.
     fn tick_with(
         &mut self,
         available: Bytes,
@@ -215,8 +215,8 @@ fn coverage(tally: &Tally) -> Vec<(u64, u32)> {
 }
 
 #[test]
-fn what_the_recorded_policy_promoted_is_base_pages_for_another() {
-    // 128 pages of window 0 were there before it became huge
+fn windows_that_the_recorded_policy_promoted_are_base_pages_for_another_policy() {
+    // 128 pages of window 0 were present before it became huge
     let done = (promote(0), OutcomeResult::Done, Cost { copied: mib(2), cpu: Duration::from_micros(700) });
     let mut making = making();
     making.tick(&[base(0, 128)], &[done]).tick(&[row(0, 512, Backing::Huge2M)], &[]);
@@ -224,20 +224,20 @@ fn what_the_recorded_policy_promoted_is_base_pages_for_another() {
     assert_eq!((coverage(&never), never.resident_at_end), (vec![(1, 0)], kib(512)));
     let recorded = Recording::read(&making.bytes).unwrap().recorded();
     assert_eq!((coverage(&recorded), recorded.bloat), (vec![(1, 0), (2, 10_000)], kib(1536)));
-    // a second later than the recorded policy: nothing of that tick is in the recording, so the median it is
+    // a second later than the recorded policy: that tick has no recorded outcome, so the median applies
     let late = making.replay(&mut Told::ticks([vec![], vec![promote(0)]]));
     assert_eq!((late.cpu, late.bloat), (Duration::from_micros(700), kib(1536)));
 }
 
 #[test]
-fn what_was_large_from_the_start_stays_large() {
+fn windows_that_were_large_from_the_start_stay_large() {
     let mut making = making();
     making.tick(&[row(0, 512, Backing::Huge2M)], &[]).tick(&[row(0, 512, Backing::Huge2M)], &[]);
     assert_eq!(coverage(&making.replay(&mut Told::ticks([]))), [(1, 10_000)]);
 }
 
 #[test]
-fn a_promoted_window_is_large_for_as_long_as_it_is_there() {
+fn a_promoted_window_stays_large_while_it_is_present() {
     let mut making = making();
     making.tick(&[base(0, 8)], &[]).tick(&[base(0, 9)], &[]);
     making.tick(&[row(0, 0, Backing::Unbacked)], &[]).tick(&[base(0, 1)], &[]);
@@ -249,7 +249,7 @@ fn a_promoted_window_is_large_for_as_long_as_it_is_there() {
 }
 
 #[test]
-fn a_refusal_is_the_same_refusal_again_and_the_window_backs_off() {
+fn a_recorded_refusal_is_repeated_and_the_window_backs_off() {
     let refused = (promote(0), OutcomeResult::Refused(Refusal::NoHugePage), Cost::default());
     let mut making = making();
     making.tick(&[base(0, 8)], &[refused]).tick(&[base(0, 8)], &[]).tick(&[base(0, 8)], &[]);
@@ -259,7 +259,7 @@ fn a_refusal_is_the_same_refusal_again_and_the_window_backs_off() {
 }
 
 #[test]
-fn actions_that_cannot_be_done_are_counted_and_cost_nothing() {
+fn impossible_actions_are_counted_and_cost_nothing() {
     let mut making = making();
     making.tick(&[base(0, 8), row(1, 512, Backing::Huge2M), row(2, 0, Backing::Unbacked)], &[]);
     let window = WindowIndex::new(0);
@@ -276,14 +276,14 @@ fn actions_that_cannot_be_done_are_counted_and_cost_nothing() {
             ("promote_1g", "refused_not_eligible", 1),
             ("promote_2m", "skipped_already_done", 1),
             ("promote_2m", "skipped_not_resident", 2), // unbacked; not in the snapshot
-            ("release", "skipped_backing_off", 1),     // window 0 has refused just before
+            ("release", "skipped_backing_off", 1),     // window 0 refused just before
         ]
     );
     assert_eq!((tally.copied, tally.cpu), (Bytes::ZERO, Duration::ZERO));
 }
 
 #[test]
-fn a_giant_takes_a_page_of_the_pool_and_the_pool_has_an_end() {
+fn a_giant_takes_a_page_of_the_pool_until_the_pool_is_empty() {
     let rows: Vec<WindowRow> = (0..1024).map(|window| base(window, 512)).collect();
     let mut making = making();
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
@@ -294,7 +294,7 @@ fn a_giant_takes_a_page_of_the_pool_and_the_pool_has_an_end() {
 }
 
 #[test]
-fn a_recorded_giant_is_for_another_policy_what_was_there_before() {
+fn a_recorded_giant_has_its_earlier_pages_for_another_policy() {
     // 512 windows, the first with 8 pages, the others without any, made one giant page by the recorded policy
     let empty = (1..512).map(|window| row(window, 0, Backing::Unbacked));
     let before: Vec<WindowRow> = [base(0, 8)].into_iter().chain(empty).collect();
@@ -307,7 +307,7 @@ fn a_recorded_giant_is_for_another_policy_what_was_there_before() {
 }
 
 #[test]
-fn released_pages_are_gone_until_the_guest_has_others() {
+fn released_pages_are_gone_until_the_guest_uses_others() {
     let seen = WindowRow { zero: Some(400), ..row(0, 512, Backing::Huge2M) };
     let mut making = making();
     making.tick(&[seen], &[]).tick(&[seen], &[]);
@@ -320,7 +320,7 @@ fn released_pages_are_gone_until_the_guest_has_others() {
 }
 
 #[test]
-fn a_window_of_anonymous_ram_that_is_demoted_is_split_and_copied_to_be_large_again() {
+fn demotion_of_anonymous_ram_splits_it_and_promotion_copies_it() {
     let rows = [WindowRow { zero: Some(12), ..row(0, 512, Backing::Huge2M) }];
     let mut making = making();
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
@@ -333,7 +333,7 @@ fn a_window_of_anonymous_ram_that_is_demoted_is_split_and_copied_to_be_large_aga
 }
 
 #[test]
-fn a_window_of_other_ram_that_is_demoted_is_held_and_recovered_without_a_copy() {
+fn demotion_of_other_ram_holds_it_and_promotion_recovers_it_without_a_copy() {
     let rows = [row(0, 512, Backing::Huge2M)];
     let mut making = Making::on("memfd", "never", BudgetLimits::default());
     making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
@@ -345,8 +345,8 @@ fn a_window_of_other_ram_that_is_demoted_is_held_and_recovered_without_a_copy() 
 }
 
 #[test]
-fn a_tight_budget_of_the_recording_is_the_budget_of_every_policy() {
-    // 2 MiB a second, and one second saved up: one window a tick
+fn every_policy_gets_the_budget_of_the_recording() {
+    // 2 MiB per second, with one second saved up: one window a tick
     let limits =
         BudgetLimits { copy_per_second: mib(2), cpu_share: PerTenThousand::ALL, burst: Duration::from_secs(1) };
     let rows: Vec<WindowRow> = (0..8).map(|window| base(window, 512)).collect();
@@ -380,7 +380,7 @@ impl Policy for EvenHuge {
 }
 
 #[test]
-fn first_touches_are_answered_once_a_window() {
+fn each_window_has_one_first_touch() {
     let mut making = making();
     making.tick(&[row(0, 0, Backing::Unbacked), base(1, 1)], &[]);
     making.tick(&[base(0, 512), base(1, 512)], &[]).tick(&[base(0, 512), base(1, 512)], &[]);
@@ -391,7 +391,7 @@ fn first_touches_are_answered_once_a_window() {
 
 /// Window 0 fills, window 1 stays half full.
 #[test]
-fn a_reserved_window_becomes_large_without_a_copy_once_the_recorded_guest_has_filled_it() {
+fn a_reserved_window_becomes_large_without_a_copy_when_the_recorded_guest_has_filled_it() {
     let mut making = making();
     making.tick(&[row(0, 0, Backing::Unbacked), row(1, 0, Backing::Unbacked)], &[]);
     making.tick(&[base(0, 511), base(1, 256)], &[]).tick(&[base(0, 512), base(1, 256)], &[]);
@@ -404,7 +404,7 @@ fn a_reserved_window_becomes_large_without_a_copy_once_the_recorded_guest_has_fi
 }
 
 #[test]
-fn a_reservation_that_the_recorded_guest_left_is_made_anew_and_a_broken_one_is_not() {
+fn a_window_that_the_recorded_guest_emptied_is_reserved_anew_but_a_broken_one_is_not() {
     let mut making = making();
     for (pages, available) in [(1, gib(4)), (0, gib(4)), (2, gib(4)), (3, mib(64)), (512, gib(4))] {
         let backing = if pages == 0 { Backing::Unbacked } else { Backing::Base4K };

@@ -1,13 +1,14 @@
-//! What a two-dimensional walk costs, counted from walks: `data/walk_cost.csv` row by row, and the formula it follows.
+//! The cost of a two-dimensional walk, counted from walks: `data/walk_cost.csv` row by row, and the
+//! formula behind it.
 //!
 //! ```text
-//!   cold                   nothing is cached                          (n + 1)(m + 1) - 1
+//!   cold                   no level is cached                         (n + 1)(m + 1) - 1
 //!   guest's walk cache     only the guest's leaf is read              1 + m + m
 //!   and the host's         the host's leaf each time                  1 + 1 + 1
 //!   and the nested TLB     the table's page is known, the page not    1 + 0 + 1
 //! ```
 //!
-//! Each column is a machine that has these caches and no others, brought into that state by accesses alone.
+//! Each column is a machine that has only these caches, brought into that state by accesses alone.
 
 use proptest::prelude::*;
 use wideleaf_policies::units::gib;
@@ -18,7 +19,7 @@ use wideleaf_simulator::{AddressSpace, Counts, Machine, Paging, Simulator, machi
 
 const TEST: &str = "made for this test";
 const LARGE: Array = array(64);
-/// Two entries: the page of the guest's leaf tables, and one of data, which the next access to data pushes out.
+/// Two entries: the page of the guest's leaf tables, and one of data, which the next access to data evicts.
 const TWO: Array = array(2);
 const WALK_CACHE: &[WalkCache] = &[WalkCache { levels: &[2, 3, 4, 5], array: LARGE }];
 
@@ -41,7 +42,7 @@ fn machine_with(has: Has) -> Machine {
         nested_tlb: (has == Has::NestedTlb).then_some(TWO),
         walk_caches_are_combined: high(false, TEST),
         second_level_holds_pdes: high(false, TEST),
-        ..*machine("a64fx").expect("a machine whose TLB holds all sizes")
+        ..*machine("a64fx").expect("a machine with a TLB for all sizes")
     }
 }
 
@@ -93,7 +94,8 @@ impl Row {
         format!("{} over {}, {guest_levels} + {host_levels} levels", self.guest, self.host)
     }
 
-    /// What an access costs on a machine that has these caches, after accesses that warmed them for it alone.
+    /// Number of references of an access on a machine with these caches, after accesses that warmed them
+    /// only for it.
     fn warm_cost(&self, has: Has) -> u64 {
         self.warm_counts(&machine_with(has)).references()
     }
@@ -103,8 +105,9 @@ impl Row {
         let entry = self.entry.bytes().get();
         let address = if self.host > self.guest { 0 } else { entry * 4 };
         let neighbour = address + entry;
-        // Where one host page holds several of the guest's, another host page: the guest's leaf tables for both are on one
-        // host page, and the data there push the neighbour's, which are the address' own, out of the nested TLB.
+        // If one host page holds several of the guest's pages, `elsewhere` is on another host page. The guest's
+        // leaf tables for both are on one host page, and the data at `elsewhere` evict the neighbour's page, which
+        // is also that of `address`, from the nested TLB.
         let elsewhere = if self.host > self.guest { self.host.bytes().get() } else { neighbour };
         simulator.access(elsewhere, false);
         simulator.access(neighbour, false);
@@ -116,7 +119,7 @@ impl Row {
 }
 
 #[test]
-fn a_cold_walk_reads_what_the_table_says() {
+fn a_cold_walk_makes_the_references_in_the_table() {
     for row in rows() {
         let mut simulator = Simulator::new(&machine_with(Has::Nothing), row.space());
         let counts = cost_of(&mut simulator, 0);
@@ -130,15 +133,15 @@ fn a_cold_walk_reads_what_the_table_says() {
 }
 
 #[test]
-fn a_warm_walk_reads_what_the_table_says() {
+fn a_warm_walk_makes_the_references_in_the_table() {
     for row in rows() {
         let costs = [Has::GuestWalkCache, Has::HostWalkCache, Has::NestedTlb].map(|has| row.warm_cost(has));
         assert_eq!(costs, row.cached, "{}", row.name());
     }
 }
 
-/// The guest's leaf is where the walk cache says, so only the page is left to find: all of the host's levels, or the leaf where the host's
-/// walk cache has the rest.
+/// The walk cache gives the location of the guest's leaf, so only the page is left to find: all of the host's
+/// levels, or only the leaf if the host's walk cache has the rest.
 #[test]
 fn a_combined_walk_cache_saves_the_hosts_walk_to_the_first_table() {
     for row in rows() {
@@ -155,7 +158,7 @@ fn a_combined_walk_cache_saves_the_hosts_walk_to_the_first_table() {
 }
 
 #[test]
-fn a_combined_walk_cache_that_knows_nothing_leaves_a_cold_walk_cold() {
+fn an_empty_combined_walk_cache_saves_nothing_of_a_cold_walk() {
     for row in rows() {
         let combined = Machine { walk_caches_are_combined: high(true, TEST), ..machine_with(Has::GuestWalkCache) };
         let counts = cost_of(&mut Simulator::new(&combined, row.space()), 0);
@@ -188,7 +191,7 @@ fn page_size() -> impl Strategy<Value = PageSize> {
 }
 
 proptest! {
-    /// `n (m_tables + 1) + m_data`, wherever the address is and whatever the host's pages under the tables are.
+    /// `n (m_tables + 1) + m_data`, for any address and any host pages under the tables.
     #[test]
     fn walker_and_formula_agree(
         guest in page_size(),
@@ -214,9 +217,10 @@ proptest! {
         }
     }
 
-    /// What the caches of the walk save and what is still read make the cold walk, for every machine and any accesses.
+    /// The references that the caches of the walk save and those that are read add up to the cold walk, for every
+    /// machine and any accesses.
     #[test]
-    fn what_is_read_and_what_is_skipped_make_a_cold_walk(
+    fn read_and_skipped_references_add_up_to_a_cold_walk(
         which in 0..wideleaf_simulator::machines().len(),
         guest in page_size(),
         host in page_size(),

@@ -1,4 +1,4 @@
-//! The machines are what `data/tlb_geometry.csv` says, and say where each number is from.
+//! The machines agree with `data/tlb_geometry.csv`, and every number has a source.
 
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::gib;
@@ -6,7 +6,7 @@ use wideleaf_simulator::machine::{Array, Confidence, TlbLevel};
 use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, machine, machines};
 
-/// The rows of the file in their order, by the names one types.
+/// The names of the machines, in the order of the file's rows.
 const ROWS: [&str; 15] = [
     "k8",
     "openmp-opteron",
@@ -25,7 +25,7 @@ const ROWS: [&str; 15] = [
     "zen4",
 ];
 
-/// Entries of a level that loads of a page of `size` may use.
+/// Number of entries in a level that loads of a page of `size` may use.
 fn entries(level: Option<&TlbLevel>, size: PageSize) -> u32 {
     let arrays = level.map_or(&[] as &[_], |level| level.arrays);
     arrays.iter().filter(|array| array.pages.contains(&size)).map(|array| array.array.entries.value).sum()
@@ -50,7 +50,7 @@ fn entries_are_those_of_the_table() {
     }
 }
 
-/// What follows the first cell, which may be quoted and hold commas and doubled quotes.
+/// The line after its first cell, which may be quoted and contain commas and doubled quotes.
 fn after_first_cell(line: &str) -> &str {
     let Some(mut rest) = line.strip_prefix('"') else {
         return line.split_once(',').expect("two cells").1;
@@ -72,11 +72,11 @@ fn arrays(machine: &Machine) -> Vec<Array> {
 }
 
 #[test]
-fn every_number_has_a_source_and_the_doubtful_ones_say_so() {
+fn every_number_has_a_source_and_doubtful_ones_are_marked() {
     for machine in machines() {
         for array in arrays(machine) {
             for source in [array.entries.source, array.ways.source, array.replacement.source] {
-                assert!(!source.is_empty(), "{} has a number from nowhere", machine.name);
+                assert!(!source.is_empty(), "{} has a number without a source", machine.name);
             }
         }
     }
@@ -100,7 +100,7 @@ fn names_are_unique() {
     assert_eq!([names.len(), all], [16, 16]);
 }
 
-/// Misses of the third round over so many pages, one access each.
+/// Misses of the third round over `pages` pages, one access each.
 fn misses_of_a_round(machine: &Machine, pages: u64, options: Options) -> u64 {
     let space = AddressSpace::nested(gib(1), PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
     let mut simulator = Simulator::with_options(machine, space, options);
@@ -114,12 +114,12 @@ fn misses_of_a_round(machine: &Machine, pages: u64, options: Options) -> u64 {
 }
 
 #[test]
-fn every_machine_holds_as_many_pages_as_its_larger_level_and_half_of_them_on_a_shared_core() {
+fn every_machine_holds_the_pages_of_its_larger_level_and_half_of_them_on_a_shared_core() {
     for machine in machines() {
         let reach = machine.data_tlb.iter().map(|level| entries(Some(level), PageSize::Base4K)).max().expect("a level");
         let (alone, shared) = (Options::default(), Options { is_core_shared: true, ..Options::default() });
         let pages = u64::from(reach);
-        // A way of each set is left for the PDEs, which some second levels hold as well.
+        // One way of each set is left for the PDEs, which some second levels also hold.
         let fitting = pages - pages / 4;
         assert_eq!(misses_of_a_round(machine, fitting, alone), 0, "{}", machine.name);
         assert!(misses_of_a_round(machine, 2 * pages, alone) > pages, "{}", machine.name);
@@ -129,7 +129,7 @@ fn every_machine_holds_as_many_pages_as_its_larger_level_and_half_of_them_on_a_s
 }
 
 #[test]
-fn the_same_accesses_give_the_same_counts_one_by_one_and_all_at_once() {
+fn accesses_give_the_same_counts_one_by_one_and_all_at_once() {
     use wideleaf_simulator::streams::{Access, gups};
     for machine in machines() {
         let accesses: Vec<Access> =
@@ -185,7 +185,7 @@ fn with_fewer_lines_translation_is_the_same() {
 }
 
 #[test]
-fn promotion_of_the_host_forgets_translations_and_widens_entries() {
+fn promotion_by_the_host_drops_translations_and_widens_entries() {
     use wideleaf_policies::WindowIndex;
     let machine = machine("skylake-sp").expect("a machine");
     let space = AddressSpace::nested(gib(1), PageSize::Huge2M, PageSize::Base4K, Paging::FOUR_LEVELS);

@@ -419,7 +419,7 @@ mod tests {
         let text = mistake("[budget]\n  cpu_share = \"half\"\n");
         assert!(text.starts_with(":2:15: \"half\" is not a share"), "{text}");
         let text = mistake("[[vm]]\nname = \"a\"\npolicy = \"nope\"\n");
-        assert!(text.starts_with(":3:10: there is no policy \"nope\"; there are never, "), "{text}");
+        assert!(text.starts_with(":3:10: there is no policy \"nope\"; choose one of never, "), "{text}");
         assert!(mistake("[socket]\nmode = \"rw\"").starts_with(":2:8: \"rw\" is not a mode"));
         assert!(mistake("[[vm]]\nname = \"a\"\nweight = 0").starts_with(":3:10: 0 is not a weight"));
         assert!(mistake("[attach]\nautomatic = \"some\"").starts_with(":2:13: "));

@@ -1,4 +1,4 @@
-//! Promotes where the guest's own page is large, because only then both pages together make a larger TLB entry (Gemini,
+//! Promotes where the guest's own page is large, because a larger TLB entry needs both pages to be large (Gemini,
 //! EuroSys '23; its guest half, booking and buckets, has no counterpart in the host).
 //!
 //! ```text
@@ -21,27 +21,39 @@ use crate::snapshot::{GuestMapping, Snapshot};
 use crate::units::{Moment, PageSize};
 use crate::watermark::Watermark;
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "populated_min",
         256,
         (1, 512),
         "base pages",
-        "a window with fewer present is left alone (Gemini completes regions from 256)",
+        "minimum of present pages for a promotion (Gemini completes regions from 256)",
     ),
     ParameterInfo::number(
         "misaligned",
         1,
         (0, 1),
         "0 or 1",
-        "0: windows the guest maps with base pages are never promoted; 1: last (Gemini)",
+        "windows that the guest maps with base pages: 0 never promotes them, 1 promotes them last (Gemini)",
     ),
-    ParameterInfo::number("split_from", 85, (1, 100), "% of host memory", "misaligned huge pages are split from here"),
-    ParameterInfo::number("split_to", 70, (0, 100), "% of host memory", "and until here (both marks are HawkEye's)"),
+    ParameterInfo::number(
+        "split_from",
+        85,
+        (1, 100),
+        "% of host memory",
+        "memory use from which on misaligned huge pages are split",
+    ),
+    ParameterInfo::number(
+        "split_to",
+        70,
+        (0, 100),
+        "% of host memory",
+        "memory use below which splitting stops (both marks are HawkEye's)",
+    ),
 ];
 
-/// By what the guest maps.
+/// Decides by the page size of the guest's mapping.
 #[derive(Clone, Debug)]
 pub struct Aligned {
     populated_min: u16,
@@ -101,7 +113,7 @@ impl Aligned {
     }
 }
 
-/// The rank of windows the guest maps with base pages.
+/// Rank of windows that the guest maps with base pages.
 const MISALIGNED: u16 = 0;
 
 fn rank(guest: GuestMapping) -> Option<u16> {

@@ -1,8 +1,8 @@
-//! The largest page that fits, at the first touch of a window and never again (Shimizu's superpages for Linux 2.6): what
-//! is demoted once stays demoted, nothing is collapsed, nothing is compacted.
+//! The largest page that fits, at the first touch of a window and never again (Shimizu's superpages for Linux 2.6).
+//! A demoted window stays demoted; nothing is collapsed or compacted.
 //!
-//! Windows lie wholly inside guest RAM and are asked about only while nothing of them is present, so the answer always
-//! fits. Where no huge page is free, base pages come, for good.
+//! Windows lie entirely inside guest RAM, and the policy is asked only while no page of them is present, so a huge
+//! page always fits. If no huge page is free, the window gets base pages for good.
 
 use super::Policy;
 use crate::action::Plan;
@@ -10,7 +10,7 @@ use crate::budget::Budget;
 use crate::snapshot::{Snapshot, VmId};
 use crate::units::{Moment, PageSize, WindowIndex};
 
-/// Answers each first touch with a huge page; plans nothing.
+/// Answers each first touch with a huge page; plans no action.
 #[derive(Clone, Copy, Debug)]
 pub struct AtFault;
 

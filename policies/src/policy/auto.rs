@@ -1,11 +1,11 @@
-//! Promotes where it pays: benefit over cost, both in cycles (CBMM, ATC '22), by what is known of each window.
+//! Promotes where it pays: benefit over cost, both in cycles (CBMM, ATC '22), from the data on each window.
 //!
 //! ```text
-//!   misses/s  = touches per second × present pages, misses_max × present/512 at most
-//!               or, where no sensor takes the time: misses_per_s × share of samples with an access × present/512
-//!   benefit/s = misses/s × cycles a miss costs less   (walk/cost.rs: as measured on this machine, or the prior)
+//!   misses/s  = touches per second × present pages, at most misses_max × present/512
+//!               or, if no sensor measures the time: misses_per_s × share of samples with an access × present/512
+//!   benefit/s = misses/s × cycles saved per miss      (walk/cost.rs: as measured on this machine, or the prior)
 //!   bloat/s   = missing base pages × bloat_price
-//!   horizon   = as long again as it has been hot, 60 s at most
+//!   horizon   = for as long as it has been hot, at most 60 s
 //!
 //!   promote when (benefit/s - bloat/s) × horizon  ≥  measured cost × hysteresis × caution;  best ratio first
 //!                                                                                    ▲
@@ -13,15 +13,15 @@
 //!                            └▶ idle for all samples  ─▶ written_off ────────────────┘  raises it
 //! ```
 //!
-//! No counter tells misses by window. What can be measured is how soon a window is touched after it was looked at. A touch
-//! counts as the first of a pass over all pages that are present, since a stream and a hot page look alike: for a full
-//! window the mistake costs a copy, for a sparse one the few pages bound it. What is touched once in a while earns
-//! nothing, though every sample saw it touched.
+//! No counter reports misses by window. The measurable quantity is the time from the start of watching to the first
+//! touch. A touch counts as the first of a pass over all present pages, since a stream and a hot page look alike.
+//! For a full window the mistake costs a copy; for a sparse one the few pages bound it. A window touched only once
+//! in a while earns nothing, even if every sample saw a touch.
 //!
-//! What is nearly full and mapped by the guest adds no bloat, and need not prove itself: it is promoted behind all windows that
-//! have, unless nobody touched it when somebody looked last. Decisions on windows that were never sampled are counted as
-//! `planned_on_residency`. While the host is short it adds no page,
-//! and releases zero pages of huge windows that were idle at every sample, where that pays.
+//! A window that is nearly full and mapped by the guest adds no bloat and needs no proof. It is promoted after all
+//! proven windows, unless its latest sample saw no touch. Decisions on windows that were never sampled are counted
+//! as `planned_on_residency`. While the host is short, the policy adds no page. It then releases zero pages of huge
+//! windows that were idle at every sample, where that pays.
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -43,69 +43,81 @@ use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "misses_max",
         AssumedMisses::DEFAULT.most,
         (1, 1_000_000_000),
         "TLB misses/s",
-        "of a full window, however often it is touched (ours: what GUPS makes in a table of 512 MiB)",
+        "upper limit for a full window, however often it is touched (ours: those of GUPS in a table of 512 MiB)",
     ),
     ParameterInfo::number(
         "misses_per_s",
         AssumedMisses::DEFAULT.per_s,
         (1, 1_000_000_000),
         "TLB misses/s",
-        "assumed of a full window touched in every sample, where no sensor tells how soon it was touched (ours)",
+        "assumed for a full window touched in every sample, if no sensor measures the time to the touch (ours)",
     ),
     ParameterInfo::number(
         "horizon_s",
         60,
         (1, 3600),
         "s",
-        "a hot window is trusted to stay hot no longer (CBMM's port)",
+        "longest time for which a hot window is expected to stay hot (CBMM's port)",
     ),
     ParameterInfo::number(
         "bloat_price",
         1000,
         (0, 1_000_000),
         "cycles/s",
-        "of each base page added (ours: a gibibyte costs 13 % of a core, and the busiest window of a guest with base \
-         pages pays from 71 present pages on; Quicksilver promotes from 64)",
+        "price of each base page added (ours: a gibibyte costs 13 % of a core, and the busiest window of a guest \
+         with base pages pays from 71 present pages on; Quicksilver promotes from 64)",
     ),
-    ParameterInfo::number("hysteresis", 150, (100, 10_000), "% of the cost", "benefit that is asked for (ours)"),
+    ParameterInfo::number("hysteresis", 150, (100, 10_000), "% of the cost", "benefit required for a promotion (ours)"),
     ParameterInfo::number(
         "resident_min",
         90,
         (1, 100),
         "% of a window",
-        "promotes from here where nobody samples accesses (Ingens' threshold)",
+        "present share that suffices without access samples (Ingens' threshold)",
     ),
-    ParameterInfo::number("short_from", 85, (1, 100), "% of host memory", "nothing is added from here (HawkEye)"),
-    ParameterInfo::number("short_to", 70, (0, 100), "% of host memory", "and until here (HawkEye)"),
+    ParameterInfo::number(
+        "short_from",
+        85,
+        (1, 100),
+        "% of host memory",
+        "memory use from which on no page is added (HawkEye)",
+    ),
+    ParameterInfo::number(
+        "short_to",
+        70,
+        (0, 100),
+        "% of host memory",
+        "memory use below which pages are added again (HawkEye)",
+    ),
 ];
 
-/// A window is cold when this many of its newest samples saw nothing: one may miss an access by chance.
+/// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
 const COLD_AFTER_SAMPLES: u8 = 2;
 
-/// Outcomes that past decisions count as before there are any, so that one failure does not double the caution.
+/// Number of past decisions assumed before there are any, so that one failure does not double the caution.
 const PAST_DECISIONS_ASSUMED: u64 = 8;
 
-/// What a blind guess counts as, at most: below the smallest return in percent that `hysteresis` allows.
+/// Highest return in percent of a window without proof: below the smallest that `hysteresis` allows.
 const BLIND_MAX: u64 = 99;
 
-/// A promotion earns for no longer than this between two plans: a manager that slept has seen nothing.
+/// Longest time between two plans for which a promotion earns: a manager that slept has no sensor data for it.
 const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// What is remembered of a window.
+/// State that the policy keeps for a window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Memory {
-    /// Since when it has been touched all the time.
+    /// Start of the period in which every sample saw a touch.
     hot_since: Option<Moment>,
     /// Cycles that its promotion has cost and not yet earned.
     owed: u64,
-    /// Base pages present when its promotion was planned.
+    /// Number of base pages present when its promotion was planned.
     resident_before: u16,
 }
 
@@ -119,13 +131,13 @@ pub struct Auto {
     memory: Remembered<Memory>,
     turns: Turns,
     ranking: Ranking,
-    /// Promotions that were done since the last plan, and what they cost.
+    /// Promotions done since the last plan, and their costs.
     bought: Vec<(VmId, WindowIndex, Cost)>,
     planned_at: Moment,
     score: Score,
 }
 
-/// What things are worth.
+/// Values used to compare benefit and cost.
 #[derive(Clone, Copy, Debug)]
 struct Prices {
     walk: WalkCost,
@@ -135,7 +147,7 @@ struct Prices {
     hysteresis_percent: u64,
 }
 
-/// What became of decisions.
+/// Counts of how decisions turned out.
 #[derive(Clone, Copy, Debug, Default)]
 struct Score {
     planned_on_access: u64,
@@ -143,12 +155,12 @@ struct Score {
     paid_back: u64,
     written_off: u64,
     released: u64,
-    /// Hot windows at the latest plan whose bloat is not paid for.
+    /// Number of hot windows at the latest plan that do not pay for their bloat.
     sparse_now: u64,
 }
 
 impl Score {
-    /// From 100 % to nearly 200 %, as more promotions had to be written off.
+    /// Factor on the required benefit: from 100 % to nearly 200 %, rising with the promotions written off.
     fn caution_percent(&self) -> u64 {
         100 + 100 * self.written_off / (self.paid_back + self.written_off + PAST_DECISIONS_ASSUMED)
     }
@@ -160,7 +172,7 @@ fn cycles_over(per_second: u64, time: Duration) -> u64 {
 }
 
 impl Prices {
-    /// Never zero: nothing is free.
+    /// Cost in cycles, at least one, because it is a divisor.
     fn cycles(&self, cost: Cost) -> u64 {
         let microseconds = u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX);
         microseconds.saturating_mul(self.walk.per_microsecond()).max(1)
@@ -170,8 +182,8 @@ impl Prices {
         self.misses.per_s(access, present) * self.walk.saved_per_miss(guest, PageSize::Huge2M)
     }
 
-    /// Before there is a proof: nearly full windows that the guest may be using, the aligned ones first. Their buckets lie below
-    /// those of any return that is asked for.
+    /// The bucket of a window without proof: nearly full windows that the guest may be using, the aligned ones
+    /// first. These buckets lie below those of any required return.
     fn bucket_when_blind(&self, vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
         let saved = self.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
         (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved.min(BLIND_MAX)))
@@ -181,7 +193,7 @@ impl Prices {
         u64::from(missing) * self.bloat_price
     }
 
-    /// How many percent of the cost, in cycles, come back within the horizon.
+    /// Share of the cost, in cycles, that comes back within the horizon, in percent.
     fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
         let gain = cycles_over(per_second, hot_for.min(self.horizon));
         gain.saturating_mul(100) / cost
@@ -215,7 +227,7 @@ impl Auto {
         }
     }
 
-    /// Books what was done since the last plan, lets promotions earn, and notes which windows are hot.
+    /// Records the costs of actions since the last plan, lets promotions earn, and notes the hot windows.
     fn observe(&mut self, snapshot: &Snapshot, now: Moment) {
         let earning_time = now.since(self.planned_at).min(EARNING_TIME_MAX);
         self.planned_at = now;
@@ -268,7 +280,7 @@ impl Auto {
                 let percent = prices.return_percent(per_s, now.since(hot_since), cost);
                 (percent >= asked_percent).then(|| bucket_of(percent))
             });
-            // What was touched when somebody looked last is no worse than what nobody looked at.
+            // A window with a touch in its latest sample is no worse than one without samples.
             let may_be_used = access.was_touched().unwrap_or(true);
             let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_be_used);
             if let Some(bucket) = proven.or_else(guessed) {
@@ -291,7 +303,7 @@ impl Auto {
         }
     }
 
-    /// Gives zero pages back where a window was idle at all samples and that is worth more than it costs.
+    /// Releases zero pages of windows that were idle at all samples, where that is worth more than it costs.
     fn release(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         let Auto { prices, expectations, turns, .. } = self;
         let pays = |zero: u16, cost| {
@@ -315,7 +327,7 @@ fn cost_of_promotion(expectations: &Expectations, is_held: bool) -> Cost {
     expectations.cost(any, is_held)
 }
 
-/// Untouched at every sample of a full history.
+/// Whether a full history has no touch at any sample.
 fn is_idle(access: AccessHistory) -> bool {
     access.idle_samples() == AccessHistory::SAMPLES_MAX
 }

@@ -1,5 +1,5 @@
-//! Promotes by access coverage, the most used windows first, and takes bloat back when the host gets short (HawkEye,
-//! ASPLOS '19).
+//! Promotes by access coverage, the most used windows first, and takes bloat back when the host gets short of
+//! memory (HawkEye, ASPLOS '19).
 //!
 //! ```text
 //!   bucket   0     1     2   …    9        accessed base pages: 0–49, 50–99, …, 450–512
@@ -7,10 +7,10 @@
 //!   host memory used ≥ 85 %: no promotion; zero pages of huge pages go back, idlest VM first, until it is < 70 %
 //! ```
 //!
-//! HawkEye counts accessed bits of base pages once in 30 s. What is seen here is whether a window was touched, often, and
-//! sometimes how many of its pages were written: accessed = max(present × share of samples with an access, written).
-//! Where nobody samples, present pages count as accessed. HawkEye recovers from the process with the least time in
-//! walks; without that counter it is the VM with the smallest share of touched windows.
+//! HawkEye counts accessed bits of base pages once in 30 s. The sensors here sample more often whether a window was
+//! touched, and sometimes count its written pages: accessed = max(present × share of samples with an access,
+//! written). Without samples, present pages count as accessed. HawkEye recovers from the process with the least
+//! time in walks; without that counter, this policy uses the VM with the smallest share of touched windows.
 
 use core::ops::ControlFlow;
 
@@ -28,31 +28,43 @@ use crate::snapshot::{Snapshot, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment};
 use crate::watermark::Watermark;
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "lowest_bucket",
         1,
         (0, 9),
         "bucket of 50 base pages",
-        "windows in lower buckets stay on base pages (ours; HawkEye goes down to any)",
+        "lowest bucket that is promoted (ours; HawkEye promotes all)",
     ),
-    ParameterInfo::number("recover_from", 85, (1, 100), "% of host memory", "bloat is taken back from here (HawkEye)"),
-    ParameterInfo::number("recover_to", 70, (0, 100), "% of host memory", "and until here (HawkEye)"),
+    ParameterInfo::number(
+        "recover_from",
+        85,
+        (1, 100),
+        "% of host memory",
+        "memory use from which on bloat is taken back (HawkEye)",
+    ),
+    ParameterInfo::number(
+        "recover_to",
+        70,
+        (0, 100),
+        "% of host memory",
+        "memory use below which taking back stops (HawkEye)",
+    ),
     ParameterInfo::number(
         "zero_pages_min",
         256,
         (1, 512),
         "base pages",
-        "a huge page with so many zero pages is bloat (ours: half)",
+        "minimum of zero pages that makes a huge page bloat (ours: half)",
     ),
 ];
 
-/// Base pages in a bucket; the last of the ten has 62.
+/// Number of base pages in a bucket; the last of the ten has 62.
 const PAGES_PER_BUCKET: u16 = 50;
 const BUCKET_LAST: u16 = 9;
 
-/// By buckets of accessed pages.
+/// Decides by buckets of accessed pages.
 #[derive(Clone, Debug)]
 pub struct Coverage {
     lowest_bucket: u16,
@@ -117,7 +129,7 @@ impl Coverage {
     }
 }
 
-/// Base pages of a window that are in use, as far as the sensors tell.
+/// Number of a window's base pages in use, according to the sensors.
 fn accessed(vm: &VmSnapshot, row: usize) -> u16 {
     let present = vm.resident[row];
     let touched = match vm.access[row].rate() {
@@ -127,7 +139,7 @@ fn accessed(vm: &VmSnapshot, row: usize) -> u16 {
     touched.max(vm.written[row].unwrap_or(0)).min(BASE_PAGES_PER_WINDOW)
 }
 
-/// Touched windows, per ten thousand of the VM's.
+/// Touched windows per ten thousand of the VM's windows.
 fn touched_windows(vm: &VmSnapshot) -> u64 {
     let touched = vm.access.iter().filter(|access| access.was_touched() == Some(true)).count() as u64;
     touched * 10_000 / (vm.len() as u64).max(1)

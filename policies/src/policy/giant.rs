@@ -1,13 +1,13 @@
-//! 1 GiB where a whole giant can be had, then 2 MiB, then what is there (Trident, MICRO '21).
+//! 1 GiB pages where the host has them, then 2 MiB pages, then base pages (Trident, MICRO '21).
 //!
 //! ```text
 //!   giant 0 [ 512 windows of guest RAM, enough present, a 1 GiB page free ] ─▶ one giant page
 //!   giant 1 [ no 1 GiB page free, or it refused and backs off              ] ─▶ its windows, one by one, to 2 MiB
 //! ```
 //!
-//! A window that is huge already may become part of a giant later: 2 MiB is a step on the way. One giant is more than a
-//! burst of the budget at its default, so it is borrowed and paid back, and a plan names at most one then. Trident
-//! scans a fixed amount a wake; the budget is the pace here.
+//! A huge window may become part of a giant later, so 2 MiB is a step on the way. One giant costs more than a burst
+//! of the default budget, so it is borrowed and paid back, and then a plan names at most one. Trident scans a fixed
+//! amount each wake-up; here the budget sets the pace.
 
 use super::{Needs, Policy};
 use crate::action::{Action, Plan};
@@ -19,28 +19,28 @@ use crate::parameters::{ParameterInfo, Parameters};
 use crate::snapshot::{Backing, Snapshot, VmSnapshot};
 use crate::units::{Moment, PageSize};
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "max_none_1g",
         262_143,
         (0, 262_143),
         "base pages",
-        "a giant with more pages missing is left alone (Trident: 262143, one present page is enough)",
+        "most pages that a promoted giant may lack (Trident: 262143, one present page is enough)",
     ),
     ParameterInfo::number(
         "max_none_2m",
         511,
         (0, 511),
         "base pages",
-        "a window with more pages missing is left alone (Linux: 511)",
+        "most pages that a promoted window may lack (Linux: 511)",
     ),
 ];
 
 const WINDOWS_PER_GIANT: usize = 512;
 const BASE_PAGES_PER_GIANT: u32 = 262_144;
 
-/// Giants first.
+/// Promotes giants first.
 #[derive(Clone, Debug)]
 pub struct Giant {
     missing_max_1g: u32,
@@ -49,7 +49,7 @@ pub struct Giant {
 }
 
 impl Giant {
-    /// A policy that has learnt nothing yet.
+    /// A policy that has not learnt any cost yet.
     pub fn new(parameters: &Parameters) -> Giant {
         Giant {
             missing_max_1g: parameters.number("max_none_1g") as u32,
@@ -63,7 +63,7 @@ impl Giant {
         let first = rows.start;
         let is_whole = rows.len() == WINDOWS_PER_GIANT;
         let is_backed = !matches!(vm.backing[first], Backing::Unbacked | Backing::Giant1G);
-        // Every row: a part of it may be in somebody else's hand (a log, an action that backs off).
+        // Check every row: another actor may be working on a part of the giant (a log, an action that backs off).
         if !is_whole || !is_backed || vm.ready_at[rows.clone()].iter().any(|ready_at| *ready_at > now) {
             return false;
         }
@@ -106,7 +106,7 @@ impl Policy for Giant {
                     let window = vm.windows[rows.start];
                     let promote = Action::Promote { vm: vm.vm, window, to: PageSize::Giant1G };
                     if self.expectations.request(promote, false, budget, plan).is_break() {
-                        return; // Its turn comes when the budget is full again.
+                        return; // It is requested again when the budget is full.
                     }
                     giants_free -= 1;
                     continue;

@@ -1,5 +1,6 @@
-//! Every resident window becomes large, in address order, as fast as the budget allows. What `enabled=always` would
-//! do if khugepaged had no limits (Linux, admin-guide/mm/transhuge): the upper line for speed, and for bloat.
+//! Every resident window becomes large, in address order, as fast as the budget allows: the behaviour of
+//! `enabled=always` if khugepaged had no limits (Linux, admin-guide/mm/transhuge). The upper bound for speed
+//! and for bloat.
 
 use core::ops::ControlFlow;
 
@@ -12,8 +13,8 @@ use crate::outcome::Outcome;
 use crate::snapshot::Snapshot;
 use crate::units::Moment;
 
-/// Promotes whatever is served with base pages. VMs take turns window by window, so that a small VM is not starved by
-/// a large one.
+/// Promotes all windows on base pages. VMs take turns window by window, so that a large VM does not starve
+/// a small one.
 #[derive(Clone, Debug, Default)]
 pub struct Greedy {
     expectations: Expectations,

@@ -1,4 +1,4 @@
-//! Base pages only: the lower line of every comparison.
+//! Base pages only: the lower bound of every comparison.
 
 use super::Policy;
 use crate::action::Plan;
@@ -6,7 +6,7 @@ use crate::budget::Budget;
 use crate::snapshot::Snapshot;
 use crate::units::Moment;
 
-/// Plans nothing.
+/// Plans no action.
 #[derive(Clone, Copy, Debug)]
 pub struct Never;
 

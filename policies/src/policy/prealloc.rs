@@ -1,5 +1,5 @@
-//! Large pages from the start and nothing afterwards: what hugetlbfs gives (Linux, admin-guide/mm/hugetlbpage;
-//! Omni/SCASH maps all shared data that way at program start). The line every other policy is measured against.
+//! Large pages from the start and no action afterwards, as with hugetlbfs (Linux, admin-guide/mm/hugetlbpage;
+//! Omni/SCASH maps all shared data that way at program start). The reference for every other policy.
 
 use super::{Policy, RamStart};
 use crate::action::Plan;
@@ -7,7 +7,7 @@ use crate::budget::Budget;
 use crate::snapshot::Snapshot;
 use crate::units::Moment;
 
-/// Plans nothing: all is done before the guest runs, with [`RamStart::HugeAndPrefaulted`].
+/// Plans no action: all is done before the guest runs, with [`RamStart::HugeAndPrefaulted`].
 #[derive(Clone, Copy, Debug)]
 pub struct Prealloc;
 

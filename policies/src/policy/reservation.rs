@@ -1,12 +1,12 @@
-//! Frames are reserved at the first touch, and a window becomes large where it is once it is populated (Navarro et al.,
-//! OSDI '02; FreeBSD's `vm_reserv`; with a threshold of 64 Quicksilver, ATC '20).
+//! Frames are reserved at the first touch, and a window becomes large in place once it is populated (Navarro et
+//! al., OSDI '02; FreeBSD's `vm_reserv`; with a threshold of 64 Quicksilver, ATC '20).
 //!
-//! Nothing is copied and nothing becomes large that the guest does not use. The price is paid at the touch: one fault a
-//! page until the window is large, and 2 MiB cleared at its first. Whoever touches half of many windows holds twice the
-//! memory, until the host is short: then the reservation that was changed longest ago is broken.
+//! Nothing is copied, and only memory that the guest uses becomes large. The price is paid at the touch: one fault
+//! a page until the window is large, and 2 MiB cleared at its first page. A guest that touches half of many windows
+//! holds twice the memory until the host is short. Then the reservation that was changed longest ago is broken.
 //!
-//! Quicksilver fills the rest of a window when 64 pages are populated. Here the kernel has cleared all of it with the first
-//! page, so that there is nothing left to fill, and no daemon to do it.
+//! Quicksilver fills the rest of a window when 64 pages are populated. Here the kernel clears the whole window with
+//! the first page, so no page is left to fill, and no daemon is needed.
 
 use super::{Policy, RamStart};
 use crate::action::Plan;
@@ -16,7 +16,7 @@ use crate::reservations::ReservationRules;
 use crate::snapshot::Snapshot;
 use crate::units::{Moment, PerTenThousand};
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "threshold",
@@ -30,19 +30,19 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         85,
         (1, 100),
         "% of host memory",
-        "in use, from which on reservations are broken, the one changed longest ago first",
+        "memory use from which on reservations are broken, the one changed longest ago first",
     ),
-    ParameterInfo::number("break_to", 70, (1, 100), "% of host memory", "in use, below which no more are broken"),
+    ParameterInfo::number("break_to", 70, (1, 100), "% of host memory", "memory use below which breaking stops"),
 ];
 
-/// Leaves everything to the book of reservations; plans nothing.
+/// Leaves all decisions to the reservations; plans no action.
 #[derive(Clone, Copy, Debug)]
 pub struct Reservation {
     rules: ReservationRules,
 }
 
 impl Reservation {
-    /// With these rules.
+    /// Makes the policy with the rules from these parameters.
     pub fn new(parameters: &Parameters) -> Reservation {
         let percent = |name| PerTenThousand::of(parameters.number(name), 100);
         let threshold = parameters.number("threshold") as u16;

@@ -1,5 +1,5 @@
-//! Rules over size, access rate and age, as DAMON's schemes are (Linux, mm/damon/design: DAMOS). The default text is `ethp`:
-//! what is accessed becomes huge, what is idle for 7 s stops being it (damo's scheme file of that name).
+//! Rules over size, access rate and age, like DAMON's schemes (Linux, mm/damon/design: DAMOS). The default text is
+//! `ethp`: accessed regions become huge, and regions idle for 7 s are demoted (damo's scheme file of that name).
 //!
 //! ```text
 //!   size      rate     age       action
@@ -7,9 +7,9 @@
 //!   2M  max   0% 0%    7s  max   demote           2 MiB and larger, never accessed, for 7 s
 //! ```
 //!
-//! A *region* is a run of neighbouring windows with the same access rate, in tenths (0 is its own class), and the same
-//! age: for how long that class has held. The first rule that fits a region is applied to its windows. DAMON's quota on
-//! time is the manager's budget; windows nobody samples belong to no region.
+//! A *region* is a run of neighbouring windows with the same access rate, in tenths (0 is its own class), and the
+//! same age, the time for which that class has held. The first rule that fits a region is applied to its windows.
+//! The manager's budget takes the place of DAMON's quota on time. Windows without samples belong to no region.
 
 use core::ops::Range;
 use core::time::Duration;
@@ -33,10 +33,10 @@ use crate::watermark::Watermark;
 /// The published thresholds: 5 % and 0 % for 7 s.
 pub const ETHP: &str = "min max 5% max min max promote; 2M max 0% 0% 7s max demote";
 
-/// More rules than this are a mistake; each is compared with each region.
+/// Largest number of rules; more are a mistake, because each is compared with each region.
 const RULES_MAX: usize = 32;
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo {
         name: "rules",
@@ -49,7 +49,7 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         4096,
         (1, 1 << 32),
         "windows an interval",
-        "no more are acted on (DAMOS' size quota)",
+        "most windows that are acted on (DAMOS' size quota)",
     ),
     ParameterInfo::number(
         "interval_ms",
@@ -58,11 +58,17 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         "ms",
         "time between two applications (DAMON aggregates over 100)",
     ),
-    ParameterInfo::number("on_from", 0, (0, 100), "% of host memory", "rules are applied from here on (0: always)"),
-    ParameterInfo::number("off_below", 0, (0, 100), "% of host memory", "and no longer below this"),
+    ParameterInfo::number(
+        "on_from",
+        0,
+        (0, 100),
+        "% of host memory",
+        "memory use from which on rules are applied (0: always)",
+    ),
+    ParameterInfo::number("off_below", 0, (0, 100), "% of host memory", "memory use below which rules are not applied"),
 ];
 
-/// One rule.
+/// One rule of a scheme.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     size: Between<Bytes>,
@@ -78,7 +84,7 @@ enum Effect {
     Release,
 }
 
-/// Both ends belong to it.
+/// A closed interval; both ends belong to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Between<T> {
     least: T,
@@ -90,7 +96,7 @@ impl<T: PartialOrd + Copy> Between<T> {
         self.least <= value && value <= self.most
     }
 
-    /// Reads two words; `min` and `max` stand for the ends of what there is.
+    /// Parses two words; `min` and `max` stand for the ends of `all`.
     fn parse(words: &[&str], all: Between<T>, read: impl Fn(&str) -> Result<T, String>) -> Result<Between<T>, String> {
         let end = |word: &str| match word {
             "min" => Ok(all.least),
@@ -99,7 +105,7 @@ impl<T: PartialOrd + Copy> Between<T> {
         };
         let (least, most) = (end(words[0])?, end(words[1])?);
         if least > most {
-            return Err(format!("{} is more than {}", words[0], words[1]));
+            return Err(format!("{} is larger than {}; write the smaller value first", words[0], words[1]));
         }
         Ok(Between { least, most })
     }
@@ -110,10 +116,10 @@ impl Rule {
         const FORM: &str = "SIZE SIZE RATE RATE AGE AGE ACTION, like: 2M max 0% 0% 7s max demote";
         let words: Vec<&str> = text.split_whitespace().collect();
         let [sizes @ .., effect] = words.as_slice() else {
-            return Err(format!("an empty rule; a rule is {FORM}"));
+            return Err(format!("a rule is empty; write {FORM}"));
         };
         if sizes.len() != 6 {
-            return Err(format!("{} words in {text:?}; a rule is {FORM}", words.len()));
+            return Err(format!("{} words in {text:?}; write {FORM}", words.len()));
         }
         let all_sizes = Between { least: Bytes::ZERO, most: Bytes::new(u64::MAX) };
         let all_rates = Between { least: PerTenThousand::new(0), most: PerTenThousand::ALL };
@@ -128,7 +134,7 @@ impl Rule {
                 "promote" => Effect::Promote,
                 "demote" => Effect::Demote,
                 "release" => Effect::Release,
-                other => return Err(format!("{other:?} is no action; there are promote, demote, release")),
+                other => return Err(format!("{other:?} is not an action; choose one of promote, demote, release")),
             },
         })
     }
@@ -141,7 +147,7 @@ impl Rule {
 fn parse_rules(text: &str) -> Result<Vec<Rule>, String> {
     let rules: Vec<Rule> = text.split(';').map(Rule::parse).collect::<Result<_, String>>()?;
     if rules.len() > RULES_MAX {
-        return Err(format!("{} rules; {RULES_MAX} at most", rules.len()));
+        return Err(format!("{} rules are too many; write at most {RULES_MAX}", rules.len()));
     }
     Ok(rules)
 }
@@ -150,7 +156,7 @@ fn parse_rate(word: &str) -> Result<PerTenThousand, String> {
     let percent = word.strip_suffix('%').and_then(|number| number.parse().ok()).filter(|percent| *percent <= 100);
     percent
         .map(|percent: u64| PerTenThousand::of(percent, 100))
-        .ok_or_else(|| format!("{word:?} is not a rate from 0% to 100%"))
+        .ok_or_else(|| format!("{word:?} is not a rate from 0% to 100%; write one like 5%"))
 }
 
 fn parse_age(word: &str) -> Result<Duration, String> {
@@ -162,7 +168,7 @@ fn parse_age(word: &str) -> Result<Duration, String> {
     milliseconds.map(Duration::from_millis).ok_or_else(|| format!("{word:?} is not an age like 100ms or 7s"))
 }
 
-/// For how long a window has been in its class.
+/// Access class of a window, and the moment since which it holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pattern {
     /// Tenths of the samples with an access, rounded up; `None` before the first sample.
@@ -174,7 +180,7 @@ fn class_of(access: AccessHistory) -> Option<u8> {
     access.rate().map(|rate| rate.get().div_ceil(1_000) as u8)
 }
 
-/// Neighbouring windows with one pattern.
+/// Neighbouring windows with the same pattern.
 #[derive(Clone, Debug)]
 struct Region {
     rows: Range<usize>,
@@ -188,7 +194,8 @@ impl Region {
     }
 }
 
-/// The region that begins at `first`: same class, same age, windows without a gap. `None` where nobody looked.
+/// The region that begins at `first`: same class, same age, windows without a gap. `None` if the window
+/// has no samples.
 fn region_at(vm: &VmSnapshot, patterns: &[Pattern], first: usize, now: Moment) -> Option<Region> {
     let Pattern { class, since } = patterns[first];
     let rate = vm.access[first].rate()?;
@@ -226,7 +233,7 @@ impl Schemes {
         }
     }
 
-    /// Notes which windows have changed their class.
+    /// Notes the windows that have changed their class.
     fn observe(&mut self, snapshot: &Snapshot, now: Moment) {
         self.patterns.fit(snapshot);
         for (index, vm) in snapshot.vms.iter().enumerate() {
@@ -240,7 +247,7 @@ impl Schemes {
     }
 }
 
-/// What a rule asks for at one window, if it can be done there.
+/// The action that a rule requests for one window, if it is possible there.
 fn action(effect: Effect, vm: &VmSnapshot, row: usize, now: Moment) -> Option<Action> {
     let (id, window) = (vm.vm, vm.windows[row]);
     let (action, is_possible) = match effect {
@@ -265,7 +272,7 @@ impl Policy for Schemes {
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
-        // A host nobody looked at counts as empty: rules without watermarks are applied there, others are not.
+        // A host without data counts as empty: rules without watermarks are applied there, others are not.
         let host = snapshot.host.unwrap_or_default();
         if !self.active.update(Some(host)) || now < self.apply_at {
             return;
@@ -307,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ethp_is_what_was_published() {
+    fn ethp_has_the_published_thresholds() {
         let rules = parse_rules(ETHP).expect("it is the default");
         let (all, never) = (PerTenThousand::ALL, PerTenThousand::new(0));
         assert_eq!(rules[0].rate, Between { least: PerTenThousand::new(500), most: all });
@@ -317,16 +324,16 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_makes_no_sense_says_why() {
-        let why = |text| parse_rules(text).expect_err("it makes no sense");
-        assert!(why("").starts_with("an empty rule"));
+    fn an_invalid_rule_is_refused_with_the_reason() {
+        let why = |text| parse_rules(text).expect_err("the rule is invalid");
+        assert!(why("").starts_with("a rule is empty"));
         assert!(why("min max 5% max promote").starts_with("5 words in"));
         assert!(why("min max 5 max min max promote").contains("\"5\" is not a rate"));
         assert!(why("min max 101% max min max promote").contains("not a rate from 0% to 100%"));
         assert!(why("min max 5% max 7 max promote").contains("\"7\" is not an age"));
-        assert!(why("4M 2M 5% max min max promote").contains("4M is more than 2M"));
+        assert!(why("4M 2M 5% max min max promote").contains("4M is larger than 2M"));
         assert!(why("1X max 5% max min max promote").contains("\"1X\" is not a size"));
         assert!(why("min max 5% max min max hugepage").contains("promote, demote, release"));
-        assert!(why(&["min max min max min max demote"; 33].join(";")).contains("32 at most"));
+        assert!(why(&["min max min max min max demote"; 33].join(";")).contains("at most 32"));
     }
 }

@@ -1,13 +1,13 @@
-//! khugepaged with its own defaults and knobs (Linux, admin-guide/mm/transhuge; mm/khugepaged.c): some windows a wake, in
-//! address order, whatever they are worth.
+//! khugepaged with its own defaults and knobs (Linux, admin-guide/mm/transhuge; mm/khugepaged.c): some windows each
+//! wake-up, in address order, whatever their benefit.
 //!
 //! ```text
 //!   wake ── look at pages_to_scan / 512 windows behind the cursor ── sleep scan_sleep_ms ── wake …
-//!                  └ few enough of its pages missing, and not known to be idle? promote
+//!                  └ few enough of its pages missing, and not idle in the latest sample? promote
 //! ```
 //!
-//! At the defaults that is 16 MiB in 10 s: a gibibyte takes 10 minutes and 40 seconds. Guest RAM has no swap entries and
-//! no sharing here, so `max_ptes_swap` and `max_ptes_shared` have no counterpart.
+//! With the defaults that is 16 MiB in 10 s: a gibibyte takes 10 minutes and 40 seconds. Here guest RAM has no swap
+//! entries and no sharing, so `max_ptes_swap` and `max_ptes_shared` have no counterpart.
 
 use core::time::Duration;
 
@@ -21,36 +21,30 @@ use crate::parameters::{ParameterInfo, Parameters};
 use crate::snapshot::{Snapshot, VmSnapshot};
 use crate::units::Moment;
 
-/// A day: a longer sleep is the policy `never`.
+/// Longest sleep, one day in milliseconds; a longer sleep equals the policy `never`.
 pub(super) const SLEEP_MS_MAX: u64 = 24 * 3600 * 1000;
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "pages_to_scan",
         4096,
         (512, 1 << 40),
         "base pages",
-        "how much is looked at each wake, 512 a window",
+        "pages scanned each wake-up, 512 a window",
     ),
-    ParameterInfo::number("scan_sleep_ms", 10_000, (0, SLEEP_MS_MAX), "ms", "time between two wakes"),
+    ParameterInfo::number("scan_sleep_ms", 10_000, (0, SLEEP_MS_MAX), "ms", "time between two wake-ups"),
     ParameterInfo::number(
         "alloc_sleep_ms",
         60_000,
         (0, SLEEP_MS_MAX),
         "ms",
-        "time to the next wake where no huge page was to be had",
+        "time to the next wake-up if no huge page was available",
     ),
-    ParameterInfo::number(
-        "max_ptes_none",
-        511,
-        (0, 511),
-        "base pages",
-        "a window with more pages missing is left alone",
-    ),
+    ParameterInfo::number("max_ptes_none", 511, (0, 511), "base pages", "most pages that a promoted window may lack"),
 ];
 
-/// Scans behind a cursor.
+/// Scans guest memory behind a cursor.
 #[derive(Clone, Debug)]
 pub struct Thp {
     windows_per_wake: u64,
@@ -58,7 +52,7 @@ pub struct Thp {
     alloc_sleep: Duration,
     max_missing: u16,
     wake_at: Moment,
-    /// VM and row that the next wake begins at.
+    /// VM and row at which the next wake-up begins.
     cursor: (usize, usize),
     expectations: Expectations,
 }
@@ -83,7 +77,8 @@ impl Thp {
     }
 }
 
-/// The row at the cursor, or the first one behind it, around the end if need be. `None` where there is no row at all.
+/// The row at the cursor, or the first one behind it, continuing from the start at the end. `None` if there
+/// are no rows.
 fn settle(cursor: (usize, usize), snapshot: &Snapshot) -> Option<(usize, usize)> {
     let (vm, row) = cursor;
     if snapshot.vms.get(vm).is_some_and(|vm| row < vm.len()) {
@@ -112,7 +107,7 @@ impl Policy for Thp {
             self.cursor = (at, row);
             let vm = &snapshot.vms[at];
             if self.should_promote(vm, row, now) && self.expectations.request_huge(vm, row, budget, plan).is_break() {
-                return; // The next wake begins with this window.
+                return; // The next wake-up begins with this window.
             }
             self.cursor = (at, row + 1);
         }

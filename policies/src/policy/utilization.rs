@@ -1,14 +1,14 @@
-//! Promotes windows that are nearly full already, fairly across VMs (Ingens, OSDI '16, threshold 90 %; the fairness is the
-//! idle-memory tax of ESX, Waldspurger, OSDI '02, which Ingens applies to huge pages).
+//! Promotes windows that are nearly full already, fairly across VMs (Ingens, OSDI '16, threshold 90 %; the fairness
+//! is the idle-memory tax of ESX, Waldspurger, OSDI '02, which Ingens applies to huge pages).
 //!
 //! ```text
 //!   each VM's price of one more huge page = huge pages it has × (f + k (1 - f))       f: active share of its windows
 //!   the cheapest VM gets the next one, then prices are compared again                 k = 1 / (1 - tax)
 //! ```
 //!
-//! With no tax every VM ends with as many huge pages; with 75 % a wholly idle VM pays four times as much for each.
-//! Ingens' own form rewards idleness when its penalty is at most one, so the parent rule is used. A VM whose accesses
-//! nobody samples counts as active.
+//! Without a tax every VM ends with the same number of huge pages; with 75 % a completely idle VM pays four times
+//! the price for each. Ingens' own form rewards idleness when its penalty is at most one, so the original rule is
+//! used. A VM without access samples counts as active.
 
 use alloc::vec::Vec;
 
@@ -22,7 +22,7 @@ use crate::parameters::{ParameterInfo, Parameters};
 use crate::snapshot::{Snapshot, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PerTenThousand};
 
-/// What may be set.
+/// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
     ParameterInfo::number(
         "threshold",
@@ -36,21 +36,21 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         75,
         (0, 99),
         "%",
-        "what an idle VM forgoes: its huge pages count 1 / (1 - tax) times (ESX: 75)",
+        "tax on idle memory: huge pages of an idle VM count 1 / (1 - tax) times (ESX: 75)",
     ),
     ParameterInfo::number(
         "needs_access",
         0,
         (0, 1),
         "0 or 1",
-        "1: only windows that were touched in 3 of 4 samples (Ingens' deferred mode 2)",
+        "1: promotes only windows touched in 3 of 4 samples (Ingens' deferred mode 2)",
     ),
 ];
 
-/// Ingens calls a region hot while its frequency is at least three quarters of the weight it can reach.
+/// Access rate from which on a window is hot: Ingens requires three quarters of the frequency's largest weight.
 const HOT_RATE: PerTenThousand = PerTenThousand::new(7_500);
 
-/// Full windows first come, VMs by price.
+/// Promotes full windows in address order, VMs by price.
 #[derive(Clone, Debug)]
 pub struct Utilization {
     resident_min: u16,
@@ -60,16 +60,16 @@ pub struct Utilization {
     accounts: Vec<Account>,
 }
 
-/// What one VM has and where its list goes on.
+/// Huge pages of one VM, and its next candidate.
 #[derive(Clone, Copy, Debug)]
 struct Account {
     /// Index into the snapshot's VMs.
     vm: usize,
-    /// Huge pages, those planned now included.
+    /// Number of huge pages, those planned now included.
     huge: u64,
     /// Price of one huge page.
     tax: u64,
-    /// Next row to look at.
+    /// Next row to examine.
     row: usize,
 }
 
@@ -80,7 +80,7 @@ impl Account {
 }
 
 impl Utilization {
-    /// A policy that owes nobody anything.
+    /// A policy without accounts.
     pub fn new(parameters: &Parameters) -> Utilization {
         let resident_min = u64::from(BASE_PAGES_PER_WINDOW) * parameters.number("threshold") / 100;
         Utilization {
@@ -92,7 +92,7 @@ impl Utilization {
         }
     }
 
-    /// `f + k (1 - f)`, times a constant so that it stays whole: 1 - tax and f are shares.
+    /// `f + k (1 - f)`, times a constant that keeps it an integer: 1 - tax and f are shares.
     fn tax(&self, active: PerTenThousand) -> u64 {
         let active = u64::from(active.get());
         active * (100 - self.taxed_percent) + (10_000 - active) * 100
@@ -114,7 +114,7 @@ impl Utilization {
     }
 }
 
-/// The share of a VM's sampled windows that were touched at the last sample; all of them where none was sampled.
+/// The share of a VM's sampled windows that were touched at the last sample; the whole if none was sampled.
 fn active_share(vm: &VmSnapshot) -> PerTenThousand {
     let (mut sampled, mut touched) = (0, 0);
     for was_touched in vm.access.iter().filter_map(|access| access.was_touched()) {

@@ -1,4 +1,4 @@
-//! One VM's part of a snapshot, as the difference to its part of the snapshot before.
+//! One VM's part of a snapshot, as the difference from its part of the previous snapshot.
 
 use alloc::vec::Vec;
 
@@ -7,7 +7,7 @@ use super::{DecodeError, MEMORY_MAX, ROWS_MAX, WINDOW_MAX};
 use crate::snapshot::{AccessHistory, Backing, GuestMapping, MappingStats, VmId, VmSnapshot, WindowRow};
 use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, WindowIndex};
 
-/// Bits of the mask: what differs.
+/// Bits of the mask: the parts that differ.
 mod differs {
     pub const WINDOWS: u64 = 1 << 0;
     pub const RESIDENT: u64 = 1 << 1;
@@ -35,9 +35,9 @@ const GUEST_MAPPINGS: [GuestMapping; 6] = [
     GuestMapping::Mixed,
 ];
 
-/// Appends what differs between `before` and `now`, two snapshots of one VM.
+/// Appends the differences between `before` and `now`, two snapshots of one VM.
 pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnapshot>) {
-    // Taken apart whole, so that a new column can not be forgotten here.
+    // Destructured completely, so that a new column cannot be forgotten here.
     let VmSnapshot {
         vm,
         windows,
@@ -102,7 +102,7 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
     out.append(&mut body);
 }
 
-/// Reads what [`put_vm`] wrote. `rows_left` is how many rows the snapshot may still have.
+/// Reads the output of [`put_vm`]. `rows_left` is the number of rows that the snapshot may still have.
 pub(super) fn vm(
     reader: &mut Reader<'_>,
     previous: &[VmSnapshot],
@@ -126,7 +126,7 @@ pub(super) fn vm(
         column(reader, &mut now.backing, |reader| reader.one_of("backing", &BACKINGS))?;
     }
     if mask & differs::IS_HELD != 0 {
-        column(reader, &mut now.is_held, |reader| reader.one_of("answer", &HELD))?;
+        column(reader, &mut now.is_held, |reader| reader.one_of("flag", &HELD))?;
     }
     if mask & differs::READY_AT != 0 {
         column(reader, &mut now.ready_at, Reader::moment)?;
@@ -163,7 +163,7 @@ pub(super) fn vm(
     }
 }
 
-/// What columns are compared to where there is nothing before.
+/// The rows with which columns are compared when there is no previous snapshot.
 fn unseen_windows(vm: VmId, windows: &[WindowIndex]) -> VmSnapshot {
     let mut rows = VmSnapshot::with_capacity(vm, windows.len());
     for window in windows {
@@ -217,7 +217,7 @@ fn put_column<T: Copy + PartialEq>(out: &mut Vec<u8>, now: &[T], before: &[T], p
     }
 }
 
-/// Changes `rows`, which are as they were before, to what they are now.
+/// Changes `rows` from their previous values to the current ones.
 fn column<'a, T: Copy>(
     reader: &mut Reader<'a>,
     rows: &mut [T],
@@ -229,7 +229,7 @@ fn column<'a, T: Copy>(
         let run = reader.number()?;
         let length = run / 2;
         if length == 0 || length > (rows.len() - row) as u64 {
-            return Err(DecodeError::OutOfRange { offset, what: "run of rows that are left", value: length });
+            return Err(DecodeError::OutOfRange { offset, what: "length of a run of rows", value: length });
         }
         let end = row + length as usize;
         if run % 2 == 1 {
@@ -275,7 +275,7 @@ fn put_mapping(out: &mut Vec<u8>, mapping: Option<MappingStats>) {
 }
 
 fn mapping(reader: &mut Reader<'_>) -> Result<Option<MappingStats>, DecodeError> {
-    if !reader.one_of("answer", &HELD)? {
+    if !reader.one_of("flag", &HELD)? {
         return Ok(None);
     }
     let mut leaves = |size: PageSize| reader.number_to("number of mappings", MEMORY_MAX / size.bytes().get());

@@ -1,4 +1,4 @@
-//! From bytes to frames, trusting none of them.
+//! Decodes bytes to frames, trusting none of them.
 
 use alloc::vec::Vec;
 
@@ -15,11 +15,11 @@ use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::snapshot::{HostMemory, Snapshot, VmId, VmSnapshot};
 use crate::units::{Bytes, Gpa, PageSize, PerTenThousand, WindowIndex};
 
-/// Reads a recording frame by frame. Behind the first error there is nothing more.
+/// Reads a recording frame by frame. Returns no frame after the first error.
 #[derive(Clone, Debug)]
 pub struct Decoder<'a> {
     bytes: &'a [u8],
-    /// Offset of the next frame; `None` behind an error or the end mark.
+    /// Offset of the next frame; `None` after an error or the end mark.
     next: Option<usize>,
     header: Header,
     previous: Vec<VmSnapshot>,
@@ -29,7 +29,7 @@ impl<'a> Decoder<'a> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`DecodeError`] where this is no recording, not one of this version, or its header is damaged.
+    /// [`DecodeError`] if this is not a recording, has an unknown version, or has a damaged header.
     pub fn open(bytes: &'a [u8]) -> Result<Decoder<'a>, DecodeError> {
         let behind_magic = bytes.strip_prefix(&MAGIC).ok_or(DecodeError::NoRecording)?;
         let cut_off = DecodeError::CutOff { offset: MAGIC.len() };
@@ -44,7 +44,7 @@ impl<'a> Decoder<'a> {
         Ok(Decoder { bytes, next: Some(reader.offset()), header, previous: Vec::new() })
     }
 
-    /// What the recording is of.
+    /// Header of the recording.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -77,7 +77,7 @@ impl<'a> Decoder<'a> {
             if last.replace(vm.vm).is_some_and(|last| last >= vm.vm) {
                 return Err(DecodeError::OutOfRange {
                     offset,
-                    what: "VM behind the one before",
+                    what: "VM id above the previous one",
                     value: vm.vm.0.into(),
                 });
             }
@@ -135,7 +135,7 @@ fn range(reader: &mut Reader<'_>) -> Result<GpaRange, DecodeError> {
 }
 
 fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
-    if !reader.one_of("answer", &[false, true])? {
+    if !reader.one_of("flag", &[false, true])? {
         return Ok(None);
     }
     let mut number = || reader.number_to("amount of memory", MEMORY_MAX);

@@ -1,4 +1,4 @@
-//! From frames to bytes.
+//! Encodes frames to bytes.
 
 use alloc::vec::Vec;
 
@@ -11,19 +11,19 @@ use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::snapshot::{HostMemory, Snapshot, VmSnapshot};
 use crate::units::{Moment, PageSize};
 
-/// Writes frames. Remembers the latest snapshot, which the next one is compared to.
+/// Writes frames. Keeps the latest snapshot, from which the next one is encoded as a difference.
 #[derive(Debug)]
 pub struct Encoder {
     previous: Vec<VmSnapshot>,
-    /// The block being made; kept for its room.
+    /// Buffer of the block being written, kept for its capacity.
     block: Vec<u8>,
 }
 
 impl Encoder {
-    /// Appends the begin of a recording to `out`, and is ready for its frames.
+    /// Appends the beginning of a recording to `out`, and returns an encoder for its frames.
     ///
     /// # Errors
-    /// [`TooManyWindows`] where the VMs have more than [`ROWS_MAX`] of them; nothing is appended.
+    /// [`TooManyWindows`] if the VMs have more than [`ROWS_MAX`] of them; nothing is appended.
     pub fn start(header: &Header, out: &mut Vec<u8>) -> Result<Encoder, TooManyWindows> {
         let windows = header.windows();
         if windows > ROWS_MAX {
@@ -37,7 +37,7 @@ impl Encoder {
         Ok(Encoder { previous: Vec::new(), block })
     }
 
-    /// Appends a snapshot, and when the tick it belongs to began.
+    /// Appends a snapshot, and the start of its tick.
     pub fn snapshot(&mut self, at: Moment, snapshot: &Snapshot, out: &mut Vec<u8>) {
         let block = &mut self.block;
         put_moment(block, at);
@@ -50,7 +50,7 @@ impl Encoder {
         self.put_frame(kind::SNAPSHOT, out);
     }
 
-    /// Appends a plan, and the moment its policy was given.
+    /// Appends a plan, and the moment that its policy was given.
     pub fn plan(&mut self, now: Moment, actions: &[PlannedAction], out: &mut Vec<u8>) {
         let block = &mut self.block;
         put_moment(block, now);

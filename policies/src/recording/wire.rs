@@ -1,4 +1,4 @@
-//! Numbers, texts, times and blocks, both ways. The reader gives an error for whatever is not there.
+//! Encoding and decoding of numbers, texts, times and blocks. The reader returns an error for missing bytes.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -31,7 +31,7 @@ pub(super) fn put_moment(out: &mut Vec<u8>, moment: Moment) {
 
 /// Reads one block, from its first byte to its last.
 pub(super) struct Reader<'a> {
-    /// All bytes up to the block's end.
+    /// All bytes up to the end of the block.
     bytes: &'a [u8],
     at: usize,
 }
@@ -47,12 +47,12 @@ impl<'a> Reader<'a> {
         self.at
     }
 
-    /// Bytes not read yet.
+    /// Number of bytes not read yet.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// A length, and a reader of that many bytes behind it; `None` where they are not all there.
+    /// A length, and a reader of the bytes of that length after it; `None` if some of them are missing.
     pub fn block(&mut self) -> Result<Option<Reader<'a>>, DecodeError> {
         let length = match self.number() {
             Err(DecodeError::WrongLength { .. }) => return Ok(None),
@@ -66,7 +66,7 @@ impl<'a> Reader<'a> {
         Ok(Some(block))
     }
 
-    /// Whether the block is over, as it should be.
+    /// Checks that the block has been read to its end.
     pub fn finish(&self) -> Result<(), DecodeError> {
         if self.left() == 0 { Ok(()) } else { Err(DecodeError::WrongLength { offset: self.at }) }
     }
@@ -101,13 +101,13 @@ impl<'a> Reader<'a> {
         if value <= max { Ok(value) } else { Err(DecodeError::OutOfRange { offset, what, value }) }
     }
 
-    /// One of `values`, by its place among them.
+    /// One of `values`, by its index.
     pub fn one_of<T: Copy>(&mut self, what: &'static str, values: &[T]) -> Result<T, DecodeError> {
         Ok(values[self.number_to(what, values.len() as u64 - 1)? as usize])
     }
 
-    /// A list: a count, and that many elements. Each has a byte at least, so no count makes us allocate more than a block
-    /// has bytes for.
+    /// A list: a count, and that number of elements. Each has at least one byte, so no count makes the reader
+    /// allocate more elements than the block has bytes.
     pub fn list<T>(
         &mut self,
         what: &'static str,

@@ -1,9 +1,10 @@
-//! What a TLB miss costs, in cycles, by the page sizes of the guest and of the host: the currency of `auto`. A value that a policy is
-//! given, because it belongs to a machine: measured there, or a figure for its family of CPUs, or else the prior.
+//! The cost of a TLB miss, in cycles, by the page sizes of the guest and of the host: the currency of `auto`. A
+//! policy receives it, because it depends on the machine: measured there, or a figure for its family of CPUs, or
+//! else the prior.
 //!
 //! ```text
 //!   measured here (`wideleaf tlbcost --save`)  ─┐
-//!   FAMILIES, by what CPUID says of the CPU    ─┼─▶ WalkCost ─▶ per_miss(guest page, host page)
+//!   FAMILIES, by the CPU's CPUID data          ─┼─▶ WalkCost ─▶ per_miss(guest page, host page)
 //!   PRIOR: 4 cycles a reference                ─┘                saved_per_miss(guest's mapping, new host page)
 //! ```
 
@@ -14,16 +15,16 @@ use super::{CYCLES_PER_MICROSECOND, CYCLES_PER_REFERENCE, guest_page, references
 use crate::snapshot::GuestMapping;
 use crate::units::PageSize;
 
-/// A cell that a measurement may have filled, by guest page and host page, each in the order of [`PageSize::ALL`].
+/// Cells that a measurement may have filled, by guest page and host page, each in the order of [`PageSize::ALL`].
 pub type Cells = [[Option<u32>; 3]; 3];
 
-/// No walk takes longer: four thousand cycles are 24 references that all miss every cache of a slow machine.
+/// Longest walk: 4,096 cycles are 24 references that all miss every cache of a slow machine.
 pub const CYCLES_MAX: u32 = 4_096;
 
-/// Behind a table under shadow paging, where it is written.
+/// Suffix of a written table that applies under shadow paging.
 const SHADOWED: &str = "/shadow";
 
-/// What a miss costs by page sizes, and how many of the same cycles a microsecond has. Never zero.
+/// Cost of a miss by page sizes, and the number of the same cycles in a microsecond. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkCost {
     cycles: [[u32; 3]; 3],
@@ -32,11 +33,12 @@ pub struct WalkCost {
 }
 
 impl WalkCost {
-    /// For a machine nobody has measured: references of a cold walk, [`CYCLES_PER_REFERENCE`] each.
+    /// The prior, for a machine without a measurement: references of a cold walk, [`CYCLES_PER_REFERENCE`] each.
     pub const PRIOR: WalkCost =
         WalkCost::by_references(24 * CYCLES_PER_REFERENCE as u32, CYCLES_PER_MICROSECOND as u32);
 
-    /// A table in which a walk of 4 KiB pages over 4 KiB pages costs this, and all others as many times less as they make references.
+    /// A table in which a walk of 4 KiB pages over 4 KiB pages costs `base_over_base`. The other costs are
+    /// proportional to their references.
     pub const fn by_references(base_over_base: u32, per_microsecond: u32) -> WalkCost {
         let all = references(PageSize::Base4K, PageSize::Base4K);
         let mut cycles = [[0; 3]; 3];
@@ -50,8 +52,8 @@ impl WalkCost {
         WalkCost { cycles, per_microsecond, is_shadowed: false }
     }
 
-    /// The same for guests whose tables KVM shadows. The CPU walks one table then, whose entries are the smaller page of the two: a larger
-    /// host page under base pages of the guest changes nothing in it.
+    /// The same table for guests under shadow paging. There the CPU walks one table, and its entries are the
+    /// smaller page of the two: a larger host page under base pages of the guest does not change it.
     #[must_use]
     pub const fn under_shadow_paging(self) -> WalkCost {
         WalkCost { is_shadowed: true, ..self }
@@ -62,9 +64,9 @@ impl WalkCost {
         self.is_shadowed
     }
 
-    /// A table of what was measured. Cells that were not are as many references as they are, at what a reference cost on average in
-    /// those that were. `None` where nothing was measured, a figure is no cost (zero, or more than [`CYCLES_MAX`]), or the clock has no
-    /// frequency that a CPU has.
+    /// A table from measured cells. Cells without a measurement are computed from their references, at the mean
+    /// cost of a reference in the measured ones. `None` if no cell was measured, a figure is not a valid cost
+    /// (zero, or more than [`CYCLES_MAX`]), or the clock's frequency is impossible for a CPU.
     pub fn measured(cells: &Cells, per_microsecond: u32) -> Option<WalkCost> {
         const MEGAHERTZ: core::ops::RangeInclusive<u32> = 100..=20_000;
         let known = || {
@@ -91,21 +93,22 @@ impl WalkCost {
         Some(table)
     }
 
-    /// Cycles of one miss.
+    /// Number of cycles of one miss.
     pub const fn per_miss(&self, guest: PageSize, host: PageSize) -> u64 {
         self.cycles[row(guest)][row(host)] as u64
     }
 
-    /// Cycles in a microsecond of CPU time, to compare actions with misses.
+    /// Number of cycles in a microsecond of CPU time, to compare actions with misses.
     pub const fn per_microsecond(&self) -> u64 {
         self.per_microsecond as u64
     }
 
-    /// Cycles that each TLB miss of today costs less once the host's page grows from base to `to`. The TLB entry covers the
-    /// smaller page of the two; where promotion makes that one grow, the misses themselves go (511 of 512 of them), else
-    /// only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages). Shorter by the references they no longer
-    /// make, also where a measurement says less: it is made on tables that lie in a cache whole, where one entry more costs nothing.
-    /// Nothing where the guest is known to map base pages and its tables are shadowed.
+    /// Cycles saved for each present TLB miss once the host's page grows from base to `to`. The TLB entry covers
+    /// the smaller page of the two. If promotion makes that one grow, the misses themselves go (511 of 512 of
+    /// them); otherwise only their walks get shorter (Gemini, EuroSys '23: well-aligned and misaligned pages).
+    /// Walks get shorter by at least the references they no longer make, even if a measurement shows less: the
+    /// measurement uses tables that fit a cache, where one more entry costs nothing. Zero if the guest is known to
+    /// map base pages and its tables are shadowed.
     pub const fn saved_per_miss(&self, guest: GuestMapping, to: PageSize) -> u64 {
         if self.is_shadowed && matches!(guest, GuestMapping::Base4K) {
             return 0;
@@ -126,8 +129,8 @@ impl WalkCost {
     }
 }
 
-/// `96,76,56,76,60,44,56,44,32@2000`: guest pages row by row, then cycles in a microsecond, then `/shadow` where that is the paging. What
-/// recordings keep.
+/// `96,76,56,76,60,44,56,44,32@2000`: guest pages row by row, then cycles in a microsecond, then `/shadow` under
+/// shadow paging. Recordings contain this text.
 impl fmt::Display for WalkCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, cycles) in self.cycles.iter().flatten().enumerate() {
@@ -137,11 +140,11 @@ impl fmt::Display for WalkCost {
     }
 }
 
-/// A text that is no table.
+/// Error: the text is not a cost table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoWalkCost;
 
-/// What [`WalkCost`] is shown as.
+/// Parses the text that [`WalkCost`] is displayed as.
 impl FromStr for WalkCost {
     type Err = NoWalkCost;
 
@@ -181,38 +184,39 @@ const fn at_least_one(cycles: u32) -> u32 {
     if cycles == 0 { 1 } else { cycles }
 }
 
-/// Who made a CPU, and which: leaf 0, and family and model of leaf 1 with their extensions (SDM vol. 2, CPUID; APM vol. 3, E.3).
+/// Vendor and model of a CPU: leaf 0, and family and model of leaf 1 with their extensions (SDM vol. 2, CPUID; APM
+/// vol. 3, E.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu<'a> {
-    /// `GenuineIntel`, `AuthenticAMD`, ….
+    /// Vendor string: `GenuineIntel`, `AuthenticAMD`, ….
     pub vendor: &'a str,
-    /// Display family.
+    /// Display family of CPUID.
     pub family: u32,
-    /// Display model.
+    /// Display model of CPUID.
     pub model: u32,
 }
 
-/// CPUs of one kind, and what a miss costs on them until somebody measures.
+/// A family of CPUs, and the cost of a miss on them without a measurement.
 #[derive(Debug)]
 pub struct CpuFamily {
-    /// The name people use.
+    /// Common name of the family.
     pub name: &'static str,
-    /// As CPUID has it.
+    /// Vendor string of CPUID.
     pub vendor: &'static str,
-    /// Display family.
+    /// Display family of CPUID.
     pub family: u32,
     /// Display models, from and to.
     pub models: &'static [(u32, u32)],
-    /// Cycles of a walk of 4 KiB pages over 4 KiB pages whose tables are in the core's own caches.
+    /// Cycles of a walk of 4 KiB pages over 4 KiB pages, with the tables in the core's own caches.
     pub base_over_base: u32,
-    /// Cycles in a microsecond of the clock that they are of.
+    /// Number of cycles in a microsecond, of the same clock.
     pub per_microsecond: u32,
-    /// Where that is from.
+    /// Source of the figures.
     pub source: &'static str,
 }
 
 impl CpuFamily {
-    /// The kind that this CPU is of, where it is in the table.
+    /// The family of this CPU, if the table has it.
     pub fn of(cpu: Cpu<'_>) -> Option<&'static CpuFamily> {
         let is_it = |kind: &&CpuFamily| {
             let is_model = kind.models.iter().any(|(from, to)| (*from..=*to).contains(&cpu.model));
@@ -221,14 +225,14 @@ impl CpuFamily {
         FAMILIES.iter().find(is_it)
     }
 
-    /// Its table.
+    /// Cost table of this family.
     pub const fn walk_cost(&self) -> WalkCost {
         WalkCost::by_references(self.base_over_base, self.per_microsecond)
     }
 }
 
-/// Kinds of CPUs with a figure that somebody published or we measured. All others have the prior: a guess by name would look like
-/// knowledge.
+/// Families of CPUs with a figure that was published or measured by this project. All others use the prior: a guess
+/// by name would look like knowledge.
 pub const FAMILIES: &[CpuFamily] = &[CpuFamily {
     name: "Zen 4",
     vendor: "AuthenticAMD",
@@ -236,7 +240,8 @@ pub const FAMILIES: &[CpuFamily] = &[CpuFamily {
     models: &[(0x10, 0x1f), (0x60, 0x7f), (0xa0, 0xaf)],
     base_over_base: 75,
     per_microsecond: 2_600,
-    source: "29 ns a miss of the TLB's second level at 4 KiB, 30 in a guest, on an EPYC that is itself a VM (bench `kernels -- tlb`)",
+    source: "29 ns a miss of the TLB's second level at 4 KiB, 30 in a guest, on an EPYC that is itself a VM (bench \
+             `kernels -- tlb`)",
 }];
 
 #[cfg(test)]
@@ -285,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_measurement_is_refused() {
+    fn an_impossible_measurement_is_refused() {
         let one = |cycles| [[Some(cycles), None, None], [None; 3], [None; 3]];
         assert_eq!(WalkCost::measured(&[[None; 3]; 3], 2_600), None);
         assert_eq!(WalkCost::measured(&one(0), 2_600), None);
@@ -317,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_page_that_measured_no_cheaper_saves_the_references_it_saves() {
+    fn a_larger_page_without_a_measured_gain_still_saves_its_references() {
         let saved = |huge| {
             let cells = [[Some(48), Some(huge), None], [None; 3], [None; 3]];
             let table = WalkCost::measured(&cells, 2_600).expect("two cells are known");

@@ -1,10 +1,11 @@
-//! Which share of a CPU's time a VM is thought to spend in page walks: assumed misses times what one costs. No counter tells misses by
-//! window; what can be measured is how soon a window is touched after it was looked at (`auto` decides by the same).
+//! The estimated share of a CPU's time that a VM spends in page walks: assumed misses times the cost of one. No
+//! counter reports misses by window. The measurable quantity is the time from the start of watching a window to its
+//! first touch (`auto` uses the same).
 //!
 //! ```text
-//!   misses/s = touches per second × present pages, a bound × present/512 at most
-//!              or, where no sensor takes the time: an assumed rate × share of samples with an access × present/512
-//!   where guest and host both have a large page: one of 512 of them
+//!   misses/s = touches per second × present pages, at most a bound × present/512
+//!              or, if no sensor measures the time: an assumed rate × share of samples with an access × present/512
+//!   if guest and host both have a large page: one in 512 of them
 //! ```
 
 use super::cost::WalkCost;
@@ -12,16 +13,17 @@ use super::guest_page;
 use crate::snapshot::{AccessHistory, Backing, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, PerTenThousand};
 
-/// How often a window misses, by how often it is touched.
+/// Assumed miss rate of a window, by its touch frequency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssumedMisses {
-    /// Of a full window a second, however often it is touched.
+    /// Largest rate of a full window, in misses per second, however often it is touched.
     pub most: u64,
-    /// Of a full window a second that is touched in every sample, where no sensor tells how soon.
+    /// Rate of a full window touched in every sample, in misses per second, if no sensor measures the time
+    /// to the touch.
     pub per_s: u64,
 }
 
-/// [`AssumedMisses::DEFAULT`].
+/// Returns [`AssumedMisses::DEFAULT`].
 impl Default for AssumedMisses {
     fn default() -> AssumedMisses {
         AssumedMisses::DEFAULT
@@ -29,10 +31,10 @@ impl Default for AssumedMisses {
 }
 
 impl AssumedMisses {
-    /// What `auto` assumes if nobody says: its parameters `misses_max` and `misses_per_s` say where that is from.
+    /// Default of `auto`; its parameters `misses_max` and `misses_per_s` document the source.
     pub const DEFAULT: AssumedMisses = AssumedMisses { most: 170_000, per_s: 10_000 };
 
-    /// Misses a second of a window on base pages with so many present.
+    /// Misses per second of a window on base pages with `present` pages present.
     pub fn per_s(&self, access: AccessHistory, present: u16) -> u64 {
         let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
         match access.touches_per_s() {
@@ -45,7 +47,7 @@ impl AssumedMisses {
     }
 }
 
-/// The share of one CPU that walks of these VMs take, all of it at most. `None` where nobody has looked at any window yet.
+/// The share of one CPU that walks of these VMs take, at most the whole. `None` if no window has samples yet.
 pub fn walk_share(vms: &[VmSnapshot], misses: AssumedMisses, cost: &WalkCost) -> Option<PerTenThousand> {
     let rows = || vms.iter().flat_map(|vm| (0..vm.windows.len()).map(move |row| (vm, row)));
     if !rows().any(|(vm, row)| vm.access[row].samples() > 0) {
@@ -56,7 +58,7 @@ pub fn walk_share(vms: &[VmSnapshot], misses: AssumedMisses, cost: &WalkCost) ->
     Some(PerTenThousand::new(of_cpu.min(10_000) as u32))
 }
 
-/// Cycles a second of a window.
+/// Cycles per second that walks take in a window.
 fn cycles_of(vm: &VmSnapshot, row: usize, misses: AssumedMisses, cost: &WalkCost) -> u64 {
     let Some(guest) = guest_page(vm.guest_mapping[row]) else { return 0 };
     let host = match vm.backing[row] {
@@ -94,15 +96,15 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looked_means_nobody_knows() {
+    fn without_samples_the_share_is_unknown() {
         assert_eq!(share(vm(4, AccessHistory::default(), Backing::Base4K, GuestMapping::Huge2M)), None);
     }
 
     #[test]
-    fn busy_base_pages_cost_what_their_misses_cost_and_large_ones_next_to_nothing() {
-        // 100 windows of 10 000 misses of 76 cycles, of 2 * 10^9 cycles: 3.8 %.
+    fn busy_base_pages_cost_their_misses_and_large_ones_almost_nothing() {
+        // 100 windows, 10 000 misses each, 76 cycles a miss, of 2 * 10^9 cycles: 3.8 %.
         assert_eq!(share(vm(100, BUSY, Backing::Base4K, GuestMapping::Huge2M)), Some(380));
-        // A 512th of them at 60 cycles.
+        // One in 512 of them, at 60 cycles.
         assert_eq!(share(vm(100, BUSY, Backing::Huge2M, GuestMapping::Huge2M)), Some(0));
         // The guest's base pages keep the misses; their walks are 76 cycles instead of 96.
         assert_eq!(share(vm(100, BUSY, Backing::Huge2M, GuestMapping::Base4K)), Some(380));
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_all_of_a_cpu_at_most() {
+    fn a_share_is_at_most_a_whole_cpu() {
         let touched = BUSY.with_touches_per_s(Some(1_000_000));
         assert_eq!(share(vm(10_000, touched, Backing::Base4K, GuestMapping::Base4K)), Some(10_000));
     }

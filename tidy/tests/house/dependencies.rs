@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::root;
 
 /// The floors of the house, from the ground up: a crate may use what is in its own folder and in folders before it.
-const FLOORS: [&str; 11] = [
-    "policies", "memory", "guests", "vmm", "testing", "operator", "run", "cli", "guest-tests", "benches", "fuzz",
-];
+const FLOORS: [&str; 11] =
+    ["policies", "memory", "guests", "vmm", "testing", "operator", "run", "cli", "guest-tests", "benches", "fuzz"];
 
 /// Kinds of dependencies of a program, and all of them.
 const BUILT_IN: [&str; 2] = ["dependencies", "build-dependencies"];
@@ -58,7 +57,10 @@ fn no_crate_uses_a_folder_above_its_own() {
         for used in ours_by(member, &ALL) {
             let folder = &folders[&used];
             arrows += 1;
-            assert!(floor(folder).is_some_and(|floor| floor <= own), "{member} uses {used}, which is in {folder}, above it");
+            assert!(
+                floor(folder).is_some_and(|floor| floor <= own),
+                "{member} uses {used}, which is in {folder}, above it"
+            );
         }
     }
     assert!(arrows > 60, "{arrows} arrows only");

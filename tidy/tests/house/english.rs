@@ -51,7 +51,11 @@ fn short_docs(text: &Text) -> Vec<(usize, String)> {
         (1..=2).contains(&words.split_whitespace().count()) && !words.starts_with('#')
     };
     let short = lines.iter().enumerate().filter(|(at, line)| is_doc(line) && is_alone(*at) && is_short(line));
-    if text.path.ends_with(".rs") { short.map(|(at, line)| (at + 1, line.trim().to_owned())).collect() } else { Vec::new() }
+    if text.path.ends_with(".rs") {
+        short.map(|(at, line)| (at + 1, line.trim().to_owned())).collect()
+    } else {
+        Vec::new()
+    }
 }
 
 /// Lines of more than 120 columns, but for rows of tables in Markdown and a link that fills a line by itself.
@@ -85,7 +89,11 @@ fn no_habit_grows_and_what_is_mended_stays_mended() {
     let word = |words: &str| matches(&format!(r"(?i)(?:\b|_)(?:{words})(?:\b|_)"));
     let finders: [(&str, usize, Finder); 4] = [
         ("headless", limits.headless, word("who|whoever|whom|whose|nobody|somebody|anybody|everybody")),
-        ("idioms", limits.idioms, word("so many|so much|in vain|told apart|by the dice|can not|is none|are none|of others")),
+        (
+            "idioms",
+            limits.idioms,
+            word("so many|so much|in vain|told apart|by the dice|can not|is none|are none|of others"),
+        ),
         ("short_docs", limits.short_docs, Box::new(short_docs)),
         ("long_lines", limits.long_lines, Box::new(long_lines)),
     ];
@@ -93,9 +101,14 @@ fn no_habit_grows_and_what_is_mended_stays_mended() {
     for (name, limit, find) in finders {
         let (number, places) = count(&find, &texts);
         if number > limit {
-            let _ = writeln!(wrong, "{name}: {number}, and the limit is {limit}; mend the new ones among these:\n{places}");
+            let _ =
+                writeln!(wrong, "{name}: {number}, and the limit is {limit}; mend the new ones among these:\n{places}");
         } else if number < limit {
-            let _ = writeln!(wrong, "{name}: {number} are left, fewer than the limit: write {name} = {number} into {}", path.display());
+            let _ = writeln!(
+                wrong,
+                "{name}: {number} are left, fewer than the limit: write {name} = {number} into {}",
+                path.display()
+            );
         }
     }
     assert!(wrong.is_empty(), "{wrong}");

@@ -1,4 +1,4 @@
-//! References that wait for their lines.
+//! The queue of references that wait for their lines.
 //!
 //! ```text
 //!   before a level   a b c d e f          it holds b, c and f
@@ -11,19 +11,21 @@ use alloc::vec::Vec;
 use crate::sets::{Lane, LruSets};
 use crate::simulator::block;
 
-/// References that one access makes at most: a walk through five levels in both dimensions makes 35, and the data are one.
+/// Largest number of references of one access: a walk through five levels in both dimensions makes 35, and the
+/// data are one.
 pub(crate) const OF_AN_ACCESS: usize = 36;
 
-/// Room for those of a block.
+/// Capacity for the references of a block.
 const ROOM: usize = block::ROOM * OF_AN_ACCESS;
 
-/// How many sets a level brings near at a time: no more than the loads that this computer can have on their way.
+/// Number of sets that a level prefetches at a time: at most the number of loads that the host CPU can
+/// have in flight.
 const AHEAD: usize = 32;
 
-/// What a line is read for.
+/// Reason for reading a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// An entry of the guest's tables, or of the only ones.
+    /// An entry of the guest's tables, or of the native ones.
     Guest,
     /// An entry of the host's tables, to find the guest's.
     HostOfTables,
@@ -34,15 +36,15 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    /// How many there are.
+    /// Number of purposes.
     pub(crate) const ALL: usize = 4;
 }
 
-/// A line, above two bits of purpose.
+/// A line number, above two bits of purpose.
 #[derive(Clone, Copy)]
 pub(crate) struct Reference(u64);
 
-/// No line.
+/// Line number that stands for none.
 const NONE: u64 = u64::MAX >> 2;
 
 impl Reference {
@@ -59,7 +61,7 @@ impl Reference {
         [Purpose::Guest, Purpose::HostOfTables, Purpose::HostOfData, Purpose::Data][(self.0 & 3) as usize]
     }
 
-    /// Found references stay in the queue where the line that they pushed out is not yet in its place.
+    /// Whether the line is still sought. Found references stay in the queue while their victim waits for its place.
     pub(crate) fn is_sought(self) -> bool {
         self.line() != NONE
     }
@@ -69,7 +71,7 @@ impl Reference {
     }
 }
 
-/// How many references by purpose, 16 bits each.
+/// Number of references by purpose, 16 bits each.
 #[derive(Clone, Copy, Default)]
 struct Tally(u64);
 
@@ -88,9 +90,9 @@ impl Tally {
 
 pub(crate) struct Queue {
     waiting: Vec<Reference>,
-    /// So many of them.
+    /// Number of waiting references.
     len: usize,
-    /// What each of them pushed out of the level above; `NONE` where it did not, or nobody asks.
+    /// Victim of each reference in the level above; `NONE` if it has no victim, or the next level takes no victims.
     victims: Vec<u64>,
 }
 
@@ -105,13 +107,13 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Adds as many references of one access as `write` writes.
+    /// Adds the references of one access; `write` returns their number.
     #[inline(always)]
     pub(crate) fn push_walk(&mut self, write: impl FnOnce(&mut [Reference; OF_AN_ACCESS]) -> usize) {
         self.len += write(self.waiting[self.len..].first_chunk_mut().expect("room for an access"));
     }
 
-    /// How many are sought, by purpose.
+    /// Number of sought references, by purpose.
     pub(crate) fn begin(&self) -> [u64; Purpose::ALL] {
         let mut tally = Tally::default();
         self.waiting[..self.len].iter().for_each(|&reference| tally.add(reference, true));
@@ -122,7 +124,7 @@ impl Queue {
         self.len = 0;
     }
 
-    /// Keeps the references whose line is missing; how many, by purpose.
+    /// Keeps the references with a missing line. Returns their number, by purpose.
     #[inline(always)]
     pub(crate) fn keep_missing<T: Lane, const LANES: usize>(
         &mut self,
@@ -135,7 +137,7 @@ impl Queue {
             let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
             for (n, &place) in places[..sought].iter().enumerate() {
                 let is_missing = sets.access_at(place, is_first);
-                // Written in any case and counted or not: what is missing cannot be predicted.
+                // Written in any case, and counted only on a miss, because misses cannot be predicted.
                 waiting[kept] = waiting[start + n];
                 kept += usize::from(is_missing);
             }
@@ -144,7 +146,7 @@ impl Queue {
         self.begin()
     }
 
-    /// As [`Queue::keep_missing`], with what each of them pushed out.
+    /// Does the same as [`Queue::keep_missing`], and stores the victim of each reference.
     #[inline(always)]
     pub(crate) fn keep_missing_with_victims<T: Lane, const LANES: usize>(
         &mut self,
@@ -165,7 +167,8 @@ impl Queue {
         self.begin()
     }
 
-    /// Keeps the references whose line is missing or that have a victim, as `access` says of a reference and the victim that it has.
+    /// Keeps the references with a missing line or a victim. `access` gets a reference with its previous victim,
+    /// and returns whether the line is missing, and the new victim.
     #[inline(always)]
     pub(crate) fn keep(
         &mut self,

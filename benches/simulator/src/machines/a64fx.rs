@@ -4,15 +4,15 @@ use super::{FILLED_BY_MISSES, LRU, REMEMBERED, array, cache, first_level, fully_
 use crate::machine::{Machine, TlbArray, TlbLevel, WalkCache, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-const MANUAL: &str = "remembered of Fujitsu's A64FX microarchitecture manual";
+const MANUAL: &str = "from memory of Fujitsu's A64FX microarchitecture manual";
 const TABLE_CACHE: &str =
-    "the manual's translation table cache, whose size the measurements' authors do not give; a guess";
+    "the manual's translation table cache; the authors of the measurements do not give its size: a guess";
 
-/// See the file's head. Its lines have 256 bytes (here 64); its 64 KiB granule is not simulated.
+/// The machine of this file. Its lines have 256 bytes (here 64); its 64 KiB granule is not simulated.
 pub(super) const A64FX: Machine = Machine {
     name: "a64fx",
     title: "Fujitsu A64FX",
-    source: "remembered, unverified throughout",
+    source: "from memory, all unverified",
     data_tlb: TLB,
     instruction_tlb: TLB,
     second_level_is_shared: unverified(false, MANUAL),

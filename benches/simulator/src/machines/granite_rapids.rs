@@ -6,11 +6,11 @@ use super::{CPUID, INTEL_TREE, REMEMBERED, array, cache, first_level, fully_asso
 use crate::machine::{CacheLevel, Fill, Machine, TlbArray, TlbLevel, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-/// See the file's head. The last cache is that of a part with 128 cores.
+/// The machine of this file. The last cache is that of a part with 128 cores.
 pub(super) const GRANITE_RAPIDS: Machine = Machine {
     name: "granite-rapids",
     title: "Intel Xeon 6 (Granite Rapids)",
-    source: "CPUID dump; walk caches and latencies are not in it",
+    source: "CPUID dump, which lacks walk caches and latencies",
     data_tlb: &[
         TlbLevel {
             store_arrays: STORES,

@@ -4,13 +4,13 @@ use super::{CPUID, INTEL_TREE, INTEL_WALK_CACHES, REMEMBERED, array, cache, firs
 use crate::machine::{Fill, Machine, TlbArray, high, low, medium, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-const REVIEW: &str = "a review of the E5-2600 v3: 15 to 20 ns of 30 MB, 60 cycles";
+const REVIEW: &str = "a review of the E5-2600 v3: 15 to 20 ns for 30 MB, 60 cycles";
 
-/// See the file's head. The last cache is that of a part with twelve cores.
+/// The machine of this file. The last cache is that of a part with twelve cores.
 pub(super) const HASWELL_EP: Machine = Machine {
     name: "haswell-ep",
     title: "Intel Xeon E5 v3 (Haswell-EP)",
-    source: "CPUID dump; walk caches and latencies are not in it",
+    source: "CPUID dump, which lacks walk caches and latencies",
     data_tlb: &[
         first_level(&[
             TlbArray { pages: &[Base4K], array: array(high(64, CPUID), high(4, CPUID), INTEL_TREE) },

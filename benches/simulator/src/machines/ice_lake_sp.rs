@@ -1,10 +1,11 @@
-//! Intel Xeon Scalable of the third generation (Ice Lake-SP): stores have a TLB of their own, the second level is two arrays.
+//! Intel Xeon Scalable of the third generation (Ice Lake-SP): stores have their own TLB, and the second level
+//! is two arrays.
 
 use super::{CPUID, INTEL_TREE, INTEL_WALK_CACHES, REMEMBERED, array, cache, first_level, fully_associative};
 use crate::machine::{Fill, Machine, TlbArray, TlbLevel, high, low, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-/// Stores: any size, one set.
+/// TLB of stores: any page size, one set.
 pub(super) const STORES: &[TlbArray] =
     &[TlbArray { pages: &[Base4K, Huge2M, Giant1G], array: fully_associative(high(16, CPUID)) }];
 
@@ -17,11 +18,11 @@ pub(super) const SECOND: TlbLevel = super::second_level(
     unverified(9, REMEMBERED),
 );
 
-/// See the file's head. The last cache is that of a part with 40 cores.
+/// The machine of this file. The last cache is that of a part with 40 cores.
 pub(super) const ICE_LAKE_SP: Machine = Machine {
     name: "ice-lake-sp",
     title: "Intel Xeon Scalable, 3rd generation (Ice Lake-SP)",
-    source: "CPUID dump; walk caches and latencies are not in it",
+    source: "CPUID dump, which lacks walk caches and latencies",
     data_tlb: &[
         TlbLevel {
             store_arrays: STORES,

@@ -8,17 +8,18 @@ use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
 const HENNESSY: &str = "Hennessy and Patterson, Computer Architecture, 4th ed., 5.6: the Opteron's memory hierarchy";
 const RIGHTMARK: &str =
-    "RightMark Memory Analyzer on Opteron 244 (iXBT, 2004): the bend is at L1 + L2, which is exclusive filling";
-const EVENTS: &str = "BKDG 26094, events 7Eh and 7Fh, as pmc.k8(3) tells them: the L2 counts TLB reloads apart from fills of the data \
-                      cache, and is written by victims of the L1s and by table walks";
-const REACH: &str =
-    "the FreeBSD measurements' reach is 32 + 512 pages, which is exclusive filling; 6 % of it, not 2 % of any result";
+    "RightMark Memory Analyzer on Opteron 244 (iXBT, 2004): the bend is at L1 + L2, which means exclusive filling";
+const EVENTS: &str = "BKDG 26094, events 7Eh and 7Fh, as in pmc.k8(3): the L2 counts TLB reloads and fills of the data \
+                      cache separately, and is written by victims of the L1s and by table walks";
+const REACH: &str = "the FreeBSD measurements' reach is 32 + 512 pages, which means exclusive filling; it changes \
+                     the reach by 6 %, and every result by less than 2 %";
 
-/// See the file's head.
+/// The machine of this file.
 pub(super) const K8: Machine = Machine {
     name: "k8",
     title: "AMD Opteron 270/275/875 (K8 rev. E)",
-    source: "CPUID dump, Hennessy and Patterson, BKDG 26094; it has no 1 GiB pages and no nested paging of its own, both are simulated",
+    source: "CPUID dump, Hennessy and Patterson, BKDG 26094; it has no 1 GiB pages and no nested paging: both are \
+             simulated",
     data_tlb: TLB,
     instruction_tlb: TLB,
     second_level_is_shared: high(false, CPUID),
@@ -39,7 +40,7 @@ pub(super) const K8: Machine = Machine {
                 high(16, HENNESSY),
                 medium(
                     Replacement::Lru,
-                    "Hennessy and Patterson 5.6: LRU over eight pairs, either of the pair; true LRU stands in",
+                    "Hennessy and Patterson 5.6: LRU over eight pairs, either of the pair; true LRU replaces it",
                 ),
             ),
             fill: high(Fill::Victims, RIGHTMARK),

@@ -1,17 +1,18 @@
-//! Intel Itanium 2 (Madison): no radix tables, but a hashed one that a walk reads once.
+//! Intel Itanium 2 (Madison): no radix tables, but a hashed table that a walk reads once.
 
 use super::{FILLED_BY_MISSES, LRU, REMEMBERED, cache, first_level, fully_associative};
 use crate::machine::{Fill, Machine, TlbArray, TlbLevel, WalkCache, high, low, medium, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const SEVEN_CPU: &str = "7-cpu.com, Itanium 2 at 1300 MHz";
-const HASHED: &str = "stands in for the hashed table (VHPT): with all upper levels cached, a walk reads one entry";
+const HASHED: &str = "replaces the hashed table (VHPT): with all upper levels cached, a walk reads one entry";
 
-/// See the file's head. 2 MiB pages do not exist on it (1 MiB and 4 MiB do), lines of its L2 and L3 have 128 bytes (here 64).
+/// The machine of this file. It has no 2 MiB pages (but 1 MiB and 4 MiB), and lines of its L2 and L3 have 128
+/// bytes (here 64).
 pub(super) const MADISON: Machine = Machine {
     name: "madison",
     title: "Intel Itanium 2 (Madison)",
-    source: "7-cpu.com; the radix tables, the 2 MiB pages and the second dimension are simulated, it has none",
+    source: "7-cpu.com; it has no radix tables, 2 MiB pages or second dimension: all three are simulated",
     data_tlb: TLB,
     instruction_tlb: TLB,
     second_level_is_shared: medium(false, SEVEN_CPU),
@@ -35,7 +36,7 @@ pub(super) const MADISON: Machine = Machine {
 };
 
 const TLB: &[TlbLevel] = &[
-    // A page larger than 4 KiB is held in 4 KiB pieces.
+    // Pages larger than 4 KiB are held in 4 KiB pieces.
     TlbLevel { smashed: &[Huge2M, Giant1G], ..first_level(FIRST) },
     TlbLevel {
         fill: low(Fill::OnMiss, SEVEN_CPU),

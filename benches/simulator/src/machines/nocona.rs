@@ -6,11 +6,12 @@ use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
 const DESCRIPTOR: &str = "CPUID leaf 2, descriptor 5Bh: 64 entries for 4 KiB and 4 MiB (2 MiB) pages together";
 
-/// See the file's head.
+/// The machine of this file.
 pub(super) const NOCONA: Machine = Machine {
     name: "nocona",
     title: "Intel Xeon Nocona/Paxville, Pentium 4 Prescott",
-    source: "CPUID dump; one TLB for both page sizes and no second level; it has no 1 GiB pages and no EPT, both are simulated",
+    source: "CPUID dump; one TLB for both page sizes and no second level; it has no 1 GiB pages and no EPT: both are \
+             simulated",
     data_tlb: &[first_level(&[TlbArray { pages: &[Base4K, Huge2M], array: fully_associative(high(64, DESCRIPTOR)) }])],
     instruction_tlb: &[first_level(&[TlbArray {
         pages: &[Base4K, Huge2M],

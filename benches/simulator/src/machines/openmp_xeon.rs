@@ -1,13 +1,13 @@
-//! "Xeon (HT)" as the OpenMP superpage paper tabulates it.
+//! "Xeon (HT)" with the numbers in a table of the OpenMP superpage paper.
 
 use super::nocona::NOCONA;
 use super::{array, first_level};
 use crate::machine::{Machine, TlbArray, doubtful};
 use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
-const TABLE: &str = "table 1 of the OpenMP superpage paper; no CPUID dump of a Xeon of that generation shows it";
+const TABLE: &str = "table 1 of the OpenMP superpage paper; no CPUID dump of a Xeon of that generation confirms it";
 
-/// Nocona with the paper's TLB. To be used only for comparison with that paper.
+/// Nocona with the paper's TLB. Use it only for comparison with that paper.
 pub(super) const OPENMP_XEON: Machine = Machine {
     name: "openmp-xeon",
     title: "Intel Xeon with Hyper-Threading, as in the OpenMP superpage measurements",

@@ -5,9 +5,9 @@ use super::{CPUID, INTEL_TREE, REMEMBERED, array, cache, first_level, fully_asso
 use crate::machine::{Fill, Machine, TlbArray, TlbLevel, doubtful, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-const CONFLICT: &str = "64 of 4 ways by CPUID, 96 by Intel's disclosures of Golden Cove";
+const CONFLICT: &str = "64 entries of 4 ways in CPUID, 96 in Intel's disclosures of Golden Cove";
 
-/// See the file's head. The last cache is that of a part with 56 cores.
+/// The machine of this file. The last cache is that of a part with 56 cores.
 pub(super) const SAPPHIRE_RAPIDS: Machine = Machine {
     name: "sapphire-rapids",
     title: "Intel Xeon Scalable, 4th and 5th generation (Sapphire, Emerald Rapids)",

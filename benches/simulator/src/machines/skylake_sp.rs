@@ -5,13 +5,13 @@ use crate::machine::{Fill, Machine, TlbArray, doubtful, high, low, medium, unver
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
 const MANUAL: &str =
-    "Intel's optimisation manual, table of Skylake's TLBs: 128 entries of 8 ways, 8 of each thread for 2 MiB";
+    "Intel's optimisation manual, table of Skylake's TLBs: 128 entries of 8 ways, 8 per thread for 2 MiB";
 
-/// See the file's head. The last cache is that of a part with 28 cores.
+/// The machine of this file. The last cache is that of a part with 28 cores.
 pub(super) const SKYLAKE_SP: Machine = Machine {
     name: "skylake-sp",
     title: "Intel Xeon Scalable (Skylake-SP)",
-    source: "CPUID dump; walk caches and latencies are not in it",
+    source: "CPUID dump, which lacks walk caches and latencies",
     data_tlb: &[
         first_level(&[
             TlbArray { pages: &[Base4K], array: array(high(64, CPUID), high(4, CPUID), INTEL_TREE) },
@@ -24,7 +24,7 @@ pub(super) const SKYLAKE_SP: Machine = Machine {
                     pages: &[Base4K, Huge2M],
                     array: array(
                         high(1536, CPUID),
-                        doubtful(12, "12 by Intel's optimisation manual, 6 by CPUID descriptor C3h"),
+                        doubtful(12, "12 in Intel's optimisation manual, 6 in CPUID descriptor C3h"),
                         INTEL_TREE,
                     ),
                 },

@@ -6,11 +6,12 @@ use super::{
 use crate::machine::{Machine, TlbArray, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
-/// See the file's head.
+/// The machine of this file.
 pub(super) const WOODCREST: Machine = Machine {
     name: "woodcrest",
     title: "Intel Xeon 5100 (Woodcrest)",
-    source: "CPUID dump; its DTLB0 serves loads alone, which is not followed; no 1 GiB pages, no EPT, both are simulated",
+    source: "CPUID dump; its DTLB0 serves loads only, which is not modelled; no 1 GiB pages, no EPT: both are \
+             simulated",
     data_tlb: &[
         first_level(&[
             TlbArray { pages: &[Base4K], array: fully_associative(high(16, CPUID)) },

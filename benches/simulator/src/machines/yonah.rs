@@ -6,13 +6,14 @@ use super::{
 use crate::machine::{Machine, TlbArray, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Huge2M};
 
-const X86INFO: &str = "x86info output printed in the LWN articles, agrees with a CPUID dump";
+const X86INFO: &str = "x86info output in the LWN articles, which agrees with a CPUID dump";
 
-/// See the file's head. Its large pages have 4 MiB without PAE; here they have 2.
+/// The machine of this file. Without PAE its large pages have 4 MiB; here they have 2 MiB.
 pub(super) const YONAH: Machine = Machine {
     name: "yonah",
     title: "Intel Core Duo T2600 (Yonah)",
-    source: "x86info output and CPUID dump; without PAE its large pages have 4 MiB, here 2; no 1 GiB pages, no EPT, both are simulated",
+    source: "x86info output and CPUID dump; without PAE its large pages have 4 MiB, here 2 MiB; no 1 GiB pages, no \
+             EPT: both are simulated",
     data_tlb: &[first_level(&[
         TlbArray { pages: &[Base4K], array: array(high(128, X86INFO), high(4, X86INFO), LRU) },
         TlbArray { pages: &[Huge2M], array: array(high(8, X86INFO), high(4, X86INFO), LRU) },

@@ -11,11 +11,11 @@ const SEVEN_CPU: &str = "7-cpu.com, Zen 2";
 const GUIDE: &str =
     "AMD's software optimisation guide for family 17h: PDEs are held by the L2 TLB, 1 GiB pages as 2 MiB pages";
 
-/// See the file's head. The last cache is that of one core complex.
+/// The machine of this file. The last cache is that of one core complex.
 pub(super) const ZEN2: Machine = Machine {
     name: "zen2",
     title: "AMD EPYC 7002 (Zen 2, Rome)",
-    source: "CPUID dump and AMD's optimisation guide; the second level's ways differ by source",
+    source: "CPUID dump and AMD's optimisation guide; sources differ on the second level's ways",
     data_tlb: &[
         first_level(&[TlbArray { pages: &[Base4K, Huge2M, Giant1G], array: fully_associative(high(64, CPUID)) }]),
         TlbLevel {
@@ -25,7 +25,7 @@ pub(super) const ZEN2: Machine = Machine {
                     pages: &[Base4K, Huge2M],
                     array: array(
                         high(2048, CPUID),
-                        doubtful(8, "12 by WikiChip (which divides no 2048), 8 and 4 by CPUID"),
+                        doubtful(8, "12 in WikiChip (which does not divide 2048), 8 and 4 in CPUID"),
                         LRU,
                     ),
                 }],

@@ -5,18 +5,18 @@ use super::{CPUID, LRU, REMEMBERED, array, cache, first_level, fully_associative
 use crate::machine::{Fill, Machine, TlbArray, doubtful, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-/// See the file's head. The last cache is that of one core complex.
+/// The machine of this file. The last cache is that of one core complex.
 pub(super) const ZEN3: Machine = Machine {
     name: "zen3",
     title: "AMD EPYC 7003 (Zen 3, Milan)",
-    source: "CPUID dump for entries; what it does not say is Zen 2's",
+    source: "CPUID dump for entries; all other numbers are Zen 2's",
     data_tlb: &[
         first_level(&[TlbArray { pages: &[Base4K, Huge2M, Giant1G], array: fully_associative(high(64, CPUID)) }]),
         super::second_level(
             &[
                 TlbArray {
                     pages: &[Base4K, Huge2M],
-                    array: array(high(2048, CPUID), doubtful(8, "as for Zen 2, sources differ"), LRU),
+                    array: array(high(2048, CPUID), doubtful(8, "sources differ, as for Zen 2"), LRU),
                 },
                 TlbArray { pages: &[Giant1G], array: fully_associative(high(64, CPUID)) },
             ],

@@ -5,20 +5,20 @@ use super::{CPUID, LRU, REMEMBERED, array, cache, first_level, fully_associative
 use crate::machine::{Fill, Machine, TlbArray, doubtful, high, unverified};
 use wideleaf_policies::units::PageSize::{Base4K, Giant1G, Huge2M};
 
-const SYSFS: &str = "CPUID leaf 8000_001Dh as Linux shows it on a part of this family";
+const SYSFS: &str = "CPUID leaf 8000_001Dh as shown by Linux on a part of this family";
 
-/// See the file's head. The last cache is that of one core complex.
+/// The machine of this file. The last cache is that of one core complex.
 pub(super) const ZEN4: Machine = Machine {
     name: "zen4",
     title: "AMD EPYC 9004 (Zen 4, Genoa)",
-    source: "CPUID dump for entries; what it does not say is Zen 2's",
+    source: "CPUID dump for entries; all other numbers are Zen 2's",
     data_tlb: &[
         first_level(&[TlbArray { pages: &[Base4K, Huge2M, Giant1G], array: fully_associative(high(72, CPUID)) }]),
         super::second_level(
             &[
                 TlbArray {
                     pages: &[Base4K, Huge2M],
-                    array: array(high(3072, CPUID), doubtful(12, "as for Zen 2, sources differ"), LRU),
+                    array: array(high(3072, CPUID), doubtful(12, "sources differ, as for Zen 2"), LRU),
                 },
                 TlbArray { pages: &[Giant1G], array: fully_associative(high(64, CPUID)) },
             ],

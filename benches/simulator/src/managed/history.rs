@@ -1,50 +1,50 @@
-//! How coverage, bloat and misses went, in bounded memory: where it gets long, every other sample is dropped.
+//! The course of coverage, bloat and misses, in bounded memory: when it gets long, every other sample is dropped.
 
 use alloc::vec::Vec;
 
 use wideleaf_policies::units::{Bytes, Moment, PerTenThousand};
 
-/// The host at one moment; misses and accesses are those since the start.
+/// The host at one moment; misses and accesses are totals since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistorySample {
-    /// When.
+    /// Time of the sample.
     pub at: Moment,
-    /// Accesses so far.
+    /// Number of accesses so far.
     pub accesses: u64,
-    /// TLB misses so far.
+    /// Number of TLB misses so far.
     pub misses: u64,
     /// Guest memory that is present.
     pub resident: Bytes,
-    /// Of it, in pages of 2 MiB or more.
+    /// Present memory in pages of 2 MiB or more.
     pub large: Bytes,
-    /// Of it, pages that the guest has touched.
+    /// Present memory that the guest has touched, counted by base pages.
     pub touched: Bytes,
-    /// Frames that are reserved and hold nothing.
+    /// Reserved memory that is not populated.
     pub reserved: Bytes,
 }
 
 impl HistorySample {
-    /// `host_coverage_2m`.
+    /// Share of present memory in large pages: `host_coverage_2m`.
     pub fn coverage(&self) -> PerTenThousand {
         PerTenThousand::of(self.large.get(), self.resident.get())
     }
 
-    /// Usage bloat: resident only because pages are large.
+    /// Usage bloat: memory that is resident only because pages are large.
     pub fn bloat(&self) -> Bytes {
         self.resident.saturating_sub(self.touched)
     }
 }
 
-/// Samples, evenly spaced but for the last.
+/// Samples at even distances, except for the last.
 #[derive(Clone, Debug)]
 pub struct History {
     samples: Vec<HistorySample>,
-    /// One sample of so many is kept.
+    /// One sample in `stride` is kept.
     stride: u64,
     seen: u64,
 }
 
-/// More points than a plot has columns.
+/// Largest number of samples: more than a plot has columns.
 const SAMPLES_MAX: usize = 2048;
 
 impl Default for History {
@@ -54,7 +54,7 @@ impl Default for History {
 }
 
 impl History {
-    /// Oldest first.
+    /// Samples, oldest first.
     pub fn samples(&self) -> &[HistorySample] {
         &self.samples
     }
@@ -64,13 +64,13 @@ impl History {
             if self.samples.len() == SAMPLES_MAX {
                 self.thin_out();
             }
-            // The sample's number is even still: the half that stays begins with the first.
+            // The sample's number is still even: the half that stays begins with the first.
             self.samples.push(sample);
         }
         self.seen += 1;
     }
 
-    /// The end, in any case.
+    /// Adds the end of the run, whatever the stride.
     pub(super) fn push_last(&mut self, sample: HistorySample) {
         if self.samples.last() != Some(&sample) {
             self.samples.push(sample);

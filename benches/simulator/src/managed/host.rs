@@ -1,11 +1,11 @@
-//! The simulated host of a stream: which pages are present, how large they are, and what actions make of them.
+//! The simulated host of a stream: the pages that are present, their sizes, and the effects of actions.
 //!
 //! ```text
 //!   touched   a bit for each base page that the guest ever touched
 //!   backing   Unbacked ──first touch──▶ Base4K ──promote──▶ Huge2M ──promote──▶ Giant1G
 //!   resident  0                         the touched ones    512                 512 of each window
 //!                                          ▲                   │
-//!                                          └─ demote, release ─┘   what was never touched is gone
+//!                                          └─ demote, release ─┘   untouched pages are gone
 //! ```
 
 use alloc::vec;
@@ -28,21 +28,21 @@ use wideleaf_policies::snapshot::{
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
 use wideleaf_policies::window::WindowState;
 
-/// There is one guest.
+/// Id of the only guest.
 const GUEST: VmId = VmId(0);
 
-/// A bit for each base page of a window.
+/// One bit for each base page of a window.
 type PageBits = [u64; 8];
 
 pub(super) struct StreamHost {
     backing: Vec<Backing>,
     touched: Vec<PageBits>,
-    /// How many bits of `touched` are set.
+    /// Number of bits set in `touched`, per window.
     touched_pages: Vec<u16>,
     states: Vec<WindowState>,
     looks: Looks,
     reservations: Option<Reservations>,
-    /// The page of the latest access: most of them are to the same one again.
+    /// Page of the latest access: most accesses go to the same page again.
     latest_page: u64,
     arena: Bytes,
     memory: Bytes,
@@ -75,7 +75,8 @@ impl StreamHost {
         }
     }
 
-    /// Whether an access to `address` changes anything here: a page is touched for the first time, or somebody waits for it.
+    /// Whether an access to `address` changes any state: a page is touched for the first time, or a sample is
+    /// waiting for it.
     #[inline]
     pub fn needs_attention(&mut self, address: u64) -> bool {
         let (page, row, word, bit) = place(address);
@@ -87,7 +88,7 @@ impl StreamHost {
         self.touched[row][word] & bit == 0 || self.looks.is_watched(row)
     }
 
-    /// The access itself.
+    /// Performs the access itself.
     pub fn touch(&mut self, address: u64, now: Moment, policy: &mut dyn Policy, tally: &mut Tally, mmu: &mut dyn Mmu) {
         let (_, row, word, bit) = place(address);
         if self.looks.is_watched(row) {
@@ -117,7 +118,7 @@ impl StreamHost {
         self.populate(row, now, tally, mmu);
     }
 
-    /// A page more of a window that has reserved frames.
+    /// Populates one more page of a window that has reserved frames.
     fn populate(&mut self, row: usize, now: Moment, tally: &mut Tally, mmu: &mut dyn Mmu) {
         let window = WindowIndex::new(row as u64);
         let Some(book) = &mut self.reservations else { return };
@@ -132,7 +133,7 @@ impl StreamHost {
         mmu.remap_host(WindowIndex::new(row as u64), PageSize::Huge2M);
     }
 
-    /// All at once: between two plans the service has had the time.
+    /// Breaks all due reservations at once: between two plans the service has had the time.
     pub fn break_reservations(&mut self, tally: &mut Tally) {
         let memory = self.host_memory();
         let broken = self.reservations.as_mut().map(|book| book.to_break(Some(memory), usize::MAX));
@@ -151,7 +152,7 @@ impl StreamHost {
         self.looks.finish(now);
     }
 
-    /// What sensors tell whoever needs that much.
+    /// The sensor data for a policy with these needs.
     pub fn snapshot(&self, needs: Needs) -> Snapshot {
         let mut vm = VmSnapshot::with_capacity(GUEST, self.backing.len());
         for row in 0..self.backing.len() {
@@ -198,7 +199,7 @@ impl StreamHost {
         PageSize::Base4K.bytes() * rows.map(|row| u64::from(self.resident(row))).sum::<u64>()
     }
 
-    /// Does an action that was planned upon `seen`.
+    /// Performs an action that was planned on `seen`.
     pub fn act(&mut self, action: Action, seen: &Snapshot, now: Moment, mmu: &mut dyn Mmu) -> Outcome {
         let skipped = |skip| Outcome {
             action,
@@ -215,7 +216,7 @@ impl StreamHost {
             return skipped(Skip::BackingOff);
         };
         let (result, cost) = feasible(action, Ram::Anonymous, vm, vm.get(row), seen, &self.costs);
-        // The plan may ask for more giant pages than the snapshot saw, and a policy may not have looked.
+        // The plan may request more giant pages than the snapshot shows, and a policy may not have checked.
         let is_giant = matches!(action, Action::Promote { to: PageSize::Giant1G, .. });
         let is_to_be_had = result != OutcomeResult::Done || !is_giant || self.giant_pages_free > 0;
         let (result, cost) = match is_to_be_had {
@@ -265,7 +266,7 @@ impl StreamHost {
     }
 }
 
-/// Where an address is: its page, its window, and its bit among those of the window.
+/// Position of an address: its page, its window, and its bit within the window.
 #[inline]
 fn place(address: u64) -> (u64, usize, usize, u64) {
     let page = address / PageSize::Base4K.bytes().get();

@@ -1,7 +1,7 @@
-//! Which windows the guest uses: some at a time are watched for an interval, until their first touch.
+//! Access samples of a simulated host: some windows at a time are watched for an interval, until their first touch.
 //!
-//! A live host takes the windows of a look aside and counts who comes for them (`memory`'s access sensor); here the touch is
-//! seen in the stream. The turns and what the time to a touch is worth are the same code.
+//! A live host detaches the windows of a sample and counts the faults on them (`memory`'s access sensor). Here the
+//! touch is visible in the stream. Both use the same code for the rotation and for the touch frequency.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -10,15 +10,15 @@ use wideleaf_policies::sampled::{Rotation, TouchFrequency};
 use wideleaf_policies::snapshot::AccessHistory;
 use wideleaf_policies::units::{Moment, WindowIndex};
 
-/// Windows of one look: a live host has places for so many that are aside.
+/// Number of windows in one sample: a live host has that number of places for detached windows.
 const WINDOWS_PER_LOOK: usize = 64;
 
-/// The sensor, and what it knows of each window.
+/// The sensor, and its data on each window.
 pub(super) struct Looks {
     rotation: Rotation,
     histories: Vec<AccessHistory>,
     frequencies: Vec<TouchFrequency>,
-    /// Windows of the look under way, and when each was touched first.
+    /// Windows of the current sample, and the moment of the first touch of each.
     watched: Vec<(WindowIndex, Option<Moment>)>,
     is_watched: Vec<bool>,
     began_at: Moment,
@@ -36,7 +36,7 @@ impl Looks {
         }
     }
 
-    /// Whether the next touch of that window is waited for.
+    /// Whether the sample is waiting for the next touch of that window.
     pub fn is_watched(&self, row: usize) -> bool {
         self.is_watched[row]
     }
@@ -45,7 +45,7 @@ impl Looks {
         self.histories[row]
     }
 
-    /// A watched window is touched.
+    /// Records the touch of a watched window.
     pub fn touched(&mut self, row: usize, now: Moment) {
         self.is_watched[row] = false;
         let window = WindowIndex::new(row as u64);

@@ -1,4 +1,4 @@
-//! What actions cost: as in the recording, or as measured elsewhere.
+//! The costs of actions: as in the recording, or as measured elsewhere.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -10,26 +10,26 @@ use wideleaf_policies::outcome::OutcomeResult;
 use wideleaf_policies::recording::RecordedOutcome;
 use wideleaf_policies::units::{Bytes, PageSize};
 
-/// What an action costs, by what has to be done for it.
+/// Costs of actions, by the work that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// A window to a huge page.
+    /// Promotion of a window to a huge page.
     pub promote_2m: Cost,
-    /// A giant to a giant page.
+    /// Promotion of a giant to a giant page.
     pub promote_1g: Cost,
-    /// A window that was held at 4 KiB back to what it was.
+    /// Release of a hold at 4 KiB, which restores the window's page size.
     pub recover: Cost,
-    /// A window to base pages.
+    /// Demotion of a window to base pages.
     pub demote: Cost,
-    /// Looking for zero pages, and giving them back.
+    /// Search for zero pages, and their release.
     pub release: Cost,
 }
 
 impl Default for Costs {
-    /// For what was not done in a recording. Measured on a shared two-core machine: `MADV_COLLAPSE` at 3.5 GiB/s, fault
-    /// and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are estimates: switching a
-    /// dirty log is one ioctl and a walk over its memslot's entries; a release reads the window once at 10 GiB/s and
-    /// makes one call.
+    /// Costs of actions that a recording does not contain. Measured on a shared two-core machine: `MADV_COLLAPSE`
+    /// at 3.5 GiB/s, fault and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are
+    /// estimates: switching a dirty log is one ioctl and a walk over its memslot's entries; a release reads the
+    /// window once at 10 GiB/s and makes one call.
     fn default() -> Costs {
         let cost = |copied, us| Cost { copied, cpu: Duration::from_micros(us) };
         Costs {
@@ -79,7 +79,7 @@ impl Samples {
     }
 }
 
-/// The median of each part of the cost, the upper one of two: a cost that was really paid.
+/// The median of each part of the cost; of two middle values the upper one, so that it is an actual cost.
 fn median_cost(costs: &[Cost], otherwise: Cost) -> Cost {
     let mut copied: Vec<_> = costs.iter().map(|cost| cost.copied).collect();
     let mut cpu: Vec<_> = costs.iter().map(|cost| cost.cpu).collect();

@@ -1,4 +1,4 @@
-//! Whether a host could do an action that nobody tried, and what it would cost: shared by all simulated hosts.
+//! Whether a host could do an action that no recording contains, and its cost. All simulated hosts share this.
 
 use super::costs::Costs;
 use super::{WINDOWS_PER_GIANT, rows_of_page};
@@ -8,10 +8,10 @@ use wideleaf_policies::outcome::{OutcomeResult, Refusal, Skip};
 use wideleaf_policies::snapshot::{Backing, Snapshot, VmSnapshot, WindowRow};
 use wideleaf_policies::units::{PageSize, WindowIndex};
 
-/// What guest RAM is made of, as far as it decides what can be done with it.
+/// Kind of guest RAM, as far as it limits the actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ram {
-    /// Pages of the hugetlb pool, which nothing promotes.
+    /// Pages of the hugetlb pool, which no mechanism promotes.
     OfPool,
     /// Anonymous RAM, which is demoted by splitting a window.
     Anonymous,
@@ -19,7 +19,7 @@ pub(crate) enum Ram {
     Other,
 }
 
-/// What becomes of an action planned upon `seen`, of the window of `row`, and its cost.
+/// The result of an action on the window of `row`, planned on `seen`, and its cost.
 pub(crate) fn feasible(
     action: Action,
     ram: Ram,
@@ -61,7 +61,7 @@ pub(crate) fn feasible(
     }
 }
 
-/// Why a giant can not become a giant page: part of it is no RAM, or no page is to be had.
+/// Reason why a giant cannot become a giant page: part of it is not RAM, or no page is available.
 fn giant_refusal(vm: &VmSnapshot, window: WindowIndex, seen: &Snapshot) -> Option<Refusal> {
     if rows_of_page(vm, window, PageSize::Giant1G).len() as u64 != WINDOWS_PER_GIANT {
         return Some(Refusal::NotEligible);

@@ -1,7 +1,7 @@
-//! The simulated host: the recorded guest on the pages another policy would have made.
+//! The simulated host: the recorded guest on the pages that another policy would have made.
 //!
 //! ```text
-//!   recorded row ──▶ without what the recording's policy did ──▶ with what this policy did ──▶ simulated row
+//!   recorded row ──▶ without the recorded policy's actions ──▶ with this policy's actions ──▶ simulated row
 //! ```
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -20,46 +20,46 @@ use wideleaf_policies::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use wideleaf_policies::window::WindowState;
 
-/// The mechanism whose actions hold windows at 4 KiB, by the name it is recorded under.
+/// Name in recordings of the mechanism that holds windows at 4 KiB.
 const HOLD_MECHANISM: &str = "hold_at_4k";
 
 pub(super) struct SimulatedHost {
     costs: Costs,
-    /// VMs on pages of the hugetlb pool, which nothing promotes.
+    /// VMs on pages of the hugetlb pool, which no mechanism promotes.
     of_pool: BTreeSet<VmId>,
-    /// VMs on anonymous RAM, which is demoted by splitting a window; all other RAM by holding it.
+    /// VMs on anonymous RAM, which is demoted by splitting a window; all other RAM is demoted by a hold.
     of_anonymous: BTreeSet<VmId>,
-    /// VMs whose holds are those of the recording's policy.
+    /// VMs that the recording's policy held.
     held_by_recording: BTreeSet<VmId>,
     giant_pages_taken: u64,
-    /// Frames set aside for windows, under a policy that does so.
+    /// Reserved frames, under a policy that reserves.
     reservations: Option<Reservations>,
     windows: BTreeMap<(VmId, WindowIndex), Window>,
 }
 
-/// What is remembered of a window.
+/// State that the host keeps for a window.
 #[derive(Clone, Copy, Default)]
 struct Window {
     state: WindowState,
-    /// Pages present before the recording's policy made it large.
+    /// Number of pages present before the recording's policy made it large.
     before_promotion: Option<u16>,
-    /// Whether it was present already, so that its first touch is over.
+    /// Whether it was present earlier, so that its first touch is over.
     was_touched: bool,
     is_held: bool,
-    /// Pages present by the latest snapshot, whatever this policy made of them.
+    /// Number of pages present in the latest snapshot, whatever this policy did.
     recorded: u16,
     pages: Pages,
 }
 
-/// What the simulated policy made of a window.
+/// Change that the simulated policy made to a window.
 #[derive(Clone, Copy, Default)]
 enum Pages {
-    /// Nothing.
+    /// No change; as in the recording.
     #[default]
     AsRecorded,
     /// One large page, or part of one.
     Large(Backing),
-    /// So many base pages are left, until the recording has another number than it had.
+    /// `left` base pages remain, until the recording shows another number than `recorded`.
     Released { left: u16, recorded: u16 },
 }
 
@@ -77,8 +77,8 @@ impl SimulatedHost {
         }
     }
 
-    /// What the sensors would have seen. First touches since the last look are answered by the policy, or from reserved
-    /// frames, if it does that.
+    /// The snapshot that the sensors would have taken. The policy answers the first touches since the last
+    /// snapshot, or reserved frames do, if the policy uses them.
     pub fn see(&mut self, at: Moment, recorded: &Snapshot, policy: &mut dyn Policy, tally: &mut Tally) -> Snapshot {
         let mut seen = Snapshot { host: recorded.host, ..Snapshot::default() };
         if let Some(host) = &mut seen.host {
@@ -111,7 +111,7 @@ impl SimulatedHost {
         seen
     }
 
-    /// Does an action that was planned upon `seen`.
+    /// Performs an action that was planned on `seen`.
     pub fn act(&mut self, action: Action, seen: &Snapshot, tick: &Tick, now: Moment) -> Outcome {
         let skipped = |skip| Outcome {
             action,
@@ -146,7 +146,7 @@ impl SimulatedHost {
         outcome
     }
 
-    /// Remembers what the recording's policy did, to take it out of the snapshots to come.
+    /// Notes the actions of the recording's policy, to remove their effects from later snapshots.
     pub fn remember(&mut self, tick: &Tick) {
         for recorded in tick.outcomes.iter().filter(|recorded| recorded.outcome.result == OutcomeResult::Done) {
             let action = recorded.outcome.action;
@@ -205,7 +205,7 @@ impl SimulatedHost {
     }
 }
 
-/// What became of the action in the recording, where it was asked for at the same tick of a window in the same state.
+/// The recorded outcome of the action, if it was requested at the same tick for a window in the same state.
 fn recorded_outcome(action: Action, row: WindowRow, tick: &Tick) -> Option<Outcome> {
     let vm = tick.snapshot.vm(action.vm())?;
     let then = vm.get(vm.row(action.window())?);
@@ -219,7 +219,7 @@ impl Window {
             return row;
         };
         if !row.backing.is_large() {
-            // The kernel took the page apart, as it would have taken ours.
+            // The kernel split the page, as it would have split the one that this policy made.
             self.before_promotion = None;
             self.pages = Pages::AsRecorded;
             return row;
@@ -240,7 +240,7 @@ impl Window {
         tally.count_first_touch(page, row.resident);
     }
 
-    /// Follows the recorded guest in the book of reservations, as far as snapshots show it: pages, not their order.
+    /// Updates the reservations from the recorded guest, as far as snapshots show it: pages, not their order.
     fn populate(&mut self, book: &mut Reservations, vm: VmId, row: WindowRow, at: Moment, tally: &mut Tally) {
         if self.recorded == 0 && row.backing == Backing::Base4K {
             book.reserve(vm, row.window, at);

@@ -1,4 +1,4 @@
-//! What a policy did, added up: the same for what was recorded and for what was simulated.
+//! The totals of a policy's actions, the same for a recorded and a simulated policy.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -11,26 +11,27 @@ use wideleaf_policies::outcome::{Outcome, OutcomeResult};
 use wideleaf_policies::snapshot::{Snapshot, VmId};
 use wideleaf_policies::units::{Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 
-/// What a policy did and what came of it, over all VMs.
+/// Actions of a policy and their results, over all VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Actions by kind and result.
+    /// Number of actions by kind and result.
     pub actions: BTreeMap<(&'static str, &'static str), u64>,
-    /// Guest memory copied.
+    /// Guest memory copied, in bytes.
     pub copied: Bytes,
     /// CPU time of the actions.
     pub cpu: Duration,
-    /// Became resident only because the page is large: by the snapshot the action was planned upon.
+    /// Memory that became resident only because the page is large, from the snapshot that the action
+    /// was planned on.
     pub bloat: Bytes,
-    /// Zero pages given back.
+    /// Zero pages that were released, in bytes.
     pub released: Bytes,
-    /// Times the budget said no; a recording does not say it of its own policy.
+    /// Number of refusals by the budget; a recording does not contain it for its own policy.
     pub budget_refusals: Option<u64>,
-    /// `host_coverage_2m` of all VMs together: whenever it changed, the value from then on.
+    /// `host_coverage_2m` of all VMs together: each change of the value, with its moment.
     pub coverage: Vec<(Moment, PerTenThousand)>,
-    /// Coverage times time: how long all of present memory would have to be large for the same.
+    /// Coverage times time: the time for which all present memory would have to be large to reach the same.
     pub coverage_area: Duration,
-    /// From the first snapshot to the last.
+    /// Time from the first snapshot to the last.
     pub length: Duration,
     /// Present memory at the last snapshot.
     pub resident_at_end: Bytes,
@@ -43,13 +44,13 @@ impl Tally {
         self.coverage.last().map_or(PerTenThousand::default(), |(_, share)| *share)
     }
 
-    /// `host_coverage_2m` over time: the area by the length.
+    /// Mean of `host_coverage_2m` over time: the area divided by the length.
     pub fn coverage_mean(&self) -> PerTenThousand {
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         PerTenThousand::of(milliseconds(self.coverage_area), milliseconds(self.length))
     }
 
-    /// How many actions of a kind had a result.
+    /// Number of actions of a kind with a result.
     pub fn count_of(&self, action: &str, result: &str) -> u64 {
         self.actions.iter().filter(|((a, r), _)| (*a, *r) == (action, result)).map(|(_, n)| n).sum()
     }
@@ -71,7 +72,7 @@ impl Tally {
         self.resident_at_end = resident;
     }
 
-    /// Counts what became of an action, planned upon `seen`.
+    /// Counts the outcome of an action that was planned on `seen`.
     pub(crate) fn count(&mut self, outcome: &Outcome, seen: &Snapshot) {
         *self.actions.entry((action_name(outcome.action), outcome.result.name())).or_default() += 1;
         self.copied += outcome.cost.copied;
@@ -97,13 +98,13 @@ impl Tally {
         self.count_done(name);
     }
 
-    /// A window became large where it was, with so many of its pages populated.
+    /// Counts a window that became large in place with `resident` of its pages populated.
     pub(crate) fn count_in_place(&mut self, resident: u16) {
         self.bloat += bloat_of_promotion(resident);
         self.count_done("promote_in_place_2m");
     }
 
-    /// Counts what is done without a plan.
+    /// Counts an event without a plan.
     pub(crate) fn count_done(&mut self, name: &'static str) {
         *self.actions.entry((name, OutcomeResult::Done.name())).or_default() += 1;
     }

@@ -4,34 +4,34 @@
 //!   before  a b c d e · · ·     access c:  c a b d e · · ·     access x:  x a b c d · · · ──▶ e
 //! ```
 //!
-//! Sets of up to twenty ways have a whole number of vectors for lanes, some of which no way has and which stay empty. What is done to
-//! such a set is the same whatever is found and wherever, for nothing of it can be predicted; and it is the same for each lane, written
-//! so that the compiler makes vectors of them. (Intrinsics would say it more plainly, and are unsafe.)
+//! Sets of up to twenty ways use a whole number of vectors; lanes beyond the ways stay empty. An access runs the
+//! same instructions whatever it finds, because the result cannot be predicted, and the same for each lane, so that
+//! the compiler makes vectors of them. (Intrinsics would be plainer, but they are unsafe.)
 
 use super::vector::{Lane, bring_near};
 use super::{NO_TAG, Place};
 
-/// Sets of so many bytes are more than this computer has at hand anyway: 64 KiB.
+/// Size from which on sets are prefetched, 64 KiB: more than the host CPU's first cache holds.
 const FAR: usize = 64 * 1024;
 
-/// Ways of the largest set that is kept so.
+/// Number of ways of the largest set with this layout.
 pub(super) const WAYS_MAX: usize = 20;
 
-/// Sets of up to `LANES` ways, all of them.
+/// All sets of an array, with up to `LANES` ways each.
 pub(crate) struct LruSets<'a, T, const LANES: usize> {
     pub(super) sets: &'a mut [[T; LANES]],
     pub(super) place: Place,
-    /// The last way.
+    /// Index of the last way.
     pub(super) last: usize,
 }
 
 impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
-    /// Looks a key up and brings it to the front; whether it was missing, and what fell out then.
+    /// Looks up a key and moves it to the front. Returns whether it was missing, and the evicted key.
     #[inline(always)]
     pub(crate) fn access(&mut self, key: u64) -> (bool, Option<u64>) {
         let (set, tag) = self.place.of(key);
         let (tags, tag) = (&mut self.sets[set], T::new(tag));
-        // This can be predicted: a line that is gone through word by word.
+        // Predictable: successive words of one line.
         if tags[0] == tag {
             return (false, None);
         }
@@ -41,15 +41,15 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
         (is_missing, if is_evicted { Some(self.place.key(oldest.tag(), set)) } else { None })
     }
 
-    /// Takes a key out; whether it was there.
+    /// Removes a key. Returns whether it was present.
     #[inline(always)]
     pub(crate) fn take(&mut self, key: u64) -> bool {
         let (set, tag) = self.place.of(key);
         take(&mut self.sets[set], T::new(tag))
     }
 
-    /// Brings a tag to the front of its set; whether it was missing. `is_near` says that many are there already, and that which of them
-    /// can be predicted: those of a line that is gone through word by word.
+    /// Moves a tag to the front of its set. Returns whether it was missing. `is_near` says that many tags are
+    /// already in front, and predictably so: successive words of one line.
     #[inline(always)]
     pub(crate) fn access_at(&mut self, (set, tag): (u32, T), is_near: bool) -> bool {
         let tags = &mut self.sets[set as usize];
@@ -59,15 +59,15 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
         access(tags, tag, self.last)
     }
 
-    /// The key that falls out of a set if something comes in.
+    /// The key that the next insertion into the set evicts.
     #[inline(always)]
     pub(crate) fn oldest(&self, (set, _): (u32, T)) -> Option<u64> {
         let oldest = self.sets[set as usize][self.last % LANES];
         if oldest == T::EMPTY { None } else { Some(self.place.key(oldest.tag(), set as usize)) }
     }
 
-    /// The sets of some keys, and the tags that they have in there; how many. This computer brings the sets near until they are
-    /// asked for: far more of them are on their way at once than if each were waited for.
+    /// The sets of some keys, and their tags in these sets. Returns their number. The sets are prefetched, so far
+    /// more loads are in flight at once than if each access waited for its own.
     #[inline(always)]
     pub(crate) fn places(&self, keys: impl Iterator<Item = u64>, places: &mut [(u32, T)]) -> usize {
         let (is_far, mut len) = (size_of_val(self.sets) >= FAR, 0);
@@ -84,16 +84,16 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
     }
 }
 
-/// Brings a tag to the front; whether it was missing.
+/// Moves a tag to the front. Returns whether it was missing.
 #[inline(always)]
 fn access<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T, last: usize) -> bool {
     let found = T::found(tags, tag);
-    // All before it move back by one; where it is missing, all do.
+    // All tags before it move back by one; if it is missing, all tags do.
     T::push(tags, tag, (found | 1 << last).trailing_zeros());
     found == 0
 }
 
-/// Takes a tag out, and moves those behind it one to the front; whether it was there.
+/// Removes a tag, and moves those behind it forward by one. Returns whether it was present.
 #[inline(always)]
 fn take<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T) -> bool {
     let found = T::found(tags, tag);
@@ -104,7 +104,8 @@ fn take<T: Lane, const LANES: usize>(tags: &mut [T; LANES], tag: T) -> bool {
     found != 0
 }
 
-/// As [`access`], for sets of any size: what is used again soon is near the front. What fell out at the end, or `None`.
+/// Does the same as [`access`], for sets of any size: recently used tags are near the front. Returns the tag that
+/// left the end, or `None`.
 pub(super) fn access_many(tags: &mut [u32], tag: u32) -> Option<u32> {
     match super::find(tags, tag) {
         None => {
@@ -121,7 +122,7 @@ pub(super) fn access_many(tags: &mut [u32], tag: u32) -> Option<u32> {
     }
 }
 
-/// As [`take`], likewise.
+/// Does the same as [`take`], for sets of any size.
 pub(super) fn take_many(tags: &mut [u32], tag: u32) -> bool {
     let Some(way) = super::find(tags, tag) else {
         return false;

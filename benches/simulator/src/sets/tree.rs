@@ -1,4 +1,4 @@
-//! A set under tree-PLRU: a bit for each inner node of a binary tree says which half was used longer ago.
+//! A set under tree-PLRU: one bit for each inner node of a binary tree says which half was used longer ago.
 //!
 //! ```text
 //!            1                 node n has the children 2n and 2n + 1; a set bit says: the right half is older
@@ -11,10 +11,10 @@ use alloc::vec::Vec;
 use super::vector::Lane;
 use super::{NO_TAG, Place, find, keep};
 
-/// Where a word has the group that was used last; the bits of the trees are below it.
+/// Position in a word of the group that was used last; the bits of the trees are below it.
 const GROUP_SHIFT: u32 = 56;
 
-/// What a use of one way does to the bits of its set.
+/// Effect of using one way on the bits of its set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     cleared: u64,
@@ -22,14 +22,14 @@ pub(super) struct Use {
 }
 
 impl Use {
-    /// The bits afterwards.
+    /// Returns the bits after the use.
     #[inline]
     pub(super) fn of(self, tree: u64) -> u64 {
         (tree & !self.cleared) | self.set
     }
 }
 
-/// Sets of so many ways that never were full and then had room again.
+/// Sets of `WAYS` ways from which no key was ever removed.
 pub(super) struct TreeSets<'a, const WAYS: usize> {
     tags: &'a mut [[u32; WAYS]],
     trees: &'a mut [u64],
@@ -45,7 +45,8 @@ impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
         TreeSets { tags: tags.as_chunks_mut().0, trees, uses, place }
     }
 
-    /// As [`Tree::access`]; whether it was missing. Where it was found cannot be predicted, whether there was room can.
+    /// Does the same as [`Tree::access`], but returns whether the key was missing. The position is unpredictable;
+    /// whether the set is full is predictable.
     #[inline(always)]
     pub(super) fn access(&mut self, key: u64) -> bool {
         let (set, tag) = self.place.of(key);
@@ -58,12 +59,12 @@ impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
         found == 0
     }
 
-    /// As [`super::Sets::keep_missing`].
+    /// Does the same as [`super::Sets::keep_missing`].
     pub(super) fn keep_missing<T: Copy>(mut self, list: &mut [T], key: impl Fn(&T) -> u64) -> usize {
         keep(list, |item| self.access(key(item)))
     }
 
-    /// As [`Tree::oldest`].
+    /// Does the same as [`Tree::oldest`].
     #[inline(always)]
     fn oldest(bits: u64) -> usize {
         let next = (bits >> GROUP_SHIFT) as usize + 1;
@@ -77,18 +78,18 @@ impl<'a, const WAYS: usize> TreeSets<'a, WAYS> {
     }
 }
 
-/// The tree of a set of so many ways.
+/// The tree of a set with a fixed number of ways.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     uses: Vec<Use>,
     groups: usize,
-    /// Ways of a group: the largest power of two that divides the ways.
+    /// Number of ways in a group: the largest power of two that divides the ways.
     size: usize,
 }
 
 impl Tree {
     /// # Panics
-    /// More ways than a word has bits for are a mistake in the machine's file.
+    /// If a word has too few bits for the ways, which is a mistake in the machine's file.
     pub(super) fn new(ways: usize) -> Tree {
         assert!(ways as u32 <= GROUP_SHIFT, "{ways} ways have no tree of {GROUP_SHIFT} bits");
         let size = 1 << ways.trailing_zeros();
@@ -97,7 +98,8 @@ impl Tree {
         tree
     }
 
-    /// Looks a tag up and puts it in where it was missing: what it took the place of, `None` where it was there.
+    /// Looks up a tag, and inserts it if it is missing. Returns the tag that it replaced, or `None` if
+    /// it was present.
     #[inline]
     pub(super) fn access(&self, tags: &mut [u32], bits: &mut u64, tag: u32) -> Option<u32> {
         if let Some(way) = find(tags, tag) {
@@ -109,7 +111,7 @@ impl Tree {
         Some(core::mem::replace(&mut tags[way], tag))
     }
 
-    /// All nodes on the path of a way point to the other half.
+    /// Makes all nodes on the path of a way point to the other half.
     fn use_of(&self, way: usize) -> Use {
         let (group, mut node) = (way / self.size, self.size + way % self.size);
         let mut used = Use { cleared: 0, set: 0 };
@@ -129,7 +131,7 @@ impl Tree {
         used
     }
 
-    /// The way the bits point to.
+    /// The way that the bits point to.
     #[inline]
     fn oldest(&self, bits: u64) -> usize {
         let next = (bits >> GROUP_SHIFT) as usize + 1;

@@ -1,17 +1,18 @@
-//! A set's tags, sixteen bytes at a time.
+//! The tags of a set, sixteen bytes at a time.
 //!
 //! ```text
 //!   u32   │ a │ b │ c │ d │        four lanes a vector
-//!   u16   │a│b│c│d│e│f│g│h│        eight: half the work, where no tag is larger
+//!   u16   │a│b│c│d│e│f│g│h│        eight: half the work, if no tag is larger
 //! ```
 //!
-//! On x86-64 these are SSE2's instructions, which every such processor has; elsewhere loops over lanes say the same.
+//! On x86-64 these are SSE2 instructions, which every such processor has; on other targets, loops over lanes
+//! do the same.
 
 #![cfg_attr(
     target_arch = "x86_64",
     expect(
         unsafe_code,
-        reason = "a safe function may not call one that names its target features, even those that every target has"
+        reason = "a safe function may not call one that names its target features, even features of every target"
     )
 )]
 
@@ -19,18 +20,18 @@ use super::NO_TAG;
 
 /// A tag in a set, and its lane.
 pub(crate) trait Lane: Copy + Eq {
-    /// What no key has for a tag, and an empty lane holds.
+    /// Value that no key has as its tag, held by empty lanes.
     const EMPTY: Self;
-    /// Lanes of a vector.
+    /// Number of lanes in a vector.
     const OF_A_VECTOR: usize = 16 / size_of::<Self>();
 
-    /// A tag that is known to fit.
+    /// Converts a tag that is known to fit.
     fn new(tag: u32) -> Self;
-    /// The tag.
+    /// Returns the tag as a number.
     fn tag(self) -> u32;
-    /// A bit for each lane that holds a tag, of as many lanes as make whole vectors.
+    /// One bit for each lane that holds the tag; the number of lanes makes whole vectors.
     fn found<const LANES: usize>(tags: &[Self; LANES], tag: Self) -> u32;
-    /// The tags before lane `end` move back by one, over the one in `end`, and `tag` comes to the front.
+    /// Moves the tags before lane `end` back by one, over the one in `end`, and puts `tag` in front.
     fn push<const LANES: usize>(tags: &mut [Self; LANES], tag: Self, end: u32);
 }
 
@@ -82,7 +83,7 @@ impl Lane for u16 {
     }
 }
 
-/// Lets the processor bring something into its first cache, and waits for nothing.
+/// Prefetches a value into the processor's first cache, without waiting for it.
 #[inline(always)]
 pub(super) fn bring_near<T>(what: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -95,7 +96,7 @@ pub(super) fn bring_near<T>(what: &T) {
     let _ = what;
 }
 
-/// The two functions of a width where there is nothing better, and what the better ones are tested by.
+/// Portable versions of the two functions, and the reference for the tests of the vector ones.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod plain {
     pub(super) fn found<T: Copy + Eq, const LANES: usize>(tags: &[T; LANES], tag: T) -> u32 {
@@ -111,7 +112,7 @@ mod plain {
 #[cfg(not(target_arch = "x86_64"))]
 use self::{plain as narrow, plain as wide};
 
-/// The same from the instructions that differ.
+/// Defines the two functions of one width from the instructions that differ.
 #[cfg(target_arch = "x86_64")]
 macro_rules! width {
     ($name:ident, $lane:ty, $lanes:literal, $bytes:literal, $splat:ident, $equal:ident, $greater:ident, $lane_bits:expr, $count:expr) => {
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_do_what_loops_over_lanes_do() {
+    fn vectors_give_the_same_results_as_loops_over_lanes() {
         check::<u32, 4>();
         check::<u32, 8>();
         check::<u32, 12>();

@@ -1,14 +1,14 @@
-//! Accesses on their way through the simulator, many at a time.
+//! A block of accesses on its way through the simulator.
 //!
 //! ```text
 //!   accesses   a b c d e f g h
-//!   seekers    a   c     f g         those whose page the first level was not just asked for
-//!              a         f           those that no level holds: they walk
+//!   seekers    a   c     f g         page is not the newest of its set in the first level
+//!              a         f           page is in no level: they walk
 //!   references A3 A2 a b c d e F1 f g h       entries that walks read, and data, in the order of the accesses
 //! ```
 //!
-//! A part of the machine learns from what went through it before and from nothing else, so that many accesses may go through one part
-//! before any of them goes through the next.
+//! The state of a part of the machine depends only on the accesses that went through it. Therefore a whole block of
+//! accesses may go through one part before any of them goes through the next.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -16,24 +16,25 @@ use alloc::vec::Vec;
 use crate::streams::Access;
 use crate::tlb::Seeker;
 
-/// Accesses of a block: enough that what is done once a block costs little, few enough that a block lies in this computer's first cache.
+/// Number of accesses in a block: large enough that the cost per block is small, small enough that a block fits the
+/// host CPU's first cache.
 pub(crate) const ROOM: usize = 128;
 
 const _: () = assert!(ROOM <= u8::MAX as usize + 1, "a seeker has a byte for its access");
 
-/// Accesses and what they are looking for.
+/// Accesses, and the pages that they look up.
 pub(crate) struct Block {
     pub(super) addresses: Vec<u64>,
-    /// One each, of which the first so many still look for their page.
+    /// One seeker for each access; those in front still look up their page.
     pub(super) seekers: Vec<Seeker>,
     len: usize,
 }
 
-/// What is counted of every access.
+/// Sums over all accesses of a block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sums {
     pub(super) accesses: u64,
-    /// Of the same lines, right after the accesses.
+    /// Accesses to the same lines, right after the first.
     pub(super) repeats: u64,
     pub(super) writes: u64,
 }
@@ -43,12 +44,13 @@ impl Block {
         Block { addresses: vec![0; ROOM], seekers: vec![Seeker::default(); ROOM], len: 0 }
     }
 
-    /// The addresses of its accesses.
+    /// The addresses of the block's accesses.
     pub(super) fn addresses(&self) -> &[u64] {
         &self.addresses[..self.len]
     }
 
-    /// Takes the next accesses. `seek` says of an address and whether it is stored to what it looks for, and whether it need not.
+    /// Takes the next accesses. `seek` gets an address and whether it is a store. It returns the seeker, and
+    /// whether the page is found already. Returns the number of seekers left, and the sums.
     #[inline(always)]
     pub(super) fn fill(
         &mut self,
@@ -63,7 +65,7 @@ impl Block {
             }
             let (seeker, is_found) = seek(address, is_write);
             addresses[len] = address;
-            // Written in any case and counted or not: what is found cannot be predicted.
+            // Written in any case and counted only if it is not found, because hits cannot be predicted.
             seekers[seeking] = seeker;
             seekers[seeking].access = len as u8;
             seeking += usize::from(!is_found);
