@@ -4,7 +4,7 @@
 //!   1  read the image and say what it is      before KVM is touched and, by [`BootImage`], before RAM is mapped
 //!   2  open KVM, ask what the CPU can do
 //!   3  create the VM with its memslots        before any interrupt controller: 16 times faster
-//!   4  interrupt controllers and timer        not for the direct entry, whose guests have no interrupts
+//!   4  interrupt controllers and timer        not for the direct entry: its guests have no interrupts
 //!   5  image, tables and boot data into RAM   see [`load`]
 //!   6  vCPUs with CPUID and registers
 //!   7  devices
@@ -86,7 +86,10 @@ pub enum BootError {
         source: ImageError,
     },
     /// The initrd does not fit.
-    #[error("cannot place initrd {} of {bytes}: there is room for {room} between the image and {limit}; use more --memory", path.display())]
+    #[error(
+        "cannot place initrd {} of {bytes}: there is room for {room} between the image and {limit}; use more \
+         --memory", path.display()
+    )]
     InitrdTooLarge {
         /// Path of the initrd.
         path: PathBuf,
@@ -131,7 +134,8 @@ pub enum BootError {
     },
     /// The guest's physical addresses are too short.
     #[error(
-        "cannot use RAM up to {end}: guests of this host have {bits} bits of physical address ({max}); use less --memory"
+        "cannot use RAM up to {end}: guests of this host have {bits} bits of physical address ({max}); use less \
+         --memory"
     )]
     AddressesTooShort {
         /// End of RAM.
@@ -229,7 +233,7 @@ impl Stopwatch {
     }
 }
 
-/// A VM whose vCPUs only need threads.
+/// A VM that is ready except for its vCPUs' threads.
 pub(crate) struct Prepared {
     pub(crate) vm: Arc<Vm>,
     pub(crate) vcpus: Vec<Vcpu>,

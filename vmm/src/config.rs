@@ -96,7 +96,7 @@ pub struct HostLimits {
 }
 
 impl HostLimits {
-    /// Reads the limits of the host whose `/proc` is at `proc`. A missing value is no limit.
+    /// Reads the limits of the host from the folder `proc`, its `/proc`. A missing value is no limit.
     pub fn read(proc: &Path) -> HostLimits {
         let meminfo = std::fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
         HostLimits { memory_total: parse_memory_total(&meminfo) }
@@ -170,7 +170,10 @@ pub enum ConfigError {
         page: PageSize,
     },
     /// The command line does not fit.
-    #[error("cannot pass a command line of {bytes} bytes: the guest takes at most {} bytes; shorten --cmdline", CMDLINE_BYTES_MAX - 1)]
+    #[error(
+        "cannot pass a command line of {bytes} bytes: the guest takes at most {} bytes; shorten --cmdline",
+        CMDLINE_BYTES_MAX - 1
+    )]
     CmdlineTooLong {
         /// Length of the command line, in bytes.
         bytes: usize,

@@ -1,4 +1,4 @@
-//! A small VMM on KVM whose guest RAM is managed by `wideleaf-memory`.
+//! A small VMM on KVM; `wideleaf-memory` manages its guest RAM.
 //!
 //! ```text
 //!   VmConfig ──┐

@@ -46,7 +46,7 @@ pub struct Hardware {
     pub sandbox: Option<Arc<Sandbox>>,
 }
 
-/// A VM whose vCPUs have threads. Dropping it stops and joins them, and closes everything.
+/// A VM with running vCPU threads. Dropping it stops and joins them, and closes everything.
 pub struct Machine {
     vm: Arc<Vm>,
     memory: DeviceMemory,

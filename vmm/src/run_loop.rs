@@ -55,7 +55,7 @@ enum Next {
     End(GuestExit),
 }
 
-/// An exit whose report needs the vCPU's registers, so that the borrow of the vCPU must end first.
+/// An exit with a report that needs the vCPU's registers, so that the borrow of the vCPU must end first.
 enum Ending {
     Event(BusEvent),
     Shutdown,

@@ -51,7 +51,7 @@ pub struct SandboxConfig {
     pub has_control_socket: bool,
     /// Whether a reset leads to another boot, which sets the initial state again.
     pub boots_again: bool,
-    /// Whether the guest uses this terminal, whose settings are restored at the end.
+    /// Whether the guest uses this terminal: its settings are restored at the end.
     pub has_console: bool,
     /// Whether to keep the capability for the userfaultfd system call, which hosts without unprivileged userfaultfd
     /// require. Not needed where their device is kept open ([`wideleaf_memory::sandboxed::keep_userfaultfd`]).

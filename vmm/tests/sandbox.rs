@@ -23,9 +23,9 @@ use wideleaf_vmm::sandbox::{Sandbox, SandboxConfig, SandboxError, ThreadKind};
 
 /// Environment variable of a child: its attempt and the kind of its thread, as `NAME KIND`.
 const ATTEMPT: &str = "WIDELEAF_SANDBOX_ATTEMPT";
-/// Output of a child whose attempt succeeded.
+/// Output of a child after an attempt that succeeded.
 const SUCCEEDED: &str = "succeeded";
-/// Output of a child whose attempt the kernel refused, and that lives on.
+/// Output of a child after an attempt that the kernel refused; the child lives on.
 const REFUSED: &str = "refused";
 
 /// Kinds of threads in a run; all except the process itself, which starts them.

@@ -53,7 +53,7 @@ pub enum BootAgainError {
 }
 
 impl BootAgain {
-    /// Takes the state of a machine whose vCPUs have not run.
+    /// Takes the machine's state before its vCPUs run.
     pub(super) fn new(config: &VmConfig, image: &BootImage, devices: usize, vm: &Vm) -> Result<BootAgain, BootError> {
         let host = LinuxHost::open().map_err(BootError::Host)?;
         let interrupts = FreshInterrupts::take(vm)?;

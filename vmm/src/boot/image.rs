@@ -87,7 +87,7 @@ pub enum ImageError {
         /// Name of that CPU.
         machine: &'static str,
     },
-    /// An ELF file whose header fields make no sense.
+    /// An ELF file with invalid header fields.
     #[error("is a malformed ELF file: {0}")]
     MalformedElf(&'static str),
     /// An ELF file without a known entry.

@@ -1,8 +1,8 @@
-//! The serial port: a 16550 whose output goes, line by line, to a sink.
+//! The serial port: a 16550 that sends its output, line by line, to a sink.
 //!
 //! ```text
 //!   guest ── data ──▶ bytes ──▶ lines ──▶ the sinks
-//!   guest ◀── 64 bytes ◀── who types; [`SerialPort::is_listened_to`] tells when a driver would not drop them any more
+//!   guest ◀── 64 bytes ◀── the console; [`SerialPort::is_listened_to`] tells when a driver keeps them
 //! ```
 //!
 //! The sink runs in the thread of the vCPU that wrote the line's last byte, while that vCPU is out of the

@@ -18,7 +18,7 @@ pub struct DeviceLog {
     words: Box<[AtomicU64]>,
 }
 
-/// The same log for a writer whose offsets start at `base`.
+/// The same log for a writer with offsets from `base` on.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceLogSlice<'a> {
     words: &'a [AtomicU64],

@@ -111,9 +111,9 @@ impl FreshVcpu {
         if self.xcrs.nr_xcrs > 0 {
             fd.set_xcrs(&self.xcrs).map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
         }
-        // SAFETY: KVM reads as many bytes as its guests' state has, which it refuses to give by KVM_GET_XSAVE where they are more than this
-        // struct's (KVM API, 4.42), and this struct came from there. It only grows by features that a process asks for
-        // (ARCH_REQ_XCOMP_GUEST_PERM), which nobody here does.
+        // SAFETY: KVM reads as many bytes as its guests' state has, which it refuses to give by KVM_GET_XSAVE where
+        // they are more than this struct's (KVM API, 4.42), and this struct came from there. It only grows by
+        // features that a process asks for (ARCH_REQ_XCOMP_GUEST_PERM), which no code here does.
         unsafe { fd.set_xsave(&self.xsave) }.map_err(KvmError::ioctl("KVM_SET_XSAVE"))?;
         vcpu.set_regs(&self.regs)?;
         fd.set_debug_regs(&self.debug).map_err(KvmError::ioctl("KVM_SET_DEBUGREGS"))?;

@@ -110,7 +110,7 @@ impl Kicker {
         // SAFETY: the offset lies in the page that is mapped while `self` lives.
         let flag = unsafe { self.run_page.cast::<u8>().add(offset) };
         // SAFETY: valid and aligned for a byte; the other users of the byte are the kernel, and kvm-ioctls only in
-        // `set_kvm_immediate_exit`, which nobody here calls.
+        // `set_kvm_immediate_exit`, which no code here calls.
         unsafe { AtomicU8::from_ptr(flag.as_ptr()) }
     }
 }

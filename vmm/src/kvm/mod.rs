@@ -1,4 +1,4 @@
-//! KVM's ioctls, typed, one per method. Only this module and [`crate::sys`] contain `unsafe` code.
+//! KVM's ioctls, typed, one per method. Only this module, [`crate::sys`] and one signal handler contain `unsafe` code.
 //!
 //! | module | file descriptor | what it does |
 //! |---|---|---|
@@ -40,7 +40,8 @@ use wideleaf_memory::region::RamHasOwner;
 pub enum KvmError {
     /// The device does not exist.
     #[error(
-        "cannot open {}: it does not exist; load a KVM module (modprobe kvm_intel or kvm_amd), or switch virtualisation on in the firmware",
+        "cannot open {}: it does not exist; load a KVM module (modprobe kvm_intel or kvm_amd), or switch \
+         virtualisation on in the firmware",
         path.display()
     )]
     Absent {
@@ -62,7 +63,10 @@ pub enum KvmError {
         source: io::Error,
     },
     /// KVM's interface is not the one that has been stable since Linux 2.6.22.
-    #[error("cannot use KVM API version {found}: wideleaf needs {}; check that {} is really KVM", system::API_VERSION, path.display())]
+    #[error(
+        "cannot use KVM API version {found}: wideleaf needs {}; check that {} is really KVM",
+        system::API_VERSION, path.display()
+    )]
     ApiVersion {
         /// Path of the device.
         path: PathBuf,

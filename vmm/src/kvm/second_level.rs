@@ -38,7 +38,7 @@ pub struct KvmSecondLevel {
 }
 
 impl KvmSecondLevel {
-    /// Access to `vm`, whose vCPUs `control` runs, and whose devices reach its RAM through `devices`.
+    /// Access to `vm`: `control` runs its vCPUs, and its devices reach its RAM through `devices`.
     pub fn new(paging: Paging, vm: Arc<Vm>, control: Arc<RunControl>, devices: DeviceMemory) -> KvmSecondLevel {
         KvmSecondLevel { paging, vm, stats: OnceLock::new(), control, devices }
     }

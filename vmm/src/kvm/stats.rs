@@ -4,7 +4,8 @@
 //!   file:   header │ id string │ descriptors (name, offset, size) │ data (u64 each)
 //! ```
 //!
-//! Header and descriptors never change while the file is open, so they are read once; a sample is one `pread` of the data.
+//! Header and descriptors never change while the file is open, so they are read once; a sample is one `pread`
+//! of the data.
 #![expect(unsafe_code, reason = "no crate wraps KVM_GET_STATS_FD")]
 
 use std::fs::File;

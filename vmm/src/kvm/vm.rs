@@ -23,7 +23,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Creates a VM whose RAM is `ram`, in memslots cut at multiples of `slot_bytes`.
+    /// Creates a VM with the RAM `ram`, in memslots cut at multiples of `slot_bytes`.
     ///
     /// The memslots are created first: each one waits for a grace period of KVM's readers, which is short while
     /// there are no interrupt controllers and no vCPUs (0.5 ms against 8 ms for 32 slots).

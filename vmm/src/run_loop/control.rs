@@ -22,8 +22,8 @@ use crate::kvm::Kicker;
 /// come from a page fault of the host (a giant page is zeroed in 0.1 to 0.3 s) or a slow serial sink.
 pub const PAUSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Time after which a kick without effect is repeated. On hardware one is enough. In the NPT lab, whose processors
-/// are emulated, about one in ten thousand had no effect, and the vCPU stayed in the guest.
+/// Time after which a kick without effect is repeated. On hardware one is enough. In the NPT lab with its
+/// emulated processors, about one in ten thousand had no effect, and the vCPU stayed in the guest.
 const KICK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// The state of a vCPU's thread.

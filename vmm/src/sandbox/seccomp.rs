@@ -1,4 +1,5 @@
-//! The lists of [`calls`](super::calls) as filters of the kernel (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
+//! The lists of [`calls`](super::calls) as filters of the kernel (seccomp(2),
+//! Documentation/userspace-api/seccomp_filter.rst).
 //!
 //! ```text
 //!   a call ─▶ the thread's filter ─┐
@@ -57,7 +58,7 @@ fn of_kind(kind: ThreadKind, config: &SandboxConfig) -> Result<BpfProgram, Backe
 }
 
 /// Answers `clone3(2)` with ENOSYS: its arguments are in memory, which a filter cannot read. The C library then
-/// uses `clone(2)`, whose flags are in a register.
+/// uses `clone(2)`, which has its flags in a register.
 fn without_clone3() -> Result<BpfProgram, BackendError> {
     let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let no_such_call = SeccompAction::Errno(libc::ENOSYS as u32);

@@ -68,7 +68,7 @@ impl User {
     }
 }
 
-/// A line of passwd(5), or of group(5), whose lines begin the same way.
+/// A line of passwd(5), or of group(5), where lines begin the same way.
 struct Entry<'a> {
     name: &'a str,
     id: u32,

@@ -1,4 +1,4 @@
-//! A tap: a network card of the host whose cable ends in a file descriptor
+//! A tap: a network card of the host with a cable that ends in a file descriptor
 //! (Documentation/networking/tuntap.rst, drivers/net/tun.c).
 
 use std::fs::File;
@@ -37,7 +37,8 @@ mod ioctls {
 pub fn attach(tun: &File, name: &str, header_bytes: u32) -> io::Result<()> {
     let mut request = request(name)?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: the descriptor is open, and the request an `ifreq` as TUNSETIFF reads it: a name that ends with a zero, and flags.
+    // SAFETY: the descriptor is open, and the request an `ifreq` as TUNSETIFF reads it: a name that ends with a
+    // zero, and flags.
     unsafe { ioctls::set_interface(tun.as_raw_fd(), &raw const request) }?;
     let bytes = header_bytes as libc::c_int;
     // SAFETY: the descriptor is open; TUNSETVNETHDRSZ reads one int.

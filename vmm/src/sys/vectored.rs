@@ -64,7 +64,8 @@ pub fn read_at(from: &File, pieces: &[Piece<'_>], offset: u64) -> io::Result<usi
 pub fn write(to: BorrowedFd<'_>, pieces: &[Piece<'_>]) -> io::Result<usize> {
     assert!(pieces.len() <= PIECES_MAX, "{} pieces", pieces.len());
     let (_guards, vectors) = vectors(pieces);
-    // SAFETY: as in `read`; the kernel only reads, and that the guest may write there meanwhile changes what is sent and nothing else.
+    // SAFETY: as in `read`; the kernel only reads, and that the guest may write there meanwhile changes what is
+    // sent and nothing else.
     let written = unsafe { libc::writev(to.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) };
     result(written)
 }
@@ -111,7 +112,7 @@ fn vectors(pieces: &[Piece<'_>]) -> (Vec<PtrGuardMut>, Vec<libc::iovec>) {
     (guards, vectors)
 }
 
-/// The result of a call whose error number is still set.
+/// The result of a call; its error number must still be set.
 fn result(bytes: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
 }

@@ -2,7 +2,7 @@
 //!
 //! Such a guest has no kernel. Without an IDT every fault is a triple fault, and SVM does not even keep its
 //! registers: KVM resets the vCPU (arch/x86/kvm/svm/svm.c, `shutdown_interception`). The VMM therefore gives the
-//! guest 32 gates whose stubs push the vector and write one byte to a port of ours. The VMM then reads the frame
+//! guest 32 gates; their stubs push the vector and write one byte to a port of ours. The VMM then reads the frame
 //! from the stack.
 //!
 //! ```text

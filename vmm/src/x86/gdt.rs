@@ -120,7 +120,7 @@ pub const DIRECT_TABLE: [u64; 5] = [
 /// Linux's table for its 64-bit entry: two unused entries, code, data.
 pub const LINUX_TABLE: [u64; 4] = [0, 0, Segment::code64(0).descriptor(), Segment::data(0).descriptor()];
 
-/// The table for PVH, whose guests may not rely on it: two unused entries, 32-bit code, data.
+/// The table for PVH, on which its guests may not rely: two unused entries, 32-bit code, data.
 pub const PVH_TABLE: [u64; 4] = [0, 0, Segment::code32().descriptor(), Segment::data(0).descriptor()];
 
 const _: () = {

@@ -140,8 +140,8 @@ pub fn direct_mappings(ram: &[GpaRange], page: PageSize, has_devices: bool) -> V
     below.iter().copied().chain(registers).chain(above.iter().copied()).collect()
 }
 
-/// The ranges that a guest may use as RAM: RAM without the PC's legacy ranges and our MP table. For the entries
-/// whose guests manage memory by a map (PVH and Linux).
+/// The ranges that a guest may use as RAM: RAM without the PC's legacy ranges and our MP table. For the PVH
+/// and Linux entries, where guests manage memory by a map.
 pub fn usable_ram(memory: Bytes) -> Vec<GpaRange> {
     let mut usable = Vec::new();
     for range in ram_ranges(memory) {

@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(memory.read_obj::<u64>(at(0x2d0 + 2 * 20)).unwrap(), 4 << 30);
         assert_eq!(memory.read_obj::<u64>(at(0x2d0 + 2 * 20 + 8)).unwrap(), 2 << 30);
     }
-    /// Bytes of the zero page for a file whose header has `byte` everywhere, by their offset in the page.
+    /// Bytes of the zero page for a file with `byte` everywhere in its header, by their offset in the page.
     fn page_of(byte: u8, initrd: Option<GpaRange>) -> impl Fn(usize) -> u8 {
         let mut header = setup_header::default();
         header.as_mut_slice().fill(byte);

@@ -1,5 +1,5 @@
-//! Memory that the guest gives back (Virtual I/O Device 1.2, section 5.5): a balloon whose target can change at run
-//! time, statistics of the guest, and reports of free pages.
+//! Memory that the guest gives back (Virtual I/O Device 1.2, section 5.5): a balloon with a target that can change at
+//! run time, statistics of the guest, and reports of free pages.
 //!
 //! ```text
 //!   inflate ── page numbers ─┐                    ┌─ the window is free, or not huge ─▶ released

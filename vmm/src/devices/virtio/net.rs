@@ -36,8 +36,8 @@ use self::transmit::Transmitter;
 use self::worker::{Shared, Worker};
 use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
 
-/// Length in bytes of the header before each frame: `struct virtio_net_hdr`, whose last field is present in every
-/// device of version 1 (section 5.1.6).
+/// Length in bytes of the header before each frame: `struct virtio_net_hdr` with its last field, which every device
+/// of version 1 has (section 5.1.6).
 pub(crate) const HEADER_BYTES: usize = 12;
 
 /// Length in bytes of the longest frame with its header: 65550 bytes of which 14 are Ethernet's, so that an IP
@@ -46,8 +46,8 @@ const FRAME_BYTES_MAX: usize = HEADER_BYTES + 65_550 + VLAN_BYTES;
 const ETHERNET_BYTES: usize = 14;
 const VLAN_BYTES: usize = 4;
 
-/// Number of entries of each queue, as in QEMU's cards. Twice that was not faster for a tap, whose own queue has
-/// 500 to 1000 frames.
+/// Number of entries of each queue, as in QEMU's cards. Twice that was not faster for a tap: its own queue has 500
+/// to 1000 frames.
 const QUEUE_SIZES: [u16; 2] = [256; 2];
 
 /// Smallest MTU that a card can report: the least that IPv4 allows a link (RFC 791; section 5.1.4.1).

@@ -107,7 +107,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Workers whose threads are all started by `threads`.
+    /// Workers that start all their threads by `threads`.
     pub fn new(threads: Arc<DeviceThreads>) -> Workers {
         Workers { io_thread: Arc::new(IoThread::new(Arc::clone(&threads))), threads }
     }

@@ -1,4 +1,5 @@
-//! Sockets between the guest and programs of the host (Virtual I/O Device 1.2, section 5.10): `AF_VSOCK` in the guest, Unix sockets here.
+//! Sockets between the guest and programs of the host (Virtual I/O Device 1.2, section 5.10): `AF_VSOCK` in the
+//! guest, Unix sockets here.
 //!
 //! ```text
 //!   guest: connect to port P of the host    ──▶ connected to the Unix socket PATH_P

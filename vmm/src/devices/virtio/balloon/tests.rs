@@ -19,7 +19,7 @@ const PAGE_BYTES: u64 = 4096;
 const TELLS: u64 = 1 << feature::MUST_TELL_HOST;
 const ALL: u64 = TELLS | 1 << feature::STATS_VQ | 1 << feature::PAGE_REPORTING | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// A driver with these features, and RAM whose pages from 1024 on hold their own number.
+/// A driver with these features, and RAM where each page from 1024 on holds its own number.
 fn started(features: u64) -> (Driver, BalloonHandle) {
     let device = Balloon::new(Bytes::new(RAM_BYTES), Bytes::ZERO).unwrap();
     let handle = device.handle();

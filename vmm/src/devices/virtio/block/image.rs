@@ -64,7 +64,8 @@ pub enum DiskError {
         kind: &'static str,
     },
     /// This user lacks the permission.
-    #[error("cannot open disk {}: this user may not {} it{}", path.display(), if *.is_read_only { "read" } else { "write" },
+    #[error("cannot open disk {}: this user may not {} it{}", path.display(),
+        if *.is_read_only { "read" } else { "write" },
         if *.is_read_only { "" } else { "; add `,readonly`, or change its permissions" })]
     Denied {
         /// Path of the file.
@@ -73,7 +74,10 @@ pub enum DiskError {
         is_read_only: bool,
     },
     /// The size is zero or ends inside a sector.
-    #[error("cannot open disk {}: it has {bytes} bytes; use one or more whole sectors of {SECTOR_BYTES} bytes", path.display())]
+    #[error(
+        "cannot open disk {}: it has {bytes} bytes; use one or more whole sectors of {SECTOR_BYTES} bytes",
+        path.display()
+    )]
     NotSectors {
         /// Path of the file.
         path: PathBuf,
@@ -81,7 +85,8 @@ pub enum DiskError {
         bytes: u64,
     },
     /// Another process has locked it.
-    #[error("cannot open disk {}: it is in use{}; give it to one VM only, or open it with `,readonly` in all of them", path.display(),
+    #[error("cannot open disk {}: it is in use{}; give it to one VM only, or open it with `,readonly` in all of \
+        them", path.display(),
         holder.map_or(String::new(), |pid| format!(" by process {pid}")))]
     InUse {
         /// Path of the file.
@@ -90,7 +95,10 @@ pub enum DiskError {
         holder: Option<u32>,
     },
     /// The name is too long, or is not printable ASCII.
-    #[error("cannot use id {id:?} of {} bytes: a disk's name has at most {ID_BYTES} bytes of printable ASCII", id.len())]
+    #[error(
+        "cannot use id {id:?} of {} bytes: a disk's name has at most {ID_BYTES} bytes of printable ASCII",
+        id.len()
+    )]
     Id {
         /// Requested name of the disk.
         id: String,

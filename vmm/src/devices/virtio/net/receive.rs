@@ -5,7 +5,7 @@
 //!                       used     used     given back    └─▶ held: a frame that did not fit waits for more buffers
 //! ```
 //!
-//! A frame is read only when there is a buffer, so that others wait in the link, whose queue is bounded. The kernel
+//! A frame is read only when there is a buffer, so that others wait in the link; its queue is bounded. The kernel
 //! reports a frame's length after the read; the part that exceeds the present buffers is kept, one frame at most.
 
 use std::collections::VecDeque;

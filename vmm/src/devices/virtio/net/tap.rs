@@ -45,7 +45,8 @@ pub enum TapError {
     },
     /// The tap belongs to another user.
     #[error(
-        "cannot open tap {name}: it is another user's; give it to this user with `sudo ip tuntap add dev {name} mode tap user $USER`"
+        "cannot open tap {name}: it is another user's; create one of this user with \
+         `sudo ip tuntap add dev {name} mode tap user $USER`"
     )]
     NotOurs {
         /// Name of the tap.

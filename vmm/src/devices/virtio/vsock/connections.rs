@@ -3,7 +3,7 @@
 //! ```text
 //!   programs of the host ── CONNECT PORT ──▶ greetings ─┐
 //!                                                       ▼
-//!   packets of the guest ── by their ports ──▶ [`Connection`]s ── whose turn it is ──▶ packets to the guest
+//!   packets of the guest ── by their ports ──▶ [`Connection`]s ── each in its turn ──▶ packets to the guest
 //!                          └ for none of them ──▶ resets ────────────────────────────▶
 //! ```
 //!
@@ -39,7 +39,7 @@ const RESETS_MAX: usize = 256;
 /// First port of the host's own ends; lower ports are for programs that wait for the guest.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
-/// Largest number of connections that the guest has forgotten, and whose programs have not yet taken all data.
+/// Largest number of connections that the guest has forgotten, while their programs have not yet taken all data.
 /// Beyond it, the oldest is cut off.
 const LEAVING_MAX: usize = 32;
 

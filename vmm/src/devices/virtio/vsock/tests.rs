@@ -368,7 +368,7 @@ fn a_program_with_an_invalid_line_is_disconnected() {
     for line in ["HELLO\n", "CONNECT x\n", "CONNECT 99999999999999999999\n", "\n"] {
         assert_eq!(guest.program(line).read(&mut [0; 8]).unwrap_or(0), 0, "{line:?}");
     }
-    // A program whose connection the guest refuses is disconnected too.
+    // A program is also disconnected if the guest refuses its connection.
     let mut program = guest.program("CONNECT 9\n");
     let (request, _) = guest.next_is(Operation::Request);
     guest.send(ports(request.from_port, 9), Operation::Reset);
