@@ -96,7 +96,7 @@ pub struct HostLimits {
 }
 
 impl HostLimits {
-    /// Reads the limits of the host from the folder `proc`, its `/proc`. A missing value is no limit.
+    /// Reads the limits of the host from its `/proc`, at the path `proc`. A missing value is no limit.
     pub fn read(proc: &Path) -> HostLimits {
         let meminfo = std::fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
         HostLimits { memory_total: parse_memory_total(&meminfo) }

@@ -12,7 +12,7 @@
 //! | jail | files, mounts, network interfaces, IPC objects: only those that it was given | [`jail`] |
 //! | user | root's identity is given up | [`user`] |
 //! | capabilities | all, except those named in [`Entered`]; new privileges by `execve` | [`capabilities`] |
-//! | files | all files except those that the manager reads and the report's folder; TCP; signals to other processes | [`files`] |
+//! | files | files, except the manager's and the report's folder; TCP; signals to other processes | [`files`] |
 //! | calls | every system call, and every argument, that is not in the thread's list | [`calls`], [`seccomp`] |
 //!
 //! A call that is not in the list ends the process ([`violation`] names it in one line). All restrictions are

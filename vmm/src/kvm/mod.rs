@@ -2,7 +2,7 @@
 //!
 //! | module | file descriptor | what it does |
 //! |---|---|---|
-//! | [`system`] | `/dev/kvm` | opens it with actionable errors, reads its capabilities, detects the kind of second level |
+//! | [`system`] | `/dev/kvm` | opens it with actionable errors, reads its capabilities, detects the second level's kind |
 //! | [`vm`] | the VM | memslots, interrupt controllers, vCPUs |
 //! | [`memslot`] | – | divides RAM into memslots, and keeps the state of each |
 //! | [`vcpu`] | a vCPU | registers, CPUID, `KVM_RUN` |

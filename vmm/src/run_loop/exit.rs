@@ -203,7 +203,7 @@ impl fmt::Display for GuestExit {
                 write!(f, "\n{registers}")
             }
             GuestExit::InternalError { vcpu, error, registers } => {
-                write!(f, "vcpu {vcpu}: KVM cannot go on: {error}")?;
+                write!(f, "vcpu {vcpu}: KVM cannot continue: {error}")?;
                 if let Some(hint) = error.hint() {
                     write!(f, "\n{hint}")?;
                 }

@@ -82,7 +82,8 @@ impl Files {
                 (vec!["files by Landlock".into()], vec![missing.into()])
             }
             RulesetStatus::NotEnforced => {
-                let missing = "files are not restricted: this kernel has no Landlock (Linux 5.13, `landlock` among the LSMs at boot)";
+                let missing = "files are not restricted: this kernel has no Landlock (Linux 5.13, \
+                    `landlock` among the LSMs at boot)";
                 (Vec::new(), vec![missing.into()])
             }
         })

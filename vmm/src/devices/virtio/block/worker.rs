@@ -309,8 +309,8 @@ impl Disk {
             }
             Failure::Host(error) => {
                 if self.counters.failed_host.add(1) == 0 {
-                    tracing::warn!(%error, "the host failed a disk request; the guest sees the error, and further failures are \
-                        only counted");
+                    tracing::warn!(%error, "the host failed a disk request; the guest sees the error, and further \
+                        failures are only counted");
                 }
             }
             Failure::Stopped => {}
