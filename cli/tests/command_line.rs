@@ -570,6 +570,6 @@ fn without_kvm_a_guest_is_refused_with_a_way_out() {
         println!("skipped: there is a /dev/kvm here; tests/guest.rs runs guests on it");
         return;
     }
-    let words = ["/dev/kvm does not exist", "--native"];
+    let words = ["cannot open /dev/kvm: it does not exist", "--native"];
     new_scratch().refuses(&["run", "gups", "--memory=64M", "--output=result"], 4, &words);
 }

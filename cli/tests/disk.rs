@@ -25,10 +25,10 @@ fn refuses(scratch: &Scratch, disk: &str, code: i32, words: &[&str]) {
 #[test]
 fn what_is_no_disk_is_refused_in_one_line() {
     let scratch = scratch_with_disk(1000);
-    refuses(&scratch, "none.img", 3, &["disk none.img does not exist", "truncate"]);
-    refuses(&scratch, ".", 3, &["disk . is a folder"]);
-    refuses(&scratch, "/dev/zero", 3, &["disk /dev/zero is a character device"]);
-    refuses(&scratch, "disk.img", 3, &["disk disk.img has 1000 bytes", "512"]);
+    refuses(&scratch, "none.img", 3, &["cannot open disk none.img: it does not exist", "truncate"]);
+    refuses(&scratch, ".", 3, &["disk .: it is a folder"]);
+    refuses(&scratch, "/dev/zero", 3, &["disk /dev/zero: it is a character device"]);
+    refuses(&scratch, "disk.img", 3, &["disk disk.img: it has 1000 bytes", "512"]);
     // The command line's own words: there are several lines of them.
     scratch.wideleaf(&["run", "gups", "--native", "--disk", "disk.img"]).assert().code(2).stdout("");
 }
@@ -40,7 +40,7 @@ fn what_is_said_of_a_disk_is_checked() {
         scratch.wideleaf(&["run", "gups", "--disk", "disk.img,ro"]).assert().code(2).get_output().stderr.clone();
     let text = String::from_utf8(output).unwrap();
     assert!(text.contains("\"ro\" behind the file") && text.contains("readonly"), "{text}");
-    refuses(&scratch, "disk.img,id=a-name-of-21-bytes---", 3, &["20 at most"]);
+    refuses(&scratch, "disk.img,id=a-name-of-21-bytes---", 3, &["at most 20 bytes"]);
 }
 
 #[test]
@@ -48,13 +48,13 @@ fn a_disk_that_another_has_is_refused_with_its_process() {
     let scratch = scratch_with_disk(4096);
     let options = DiskOptions { path: scratch.path("disk.img"), ..DiskOptions::default() };
     let ours = DiskImage::open(&options).unwrap();
-    let process = format!("in use by process {}:", std::process::id());
+    let process = format!("in use by process {};", std::process::id());
     refuses(&scratch, "disk.img", 3, &[&process]);
     refuses(&scratch, "disk.img,readonly", 3, &[&process]);
     drop(ours);
     // And the same disk twice in one guest.
     let twice = ["run", "gups", "--disk", "disk.img", "--disk", "disk.img"];
-    scratch.refuses(&twice, 3, &["disk disk.img is in use"]);
+    scratch.refuses(&twice, 3, &["disk disk.img: it is in use"]);
 }
 
 fn report(scratch: &Scratch, arguments: &[&str]) -> (Value, String) {

@@ -57,7 +57,7 @@ fn a_file_that_is_no_image_says_what_it_is_instead() {
     if !has_kvm() {
         return;
     }
-    is_no_image(b"", &["image is empty"]);
+    is_no_image(b"", &["image: it is empty"]);
     is_no_image(b"#!/bin/sh\necho hello\n", &["is neither an ELF file nor a bzImage: it looks like"]);
     is_no_image(b"just some words\n", &["it looks like"]);
     is_no_image(&[0; 4096], &["it looks like"]);
@@ -110,7 +110,7 @@ fn an_initrd_must_exist_and_fit() {
     };
     with(&pvh, "missing", &["cannot read --initrd missing: No such file"]);
     with(&pvh, "/dev/zero", &["cannot read --initrd /dev/zero: it is a character device"]);
-    with(&pvh, "large", &["initrd large has 65 MiB", "use more --memory"]);
+    with(&pvh, "large", &["initrd large of 65 MiB", "use more --memory"]);
     with(&direct, &small, &["takes no initrd"]);
 }
 

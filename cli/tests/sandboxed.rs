@@ -166,7 +166,7 @@ fn a_sandbox_that_cannot_be_is_refused_in_one_line() {
     refused("--user=no-such-user", 2, &["--user", "there is no user \"no-such-user\""]);
     refused("--user=64999", 2, &["--user", "has no account", "UID:GID"]);
     refused("--jail=full", 2, &["--jail", "is not empty"]);
-    refused("--jail=absent", 2, &["--jail", "is no folder"]);
+    refused("--jail=absent", 2, &["--jail", "is not a folder"]);
 }
 
 /// The folder of a cgroup of that name, where there are any.

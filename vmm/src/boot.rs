@@ -4,15 +4,16 @@
 //!   1  read the image and say what it is      before KVM is touched and, by [`BootImage`], before RAM is mapped
 //!   2  open KVM, ask what the CPU can do
 //!   3  create the VM with its memslots        before any interrupt controller: 16 times faster
-//!   4  interrupt controllers and timer        not for the direct entry, whose guests have no interrupts
+//!   4  interrupt controllers and timer        not for the direct entry: its guests have no interrupts
 //!   5  image, tables and boot data into RAM   see [`load`]
 //!   6  vCPUs with CPUID and registers
 //!   7  devices
 //! ```
 //!
-//! A machine that boots again after a reset takes step 5 again, and puts vCPUs, interrupt controllers and devices back: [`again`].
+//! A machine that boots again after a reset repeats step 5, and sets vCPUs, interrupt controllers and
+//! devices back: [`again`].
 //!
-//! The way to the guest's first byte is short on purpose; [`SetupTimes`] says where it went.
+//! The way to the guest's first byte is short on purpose; [`SetupTimes`] records the time of each step.
 
 pub mod again;
 pub mod image;
@@ -55,45 +56,48 @@ use again::BootAgain;
 use image::{Image, ImageError};
 use load::Loaded;
 
-/// Why a VM could not be made.
+/// The reasons why a VM cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The image (or initrd) is not there.
-    #[error("{what} {} does not exist", path.display())]
+    /// The image (or initrd) does not exist.
+    #[error("cannot read {what} {}: it does not exist", path.display())]
     Missing {
-        /// "image" or "initrd".
+        /// Kind of the file: "image" or "initrd".
         what: &'static str,
-        /// Where it was looked for.
+        /// The path that was tried.
         path: PathBuf,
     },
     /// The image (or initrd) cannot be read.
     #[error("cannot read {what} {}: {source}", path.display())]
     Unreadable {
-        /// "image" or "initrd".
+        /// Kind of the file: "image" or "initrd".
         what: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The image cannot be booted.
-    #[error("image {image} {source}")]
+    #[error("cannot boot image {image}: it {source}")]
     Image {
-        /// Which.
+        /// The refused image.
         image: ImageSource,
-        /// Why.
+        /// Reason of the refusal.
         source: ImageError,
     },
     /// The initrd does not fit.
-    #[error("initrd {} has {bytes}, between the image and {limit} there is room for {room}: use more --memory", path.display())]
+    #[error(
+        "cannot place initrd {} of {bytes}: there is room for {room} between the image and {limit}; use more \
+         --memory", path.display()
+    )]
     InitrdTooLarge {
-        /// Which file.
+        /// Path of the initrd.
         path: PathBuf,
-        /// Its size.
+        /// Size of the initrd.
         bytes: Bytes,
-        /// What there is.
+        /// Size of the room.
         room: Bytes,
-        /// Where the room ends.
+        /// First address behind the room.
         limit: Gpa,
     },
     /// The kernel would cut the command line off.
@@ -105,83 +109,86 @@ pub enum BootError {
         max: u32,
     },
     /// An initrd for a guest that takes none.
-    #[error("a directly started image takes no initrd: leave --initrd out")]
+    #[error("cannot pass an initrd: a directly started image takes no initrd; leave --initrd out")]
     InitrdForDirect,
     /// The page tables do not fit.
     #[error(
-        "image and {page} page tables need memory up to {end}, guest RAM below the hole ends at {ram_end}: use more \
-         --memory or larger guest pages"
+        "cannot place the page tables: image and {page} tables need memory up to {end}, guest RAM below the hole ends \
+         at {ram_end}; use more --memory or larger guest pages"
     )]
     NoRoomForTables {
         /// Size of the guest's pages.
         page: PageSize,
-        /// Where they would end.
+        /// First address behind the tables.
         end: Gpa,
-        /// Where RAM ends.
+        /// End of RAM below the hole.
         ram_end: Gpa,
     },
     /// The RAM is not the one the configuration describes.
-    #[error("guest RAM has {ram}, the configuration says {config}")]
+    #[error("cannot use guest RAM of {ram}: the configuration says {config}")]
     OtherRam {
-        /// What was given.
+        /// Size of the given RAM.
         ram: Bytes,
-        /// What was expected.
+        /// Size in the configuration.
         config: Bytes,
     },
     /// The guest's physical addresses are too short.
-    #[error("RAM ends at {end}, this host's guests have {bits} bits of physical address ({max})")]
+    #[error(
+        "cannot use RAM up to {end}: guests of this host have {bits} bits of physical address ({max}); use less \
+         --memory"
+    )]
     AddressesTooShort {
-        /// Where RAM ends.
+        /// End of RAM.
         end: Gpa,
-        /// What the CPU has.
+        /// Number of address bits of a guest's CPU.
         bits: u32,
-        /// How much that is.
+        /// Memory that these bits address.
         max: Bytes,
     },
     /// The guest's CPU lacks the page size.
-    #[error("this host gives its guests no {page} pages: use --guest-page 2m")]
+    #[error("cannot use {page} guest pages: this host's guests do not have them; use --guest-page 2m")]
     NoSuchGuestPage {
-        /// Which.
+        /// The missing page size.
         page: PageSize,
     },
-    /// KVM refused.
+    /// KVM refused a request.
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// RAM could not be shown to the loader.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
-    /// Something of ours did not get into RAM.
+    /// A part of the VMM's data could not be written into RAM.
     #[error("cannot write {what} into guest RAM: {source}")]
     Write {
-        /// What.
+        /// Name of the part.
         what: &'static str,
-        /// Why.
+        /// Reason of the failure.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A thread could not be made.
+    /// A thread could not be created.
     #[error("cannot start the thread of vcpu {vcpu}: {source}")]
     Thread {
-        /// Whose.
+        /// Number of the thread's vCPU.
         vcpu: u32,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The process could not be restricted.
-    #[error("no sandbox: {0}; --no-sandbox runs without one")]
+    #[error("cannot enter the sandbox: {0}; --no-sandbox runs without one")]
     Sandbox(#[from] crate::sandbox::SandboxError),
-    /// What starts the threads of devices could not be started itself.
+    /// The thread that starts device threads could not be started itself.
     #[error("cannot start a thread for the devices: {0}")]
     DeviceThreads(io::Error),
-    /// An interrupt's or a queue's event could not be made.
+    /// The event of an interrupt or of a queue could not be created.
     #[error("cannot create an event for a device: {0}")]
     Event(io::Error),
-    /// There are not so many interrupts.
-    #[error("{devices} devices: a VM has {DEVICES_MAX} at most")]
+    /// The VM has fewer interrupts than devices.
+    #[error("cannot give the VM {devices} devices: it has at most {DEVICES_MAX}; leave some out")]
     TooManyDevices {
-        /// What was asked.
+        /// Number of requested devices.
         devices: usize,
     },
-    /// What looks at guest RAM could not be opened.
+    /// The sensor of guest RAM could not be opened.
     #[error(transparent)]
     Host(wideleaf_memory::host::HostError),
     /// The CPUID leaves do not fit KVM's table.
@@ -189,7 +196,7 @@ pub enum BootError {
     Cpuid(vmm_sys_util::fam::Error),
 }
 
-/// How long each step of the way took.
+/// Duration of each step of the setup.
 #[derive(Clone, Debug, Default)]
 pub struct SetupTimes {
     /// Name and duration, in order.
@@ -197,7 +204,7 @@ pub struct SetupTimes {
 }
 
 impl SetupTimes {
-    /// All of it.
+    /// Duration of all steps together.
     pub fn total(&self) -> Duration {
         self.steps.iter().map(|(_, time)| *time).sum()
     }
@@ -226,7 +233,7 @@ impl Stopwatch {
     }
 }
 
-/// A VM whose vCPUs only need threads.
+/// A VM that is ready except for its vCPUs' threads.
 pub(crate) struct Prepared {
     pub(crate) vm: Arc<Vm>,
     pub(crate) vcpus: Vec<Vcpu>,
@@ -239,26 +246,27 @@ pub(crate) struct Prepared {
     pub(crate) paging: Paging,
     pub(crate) entry_name: &'static str,
     pub(crate) tsc_hz: Option<u64>,
-    /// What another boot takes; `None` where a reset is the end.
+    /// State that another boot needs; `None` where a reset ends the run.
     pub(crate) again: Option<BootAgain>,
-    /// By vCPU, where there is `again`.
+    /// State of each vCPU as it was created, by vCPU, where there is `again`.
     pub(crate) fresh: Vec<FreshVcpu>,
 }
 
-/// An image that was read and can be booted in the RAM of its configuration. Reading it needs neither KVM nor that RAM: a bad
-/// image is found before either costs anything.
+/// An image that was read and can be booted in the RAM of its configuration. Reading it needs neither KVM nor that
+/// RAM, so a bad image is found before either costs anything.
 ///
-/// Clones are one in memory.
+/// Clones share their memory.
 #[derive(Clone, Debug)]
 pub struct BootImage {
     bytes: Arc<Cow<'static, [u8]>>,
     image: Image,
-    /// Read where the machine may boot again: what its file is then may be another, and in a sandbox it could not be opened.
+    /// Content of the initrd, read where the machine may boot again: the file may have changed by then, and a
+    /// sandbox could not open it.
     initrd: Option<Arc<[u8]>>,
 }
 
 impl BootImage {
-    /// Step 1.
+    /// Reads the image: step 1.
     ///
     /// # Errors
     /// [`BootError::Missing`], [`BootError::Unreadable`], [`BootError::Image`],
@@ -283,8 +291,8 @@ impl BootImage {
         Ok(BootImage { bytes: Arc::new(bytes), image, initrd })
     }
 
-    /// Whether this is a kernel that does not come up where KVM emulates what a guest executes in ring 0
-    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a note of Linux's.
+    /// Whether this is a kernel that does not come up where KVM emulates ring 0
+    /// ([`wideleaf_memory::second_level::emulates_guest_kernels`]): a bzImage, or an ELF file with a Linux note.
     /// Other images have a kernel of their own that may be small enough.
     pub fn needs_whole_cpu(&self) -> bool {
         match self.image {
@@ -295,7 +303,7 @@ impl BootImage {
     }
 }
 
-/// All steps but the first.
+/// Runs all steps except the first.
 pub(crate) fn prepare(
     config: &VmConfig,
     boot_image: &BootImage,
@@ -315,7 +323,7 @@ pub(crate) fn prepare(
     check_cpu(config, &supported, is_direct)?;
     check_ram(config, &ram)?;
     let paging = detect_paging(Path::new("/sys")).unwrap_or_else(|error| {
-        tracing::warn!(%error, "taking the second level for shadow paging");
+        tracing::warn!(%error, "cannot detect the paging mode; assuming shadow paging");
         Paging::Shadow
     });
     watch.lap("kvm");
@@ -340,7 +348,7 @@ pub(crate) fn prepare(
         vcpus.push(vm.create_vcpu(index)?);
     }
     watch.lap("vcpus");
-    // A host whose counter is not stable gives no frequency; the guest then has to live without.
+    // A host with an unstable counter reports no frequency; the guest then has to run without it.
     let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0);
     let tsc_hz = tsc_khz.map(|khz| u64::from(khz) * 1000);
     load::write_boot_data(config, &memory, &mut loaded, tsc_hz, device_count)?;
@@ -370,7 +378,7 @@ pub(crate) fn prepare(
     watch.lap("devices");
     let entry_name = image.name();
 
-    // A directly started guest has nothing to reset its machine by.
+    // A directly started guest has no means to reset its machine.
     let is_the_end = is_direct || config.on_reset() == OnReset::Stop;
     let (mut again, mut fresh) = (None, Vec::new());
     if !is_the_end {
@@ -396,8 +404,8 @@ pub(crate) fn prepare(
     })
 }
 
-/// The longest image that is read. A vmlinux with all its debug information has about 1 GiB, and below the hole a
-/// guest has 3 GiB at most.
+/// The size limit of an image. A vmlinux with all its debug information has about 1 GiB, and a guest has at most 3
+/// GiB below the hole.
 const IMAGE_BYTES_MAX: Bytes = gib(3);
 
 fn check_cmdline(cmdline: &str, max: u32) -> Result<(), BootError> {
@@ -455,7 +463,7 @@ fn set_registers(vcpu: &Vcpu, loaded: &Loaded) -> Result<(), KvmError> {
         Loaded::Direct { entry, tables, .. } => {
             (registers::direct_system(new, tables.root, index), registers::direct(entry, layout::DIRECT_BOOT, index))
         }
-        // The others wait for the first one's startup interrupt, as on every PC.
+        // The other vCPUs wait for the first one's startup interrupt, as on every PC.
         Loaded::Pvh { .. } | Loaded::Linux64 { .. } if index > 0 => return Ok(()),
         Loaded::Pvh { entry } => (registers::pvh_system(new), registers::pvh(entry, layout::START_INFO)),
         Loaded::Linux64 { entry, tables } => {
@@ -471,8 +479,8 @@ fn set_registers(vcpu: &Vcpu, loaded: &Loaded) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// What firmware would have set: fast string operations, and write-back memory by default (SDM vol. 4, IA32_MISC_ENABLE;
-/// vol. 3, 11.11.2.1).
+/// Sets the MSRs that firmware would set: fast string operations, and write-back memory by default (SDM vol. 4,
+/// IA32_MISC_ENABLE; vol. 3, 11.11.2.1).
 fn set_firmware_msrs(vcpu: &Vcpu) -> Result<(), KvmError> {
     const IA32_MISC_ENABLE: u32 = 0x1a0;
     const FAST_STRINGS: u64 = 1;
@@ -483,14 +491,15 @@ fn set_firmware_msrs(vcpu: &Vcpu) -> Result<(), KvmError> {
     if let Ok(msrs) = Msrs::from_entries(&entries) {
         let taken = vcpu.set_msrs(&msrs)?;
         if taken < entries.len() {
-            // Both only speed things up; a KVM that knows neither still boots.
+            // Both only improve speed; a KVM that knows neither still boots.
             tracing::debug!(taken, "KVM did not take all firmware MSRs");
         }
     }
     Ok(())
 }
 
-/// Gives each device its registers, its interrupt, and an event for each of its queues. What tells whether a driver came, in their order.
+/// Gives each device its registers, its interrupt, and an event for each of its queues. Returns the flags that show
+/// whether each device's driver has come, in the order of the devices.
 fn place_devices(
     vm: &Vm,
     bus: &mut Bus,
@@ -521,7 +530,7 @@ fn place_devices(
 }
 
 fn power_interrupt(vm: &Arc<Vm>) -> InterruptLine {
-    // Who has the button may have it for longer than there is a VM, and keeps none.
+    // An owner of the button may keep it longer than the VM lives; a weak reference does not keep the VM alive.
     let vm = Arc::downgrade(vm);
     Box::new(move |is_high| vm.upgrade().map_or(Ok(()), |vm| vm.set_interrupt_line(acpi::SCI.into(), is_high)))
 }
@@ -556,7 +565,7 @@ mod tests {
         BootImage::read(&VmConfig::new(options, &HostLimits::none()).expect("a VM"))
     }
 
-    /// A bzImage whose kernel takes so long a command line.
+    /// A bzImage with this limit on the length of its command line.
     fn bzimage(cmdline_max: u32) -> Vec<u8> {
         let mut bytes = vec![0; 2048];
         bytes[0x1f1] = 1;

@@ -1,7 +1,7 @@
-//! What a VM is: validated, so that once built it cannot contradict itself.
+//! The configuration of a VM, validated: a built configuration cannot contradict itself.
 //!
-//! [`VmOptions`] is what somebody asked for; [`VmConfig::new`] is the only way from there, and refuses with numbers and a
-//! remedy.
+//! [`VmOptions`] holds the caller's wishes. [`VmConfig::new`] is the only way from there, and refuses with numbers
+//! and a remedy.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,10 +16,10 @@ use crate::kvm::memslot;
 use crate::run_loop::OnReset;
 use crate::x86::layout::{self, CMDLINE_BYTES_MAX, MEMORY_MAX, MEMORY_MIN};
 
-/// Where the image comes from.
+/// The source of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageSource {
-    /// A file.
+    /// A file of the host.
     File(PathBuf),
     /// Bytes in this program: the embedded guest image, or a test's.
     Bytes(Cow<'static, [u8]>),
@@ -34,43 +34,44 @@ impl fmt::Display for ImageSource {
     }
 }
 
-/// Which of an image's entries is used.
+/// The entry of an image that is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EntryChoice {
-    /// The best one it has: direct, then PVH, then Linux's.
+    /// The best entry of the image: direct, then PVH, then Linux's.
     #[default]
     Best,
-    /// PVH, also where there is a direct one.
+    /// The PVH entry, also where there is a direct one.
     Pvh,
 }
 
-/// What somebody asks for.
+/// The VM that the caller wishes, unchecked.
 #[derive(Clone, Debug)]
 pub struct VmOptions {
-    /// Guest RAM.
+    /// Size of guest RAM.
     pub memory: Bytes,
-    /// How many vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// Page size of the tables a directly started guest gets. Guests that make their own tables ignore it.
+    /// Page size of the tables that a directly started guest receives. Guests that build their own
+    /// tables ignore it.
     pub guest_page: PageSize,
-    /// What stands behind the RAM.
+    /// Backing of guest RAM.
     pub backing: BackingConfig,
-    /// What to boot.
+    /// Image to boot.
     pub image: ImageSource,
-    /// Which entry of it.
+    /// Entry of the image.
     pub entry: EntryChoice,
     /// The guest's command line.
     pub cmdline: String,
     /// Linux's initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// Size of the memslots; `None` chooses it ([`memslot::default_slot_bytes`]).
+    /// Size of the memslots; `None` uses the default ([`memslot::default_slot_bytes`]).
     pub slot_bytes: Option<Bytes>,
-    /// What a reset of the machine leads to.
+    /// Effect of a machine reset.
     pub on_reset: OnReset,
 }
 
 impl VmOptions {
-    /// One vCPU, 512 MiB, 2 MiB guest pages; for tests and as a start.
+    /// One vCPU, 512 MiB, 2 MiB guest pages: defaults for tests and for callers that change single fields.
     pub fn new(image: ImageSource, backing: BackingConfig) -> VmOptions {
         VmOptions {
             memory: mib(512),
@@ -87,21 +88,21 @@ impl VmOptions {
     }
 }
 
-/// What the host can give at all.
+/// Upper limits of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLimits {
-    /// All memory of the host; `None` where the host does not say.
+    /// All memory of the host; `None` where the host does not report it.
     pub memory_total: Option<Bytes>,
 }
 
 impl HostLimits {
-    /// Asks the host whose `/proc` is at `proc`. What it does not say is no limit.
+    /// Reads the limits of the host from its `/proc`, at the path `proc`. A missing value is no limit.
     pub fn read(proc: &Path) -> HostLimits {
         let meminfo = std::fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
         HostLimits { memory_total: parse_memory_total(&meminfo) }
     }
 
-    /// No limits: for tests of everything else.
+    /// No limits, for tests of everything else.
     pub const fn none() -> HostLimits {
         HostLimits { memory_total: None }
     }
@@ -113,69 +114,74 @@ fn parse_memory_total(meminfo: &str) -> Option<Bytes> {
     kib.checked_mul(1024).map(Bytes::new)
 }
 
-/// Why a VM cannot be as asked.
+/// The reasons why a VM configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Too little RAM to describe a guest in.
+    /// Too little RAM for a guest's tables.
     #[error("{memory} of RAM is too little: use at least {MEMORY_MIN}, for instance --memory 512M")]
     TooLittleMemory {
-        /// What was asked.
+        /// Requested size of RAM.
         memory: Bytes,
     },
     /// RAM ends inside a page.
     #[error("{memory} of RAM is not a whole number of {page} {whose} pages: use {}", one_or_both(*down, *up))]
     NotWholePages {
-        /// What was asked.
+        /// Requested size of RAM.
         memory: Bytes,
-        /// The page.
+        /// Size of the page.
         page: PageSize,
-        /// "host" or "guest".
+        /// Owner of the page: "host" or "guest".
         whose: &'static str,
-        /// The next smaller size that works; zero does not.
+        /// Next smaller size that works; zero where none works.
         down: Bytes,
-        /// The next larger one.
+        /// Next larger size that works.
         up: Bytes,
     },
-    /// No x86 CPU has so many address bits.
+    /// The RAM has more bytes than an x86 CPU can address.
     #[error("{memory} of RAM is more than x86-64 can address ({MEMORY_MAX})")]
     BeyondArchitecture {
-        /// What was asked.
+        /// Requested size of RAM.
         memory: Bytes,
     },
-    /// More RAM than the host has.
+    /// The RAM is larger than the host's.
     #[error("{memory} of RAM is more than the host's {host}: use less --memory")]
     MoreThanHost {
-        /// What was asked.
+        /// Requested size of RAM.
         memory: Bytes,
-        /// What there is.
+        /// Memory of the host.
         host: Bytes,
     },
     /// No vCPU, or too many.
-    #[error("{vcpus} vCPUs: use 1 to {VCPUS_MAX}")]
+    #[error("cannot run {vcpus} vCPUs: use 1 to {VCPUS_MAX}")]
     Vcpus {
-        /// What was asked.
+        /// Requested number of vCPUs.
         vcpus: u32,
     },
-    /// A memslot that would cut pages.
-    #[error("memslots of {slot}: use a multiple of {granule}, or KVM cannot map {page} pages across their borders")]
+    /// The borders of memslots would cut pages.
+    #[error(
+        "cannot use memslots of {slot}: KVM maps no {page} pages across their borders; use a multiple of {granule}"
+    )]
     SlotCutsPages {
-        /// What was asked.
+        /// Requested size of a memslot.
         slot: Bytes,
-        /// The multiple it must be of.
+        /// Required granule of the size.
         granule: Bytes,
-        /// The pages that would be cut.
+        /// Size of the pages that would be cut.
         page: PageSize,
     },
     /// The command line does not fit.
-    #[error("the command line has {bytes} bytes, the guest gets {} at most", CMDLINE_BYTES_MAX - 1)]
+    #[error(
+        "cannot pass a command line of {bytes} bytes: the guest takes at most {} bytes; shorten --cmdline",
+        CMDLINE_BYTES_MAX - 1
+    )]
     CmdlineTooLong {
-        /// What it has.
+        /// Length of the command line, in bytes.
         bytes: usize,
     },
-    /// The command line would end early.
-    #[error("the command line has a zero byte at {at}, where the guest would take it to end")]
+    /// A zero byte would end the command line early.
+    #[error("cannot pass the command line: the guest would take the zero byte at {at} as its end")]
     CmdlineHasZero {
-        /// Where.
+        /// Position of the zero byte.
         at: usize,
     },
 }
@@ -184,7 +190,7 @@ fn one_or_both(down: Bytes, up: Bytes) -> String {
     if down == Bytes::ZERO { up.to_string() } else { format!("{down} or {up}") }
 }
 
-/// A VM that can be built.
+/// A VM that can be built: the validated configuration.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     options: VmOptions,
@@ -192,7 +198,7 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
-    /// The VM, if it makes sense on a host with these limits.
+    /// Validates `options` on a host with these limits.
     ///
     /// # Errors
     /// [`ConfigError`], the first that applies.
@@ -207,22 +213,22 @@ impl VmConfig {
         Ok(VmConfig { options, slot_bytes })
     }
 
-    /// Guest RAM.
+    /// Size of guest RAM.
     pub fn memory(&self) -> Bytes {
         self.options.memory
     }
 
-    /// Where RAM is: `[0, 3 GiB)` and from 4 GiB up. What [`wideleaf_memory::GuestRam::map`] wants.
+    /// Places of RAM: `[0, 3 GiB)` and from 4 GiB up, as [`wideleaf_memory::GuestRam::map`] takes them.
     pub fn ram_layout(&self) -> Vec<GpaRange> {
         layout::ram_ranges(self.options.memory)
     }
 
-    /// How many vCPUs.
+    /// Number of vCPUs.
     pub fn vcpus(&self) -> u32 {
         self.options.vcpus
     }
 
-    /// What a reset of the machine leads to.
+    /// Effect of a machine reset.
     pub fn on_reset(&self) -> OnReset {
         self.options.on_reset
     }
@@ -232,17 +238,17 @@ impl VmConfig {
         self.options.guest_page
     }
 
-    /// What stands behind the RAM.
+    /// Backing of guest RAM.
     pub fn backing(&self) -> BackingConfig {
         self.options.backing
     }
 
-    /// What to boot.
+    /// Image to boot.
     pub fn image(&self) -> &ImageSource {
         &self.options.image
     }
 
-    /// Which entry of it.
+    /// Entry of the image.
     pub fn entry(&self) -> EntryChoice {
         self.options.entry
     }
@@ -263,8 +269,8 @@ impl VmConfig {
     }
 }
 
-/// Whether there can be so much RAM, in whole `pages`; each says whose it is, "host" or "guest". Also for a kernel that
-/// runs natively, in RAM like a guest's.
+/// Checks that a VM can have `memory` bytes of RAM, in whole `pages`; each page size names its owner, "host" or
+/// "guest". Also used for a kernel that runs natively, in RAM like a guest's.
 ///
 /// # Errors
 /// [`ConfigError`], the first that applies.
@@ -337,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_must_be_there() {
+    fn memory_must_not_be_zero() {
         let zero = reject(VmOptions { memory: Bytes::ZERO, ..options() });
         assert_eq!(zero.to_string(), "0 B of RAM is too little: use at least 2 MiB, for instance --memory 512M");
         assert!(matches!(reject(VmOptions { memory: kib(4), ..options() }), ConfigError::TooLittleMemory { .. }));
@@ -354,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_must_exist() {
+    fn memory_must_not_exceed_host_and_architecture() {
         let absurd = reject(VmOptions { memory: gib(1 << 30), ..options() });
         assert!(matches!(absurd, ConfigError::BeyondArchitecture { .. }));
         let host = HostLimits { memory_total: Some(gib(16)) };
@@ -364,12 +370,12 @@ mod tests {
 
     #[test]
     fn vcpus_are_one_to_sixteen() {
-        assert_eq!(reject(VmOptions { vcpus: 0, ..options() }).to_string(), "0 vCPUs: use 1 to 16");
+        assert_eq!(reject(VmOptions { vcpus: 0, ..options() }).to_string(), "cannot run 0 vCPUs: use 1 to 16");
         assert_eq!(reject(VmOptions { vcpus: 17, ..options() }), ConfigError::Vcpus { vcpus: 17 });
     }
 
     #[test]
-    fn slots_do_not_cut_pages() {
+    fn memslots_do_not_cut_pages() {
         for slot in [Bytes::ZERO, kib(4), mib(3)] {
             assert!(matches!(
                 reject(VmOptions { slot_bytes: Some(slot), ..options() }),
@@ -387,13 +393,16 @@ mod tests {
         let longest = "x".repeat(CMDLINE_BYTES_MAX as usize - 1);
         assert!(VmConfig::new(VmOptions { cmdline: longest.clone(), ..options() }, &HostLimits::none()).is_ok());
         let longer = reject(VmOptions { cmdline: longest + "x", ..options() });
-        assert_eq!(longer.to_string(), "the command line has 4096 bytes, the guest gets 4095 at most");
+        assert_eq!(
+            longer.to_string(),
+            "cannot pass a command line of 4096 bytes: the guest takes at most 4095 bytes; shorten --cmdline"
+        );
         let cut = reject(VmOptions { cmdline: "a\0b".to_owned(), ..options() });
         assert_eq!(cut, ConfigError::CmdlineHasZero { at: 1 });
     }
 
     #[test]
-    fn the_hosts_memory_comes_from_meminfo() {
+    fn the_host_memory_comes_from_meminfo() {
         let proc = tempfile::tempdir().unwrap();
         assert_eq!(HostLimits::read(proc.path()), HostLimits::none(), "absent is no limit");
         std::fs::write(proc.path().join("meminfo"), "MemTotal:       24555428 kB\nMemFree: 1 kB\n").unwrap();

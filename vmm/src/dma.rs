@@ -1,4 +1,5 @@
-//! What devices do to guest RAM, kept where the manager sees it: a device writes past KVM, so nothing of KVM's logs it.
+//! Device accesses to guest RAM, made visible to the manager: a device writes past KVM, so KVM's logs do not
+//! contain its writes.
 //!
 //! ```text
 //!   device ─▶ DeviceMemory::access ─▶ [`gate`] open? ─▶ RAM, and a bit for each page written in [`log`]
@@ -6,7 +7,8 @@
 //!   SecondLevel::pause  ─ closes it ─────┘      SecondLevel::take_dirty_log ◀─┘ with KVM's own bits
 //! ```
 //!
-//! So to whoever moves a page, a device is one more vCPU: it is paused with them, and its writes are in the same log.
+//! A part of the VMM that moves a page can thus treat a device like another vCPU: it is paused with the vCPUs, and
+//! its writes are in the same log.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -28,30 +30,30 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// RAM behind a gate of its own.
+    /// RAM behind its own gate.
     pub fn new(memory: Arc<GuestMemory>) -> DeviceMemory {
         DeviceMemory { memory, gate: Arc::default() }
     }
 
-    /// Waits until the VM is not paused, and keeps a pause waiting until the access is dropped: for one request, and no longer than it
-    /// takes. Never on a vCPU's thread.
+    /// Waits until the VM is not paused, and delays a pause until the access is dropped. Hold it for one request at
+    /// most, and never take it on a vCPU's thread.
     pub fn access(&self) -> Access<'_> {
         Access { _inside: self.gate.enter(), view: self.memory.view() }
     }
 
-    /// The gate, for who pauses the VM.
+    /// The gate, for the code that pauses the VM.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// The RAM.
+    /// The RAM behind the gate.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 }
 
-/// The view of RAM while it may be used. What is written through it is logged by `vm-memory`; `view().get_slice(..)` gives slices into which
-/// files are read (`ReadVolatile`), logged too.
+/// The view of RAM while it may be used. `vm-memory` logs writes through it; `view().get_slice(..)` returns slices
+/// into which files are read (`ReadVolatile`), which are logged too.
 #[derive(Debug)]
 pub struct Access<'a> {
     _inside: Inside<'a>,

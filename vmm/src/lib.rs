@@ -1,24 +1,24 @@
-//! A small VMM on KVM whose guest RAM is managed by `wideleaf-memory`.
+//! A small VMM on KVM; `wideleaf-memory` manages its guest RAM.
 //!
 //! ```text
 //!   VmConfig ──┐
 //!   GuestRam ──┼─▶ Machine::start ─▶ one thread per vCPU ─▶ Machine::wait ─▶ GuestExit
 //!   SerialSink─┘        │
-//!                       └─▶ Machine::second_level(): the manager's door to KVM's tables
+//!                       └─▶ Machine::second_level(): the manager's access to KVM's tables
 //! ```
 //!
-//! | module | what is in it |
+//! | module | content |
 //! |---|---|
-//! | [`config`] | what a VM is, validated: once built, it cannot contradict itself |
-//! | [`boot`] | the numbered steps from a configuration to a runnable VM; which images are understood |
-//! | [`machine`] | a running VM: start, wait, stop, and what it was seen to do |
+//! | [`config`] | the configuration of a VM, validated: once built, it cannot contradict itself |
+//! | [`boot`] | the numbered steps from a configuration to a runnable VM; the image formats |
+//! | [`machine`] | a running VM: start, wait, stop, and observations of it |
 //! | [`run_loop`] | the vCPU thread: its states, its exits, pause and resume |
 //! | [`kvm`] | KVM's ioctls, typed, one per method; with [`sys`] and one signal handler of the sandbox the only `unsafe` of the crate |
-//! | [`x86`] | what the guest's CPU and memory look like at the entry |
-//! | [`devices`] | the ports a guest can reach, and its virtio devices |
-//! | [`dma`] | how devices reach RAM, and who sees what they wrote there |
-//! | [`sandbox`] | what the process can still do once the guest runs |
-//! | [`sys`] | the kernel's calls that devices need |
+//! | [`x86`] | the state of the guest's CPU and memory at the entry |
+//! | [`devices`] | the ports that a guest can reach, and its virtio devices |
+//! | [`dma`] | the devices' access to RAM, and the log of their writes |
+//! | [`sandbox`] | the limits of the process while the guest runs |
+//! | [`sys`] | system calls that devices need |
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 

@@ -1,4 +1,4 @@
-//! A running VM.
+//! A running VM: its threads, its devices and its end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,31 +21,32 @@ use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
 use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread};
 use crate::sandbox::{Entered, Sandbox};
 
-/// How often a stop flag is looked at: a flag, set by a signal handler, wakes nobody.
+/// Interval of checks of a stop flag, because a signal handler that sets it wakes no thread.
 const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long [`Machine::wait`] waits. The default is for ever.
+/// Limits of [`Machine::wait`]. The default waits forever.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WaitLimits<'a> {
-    /// At most this long.
+    /// Longest time to wait.
     pub timeout: Option<Duration>,
-    /// Until this becomes true.
+    /// Flag that ends the wait when it becomes true.
     pub stop: Option<&'a AtomicBool>,
 }
 
-/// What a VM is made of, beside its configuration.
+/// The parts of a VM beside its configuration.
 pub struct Hardware {
-    /// Fresh, laid out by [`VmConfig::ram_layout`], and already advised and prefaulted as its owner wants it.
+    /// New RAM, laid out by [`VmConfig::ram_layout`], already advised and prefaulted as the caller wants.
     pub ram: Arc<GuestRam>,
-    /// Gets what the guest writes to its serial port.
+    /// Sinks of the guest's serial output.
     pub output: SerialOutput,
-    /// In the order of their places: the first is `vda`, `eth0`, or whatever the guest calls the first of its kind.
+    /// Devices in the order of their places: the first is `vda`, `eth0`, or the guest's name for the first
+    /// of its kind.
     pub devices: Vec<Box<dyn VirtioDevice>>,
-    /// What the process is restricted to while the guest runs, for good.
+    /// Sandbox that restricts the process while the guest runs, for good.
     pub sandbox: Option<Arc<Sandbox>>,
 }
 
-/// A VM whose vCPUs have threads. Dropping it stops and joins them, and closes everything.
+/// A VM with running vCPU threads. Dropping it stops and joins them, and closes everything.
 pub struct Machine {
     vm: Arc<Vm>,
     memory: DeviceMemory,
@@ -65,10 +66,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds a VM without devices and starts its vCPUs; `ram` as in [`Hardware`], `sink` gets its lines.
+    /// Builds a VM without devices and starts its vCPUs; `ram` as in [`Hardware`], `sink` receives its lines.
     ///
     /// # Errors
-    /// [`BootError`]; nothing runs then.
+    /// [`BootError`]; then nothing runs.
     pub fn start(config: &VmConfig, ram: Arc<GuestRam>, sink: SerialSink) -> Result<Machine, BootError> {
         let started = Instant::now();
         let mut watch = Stopwatch::start();
@@ -78,11 +79,12 @@ impl Machine {
         Machine::build(config, &image, hardware, started, watch)
     }
 
-    /// Builds a VM from an image that was read before, and starts its vCPUs. Where a sandbox is given, the process is inside from before
-    /// the first vCPU runs, and every vCPU's thread has its own filter.
+    /// Builds a VM from an image that was read before, and starts its vCPUs. If there is a sandbox, the process
+    /// enters it before the first vCPU runs, and every vCPU's thread has its own filter.
     ///
     /// # Errors
-    /// [`BootError`]; nothing runs then. Where the sandbox could not be entered, the process may be in it in part.
+    /// [`BootError`]; then nothing runs. Where the sandbox could not be entered, the process may be
+    /// partly restricted.
     pub fn start_image(config: &VmConfig, image: &BootImage, hardware: Hardware) -> Result<Machine, BootError> {
         Machine::build(config, image, hardware, Instant::now(), Stopwatch::start())
     }
@@ -133,7 +135,7 @@ impl Machine {
             entered: None,
         };
         watch.lap("control");
-        // No thread is started before this line: it would stay outside.
+        // No thread is started before this line: it would stay outside the sandbox.
         machine.entered = sandbox.as_ref().map(|sandbox| sandbox.enter_process()).transpose()?;
         if let Some(sandbox) = sandbox.clone().filter(|_| has_devices) {
             device_threads.begin_in(sandbox).map_err(BootError::DeviceThreads)?;
@@ -161,30 +163,30 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The manager's door to KVM's side of this VM. It stays valid after the machine is gone.
+    /// The manager's access to KVM's side of this VM. It stays valid after the machine is gone.
     pub fn second_level(&self) -> Arc<dyn SecondLevel> {
         Arc::clone(&self.second_level) as Arc<dyn SecondLevel>
     }
 
-    /// The same door, with the rest of KVM's statistics.
+    /// The same access with its full type, which has the rest of KVM's statistics.
     pub fn kvm_second_level(&self) -> &Arc<KvmSecondLevel> {
         &self.second_level
     }
 
-    /// The guest's RAM.
+    /// RAM of the guest.
     pub fn ram(&self) -> &Arc<GuestRam> {
         self.vm.ram()
     }
 
-    /// The guest's RAM, as readers and writers of guest addresses want it.
+    /// RAM of the guest, for readers and writers of guest addresses.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         self.memory.memory()
     }
 
-    /// Waits until the guest has ended, and all its vCPUs with it. Where a limit comes first, the VM is stopped.
+    /// Waits until the guest and all its vCPUs have ended. If a limit comes first, stops the VM.
     ///
-    /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still, until [`Machine::put_back`] and
-    /// [`Machine::boot_again`].
+    /// Where a reset is not the end ([`OnReset::Restart`]), [`GuestExit::Reset`] means that all vCPUs stand still,
+    /// until [`Machine::put_back`] and [`Machine::boot_again`] are called.
     pub fn wait(&self, limits: WaitLimits<'_>) -> GuestExit {
         let deadline = limits.timeout.and_then(|time| Instant::now().checked_add(time));
         loop {
@@ -206,21 +208,22 @@ impl Machine {
         }
     }
 
-    /// Puts all but its vCPUs back, after [`Machine::wait`] said [`GuestExit::Reset`]; the manager of its RAM rests. `pages` is what becomes of those
-    /// that RAM has. When it returns, no line of the boot before comes any more.
+    /// Sets everything except the vCPUs back, after [`Machine::wait`] returned [`GuestExit::Reset`]; the manager of
+    /// its RAM must rest. `pages` decides about the present pages of RAM. After the return, no more line of the
+    /// previous boot comes.
     ///
     /// # Errors
-    /// [`BootAgainError`]; the machine is to be stopped.
+    /// [`BootAgainError`]; the caller must then stop the machine.
     ///
     /// # Panics
-    /// Where a reset is the end.
+    /// If a reset is the end of this machine.
     pub fn put_back(&self, pages: Pages) -> Result<(), BootAgainError> {
         let again = self.again.as_ref().expect("only a machine that may boot again stands still for it");
         again.prepare(&self.vm, &self.bus, &self.memory, self.vm.ram(), pages)
     }
 
-    /// Puts its vCPUs back and lets them go on, after [`Machine::put_back`]. Who stops the VM meanwhile, and a vCPU that cannot be put back, is heard
-    /// of by the next [`Machine::wait`].
+    /// Sets the vCPUs back and resumes them, after [`Machine::put_back`]. The next [`Machine::wait`] reports a stop
+    /// in the meantime, and a vCPU that cannot be set back.
     pub fn boot_again(&self) {
         self.control.put_back();
     }
@@ -230,82 +233,84 @@ impl Machine {
         self.again.is_some()
     }
 
-    /// How often it has booted again.
+    /// Number of boots after the first one.
     pub fn resets(&self) -> u64 {
         self.control.resets()
     }
 
-    /// Stops the VM and waits until no vCPU runs. How it ended: it may have ended by itself before.
+    /// Stops the VM and waits until no vCPU runs. Returns how it ended, which may have happened before the call.
     pub fn stop(&self) -> GuestExit {
         self.end(GuestExit::Stopped)
     }
 
-    /// Where each vCPU is.
+    /// State of each vCPU.
     pub fn vcpu_states(&self) -> Vec<VcpuState> {
         self.control.states()
     }
 
-    /// Types into the guest's serial port. Gives back how many bytes there was room for.
+    /// Types into the guest's serial port. Returns the number of bytes that it had room for.
     pub fn type_in(&self, bytes: &[u8]) -> usize {
         self.serial.type_in(bytes)
     }
 
-    /// The guest's serial port, for who types into it beside the one who waits.
+    /// The guest's serial port, for a thread that types into it beside the one that waits.
     pub fn serial(&self) -> SerialPort {
         self.serial.clone()
     }
 
-    /// Its power button, for who asks the guest to switch itself off.
+    /// The machine's power button, which asks the guest to switch itself off.
     pub fn power_button(&self) -> PowerButton {
         self.power_button.clone()
     }
 
-    /// Pauses, resumes and ends it, for who does so beside the one who waits.
+    /// The control that pauses, resumes and ends the VM, for threads beside the one that waits.
     pub fn control(&self) -> Arc<RunControl> {
         Arc::clone(&self.control)
     }
 
-    /// What the bus counts.
+    /// Handle on the counters of the bus.
     pub fn bus(&self) -> BusWatch {
         self.bus.watch()
     }
 
-    /// When [`Machine::start`] began.
+    /// Time when [`Machine::start`] began.
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// From the begin of [`Machine::start`] to the guest's first byte on the serial port, if there was one.
+    /// Time from the beginning of [`Machine::start`] to the guest's first byte on the serial port, if
+    /// there was one.
     pub fn first_byte_after(&self) -> Option<Duration> {
         self.serial.first_byte().map(|at| at - self.started)
     }
 
-    /// How long each step of the start took.
+    /// Duration of each step of the start.
     pub fn setup_times(&self) -> &SetupTimes {
         &self.setup
     }
 
-    /// What the sandbox left and took, where it runs in one.
+    /// Restrictions and remaining rights of the sandbox, if the VM runs in one.
     pub fn sandbox(&self) -> Option<&Entered> {
         self.entered.as_ref()
     }
 
-    /// How far drivers came with each device, in the order of [`Hardware::devices`]; they tell it also when the machine is gone.
+    /// Progress of the driver of each device, in the order of [`Hardware::devices`]; readable also after the
+    /// machine is gone.
     pub fn drivers(&self) -> &[DriverSeen] {
         &self.drivers
     }
 
-    /// Accesses to ports and addresses where nothing is.
+    /// Numbers of accesses to ports and addresses without a device.
     pub fn bus_counters(&self) -> BusCounters {
         self.bus.counters()
     }
 
-    /// Which entry of the image was used: `direct`, `pvh` or `bzimage`.
+    /// Name of the image's entry that was used: `direct`, `pvh` or `bzimage`.
     pub fn entry_name(&self) -> &'static str {
         self.entry_name
     }
 
-    /// How fast the guest's time stamp counter counts, if KVM says.
+    /// Frequency of the guest's time stamp counter in Hz, if KVM reports it.
     pub fn tsc_hz(&self) -> Option<u64> {
         self.tsc_hz
     }
@@ -321,11 +326,11 @@ impl Drop for Machine {
         if self.threads.len() == self.control.states().len() {
             self.stop();
         } else {
-            // The start failed half-way: some vCPUs have no thread, and would never be seen to finish.
+            // The start failed midway: some vCPUs have no thread, and would never be reported as finished.
             self.control.stop(GuestExit::Stopped);
         }
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so as `GuestExit::ThreadLost`.
+            // A thread that panicked has reported it as `GuestExit::ThreadLost`.
             let _ = thread.join();
         }
     }

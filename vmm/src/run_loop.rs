@@ -1,4 +1,4 @@
-//! The vCPU thread: its states, what it does with each exit, and how others pause and stop it.
+//! The vCPU thread: its states, its reaction to each exit, and its pause and stop by other threads.
 //!
 //! ```text
 //!                 kicked, pause wanted
@@ -10,9 +10,9 @@
 //!        └───────────────▶ Finished ◀────────┘
 //! ```
 //!
-//! Others never change a vCPU's state: they say what they want under the lock of [`RunControl`] and kick; the vCPU's own
-//! thread looks, under the same lock, and changes. So no wish is lost, and `Paused` means that this thread is not in
-//! `KVM_RUN` and will not be before somebody resumes it.
+//! Other threads never change a vCPU's state: they write their request under the lock of [`RunControl`] and kick.
+//! The vCPU's own thread reads it under the same lock, and changes the state. No request is lost, and `Paused`
+//! means that this thread is not in `KVM_RUN` and will not enter it before it is resumed.
 
 pub(crate) mod control;
 mod exit;
@@ -34,10 +34,10 @@ pub use exit::{GuestExit, RegisterDump};
 
 use control::{Reset, VcpuRecord};
 
-/// A vCPU and all its thread needs.
+/// A vCPU and everything that its thread needs.
 pub(crate) struct VcpuThread {
     vcpu: Vcpu,
-    /// To put it back at a reset, and at which of them it was put back last.
+    /// State to restore at a reset, and number of the reset at which it was last restored.
     fresh: Option<FreshVcpu>,
     put_back_at: u64,
     control: Arc<RunControl>,
@@ -45,17 +45,17 @@ pub(crate) struct VcpuThread {
     memory: Arc<GuestMemory>,
 }
 
-/// What an exit leads to.
+/// The result of an exit.
 enum Next {
-    /// Back into the guest.
+    /// Enter the guest again.
     Enter,
-    /// Somebody wants something.
+    /// Read the requests of other threads.
     Look,
-    /// The guest has ended.
+    /// Report that the guest has ended.
     End(GuestExit),
 }
 
-/// An exit that needs the vCPU's registers, and therefore its borrow to end first.
+/// An exit with a report that needs the vCPU's registers, so that the borrow of the vCPU must end first.
 enum Ending {
     Event(BusEvent),
     Shutdown,
@@ -67,7 +67,7 @@ enum Ending {
 }
 
 impl VcpuThread {
-    /// `fresh` where a reset is not the end.
+    /// Takes `fresh` where a reset is not the end.
     pub(crate) fn new(
         vcpu: Vcpu,
         fresh: Option<FreshVcpu>,
@@ -78,7 +78,7 @@ impl VcpuThread {
         VcpuThread { vcpu, fresh, put_back_at: 0, control, bus, memory }
     }
 
-    /// Runs the vCPU until it finishes, in the sandbox where there is one.
+    /// Runs the vCPU until it finishes, inside the sandbox if there is one.
     pub(crate) fn run(mut self, sandbox: Option<&Sandbox>) {
         let kicker = &self.control.kickers[self.index()];
         kicker.bind_to_this_thread();
@@ -102,7 +102,7 @@ impl VcpuThread {
         self.vcpu.index() as usize
     }
 
-    /// Enters the guest until somebody wants something or the guest ends.
+    /// Enters the guest until another thread has a request or the guest ends.
     fn running(&mut self) -> VcpuState {
         loop {
             match self.enter_once() {
@@ -116,7 +116,7 @@ impl VcpuThread {
         }
     }
 
-    /// Waits until the last pause is undone and no reset is under way, in which it does its part.
+    /// Waits until the last pause is undone and no reset is under way; during a reset it restores its vCPU.
     fn paused(&mut self) -> VcpuState {
         let root = self.root();
         let (index, control) = (self.index(), Arc::clone(&self.control));
@@ -133,7 +133,7 @@ impl VcpuThread {
             }
             let next = control.next_state(&mut inner, index);
             if next != VcpuState::Paused {
-                // Finishing is said by `finished`, when nothing is left to do.
+                // `finished` reports the end, after all work is done.
                 inner.vcpus[index].state = VcpuState::Running;
                 inner.vcpus[index].page_table_root = None;
                 return next;
@@ -142,9 +142,10 @@ impl VcpuThread {
         }
     }
 
-    /// As it was before its first instruction. Its last exit was seen to by another `KVM_RUN`, the one that a kick ended.
+    /// Restores the vCPU's state before its first instruction. Another `KVM_RUN`, which a kick ended, has completed
+    /// its last exit.
     fn put_back(&mut self) {
-        let fresh = self.fresh.as_ref().expect("where a reset is not the end its vCPUs can be put back");
+        let fresh = self.fresh.as_ref().expect("the state was saved because a reset is not the end");
         if let Err(error) = fresh.put_back(&self.vcpu) {
             return self.control.stop(GuestExit::NotPutBack { vcpu: self.vcpu.index(), why: error.to_string() });
         }
@@ -161,8 +162,8 @@ impl VcpuThread {
         self.vcpu.sregs().ok().map(|sregs| sregs.cr3)
     }
 
-    /// The last one gives out what devices hold back: sooner, another vCPU might still be in the middle of a line. The
-    /// guard says the rest.
+    /// Finishes the vCPU. The last one flushes the devices; earlier, another vCPU might still be in the middle of a
+    /// line. The guard reports the end.
     fn finished(&mut self) {
         let (root, index) = (self.root(), self.index());
         let mut inner = self.control.lock();
@@ -184,7 +185,7 @@ impl VcpuThread {
         let ending = match self.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => match self.bus.write_port(port, data) {
                 BusEvent::None => return Next::Enter,
-                // Into KVM once more, which ends what is left of this exit, and with the kick on its way no further.
+                // Enters KVM once more: that completes this exit, and the kick prevents any further instruction.
                 BusEvent::Reset if self.control.ask_for_reset() => return Next::Enter,
                 event => Ending::Event(event),
             },
@@ -235,7 +236,7 @@ impl VcpuThread {
         }
     }
 
-    /// The registers now are those of the stub; the frame it pushed has the guest's.
+    /// The current registers are those of the stub; the frame that it pushed has the guest's.
     fn explain_fault(&self) -> GuestExit {
         let vcpu = self.vcpu.index();
         let mut registers = self.dump();
@@ -250,7 +251,7 @@ impl VcpuThread {
         GuestExit::Fault { vcpu, vector: frame.vector, error_code: frame.error_code, registers }
     }
 
-    /// The registers, or zeroes where KVM does not give them any more.
+    /// The registers, or zeroes where KVM cannot return them.
     fn dump(&self) -> Box<RegisterDump> {
         let registers = || -> Result<RegisterDump, KvmError> {
             let mut dump = RegisterDump::new(&self.vcpu.regs()?, &self.vcpu.sregs()?);
@@ -273,7 +274,7 @@ impl VcpuThread {
     }
 }
 
-/// Says `Finished` however the thread ends, so that nobody waits for a thread that panicked.
+/// Sets `Finished` however the thread ends, so that no thread waits for one that panicked.
 struct FinishGuard {
     control: Arc<RunControl>,
     vcpu: u32,
@@ -287,7 +288,7 @@ impl Drop for FinishGuard {
         let index = self.vcpu as usize;
         let mut inner = self.control.lock();
         inner.vcpus[index].state = VcpuState::Finished;
-        // Under the lock: nobody signals a thread that is gone.
+        // Under the lock, so that no thread signals one that has ended.
         self.control.kickers[index].unbind();
         self.control.changed.notify_all();
     }

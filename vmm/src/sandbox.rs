@@ -1,4 +1,4 @@
-//! The sandbox of a VM's process: once the guest runs, the process can do what a guest's life takes, and nothing else.
+//! The sandbox of a VM's process: once the guest runs, the process can only do what running the guest requires.
 //!
 //! ```text
 //!   plan ─────────▶ enter_process ──────────────────────────────────▶ enter_thread(kind), in each thread
@@ -7,16 +7,17 @@
 //!   nothing done    one thread is there; all later ones inherit it
 //! ```
 //!
-//! | layer | what it takes away | file |
+//! | layer | restricts | file |
 //! |---|---|---|
-//! | jail | every file, mount, network interface, IPC object that it was not given | [`jail`] |
-//! | user | root's identity | [`user`] |
-//! | capabilities | all of them, or all but those named in [`Entered`]; new privileges by `execve` | [`capabilities`] |
-//! | files | every file but those that the manager reads and the report's folder; TCP; signals to others | [`files`] |
+//! | jail | files, mounts, network interfaces, IPC objects: only those that it was given | [`jail`] |
+//! | user | root's identity is given up | [`user`] |
+//! | capabilities | all, except those named in [`Entered`]; new privileges by `execve` | [`capabilities`] |
+//! | files | files, except the manager's and the report's folder; TCP; signals to other processes | [`files`] |
 //! | calls | every system call, and every argument, that is not in the thread's list | [`calls`], [`seccomp`] |
 //!
-//! A call that is not in the list ends the process ([`violation`] says in one line which). All of it is irreversible: there is no
-//! way out of a filter, a Landlock domain or a dropped capability. `THREATS.md` says what each layer is against, and what none is.
+//! A call that is not in the list ends the process ([`violation`] names it in one line). All restrictions are
+//! irreversible: a process cannot leave a filter or a Landlock domain, or regain a dropped capability. `THREATS.md`
+//! lists the threats that each layer covers, and those that none covers.
 
 use std::path::PathBuf;
 
@@ -37,83 +38,83 @@ pub use user::User;
 
 use crate::sys::allocator::use_one_arena;
 
-/// What a sandbox is to leave, beside a guest's life.
+/// The rights that a sandbox must leave, beside those of every guest.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxConfig {
-    /// Folders in which files may be made, written and renamed: the report's.
+    /// Folders in which files may be created, written and renamed: the report's.
     pub writable: Vec<PathBuf>,
-    /// The socket of a daemon that is told of the guest; without one no socket can be made at all.
+    /// Socket of the daemon that receives the guest's status; `None` forbids all sockets.
     pub daemon: Option<PathBuf>,
-    /// Which devices need more than files and sockets that are open.
+    /// Devices that need more than open files and sockets.
     pub devices: DeviceNeeds,
-    /// Whether somebody may connect to a socket of the VM's own.
+    /// Whether clients may connect to the VM's own control socket.
     pub has_control_socket: bool,
-    /// Whether a reset of the machine is not the end: what was set before the guest ran is set again.
+    /// Whether a reset leads to another boot, which sets the initial state again.
     pub boots_again: bool,
-    /// Whether the guest has this terminal, whose settings are to be as before at the end.
+    /// Whether the guest uses this terminal: its settings are restored at the end.
     pub has_console: bool,
-    /// Userfaultfds are opened by their system call, which takes this capability where the host does not permit it to everybody.
-    /// Not needed where their device is kept open ([`wideleaf_memory::sandboxed::keep_userfaultfd`]).
+    /// Whether to keep the capability for the userfaultfd system call, which hosts without unprivileged userfaultfd
+    /// require. Not needed where their device is kept open ([`wideleaf_memory::sandboxed::keep_userfaultfd`]).
     pub keeps_ptrace: bool,
-    /// Whom to become.
+    /// User to change to.
     pub user: Option<User>,
-    /// An empty folder that becomes the root of all the process sees.
+    /// Empty folder that becomes the root of everything that the process sees.
     pub jail: Option<PathBuf>,
-    /// Whether a kernel that cannot restrict all of it is an error ([`SandboxError::Incomplete`]) instead of a line
-    /// of the report.
+    /// Whether a kernel that cannot apply every restriction is an error ([`SandboxError::Incomplete`]) instead of a
+    /// line of the report.
     pub must_be_complete: bool,
 }
 
-/// What the threads of devices do beside reading and writing what is open.
+/// Work of device threads beside reading and writing open files.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceNeeds {
-    /// The guest's connections go to sockets of the host.
+    /// Whether the guest's connections go to sockets of the host.
     pub connects: bool,
-    /// What the guest gives back is looked at and released.
+    /// Whether memory that the guest gives back is examined and released.
     pub gives_back: bool,
 }
 
-/// Why there is no sandbox.
+/// The reasons why a sandbox cannot be entered.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// Threads that are there already would stay outside.
+    /// Existing threads would stay outside.
     #[error(
-        "the process has {0} threads when it enters its sandbox, and only the one that enters is inside: start the others afterwards"
+        "the process already has {0} threads, and only the calling one would be restricted: start the others afterwards"
     )]
     NotAlone(usize),
-    /// A filter that does not compile.
-    #[error("the list of system calls of {kind} is no filter: {source}")]
+    /// A filter cannot be compiled.
+    #[error("cannot compile the system call filter of {kind}: {source}")]
     Filter {
-        /// Whose.
+        /// Kind of the thread.
         kind: ThreadKind,
-        /// Why not.
+        /// Reason of the failure.
         source: seccompiler::BackendError,
     },
-    /// The kernel refuses a filter.
-    #[error("the kernel takes no filter of system calls: {0}")]
+    /// The kernel refuses a filter of system calls.
+    #[error("cannot install a filter of system calls: {0}")]
     Seccomp(#[from] seccompiler::Error),
-    /// The kernel refuses a set of files.
-    #[error("the kernel takes no Landlock rules: {0}")]
+    /// The kernel refuses a set of file rules.
+    #[error("cannot install Landlock rules: {0}")]
     Landlock(#[from] landlock::RulesetError),
-    /// Capabilities stay.
+    /// Capabilities could not be dropped.
     #[error("cannot drop capabilities: {0}")]
     Capabilities(#[from] caps::errors::CapsError),
-    /// A call on the way in failed.
+    /// A call on the way into the sandbox failed.
     #[error("{what}: {source}")]
     Call {
-        /// What was to be done, and with what.
+        /// Description of the call.
         what: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// Who can not be become.
+    /// The process cannot change to the user.
     #[error(transparent)]
     User(#[from] user::UserError),
-    /// Where nobody can be jailed.
+    /// The jail cannot be created.
     #[error(transparent)]
     Jail(#[from] jail::JailError),
-    /// The kernel lacks a part, and the sandbox had to be complete.
-    #[error("cannot restrict the guest's process wholly: {0}; use a newer kernel, or do without --require-sandbox")]
+    /// The kernel lacks a restriction, and the sandbox had to be complete.
+    #[error("cannot restrict the guest's process completely: {0}; use a newer kernel, or leave --require-sandbox out")]
     Incomplete(String),
 }
 
@@ -125,23 +126,23 @@ pub struct Sandbox {
     files: Files,
 }
 
-/// What a process that is inside has and has not.
+/// The remaining rights and the restrictions of a process in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Capabilities that are left, each with its reason.
+    /// Capabilities that remain, each with its reason.
     pub kept: Vec<(Capability, &'static str)>,
-    /// What is not restricted because the kernel can not, and why.
+    /// Restrictions that this kernel cannot apply, with the reason.
     pub missing: Vec<String>,
-    /// The layers, in words.
+    /// Names of the active layers.
     pub layers: Vec<String>,
 }
 
 impl Sandbox {
-    /// Compiles the filters and opens the files. Nothing is restricted yet, but that threads to come allocate from the same arena as this one
-    /// ([`use_one_arena`]): for a process that has none yet.
+    /// Compiles the filters and opens the files. Nothing is restricted yet, but later threads allocate from the
+    /// same arena as this one ([`use_one_arena`]), so the process must not have other threads yet.
     ///
     /// # Errors
-    /// [`SandboxError`] where the sandbox that is asked for can not be had here.
+    /// [`SandboxError`] where the requested sandbox is not available here.
     pub fn plan(config: SandboxConfig) -> Result<Sandbox, SandboxError> {
         if let Some(jail) = &config.jail {
             jail::check(jail)?;
@@ -155,10 +156,10 @@ impl Sandbox {
         Ok(Sandbox { config, filters, files })
     }
 
-    /// Restricts the calling thread, which has to be the only one, and all that it starts from now on.
+    /// Restricts the calling thread, which must be the only one, and all threads that it starts from now on.
     ///
     /// # Errors
-    /// [`SandboxError`]; the process may be restricted in part then, and has to end.
+    /// [`SandboxError`]; the process may then be partly restricted, and has to end.
     pub fn enter_process(&self) -> Result<Entered, SandboxError> {
         alone()?;
         violation::say_what_was_called()?;
@@ -182,11 +183,11 @@ impl Sandbox {
         Ok(Entered { kept, missing, layers })
     }
 
-    /// Restricts the calling thread further, to what its work takes, and whatever threads it starts. After
-    /// [`Sandbox::enter_process`].
+    /// Restricts the calling thread further, to the calls of its work, and all threads that it starts.
+    /// Called after [`Sandbox::enter_process`].
     ///
     /// # Errors
-    /// [`SandboxError`]; the thread may do no more of its work then.
+    /// [`SandboxError`]; then the thread must do none of its work.
     pub fn enter_thread(&self, kind: ThreadKind) -> Result<(), SandboxError> {
         violation::name_this_thread(kind);
         self.filters.enter_thread(kind)
@@ -197,14 +198,14 @@ fn complete(must_be: bool, missing: &[String]) -> Result<(), SandboxError> {
     if must_be && !missing.is_empty() { Err(SandboxError::Incomplete(missing.join("; "))) } else { Ok(()) }
 }
 
-/// A thread that is there already would not be restricted: capabilities and Landlock are of threads.
+/// Checks for other threads: they would not be restricted, because capabilities and Landlock belong to threads.
 fn alone() -> Result<(), SandboxError> {
     let threads = std::fs::read_dir("/proc/self/task");
     let threads = threads.map_err(call("count the threads of this process in /proc/self/task"))?.count();
     if threads == 1 { Ok(()) } else { Err(SandboxError::NotAlone(threads)) }
 }
 
-/// The guest's memory does not end up in a file on the host, whatever ends the process.
+/// Prevents the guest's memory from landing in a file on the host, whatever ends the process.
 fn no_core() -> Result<(), SandboxError> {
     use nix::sys::resource::{Resource, setrlimit};
     setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(|errno| call("forbid core files")(errno.into()))
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_lacks_is_an_error_only_where_the_sandbox_must_be_complete() {
+    fn a_missing_restriction_is_an_error_only_where_the_sandbox_must_be_complete() {
         let missing = ["files are not restricted".to_owned()];
         assert!(complete(false, &missing).is_ok() && complete(true, &[]).is_ok());
         let refused = complete(true, &missing).expect_err("a part is missing").to_string();

@@ -1,12 +1,13 @@
-//! The kernel's calls that devices need and no crate has as safe ones. With [`crate::kvm`] the only place of the crate that is `unsafe`.
+//! System calls that devices need and that no crate offers as safe functions. Only this module and [`crate::kvm`]
+//! contain `unsafe` code.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`allocator`] | whether threads allocate from memory of their own |
-//! | [`random`] | random bytes of the kernel's |
+//! | [`allocator`] | makes all threads allocate from one arena |
+//! | [`random`] | random bytes from the kernel |
 //! | [`signals`] | handlers that end the process |
-//! | [`vectored`] | reads a file into pieces of guest RAM, and writes such pieces to one, at once |
-//! | [`tap`] | asks of `/dev/net/tun` |
+//! | [`vectored`] | reads a file into pieces of guest RAM, and writes such pieces to one, in one call |
+//! | [`tap`] | requests to `/dev/net/tun` |
 #![expect(
     unsafe_code,
     reason = "readv, writev, getrandom and ioctl take raw pointers, mallopt is the C library's, a handler has to be safe in one"

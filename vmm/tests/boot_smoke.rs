@@ -1,7 +1,7 @@
 //! Tiny guests, a few instructions each, on real KVM: entries, exits, pause and resume, and what KVM maps.
-//!
-//! Without `/dev/kvm` every test here says that it was skipped; `WIDELEAF_REQUIRE=kvm` makes that a failure. To run them on
-//! a machine without KVM: `cargo test -p wideleaf-vmm --no-run`, then
+//! Without `/dev/kvm` every test here reports that it was skipped; `WIDELEAF_REQUIRE=kvm` makes that a failure. To
+//! run them on a machine without KVM: `cargo test -p wideleaf-vmm --no-run`, then
+//! `guest-tests/lab/lab npt --file target/…/boot_smoke-…:/boot_smoke -- /boot_smoke --test-threads 1`.
 //! `guest-tests/lab/lab npt --file target/…/boot_smoke-…:/boot_smoke -- /boot_smoke --test-threads 1`.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -22,14 +22,14 @@ use wideleaf_vmm::run_loop::VcpuState;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-/// Long enough for an emulated host, short enough for a person.
+/// Time limit: long enough for an emulated host, short enough for a person.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Where the guests' code is.
+/// Address of the guests' code.
 const CODE: u64 = 0x20_0000;
-/// A word the guests count in; behind the page tables, which follow the code's page.
+/// Address of the guests' counter, behind the page tables, which follow the code's page.
 const COUNTER: u32 = 0x50_0000;
 
-/// Whether there is KVM; says so if not, or fails where `WIDELEAF_REQUIRE` wants it.
+/// Whether there is KVM; if not, prints that, or fails where `WIDELEAF_REQUIRE` demands it.
 fn has_kvm() -> bool {
     if std::path::Path::new("/dev/kvm").exists() {
         return true;
@@ -43,7 +43,7 @@ fn has_kvm() -> bool {
     false
 }
 
-/// Whether this process runs this test alone, so that what it counts is its own. If not, starts one that does.
+/// Whether this process runs only this test, so that its counts are its own. If not, starts a process that does.
 fn is_alone(test: &str) -> bool {
     const ALONE: &str = "WIDELEAF_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -57,7 +57,7 @@ fn is_alone(test: &str) -> bool {
 
 // ---- the guests ------------------------------------------------------------------------------------------------------
 
-/// `mov al, byte; mov edx, port; out dx, al`: 64-bit and 32-bit code alike.
+/// `mov al, byte; mov edx, port; out dx, al`, valid as 64-bit and as 32-bit code.
 fn out(port: u16, byte: u8) -> Vec<u8> {
     let port = port.to_le_bytes();
     vec![0xb0, byte, 0xba, port[0], port[1], 0, 0, 0xee]
@@ -73,7 +73,7 @@ fn exit(code: u8) -> Vec<u8> {
 
 const SPIN: [u8; 2] = [0xeb, 0xfe];
 
-/// Counts in [`COUNTER`] for ever: `inc qword [COUNTER]; jmp` back.
+/// Counts in [`COUNTER`] forever: `inc qword [COUNTER]; jmp` back.
 fn count() -> Vec<u8> {
     let [a, b, c, d] = COUNTER.to_le_bytes();
     vec![0x48, 0xff, 0x04, 0x25, a, b, c, d, 0xeb, 0xf6]
@@ -152,7 +152,7 @@ fn start(options: VmOptions) -> (Machine, Lines) {
             if is_shown {
                 eprintln!("  | {line}");
             }
-            sink.lock().expect("nobody panics here").push(line);
+            sink.lock().expect("no holder panics").push(line);
         }),
     )
     .expect("the VM starts");
@@ -162,7 +162,7 @@ fn start(options: VmOptions) -> (Machine, Lines) {
 fn run(options: VmOptions) -> (GuestExit, Vec<String>) {
     let (machine, lines) = start(options);
     let exit = machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None });
-    let lines = lines.lock().expect("nobody panics here").clone();
+    let lines = lines.lock().expect("no holder panics").clone();
     (exit, lines)
 }
 
@@ -170,7 +170,7 @@ fn counter(machine: &Machine) -> u64 {
     machine.memory().view().read_obj(GuestAddress(u64::from(COUNTER))).expect("the counter is RAM")
 }
 
-/// Polls until `is_done`, or fails with what it saw last.
+/// Polls until `is_done`, or fails with the last sample.
 fn until<T: std::fmt::Debug>(what: &str, mut sample: impl FnMut() -> T, is_done: impl Fn(&T) -> bool) -> T {
     let deadline = Instant::now() + WAIT_MAX;
     loop {
@@ -244,7 +244,7 @@ fn a_stray_access_is_reported_with_its_address_and_registers() {
     code.extend([0x48, 0x8b, 0x03]);
     let (end, _) = run(options(&code));
     let GuestExit::Fault { vcpu: 0, vector: 14, error_code, registers } = end else { panic!("got {end}") };
-    assert_eq!(error_code, 4, "a read by ring 3 of a page that is not there");
+    assert_eq!(error_code, 4, "a read by ring 3 of an absent page");
     assert_eq!((registers.cr2(), registers.rip), (3 << 30, CODE + 16));
     assert_eq!((registers.general[15], registers.segments), (0x1234, [0x1b, 0x23]));
     assert_eq!(registers.code[..3], [0x48, 0x8b, 0x03]);
@@ -312,7 +312,7 @@ fn a_dropped_machine_leaves_no_thread_and_no_file() {
     }
     let open_files = || std::fs::read_dir("/proc/self/fd").expect("proc is mounted").count();
     let threads = || std::fs::read_dir("/proc/self/task").expect("proc is mounted").count();
-    // Once before: the first VM of a process also opens what stays.
+    // Run once before: the first VM of a process also opens files that stay open.
     drop(start(VmOptions { vcpus: 2, ..options(&SPIN) }));
     let before = (open_files(), threads());
     for _ in 0..20 {
@@ -322,7 +322,7 @@ fn a_dropped_machine_leaves_no_thread_and_no_file() {
 }
 
 #[test]
-fn a_sink_that_panics_ends_the_vm_and_nobody_waits() {
+fn a_sink_that_panics_ends_the_vm_and_all_waits() {
     if !has_kvm() {
         return;
     }
@@ -336,7 +336,7 @@ fn a_sink_that_panics_ends_the_vm_and_nobody_waits() {
 // ---- pause and resume ------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_paused_guest_stands_still_and_goes_on_where_it_was() {
+fn a_paused_guest_stands_still_and_continues_where_it_was() {
     if !has_kvm() {
         return;
     }
@@ -350,7 +350,7 @@ fn a_paused_guest_stands_still_and_goes_on_where_it_was() {
         assert_eq!(counter(&machine), at_pause);
         second_level.resume().unwrap();
         let seen = until(
-            "the guest goes on",
+            "the guest continues",
             || (counter(&machine), machine.vcpu_states()),
             |(count, states)| *count != at_pause || states.contains(&VcpuState::Finished),
         );
@@ -397,7 +397,7 @@ fn a_sink_may_pause_the_vm_and_read_its_counters() {
         ram,
         Box::new(move |_| {
             let door = sink_door.lock().unwrap();
-            let second_level = door.as_ref().expect("it was set before the lock was let go");
+            let second_level = door.as_ref().expect("it was set before the lock was released");
             second_level.pause().unwrap();
             *sink_seen.lock().unwrap() = Some(second_level.mapping_stats().unwrap());
             second_level.resume().unwrap();
@@ -420,7 +420,7 @@ const TOUCH_END: u32 = 128 << 20;
 const WINDOWS: u64 = 32;
 
 #[test]
-fn dirty_logging_holds_a_slot_at_4k_and_lets_it_go_again() {
+fn dirty_logging_holds_a_slot_at_4k_until_it_is_switched_off() {
     if !has_kvm() {
         return;
     }
@@ -439,7 +439,8 @@ fn dirty_logging_holds_a_slot_at_4k_and_lets_it_go_again() {
     let small = until("4k mappings", stats, |stats| stats.pages_4k >= WINDOWS * 512);
     assert!(small.pages_2m + WINDOWS <= large.pages_2m, "{large:?} → {small:?}");
     assert!(second_level.slots().iter().any(|now| now.id == slot.id && now.is_dirty_logged));
-    // KVM may split mappings by itself when logging begins; only a whole pass under it has written every page.
+    // KVM may split mappings on its own when logging begins; only a whole pass during logging has
+    // written every page.
     let passes = counter(&machine);
     until("a whole pass under logging", || counter(&machine), |count| *count > passes + 1);
     let dirty = second_level.take_dirty_log(slot.id).unwrap();
@@ -453,7 +454,7 @@ fn dirty_logging_holds_a_slot_at_4k_and_lets_it_go_again() {
 }
 
 #[test]
-fn giant_backing_is_mapped_by_giant_pages() {
+fn giant_backing_is_mapped_with_giant_pages() {
     if !has_kvm() {
         return;
     }

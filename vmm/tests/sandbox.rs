@@ -1,4 +1,4 @@
-//! What is forbidden in the sandbox is refused: each thing is tried, in a process of its own, from each kind of thread.
+//! The sandbox refuses forbidden actions: each is tried in its own process, from each kind of thread.
 //!
 //! ```text
 //!   test ─▶ this same program again, told what to try and as which thread ─▶ the sandbox, then the attempt
@@ -6,10 +6,10 @@
 //!     └── killed by SIGSYS and one line that names the call, or refused with EACCES, or a line that it succeeded
 //! ```
 //!
-//! The file is a program without the usual frame of tests: that one runs tests in threads, and a sandbox is entered by a process that
-//! has one. Names can be given as to any test; without a name all run.
+//! The file is a program without the usual test harness: that runs tests in threads, and only a process with a
+//! single thread can enter a sandbox. Names select tests as usual; without a name all run.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
-#![allow(unsafe_code, reason = "what is tried is what no safe function does")]
+#![allow(unsafe_code, reason = "the attempts make calls that no safe function makes")]
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -21,32 +21,32 @@ use std::ptr::{null, null_mut};
 
 use wideleaf_vmm::sandbox::{Sandbox, SandboxConfig, SandboxError, ThreadKind};
 
-/// What a child tries, and as whom: `NAME KIND`. Set for the child alone.
+/// Environment variable of a child: its attempt and the kind of its thread, as `NAME KIND`.
 const ATTEMPT: &str = "WIDELEAF_SANDBOX_ATTEMPT";
-/// What it says where nothing stopped it.
+/// Output of a child after an attempt that succeeded.
 const SUCCEEDED: &str = "succeeded";
-/// What it says where the kernel said no, and the process lives on.
+/// Output of a child after an attempt that the kernel refused; the child lives on.
 const REFUSED: &str = "refused";
 
-/// Threads of a run; all but the process itself, which is what starts them.
+/// Kinds of threads in a run; all except the process itself, which starts them.
 fn threads() -> impl Iterator<Item = ThreadKind> {
     ThreadKind::ALL.into_iter().filter(|kind| *kind != ThreadKind::Process)
 }
 
-/// How an attempt is to end.
+/// The expected end of an attempt.
 #[derive(Clone, Copy, PartialEq)]
 enum Ends {
     /// The process dies, and the line names this call.
     Killed(&'static str),
     /// The call answers with an error.
     Refused,
-    /// It is a part of that thread's work.
+    /// The call is part of that thread's work.
     Works,
 }
 
 use Ends::{Killed, Refused, Works};
 
-/// What is tried: a name, the attempt (true: it worked), and how it ends for a kind of thread.
+/// An attempt: its name, the attempt itself (true if it worked), and its end for a kind of thread.
 type Attempt = (&'static str, fn() -> bool, fn(ThreadKind) -> Ends);
 
 fn is_ok(answer: libc::c_long) -> bool {
@@ -74,7 +74,7 @@ fn make_executable() -> bool {
     unsafe { libc::mprotect(address, 4096, libc::PROT_READ | libc::PROT_EXEC) == 0 }
 }
 
-/// So much, in pieces that are no mappings of their own, that a heap shrinks.
+/// Frees this much memory in small pieces, which are not mappings of their own, so that a heap shrinks.
 fn free_much_memory() -> bool {
     let pieces: Vec<_> = (0..64).map(|_| vec![1_u8; 64 << 10]).collect();
     pieces.iter().all(|piece| piece[0] == 1)
@@ -137,7 +137,7 @@ const FORBIDDEN: &[Attempt] = &[
     ),
     (
         "run_a_vcpu",
-        // KVM_RUN, on standard input, which is no vCPU: only whether it may be asked is of interest.
+        // KVM_RUN on standard input, which is not a vCPU: only the permission of the request matters.
         || raw(libc::SYS_ioctl, [0, 0xae80, 0, 0, 0, 0]),
         |kind| if kind == ThreadKind::Vcpu { Refused } else { Killed("ioctl") },
     ),
@@ -185,10 +185,10 @@ fn config() -> SandboxConfig {
     }
 }
 
-/// What a child is told that only says what it keeps.
+/// Value of [`ATTEMPT`] for a child that only prints its remaining rights.
 const KEPT: &str = "kept";
 
-/// The child: enters, and tries.
+/// The child: enters the sandbox, and makes the attempt.
 fn child(said: &str) {
     if said == KEPT {
         let sandbox = Sandbox::plan(SandboxConfig { keeps_ptrace: true, ..config() }).unwrap();
@@ -205,14 +205,14 @@ fn child(said: &str) {
         let answer = if attempt() { SUCCEEDED } else { REFUSED };
         std::io::stdout().write_all(answer.as_bytes()).unwrap();
     };
-    // As in a run: the main thread is the only one that is not started.
+    // As in a run, the main thread is the only one that is not started.
     match kind {
         ThreadKind::Main => attempt(),
         _ => std::thread::scope(|scope| scope.spawn(attempt).join().unwrap()),
     }
 }
 
-/// How an attempt ended: the signal, what it said on standard output, and on standard error.
+/// The result of an attempt: the signal, its standard output and its standard error.
 fn tried(name: &str, kind: ThreadKind) -> (Option<i32>, String, String) {
     run_child(&format!("{name} {kind:?}"))
 }
@@ -245,7 +245,7 @@ fn each_kind_of_thread_is_stopped() {
     assert!(!Path::new("/tmp/wideleaf-sandbox-made").exists());
 }
 
-/// That nothing of it is refused for another reason than the sandbox.
+/// Checks that only the sandbox causes the refusals.
 fn without_a_sandbox_the_same_things_are_not_stopped() {
     let harmless =
         ["map_code", "make_data_executable", "make_a_socket_of_the_internet", "open_a_file_of_the_host", "make_a_file"];
@@ -274,7 +274,7 @@ fn a_capability_that_is_kept_is_named_with_its_reason() {
     assert!(out.contains("no capabilities but CAP_SYS_PTRACE"), "{out}");
 }
 
-/// A test: its name, and what it does.
+/// A test: its name and its function.
 type Claim = (&'static str, fn());
 
 const CLAIMS: &[Claim] = &[

@@ -1,4 +1,4 @@
-//! Another boot of a machine that was reset: in the same process, the same RAM, with the same devices.
+//! Another boot of a machine that was reset: in the same process and RAM, with the same devices.
 //!
 //! ```text
 //!   1  devices and ports        as at the start: what they have begun ends, their drivers are gone
@@ -8,8 +8,8 @@
 //!   5  vCPUs                    each by its own thread, see [`crate::run_loop`]
 //! ```
 //!
-//! No vCPU is in the guest, and the manager rests. What stays: disks and what is on them, cards, the host's side of sockets, the size the balloon
-//! is to have, the time stamp counter.
+//! No vCPU runs the guest meanwhile, and the manager rests. These things stay: disks and their content, network
+//! cards, the host's side of sockets, the balloon's target size, the time stamp counter.
 
 use wideleaf_memory::actuators::clear::{Pages, clear};
 use wideleaf_memory::host::HostError;
@@ -24,46 +24,46 @@ use crate::kvm::fresh::FreshInterrupts;
 use crate::kvm::{KvmError, Vm};
 use crate::run_loop::PAUSE_WAIT_MAX;
 
-/// What another boot takes that is not part of the machine.
+/// State for another boot that is not part of the machine.
 #[derive(Debug)]
 pub(crate) struct BootAgain {
     config: VmConfig,
     image: BootImage,
     devices: usize,
     interrupts: FreshInterrupts,
-    /// Opened while files can be.
+    /// Handle on the host, opened before the sandbox forbids it.
     host: LinuxHost,
 }
 
-/// Why a machine does not boot again.
+/// The reasons why a machine does not boot again.
 #[derive(Debug, thiserror::Error)]
 pub enum BootAgainError {
-    /// What moved guest RAM failed in the midst of it, and the machine is paused for good.
-    #[error("its memory was being moved when that failed, and nothing of it may be touched any more")]
+    /// Moving guest RAM failed midway, and the machine is paused for good.
+    #[error("cannot use its memory any more: moving it failed midway; start a new guest")]
     PausedForGood,
-    /// RAM still has what was in it.
-    #[error("its memory cannot be cleared: {0}")]
+    /// RAM still has its old content.
+    #[error("cannot clear its memory: {0}")]
     Clear(#[from] HostError),
-    /// RAM is not as at the start.
+    /// RAM could not be loaded as at the start.
     #[error(transparent)]
     Load(#[from] BootError),
-    /// KVM has something of the machine before.
+    /// KVM could not be set back to the machine's start.
     #[error(transparent)]
     Kvm(#[from] KvmError),
 }
 
 impl BootAgain {
-    /// Of a machine whose vCPUs have not run.
+    /// Takes the machine's state before its vCPUs run.
     pub(super) fn new(config: &VmConfig, image: &BootImage, devices: usize, vm: &Vm) -> Result<BootAgain, BootError> {
         let host = LinuxHost::open().map_err(BootError::Host)?;
         let interrupts = FreshInterrupts::take(vm)?;
         Ok(BootAgain { config: config.clone(), image: image.clone(), devices, interrupts, host })
     }
 
-    /// Steps 1 to 4.
+    /// Runs steps 1 to 4.
     ///
     /// # Errors
-    /// [`BootAgainError`]; the machine must not run any more.
+    /// [`BootAgainError`]; the machine must not run afterwards.
     pub(crate) fn prepare(
         &self,
         vm: &Vm,
@@ -72,13 +72,13 @@ impl BootAgain {
         ram: &GuestRam,
         pages: Pages,
     ) -> Result<(), BootAgainError> {
-        // A device that stands at a closed gate would never end what it has begun.
+        // A device that waits at a closed gate would never finish its work.
         if !memory.gate().is_open_within(PAUSE_WAIT_MAX) {
             return Err(BootAgainError::PausedForGood);
         }
         bus.reset();
         clear(&self.host, ram, pages)?;
-        // Registers are put back as they were, and no directly started guest comes here: there is nothing more to load.
+        // Registers are set back, and directly started guests never come here, so there is nothing more to load.
         load::load(&self.config, &self.image, memory.memory(), self.devices)?;
         Ok(self.interrupts.put_back(vm)?)
     }

@@ -1,4 +1,4 @@
-//! Which image this is, and what it needs: everything that can be said before a byte of it is in guest memory.
+//! Format and needs of an image: all checks that are possible before a byte of it is in guest memory.
 
 use std::ops::Range;
 
@@ -13,34 +13,34 @@ use wideleaf_protocol::elf_note::{
 use crate::config::EntryChoice;
 use crate::x86::layout::IMAGE_START_MIN;
 
-/// An image that is understood.
+/// An image in a format that this VMM boots.
 #[derive(Clone, Debug)]
 pub enum Image {
     /// An ELF file with a wideleaf note: 64-bit ring 3, no boot code.
     Direct {
-        /// Where every vCPU starts.
+        /// Address where every vCPU starts.
         entry: u64,
-        /// What is loaded where.
+        /// Parts of the file and their addresses.
         segments: Vec<Segment>,
     },
     /// An ELF file, of 32 or 64 bits, with a PVH note: 32-bit code, unpaged. Linux's `vmlinux`, and our image.
     Pvh {
-        /// Where the first vCPU starts.
+        /// Address where the first vCPU starts.
         entry: u32,
-        /// What is loaded where.
+        /// Parts of the file and their addresses.
         segments: Vec<Segment>,
     },
-    /// Linux's bzImage.
+    /// Linux's bzImage format.
     BzImage {
         /// Its header; boxed because it is large.
         header: Box<setup_header>,
-        /// Bytes of the file in front of the part that is loaded.
+        /// Length of the part of the file in front of the loaded part, in bytes.
         setup_bytes: usize,
     },
 }
 
 impl Image {
-    /// The name in reports.
+    /// The image format's name in reports.
     pub const fn name(&self) -> &'static str {
         match self {
             Image::Direct { .. } => "direct",
@@ -53,142 +53,142 @@ impl Image {
 /// A part of an ELF file that is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its bytes in the file.
+    /// Range of its bytes in the file.
     pub file: Range<usize>,
-    /// Its place in guest memory, with the part that is zero.
+    /// Range in guest memory, including the part that is zero.
     pub memory: GpaRange,
 }
 
-/// Why an image cannot be booted. One line each, to follow "image PATH".
+/// The reasons why an image cannot be booted. Each is one line that follows "cannot boot image PATH: it".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// No bytes.
+    /// The file has no bytes.
     #[error("is empty")]
     Empty,
-    /// Not a format we boot.
+    /// The file's format is unknown.
     #[error("is neither an ELF file nor a bzImage: it looks like {looks_like}")]
     Unknown {
-        /// What its first bytes say.
+        /// Format that its first bytes suggest.
         looks_like: &'static str,
     },
-    /// It ends early.
+    /// The file ends early.
     #[error("is truncated: {what} ends at byte {needs}, the file has {has}")]
     Truncated {
-        /// Which part.
+        /// Name of the part that is cut off.
         what: &'static str,
-        /// Where that part ends.
+        /// End of that part, in bytes from the file's start.
         needs: u64,
-        /// How much there is.
+        /// Size of the file, in bytes.
         has: usize,
     },
-    /// ELF, and for another CPU.
+    /// An ELF file for another CPU.
     #[error("is an ELF file for {machine}: build it for x86_64")]
     WrongMachine {
-        /// Which.
+        /// Name of that CPU.
         machine: &'static str,
     },
-    /// ELF with header fields nobody writes.
+    /// An ELF file with invalid header fields.
     #[error("is a malformed ELF file: {0}")]
     MalformedElf(&'static str),
-    /// ELF without an entry we know.
+    /// An ELF file without a known entry.
     #[error(
         "is an ELF file without a {wanted} note: an ordinary program cannot be booted; for Linux use the bzImage, or \
          build with CONFIG_PVH=y"
     )]
     NoEntryNote {
-        /// Which notes would do.
+        /// The notes that are accepted.
         wanted: &'static str,
     },
-    /// Our note, of another time.
+    /// A wideleaf note of another version.
     #[error("has a wideleaf note of version {found}, this VMM knows {DIRECT_NOTE_VERSION}: rebuild the image")]
     DirectNoteVersion {
-        /// Which.
+        /// Version of the note.
         found: u32,
     },
-    /// Nothing to load.
+    /// A file without a loadable segment.
     #[error("has nothing to load: no PT_LOAD segment")]
     NothingToLoad,
-    /// A segment where the VMM's own tables are.
-    #[error("wants to be loaded at {start}, below {IMAGE_START_MIN} where the VMM keeps its tables: link it higher")]
+    /// A segment overlaps the VMM's own tables.
+    #[error("must be loaded at {start}, below {IMAGE_START_MIN} where the VMM keeps its tables: link it higher")]
     TooLow {
-        /// Where.
+        /// Start of the segment.
         start: Gpa,
     },
     /// A segment outside RAM.
     #[error("needs memory up to {end}, guest RAM ends at {ram_end}: {}", more_ram(*end))]
     BeyondRam {
-        /// Where the image ends.
+        /// First address behind the image.
         end: Gpa,
-        /// Where RAM ends.
+        /// First address behind RAM.
         ram_end: Gpa,
     },
     /// A segment in the hole below 4 GiB.
-    #[error("wants to be loaded at {start}..{end}, where there is no RAM: the hole is 3 to 4 GiB")]
+    #[error("must be loaded at {start}..{end}, where there is no RAM: the hole is 3 to 4 GiB")]
     InHole {
-        /// Where.
+        /// Start of the segment.
         start: Gpa,
-        /// First address behind.
+        /// First address behind the segment.
         end: Gpa,
     },
-    /// Two segments at one place.
+    /// Two segments overlap.
     #[error("has segments that overlap: {first} and {second}")]
     Overlap {
-        /// Start of one.
+        /// Start of the first segment.
         first: Gpa,
-        /// Start of the other.
+        /// Start of the second segment.
         second: Gpa,
     },
     /// The entry is not in the image.
     #[error("starts at {entry:#x}, which no segment covers")]
     EntryOutside {
-        /// Where.
+        /// Address of the entry.
         entry: u64,
     },
-    /// A kernel of another time.
+    /// A kernel with an old boot protocol.
     #[error("is a bzImage of boot protocol {}.{:02}: Linux has had the 64-bit entry since 2.12 (Linux 3.8)", version >> 8, version & 0xff)]
     OldBzImage {
-        /// Its version.
+        /// Protocol version, major in the high byte.
         version: u16,
     },
     /// A kernel that has no 64-bit entry.
     #[error("is a 32-bit bzImage: use its 64-bit build (of Linux: CONFIG_64BIT=y)")]
     BzImage32,
-    /// A kernel that is to be loaded below 640 KiB.
+    /// A kernel that must be loaded below 640 KiB.
     #[error("is a zImage: build a bzImage, which is loaded at 1 MiB")]
     ZImage,
 }
 
-/// What to do for RAM that reaches `end`: nothing can be done beyond what x86-64 addresses (52 bits).
+/// Remedy for an image that needs RAM up to `end`; x86-64 cannot address more than 52 bits.
 fn more_ram(end: Gpa) -> String {
     match ram_up_to(end) {
-        ram if ram.get() > 1 << 52 => "no machine has so much: is the file damaged?".to_owned(),
+        ram if ram.get() > 1 << 52 => "no machine has this amount; check whether the file is damaged".to_owned(),
         ram => format!("use at least {ram} of --memory"),
     }
 }
 
-/// RAM that reaches `end`, in whole windows: other sizes would be refused next.
+/// RAM that reaches `end`, in whole windows; the next check would refuse other sizes.
 fn ram_up_to(end: Gpa) -> Bytes {
     Bytes::new(end.get().checked_next_multiple_of(PageSize::Huge2M.bytes().get()).unwrap_or(u64::MAX))
 }
 
-/// Where a bzImage's header begins, and the word that tells it is one (Linux, Documentation/arch/x86/boot.rst).
+/// Offset of a bzImage's header in the file, and below its magic word (Linux, Documentation/arch/x86/boot.rst).
 const HEADER_AT: usize = 0x1f1;
 const HEADER_MAGIC_AT: usize = 0x202;
 const HEADER_MAGIC: &[u8] = b"HdrS";
-/// Where the header ends: this, and the byte at [`HEADER_JUMP_AT`].
+/// Base of the header's end: this offset plus the byte at [`HEADER_JUMP_AT`].
 const HEADER_END_AFTER: usize = 0x202;
-/// Distance of the jump over the header.
+/// Offset of the byte that holds the length of the jump over the header.
 const HEADER_JUMP_AT: usize = 0x201;
-/// `loadflags`: the kernel is loaded at 1 MiB.
+/// Flag in `loadflags`: the kernel is loaded at 1 MiB.
 const LOADED_HIGH: u8 = 1;
-/// The unit of `syssize`, in bytes.
+/// Unit of `syssize`, in bytes.
 const PARAGRAPH: usize = 16;
-/// The first protocol with a 64-bit entry.
+/// First protocol version with a 64-bit entry.
 const VERSION_64: u16 = 0x020c;
-/// `xloadflags`: the kernel has the 64-bit entry at 0x200.
+/// Flag in `xloadflags`: the kernel has the 64-bit entry at 0x200.
 const XLF_KERNEL_64: u16 = 1;
 
-/// Says which image `bytes` are.
+/// Determines the format of the image in `bytes`.
 ///
 /// # Errors
 /// [`ImageError`].
@@ -211,7 +211,7 @@ fn identify_bzimage(bytes: &[u8]) -> Result<Image, ImageError> {
     let end = HEADER_AT + size_of::<setup_header>();
     let raw = bytes.get(HEADER_AT..end).ok_or_else(|| truncated("the setup header", end))?;
     header.as_mut_slice().copy_from_slice(raw);
-    // A shorter header, of an earlier protocol: its last field here is code already.
+    // The header is shorter, of an earlier protocol: its last field here is code already.
     if HEADER_END_AFTER + usize::from(bytes[HEADER_JUMP_AT]) < end {
         header.kernel_info_offset = 0;
     }
@@ -228,7 +228,7 @@ fn identify_bzimage(bytes: &[u8]) -> Result<Image, ImageError> {
     // Zero means four, for historical reasons; the boot sector comes on top.
     let sectors = if header.setup_sects == 0 { 4 } else { usize::from(header.setup_sects) };
     let setup_bytes = (sectors + 1) * 512;
-    // `syssize` is rounded up: in a file that is whole the last paragraph may have one byte only.
+    // `syssize` is rounded up: in a complete file the last paragraph may have only one byte.
     let needs = (setup_bytes + header.syssize as usize * PARAGRAPH).saturating_sub(PARAGRAPH - 1);
     if bytes.len() < needs || bytes.len() <= setup_bytes {
         return Err(truncated("the kernel", needs.max(setup_bytes + 1)));
@@ -263,7 +263,7 @@ fn check_entry(entry: u64, segments: &[Segment]) -> Result<(), ImageError> {
     if is_inside { Ok(()) } else { Err(ImageError::EntryOutside { entry }) }
 }
 
-/// The layout of an ELF file for a CPU that runs here.
+/// Determines the layout of an ELF file for the CPU of this host.
 fn elf_layout(bytes: &[u8]) -> Result<&'static ElfLayout, ImageError> {
     const MACHINE_AT: usize = 18;
     const MACHINE_386: u16 = 3;
@@ -291,8 +291,8 @@ fn elf_layout(bytes: &[u8]) -> Result<&'static ElfLayout, ImageError> {
     }
 }
 
-/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are ascending and
-/// disjoint.
+/// Reads the program headers (System V ABI, "ELF header" and "Program header"). The segments are
+/// ascending and disjoint.
 fn parse_elf(bytes: &[u8], layout: &ElfLayout) -> Result<Vec<Segment>, ImageError> {
     let stride = usize::from(u16_at(bytes, layout.stride_at));
     let count = u64::from(u16_at(bytes, layout.count_at));
@@ -320,7 +320,7 @@ fn parse_elf(bytes: &[u8], layout: &ElfLayout) -> Result<Vec<Segment>, ImageErro
     Ok(segments)
 }
 
-/// The segment of a program header, if it is to be loaded.
+/// The segment of a program header, if it is loadable.
 fn loaded_segment(bytes: &[u8], layout: &ElfLayout, header: &[u8]) -> Result<Option<Segment>, ImageError> {
     const PT_LOAD: u32 = 1;
     let word = |at| word_at(layout, header, at);
@@ -342,7 +342,7 @@ fn loaded_segment(bytes: &[u8], layout: &ElfLayout, header: &[u8]) -> Result<Opt
     Ok(Some(Segment { file: file_at as usize..end as usize, memory }))
 }
 
-/// Whether every segment has RAM of its own, clear of the VMM's tables. Gives the first address behind the image.
+/// Checks that every segment lies in RAM, clear of the VMM's tables. Returns the first address behind the image.
 ///
 /// # Errors
 /// [`ImageError::TooLow`], [`ImageError::BeyondRam`], [`ImageError::InHole`].
@@ -365,7 +365,7 @@ pub fn check_placement(segments: &[Segment], ram: &[GpaRange]) -> Result<Gpa, Im
     Ok(image_end)
 }
 
-/// What a file that is no image is, by its first bytes.
+/// Describes a file that is not an image, by its first bytes.
 fn looks_like(bytes: &[u8]) -> &'static str {
     const MAGICS: [(&[u8], &str); 14] = [
         (b"\x1f\x8b", "a gzip file (unpack it; a kernel inside may be a vmlinux)"),
@@ -426,7 +426,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
 }
 
-/// A word of a file of this layout.
+/// Reads a word of a file of this layout.
 fn word_at(layout: &ElfLayout, bytes: &[u8], at: usize) -> u64 {
     let low = u64::from(u32_at(bytes, at));
     if layout.word_bytes == 4 { low } else { low | u64::from(u32_at(bytes, at + 4)) << 32 }
@@ -438,7 +438,7 @@ pub(super) mod tests {
     use crate::x86::layout::ram_ranges;
     use wideleaf_policies::units::{gib, mib};
 
-    /// A note as the linker lays it out.
+    /// Builds a note as the linker lays it out.
     pub(in crate::boot) fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
         let mut owner = owner.as_bytes().to_vec();
         owner.push(0);
@@ -462,12 +462,12 @@ pub(super) mod tests {
         note("Xen", 18, &entry.to_le_bytes())
     }
 
-    /// A file of 64 bits with these segments (address, bytes in memory, content) and notes.
+    /// Builds a 64-bit file with these segments (address, bytes in memory, content) and notes.
     pub(in crate::boot) fn elf(segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
         elf_of(&ELF64, 62, segments, notes)
     }
 
-    /// The same of 32 bits, for a 386.
+    /// Builds a 32-bit file for a 386, with segments and notes as in [`elf`].
     fn elf32(segments: &[(u64, u64, &[u8])], notes: &[u8]) -> Vec<u8> {
         elf_of(&ELF32, 3, segments, notes)
     }
@@ -520,8 +520,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_of_32_bits_starts_by_its_pvh_note() {
-        // Xen writes a 32-bit address there, Linux and we 64 bits.
+    fn a_32_bit_file_starts_at_its_pvh_entry() {
+        // Xen writes a 32-bit address there; Linux and wideleaf write 64 bits.
         for note in [pvh_note(0x20_0008), note("Xen", 18, &0x20_0008_u32.to_le_bytes())] {
             let bytes = elf32(&[(0x30_0000, 16, b"data"), (0x20_0000, 0x1000, b"code")], &note);
             for choice in [EntryChoice::Best, EntryChoice::Pvh] {
@@ -538,13 +538,13 @@ pub(super) mod tests {
                 assert_eq!(segments[1].memory.bytes(), Bytes::new(16));
             }
         }
-        // The 32-bit ABI of 64-bit CPUs.
+        // The x32 ABI: 32-bit files for 64-bit CPUs.
         let x32 = elf_of(&ELF32, 62, &[(0x20_0000, 0x1000, b"code")], &pvh_note(0x20_0000));
         assert!(matches!(identify(&x32, EntryChoice::Best), Ok(Image::Pvh { .. })));
     }
 
     #[test]
-    fn a_file_of_32_bits_has_no_direct_entry() {
+    fn a_32_bit_file_has_no_direct_entry() {
         let both = [direct_note(1, 0x20_0000), pvh_note(0x20_0000)].concat();
         let image = identify(&elf32(&[(0x20_0000, 0x1000, b"code")], &both), EntryChoice::Best);
         assert!(matches!(image, Ok(Image::Pvh { .. })), "{image:?}");
@@ -553,7 +553,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_of_32_bits_is_checked_as_one_of_64() {
+    fn a_32_bit_file_is_checked_like_a_64_bit_file() {
         let note = pvh_note(0x20_0000);
         let whole = elf32(&[(0x20_0000, 0x1000, b"code")], &note);
         for bytes in 4..whole.len() {
@@ -572,14 +572,14 @@ pub(super) mod tests {
         let mut short_stride = whole;
         short_stride[ELF32.stride_at] = 31;
         assert!(matches!(reject(&short_stride), ImageError::MalformedElf(_)));
-        // Past 4 GiB: no RAM there, whatever the guest has.
+        // No guest has RAM at this place, which is past 4 GiB.
         let past = elf32(&[(0xffff_f000, 0x2000, b"a")], &pvh_note(0xffff_f000));
         let Ok(Image::Pvh { segments, .. }) = identify(&past, EntryChoice::Best) else { panic!("it is an image") };
         assert!(matches!(check_placement(&segments, &ram_ranges(gib(8))), Err(ImageError::InHole { .. })));
     }
 
     #[test]
-    fn segments_say_where_their_bytes_are() {
+    fn a_segment_names_the_place_of_its_bytes() {
         let bytes = elf(&[(0x30_0000, 16, b"data"), (0x20_0000, 4, b"code")], &pvh_note(0x20_0000));
         let Ok(Image::Pvh { segments, .. }) = identify(&bytes, EntryChoice::Best) else { panic!("it has a PVH note") };
         assert_eq!(&bytes[segments[0].file.clone()], b"code");
@@ -588,7 +588,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_told_by_its_looks() {
+    fn a_file_that_is_not_an_image_is_described_by_its_first_bytes() {
         assert_eq!(reject(b"").to_string(), "is empty");
         let gzip = reject(b"\x1f\x8b\x08").to_string();
         assert_eq!(
@@ -618,7 +618,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_truncated_or_misses_something_never_a_panic() {
+    fn a_file_cut_at_any_byte_gives_an_error_and_no_panic() {
         let whole = direct_image();
         for bytes in 4..whole.len() {
             let error = reject(&whole[..bytes]);
@@ -665,7 +665,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn images_must_fit_ram_with_numbers_if_not() {
+    fn an_image_that_does_not_fit_ram_is_refused_with_numbers() {
         let ram = ram_ranges(mib(64));
         assert_eq!(check_placement(&[segment(0x20_0000, mib(2))], &ram), Ok(Gpa::new(0x40_0000)));
         let large = check_placement(&[segment(0x20_0000, mib(100))], &ram).unwrap_err();
@@ -679,7 +679,7 @@ pub(super) mod tests {
         assert!(matches!(hole, ImageError::InHole { .. }));
     }
 
-    /// A bzImage's front: setup header with these fields, then `kernel_bytes` of kernel.
+    /// Builds the front of a bzImage: a setup header with these fields, then `kernel_bytes` of kernel.
     fn bzimage(version: u16, xloadflags: u16, kernel_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; 1024 + kernel_bytes];
         bytes[0x1f1] = 1;
@@ -720,7 +720,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_follows_a_short_header_is_no_field_of_it() {
+    fn bytes_behind_a_short_header_are_not_its_fields() {
         let offset = |header_end: u8| {
             let mut bytes = bzimage(0x20c, 1, 1024);
             bytes[0x201] = header_end - 2;
@@ -728,7 +728,7 @@ pub(super) mod tests {
             let Ok(Image::BzImage { header, .. }) = identify(&bytes, EntryChoice::Best) else { panic!("a bzImage") };
             header.kernel_info_offset
         };
-        // Protocol 2.12, as memtest86+ has it, and 2.15.
+        // Protocol 2.12, as in memtest86+, and 2.15.
         assert_eq!((offset(0x68), offset(0x6c)), (0, 0x8c8c_8c8c));
     }
 }

@@ -1,4 +1,4 @@
-//! Step 5: image, page tables and boot data into guest RAM, which is fresh, or cleared, and therefore zero.
+//! Step 5: image, page tables and boot data are written into guest RAM, which is new or cleared and therefore zero.
 //!
 //! ```text
 //!   direct   [ GDT IDT TSS … DirectBoot cmdline )   [ image )[ page tables )··[ free_start: all the image's …
@@ -27,26 +27,26 @@ use crate::kvm::guest_memory::GuestView;
 use crate::x86::page_tables::{self, IdentityTables};
 use crate::x86::{acpi, fault_report, gdt, layout, mp_table, start_info, zero_page};
 
-/// What the vCPUs' registers need to know.
+/// Facts about the loaded guest that the vCPUs' registers depend on.
 #[derive(Debug)]
 pub(crate) enum Loaded {
-    /// Ring 3, everywhere at once.
+    /// Every vCPU starts in ring 3 at once.
     Direct {
-        /// Where.
+        /// Address of the entry.
         entry: u64,
-        /// The identity tables.
+        /// Identity-mapping page tables.
         tables: IdentityTables,
         /// First address the image may use.
         free_start: Gpa,
     },
-    /// 32 bits, unpaged.
+    /// The first vCPU starts in 32-bit mode, unpaged.
     Pvh {
-        /// Where.
+        /// Address of the entry.
         entry: u32,
     },
-    /// Linux's 64-bit entry.
+    /// The first vCPU starts at Linux's 64-bit entry.
     Linux64 {
-        /// Where.
+        /// Address of the entry.
         entry: u64,
         /// Identity tables of the first 4 GiB.
         tables: IdentityTables,
@@ -68,18 +68,18 @@ pub(crate) fn load(
     }
 }
 
-/// The machine that is loaded.
+/// A machine that is being loaded.
 struct Loading<'a> {
     config: &'a VmConfig,
     view: &'a GuestView,
     devices: usize,
-    /// Where it is in memory; else it is read from its file.
+    /// Content of the initrd in memory; `None` reads it from its file.
     initrd: Option<&'a [u8]>,
 }
 
 const _: () = assert!(virtio::REGISTERS.get() == DEVICE_STRIDE, "the image finds devices where the bus has them");
 
-/// Writes the direct entry's boot data, which say how fast the guest's clock is.
+/// Writes the direct entry's boot data, which contain the frequency of the guest's clock.
 pub(crate) fn write_boot_data(
     config: &VmConfig,
     memory: &GuestMemory,
@@ -127,8 +127,8 @@ fn load_direct(
     Ok(Loaded::Direct { entry, tables, free_start })
 }
 
-/// Page tables follow the image, and what is free follows them, at the next window: so that no window is shared between
-/// what the VMM wrote and what the image uses.
+/// Places the page tables behind the image, and the start of free memory behind them, at the next window. No window
+/// is then shared between the VMM's data and the image's.
 fn place_tables(
     image_end: Gpa,
     ram: &[GpaRange],
@@ -146,7 +146,7 @@ fn place_tables(
     }
 }
 
-/// Where the page tables behind an image, which map so much, begin, and where what is free behind them begins.
+/// Start of the page tables behind an image that map `mapped`, and start of the free memory behind them.
 pub(super) fn tables_behind(image_end: Gpa, mapped: &[GpaRange], page: PageSize) -> Option<(Gpa, Gpa)> {
     let root = image_end.checked_align_up(PageSize::Base4K)?;
     let end = root.checked_add(page_tables::bytes_needed(mapped, page))?;
@@ -157,7 +157,7 @@ fn load_pvh(machine: &Loading<'_>, bytes: &[u8], entry: u32, segments: &[Segment
     let &Loading { config, view, devices, .. } = machine;
     let image_end = place(config, segments, &config.ram_layout())?;
     write_segments(view, bytes, segments)?;
-    // PVH guests run unpaged: what they are given must lie below 4 GiB.
+    // PVH guests run unpaged: everything they receive must lie below 4 GiB.
     let initrd = machine.load_initrd(image_end, layout::HOLE_START)?;
     write_words(view, "the GDT", layout::GDT, &gdt::PVH_TABLE)?;
     write_cmdline(view, config.cmdline())?;
@@ -173,7 +173,7 @@ fn load_bzimage(
     header: &setup_header,
     setup_bytes: usize,
 ) -> Result<Loaded, BootError> {
-    /// From the start of the loaded part (Linux boot protocol, "64-bit boot protocol").
+    /// Offset from the start of the loaded part (Linux boot protocol, "64-bit boot protocol").
     const ENTRY64_OFFSET: u64 = 0x200;
     let &Loading { config, view, devices, .. } = machine;
     let start = layout::IMAGE_START_MIN;
@@ -197,16 +197,17 @@ fn load_bzimage(
     write_words(view, "the GDT", layout::GDT, &gdt::LINUX_TABLE)?;
     write_cmdline(view, config.cmdline())?;
     write_machine_tables(config, view, devices)?;
-    // The first 4 GiB, whether RAM or not: the entry wants the kernel, the zero page and the command line mapped, and
-    // makes tables of its own at once.
+    // Tables of the first 4 GiB, RAM or not: the entry needs the kernel, the zero page and the command line mapped,
+    // and builds its own tables at once.
     let first_4g: Vec<GpaRange> = GpaRange::new(Gpa::new(0), layout::HOLE_END - Gpa::new(0)).into_iter().collect();
     let tables = page_tables::write(view, layout::LINUX_PAGE_TABLES, &first_4g, PageSize::Huge2M)
         .map_err(write_error("the page tables"))?;
     Ok(Loaded::Linux64 { entry: start.get() + ENTRY64_OFFSET, tables })
 }
 
-/// Where a bzImage that is loaded at `start` unpacks itself: where it prefers to be, or at the first aligned address
-/// from where it is, whichever is higher (Linux boot protocol, `init_size`; arch/x86/boot/compressed/head_64.S).
+/// Address where a bzImage that is loaded at `start` unpacks itself: its preferred address, or the
+/// first aligned address from `start` on, whichever is higher (Linux boot protocol, `init_size`;
+/// arch/x86/boot/compressed/head_64.S).
 fn unpacked_start(header: &setup_header, start: Gpa) -> Gpa {
     let (preferred, alignment) = (header.pref_address, header.kernel_alignment);
     let aligned = start.get().next_multiple_of(u64::from(alignment.max(1)));
@@ -214,7 +215,7 @@ fn unpacked_start(header: &setup_header, start: Gpa) -> Gpa {
 }
 
 impl Loading<'_> {
-    /// Copies the initrd as high as it may be: kernels unpack themselves low.
+    /// Copies the initrd as high as possible, because kernels unpack themselves low.
     fn load_initrd(&self, image_end: Gpa, limit: Gpa) -> Result<Option<GpaRange>, BootError> {
         let Some(path) = self.config.initrd() else { return Ok(None) };
         if let Some(bytes) = self.initrd {
@@ -270,7 +271,8 @@ fn write_cmdline(view: &GuestView, cmdline: &str) -> Result<(), BootError> {
     write(view, "the command line", layout::CMDLINE, &bytes)
 }
 
-/// What tells a kernel about CPUs and interrupts: twice, because kernels look in one place or the other. Of devices only ACPI tells.
+/// Writes the tables of CPUs and interrupts twice (ACPI and MP), because kernels read one or the other. Only
+/// ACPI describes devices.
 fn write_machine_tables(config: &VmConfig, view: &GuestView, devices: usize) -> Result<(), BootError> {
     let vcpus = config.vcpus() as u8;
     write(view, "the ACPI tables", layout::ACPI, &acpi::bytes(vcpus, devices))?;
@@ -298,32 +300,32 @@ mod tests {
 
     #[test]
     fn tables_follow_the_image_and_free_memory_begins_at_a_window() {
-        // Image ends inside a page; 2m tables of 1 GiB take three pages.
+        // The image ends inside a page; 2m tables of 1 GiB take three pages.
         let (root, free_start) =
             place_tables(Gpa::new(0x20_1234), &ram_ranges(gib(1)), &ram_ranges(gib(1)), PageSize::Huge2M).unwrap();
         assert_eq!((root.get(), free_start.get()), (0x20_2000, 0x40_0000));
     }
 
     #[test]
-    fn a_bzimage_unpacks_itself_where_it_prefers_and_not_below_where_it_is() {
+    fn a_bzimage_unpacks_itself_at_its_preferred_address_and_never_below_its_start() {
         let start = |pref_address, kernel_alignment| {
             let header = setup_header { pref_address, kernel_alignment, ..Default::default() };
             unpacked_start(&header, Gpa::new(1 << 20)).get()
         };
-        assert_eq!(start(16 << 20, 2 << 20), 16 << 20, "Linux as it is built");
+        assert_eq!(start(16 << 20, 2 << 20), 16 << 20, "the usual build of Linux");
         assert_eq!(start(1 << 20, 0x1000), 1 << 20, "memtest86+");
         assert_eq!(start(0, 2 << 20), 2 << 20, "the first aligned address");
         assert_eq!(start(0, 0), 1 << 20, "an alignment that no kernel has");
     }
 
     #[test]
-    fn tables_that_do_not_fit_say_so_with_numbers() {
+    fn tables_that_do_not_fit_are_refused_with_numbers() {
         let ram = ram_ranges(mib(4));
         let error = place_tables(Gpa::new(0x3f_f001), &ram, &ram, PageSize::Huge2M).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "image and 2m page tables need memory up to 0x600000, guest RAM below the hole ends at 0x400000: use more \
-             --memory or larger guest pages"
+            "cannot place the page tables: image and 2m tables need memory up to 0x600000, guest RAM below the hole \
+             ends at 0x400000; use more --memory or larger guest pages"
         );
     }
 }

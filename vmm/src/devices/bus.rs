@@ -1,12 +1,13 @@
-//! Port and memory-mapped I/O: finds the device, counts what nobody answers.
+//! Port and memory-mapped I/O: the bus finds the device of an access, and counts accesses that no device answers.
 //!
 //! ```text
 //!   out 0x3f8 ──▶ ports   [ serial │ exit │ … ]                    each device behind a lock of its own
 //!   mov [gpa] ──▶ memory  [ register file │ register file │ … ]
 //! ```
 //!
-//! An access as wide as the CPU makes it arrives as its bytes; a string instruction (`rep outsb`) arrives as all of its
-//! items at once, at one port. Each device has a lock of its own, so vCPUs wait for each other only at the same device.
+//! An access as wide as the CPU makes it arrives as its bytes; a string instruction (`rep outsb`) arrives as
+//! all of its items at once, at one port. Each device has its own lock, so vCPUs wait for each other only at
+//! the same device.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::{Gpa, GpaRange};
 
-/// What an access means for the whole VM.
+/// The effect of an access on the whole VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BusEvent {
-    /// Nothing: the guest goes on.
+    /// No effect: the guest continues.
     None,
     /// The guest ended itself with this code.
     Exit(u32),
-    /// A fault stub of the direct entry reports.
+    /// A fault stub of the direct entry reports a fault.
     Fault,
     /// The guest asked for a reset.
     Reset,
@@ -33,23 +34,24 @@ pub enum BusEvent {
 pub trait PortDevice: Send {
     /// Fills `data` with what the guest reads at the port `offset` ports behind the device's first.
     fn read(&mut self, offset: u16, data: &mut [u8]);
-    /// Takes what the guest writes there.
+    /// Takes the guest's write to the port `offset` ports behind the device's first.
     fn write(&mut self, offset: u16, data: &[u8]) -> BusEvent;
-    /// Gives out what is held back; the guest has ended.
+    /// Emits buffered output; the guest has ended.
     fn flush(&mut self) {}
-    /// As at the machine's start; the guest has reset it. Most have nothing that could change.
+    /// Sets the device back to the machine's start, because the guest has reset it. Most devices have no
+    /// state to reset.
     fn reset(&mut self) {}
 }
 
-/// A device behind guest-physical addresses where no RAM is.
+/// A device behind guest-physical addresses without RAM.
 pub trait MemoryDevice: Send {
     /// Fills `data` with what the guest reads `offset` bytes behind the device's first address.
     fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// Takes what the guest writes there.
+    /// Takes the guest's write `offset` bytes behind the device's first address.
     fn write(&mut self, offset: u64, data: &[u8]);
-    /// The guest has ended: nothing of the device goes on.
+    /// Stops all work of the device; the guest has ended.
     fn stop(&mut self) {}
-    /// As at the machine's start, when it returns; the guest has reset it.
+    /// Sets the device back to the machine's start before it returns; the guest has reset it.
     fn reset(&mut self);
 }
 
@@ -71,12 +73,13 @@ pub struct Bus {
     counters: Arc<Counters>,
 }
 
-/// What a bus counts, for who must not keep its devices: the last owner of a device ends it, which not every thread of a sandbox may.
+/// The counters of a bus without its devices. The last owner of a device drops it, and not every thread of a
+/// sandbox may do that.
 #[derive(Clone)]
 pub struct BusWatch(Arc<Counters>);
 
 impl BusWatch {
-    /// As [`Bus::counters`].
+    /// Accesses that no device answered until now, as [`Bus::counters`].
     pub fn counters(&self) -> BusCounters {
         self.0.read()
     }
@@ -104,36 +107,36 @@ impl Counters {
     }
 }
 
-/// Accesses nobody answered.
+/// Numbers of accesses that no device answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct BusCounters {
-    /// Reads of ports without a device: they gave ones.
+    /// Number of reads of ports without a device, which returned ones.
     pub port_reads_unanswered: u64,
-    /// Writes to ports without a device: dropped.
+    /// Number of writes to ports without a device, which were dropped.
     pub port_writes_unanswered: u64,
-    /// Reads of guest-physical addresses without RAM: they gave ones.
+    /// Number of reads of guest-physical addresses without RAM or device, which returned ones.
     pub mmio_reads_unanswered: u64,
-    /// Writes to guest-physical addresses without RAM: dropped.
+    /// Number of writes to guest-physical addresses without RAM or device, which were dropped.
     pub mmio_writes_unanswered: u64,
 }
 
-/// What a bus reads as when nobody drives it.
+/// The byte that an undriven bus reads as.
 const NOBODY: u8 = 0xff;
 
 impl Bus {
-    /// A bus without devices.
+    /// Creates a bus without devices.
     pub fn new() -> Bus {
         Bus::default()
     }
 
-    /// Adds a device.
+    /// Adds a device at these ports.
     pub fn insert(&mut self, ports: RangeInclusive<u16>, device: Box<dyn PortDevice>) {
         let overlaps = |range: &Range| *range.ports.start() <= *ports.end() && *ports.start() <= *range.ports.end();
         assert!(!self.ranges.iter().any(overlaps), "ports {ports:x?} have a device already");
         self.ranges.push(Range { ports, device: Mutex::new(device) });
     }
 
-    /// The guest reads a port.
+    /// Performs the guest's read of a port.
     pub fn read_port(&self, port: u16, data: &mut [u8]) {
         match self.find(port) {
             Some((range, offset)) => lock(&range.device).read(offset, data),
@@ -144,7 +147,7 @@ impl Bus {
         }
     }
 
-    /// The guest writes a port.
+    /// Performs the guest's write to a port.
     pub fn write_port(&self, port: u16, data: &[u8]) -> BusEvent {
         match self.find(port) {
             Some((range, offset)) => lock(&range.device).write(offset, data),
@@ -155,7 +158,7 @@ impl Bus {
         }
     }
 
-    /// Adds a device in memory.
+    /// Adds a device at these addresses.
     pub fn insert_memory(&mut self, addresses: GpaRange, device: Box<dyn MemoryDevice>) {
         let overlaps = |range: &MemoryRange| {
             range.addresses.start() < addresses.end() && addresses.start() < range.addresses.end()
@@ -164,7 +167,7 @@ impl Bus {
         self.memory_ranges.push(MemoryRange { addresses, device: Mutex::new(device) });
     }
 
-    /// The guest reads an address that is not RAM.
+    /// Performs the guest's read of an address without RAM.
     pub fn read_memory(&self, address: Gpa, data: &mut [u8]) {
         match self.find_memory(address, data.len()) {
             Some((range, offset)) => lock(&range.device).read(offset, data),
@@ -175,7 +178,7 @@ impl Bus {
         }
     }
 
-    /// The guest writes an address that is not RAM.
+    /// Performs the guest's write to an address without RAM.
     pub fn write_memory(&self, address: Gpa, data: &[u8]) {
         match self.find_memory(address, data.len()) {
             Some((range, offset)) => lock(&range.device).write(offset, data),
@@ -195,7 +198,8 @@ impl Bus {
         }
     }
 
-    /// Has every device as at the machine's start. No vCPU runs, and the gate of guest RAM is open: a device that is at work ends that first.
+    /// Sets every device back to the machine's start. No vCPU runs, and the gate of guest RAM is open: a device
+    /// that is working finishes first.
     pub fn reset(&self) {
         for range in &self.ranges {
             lock(&range.device).reset();
@@ -205,12 +209,12 @@ impl Bus {
         }
     }
 
-    /// What nobody answered, until now.
+    /// Accesses that no device answered until now.
     pub fn counters(&self) -> BusCounters {
         self.counters.read()
     }
 
-    /// The same for later.
+    /// A handle that reads [`Bus::counters`] later.
     pub fn watch(&self) -> BusWatch {
         BusWatch(Arc::clone(&self.counters))
     }
@@ -220,7 +224,7 @@ impl Bus {
         Some((range, port - range.ports.start()))
     }
 
-    /// The device that has all the bytes of an access: one that reaches beyond it is nobody's.
+    /// The device that covers all bytes of an access; an access that reaches beyond a device has none.
     fn find_memory(&self, address: Gpa, bytes: usize) -> Option<(&MemoryRange, u64)> {
         let range = self.memory_ranges.iter().find(|range| range.addresses.contains(address))?;
         let offset = (address - range.addresses.start()).get();
@@ -229,7 +233,8 @@ impl Bus {
     }
 }
 
-/// What a panic of one vCPU in a device left is as good as a hostile guest's doing: the device has to cope with either.
+/// Locks a device, also after a panic of one vCPU in it: that leaves no worse state than a hostile guest, which the
+/// device has to handle.
 fn lock<T: ?Sized>(device: &Mutex<Box<T>>) -> MutexGuard<'_, Box<T>> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -248,7 +253,7 @@ impl std::fmt::Debug for Bus {
 mod tests {
     use super::*;
 
-    /// Reads as its offset, and ends the guest with what is written.
+    /// Reads as its offset, and ends the guest with the written value.
     struct Echo;
 
     impl PortDevice for Echo {
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_answers_reads_as_ones_and_is_counted() {
+    fn an_unanswered_access_reads_as_ones_and_is_counted() {
         let bus = Bus::new();
         let mut data = [0; 4];
         bus.read_port(0xcf8, &mut data);
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_in_memory_has_whole_accesses_only() {
+    fn a_device_in_memory_receives_whole_accesses_only() {
         let mut bus = Bus::new();
         let range = GpaRange::new(Gpa::new(0x1000), wideleaf_policies::Bytes::new(0x100)).unwrap();
         bus.insert_memory(range, Box::new(Echo));

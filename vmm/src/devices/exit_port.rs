@@ -1,9 +1,9 @@
-//! The port by which a guest ends itself: QEMU's `isa-debug-exit` without the shift, so that the same image ends under
-//! both.
+//! The port by which a guest ends itself: QEMU's `isa-debug-exit` without the shift, so that the same image
+//! ends under both.
 
 use super::bus::{BusEvent, PortDevice};
 
-/// The port. A write of one, two or four bytes is the code, little-endian.
+/// The exit port. A write of one, two or four bytes is the code, little-endian.
 #[derive(Debug)]
 pub struct ExitPort;
 

@@ -1,4 +1,4 @@
-//! What is left of the PC: the few ports Linux insists on where there is no ACPI.
+//! The remaining parts of a PC: the few ports that Linux requires where there is no ACPI.
 
 use super::bus::{BusEvent, PortDevice};
 use crate::x86::acpi::RESET_VALUE;
@@ -23,12 +23,12 @@ impl PortDevice for KeyboardController {
     }
 }
 
-/// The clock's memory, all zeroes. With ones, which an absent device reads as, Linux takes the clock for busy and waits
-/// a second for it.
+/// The clock's memory, all zeroes. An absent device reads as ones, by which Linux takes the clock for busy and
+/// waits a second for it.
 #[derive(Debug)]
 pub struct ClockMemory;
 
-/// Its index and data ports.
+/// Index and data ports of the clock.
 pub const CLOCK_PORTS: std::ops::RangeInclusive<u16> = 0x70..=0x71;
 
 impl PortDevice for ClockMemory {
@@ -41,13 +41,13 @@ impl PortDevice for ClockMemory {
     }
 }
 
-/// The reset register: the bit that resets the CPU does so when it is set (Intel ICH datasheets, "RST_CNT").
+/// The reset register: a write that sets the bit of the CPU's reset resets it (Intel ICH datasheets, "RST_CNT").
 #[derive(Debug)]
 pub struct ResetRegister;
 
 const RESETS: u8 = 1 << 2;
 
-const _: () = assert!(RESET_VALUE & RESETS != 0, "what the tables say to write does reset");
+const _: () = assert!(RESET_VALUE & RESETS != 0, "the value in the tables resets the machine");
 
 impl PortDevice for ResetRegister {
     fn read(&mut self, _: u16, data: &mut [u8]) {
@@ -74,8 +74,8 @@ mod tests {
     }
 
     #[test]
-    fn the_reset_register_resets_with_the_cpus_bit_alone() {
-        // As Linux does it: first which kind of reset, then the reset.
+    fn the_reset_register_resets_with_the_cpu_bit_only() {
+        // Linux first writes the kind of reset, then the reset.
         assert_eq!(ResetRegister.write(0, &[0x02]), BusEvent::None);
         assert_eq!(ResetRegister.write(0, &[0x06]), BusEvent::Reset);
         assert_eq!(ResetRegister.write(0, &[]), BusEvent::None);

@@ -1,6 +1,6 @@
-//! What a guest can reach beside its RAM.
+//! The devices that a guest can reach, beside its RAM.
 //!
-//! | ports | device | who uses it |
+//! | ports | device | used by |
 //! |---|---|---|
 //! | 0x3f8–0x3ff | [`serial`]: a 16550, lines go to a sink | every guest |
 //! | 0xf4 | [`exit_port`]: ends the VM with a code | our guests |
@@ -9,7 +9,8 @@
 //! | 0x70–0x71 | [`legacy`]: the clock's memory, all zeroes | Linux, which otherwise waits for it |
 //! | 0x600–0x605 | [`power`]: ACPI's power management; power-off is where QEMU's machines have it | our guests, Linux |
 //!
-//! Devices in memory are [`virtio`]'s, from 0xd000_0000 on. Everything else reads as ones and is counted: [`bus`].
+//! Devices in memory are [`virtio`]'s, from 0xd000_0000 on. All other accesses read as ones and are
+//! counted: [`bus`].
 
 pub mod bus;
 pub mod exit_port;

@@ -1,4 +1,5 @@
-//! ACPI's power management ports (ACPI 6.5, 4.8.3): the guest switches itself off there, and hears of its power button.
+//! ACPI's power management ports (ACPI 6.5, 4.8.3): the guest switches itself off there, and sees presses of
+//! its power button.
 //!
 //! ```text
 //!   [`PowerButton::press`] ─▶ status ∧ enabled ─▶ the line of the interrupt is high ─▶ the guest's ACPI reads the status
@@ -6,7 +7,8 @@
 //!                              └───────── a 1 in each bit that was seen clears it ────────┘ and the line falls
 //! ```
 //!
-//! The line is as high as the registers say, at any time: an interrupt that comes while the guest is busy with the one before is not lost.
+//! The line always follows the registers: an interrupt that comes while the guest handles the one before
+//! is not lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,25 +18,25 @@ use super::bus::{BusEvent, PortDevice};
 use crate::kvm::KvmError;
 use crate::x86::acpi::{POWER_CONTROL_OFFSET, POWER_PORTS};
 
-const _: () = assert!(POWER_PORTS + POWER_CONTROL_OFFSET == ACPI_PM1A_CONTROL, "our guests write where QEMU has it");
+const _: () = assert!(POWER_PORTS + POWER_CONTROL_OFFSET == ACPI_PM1A_CONTROL, "our guests write to QEMU's port");
 
-/// From the first port to the register that enables events; status is in front of it.
+/// Offset from the first port to the register that enables events; the status register is in front of it.
 const ENABLE_OFFSET: u16 = 2;
-/// Power management events are ACPI's, not firmware's.
+/// Flag in the control register: ACPI, not firmware, receives power management events.
 const ACPI_IS_ON: u8 = 1;
 /// `PWRBTN_STS` and `PWRBTN_EN` (4.8.3.1.1, 4.8.3.1.2), the only event that ever comes.
 const POWER_BUTTON: u16 = 1 << 8;
 
-/// Makes the line of the interrupt high or low.
+/// Sets the line of the interrupt high or low.
 pub type InterruptLine = Box<dyn Fn(bool) -> Result<(), KvmError> + Send>;
 
-/// Why a button was pressed in vain.
+/// The reasons why a press of the button had no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum PressError {
-    /// Nobody would hear of it.
+    /// No driver in the guest would receive the event.
     #[error("its guest listens to no power button (Linux does with its module `button`)")]
     NobodyListens,
-    /// KVM does not interrupt the guest.
+    /// KVM cannot interrupt the guest.
     #[error("the power button does not reach its guest: {0}")]
     Kvm(#[from] KvmError),
 }
@@ -43,7 +45,7 @@ pub enum PressError {
 struct Registers {
     status: u16,
     enabled: u16,
-    /// `None` where there are no interrupt controllers.
+    /// Interrupt line; `None` where there are no interrupt controllers.
     line: Option<InterruptLine>,
 }
 
@@ -62,15 +64,16 @@ impl Registers {
 pub struct PowerButton(Arc<Mutex<Registers>>);
 
 impl PowerButton {
-    /// Whether the guest has enabled the button's event: its kernel has a driver for it. What that does is the guest's matter.
+    /// Whether the guest has enabled the button's event: its kernel has a driver for it. The driver's reaction is
+    /// up to the guest.
     pub fn is_listening(&self) -> bool {
         self.lock().is_listening()
     }
 
-    /// Asks the guest to switch itself off. A paused guest hears of it when it is resumed.
+    /// Asks the guest to switch itself off. A paused guest receives the event when it is resumed.
     ///
     /// # Errors
-    /// [`PressError`]; then the guest does not hear of it.
+    /// [`PressError`]; then the guest does not receive the event.
     pub fn press(&self) -> Result<(), PressError> {
         let mut registers = self.lock();
         if !registers.is_listening() {
@@ -81,7 +84,7 @@ impl PowerButton {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registers> {
-        // Two words, each changed in one step: a panic elsewhere leaves them true.
+        // Two words, each changed in one step, so they are valid after a panic elsewhere.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,26 +95,26 @@ impl std::fmt::Debug for PowerButton {
     }
 }
 
-/// The event block, in which any event can be enabled and the button's alone comes; and the control block, which says that ACPI is on and by
-/// which the guest switches itself off.
+/// The event block and the control block. The guest can enable any event, and only the button's ever comes. The
+/// control block says that ACPI is on, and the guest switches itself off by it.
 #[derive(Debug)]
 pub struct PowerManagement(PowerButton);
 
 impl PowerManagement {
-    /// With the line of [`crate::x86::acpi::SCI`]; without one there is no button.
+    /// Uses the line of [`crate::x86::acpi::SCI`]; without one there is no button.
     pub fn new(line: Option<InterruptLine>) -> PowerManagement {
         PowerManagement(PowerButton(Arc::new(Mutex::new(Registers { line, ..Registers::default() }))))
     }
 
-    /// The button, for who presses it.
+    /// The button, for the part of the VMM that presses it.
     pub fn button(&self) -> PowerButton {
         self.0.clone()
     }
 
-    /// Says so where the line stays: the next kernel would hear of an event that is none.
+    /// Logs a line that could not be set: the next kernel would receive an event that did not happen.
     fn set_line(registers: &Registers) {
         if let Err(error) = registers.set_line() {
-            tracing::warn!(%error, "the line of the power management interrupt stays as it was");
+            tracing::warn!(%error, "cannot set the line of the power management interrupt; it stays as it was");
         }
     }
 
@@ -146,7 +149,7 @@ impl PortDevice for PowerManagement {
         BusEvent::None
     }
 
-    /// Also the press that nobody has heard of.
+    /// Also drops a press that the guest has not seen.
     fn reset(&mut self) {
         let mut registers = self.0.lock();
         (registers.status, registers.enabled) = (0, 0);
@@ -188,27 +191,27 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_enabled_reads_as_enabled() {
+    fn an_enabled_event_reads_as_enabled() {
         let (mut power, button, levels) = machine();
-        // The global lock, as Linux's ACPI enables it and looks whether it took.
+        // The global lock: Linux's ACPI enables it and reads it back.
         power.write(2, &[0x20, 0x00]);
         assert_eq!(registers(&mut power), [0, 0, 0x20, 0, 1, 0]);
         let mut enabled = [0xff; 8];
         power.read(2, &mut enabled);
         assert_eq!(enabled, [0x20, 0, 1, 0, 0, 0, 0, 0]);
-        assert!(!button.is_listening(), "of the button it has heard nothing");
+        assert!(!button.is_listening(), "the button's event is not enabled");
         assert!(!levels.lock().unwrap().contains(&true));
     }
 
     #[test]
-    fn a_press_is_seen_until_the_guest_says_that_it_saw_it() {
+    fn a_press_is_visible_until_the_guest_acknowledges_it() {
         let (mut power, button, levels) = machine();
         power.write(2, &[0x20, 0x01]);
         assert!(button.is_listening());
         button.press().unwrap();
         button.press().unwrap();
         assert_eq!(registers(&mut power), [0, 1, 0x20, 1, 1, 0]);
-        // Another event's bit clears nothing of it.
+        // The bit of another event does not clear it.
         power.write(0, &[0xff, 0xfe]);
         assert_eq!(registers(&mut power)[..2], [0, 1]);
         power.write(0, &[0x00, 0x01]);
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_disabled_while_it_is_pressed_lowers_the_line_and_comes_when_it_is_enabled() {
+    fn disabling_a_pressed_button_lowers_the_line_and_enabling_it_raises_the_line() {
         let (mut power, button, levels) = machine();
         power.write(2, &[0x00, 0x01]);
         button.press().unwrap();
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reset_nobody_listens_and_nothing_was_pressed() {
+    fn a_reset_disables_the_event_and_drops_a_press() {
         let (mut power, button, levels) = machine();
         power.write(2, &[0x00, 0x01]);
         button.press().unwrap();
@@ -235,15 +238,19 @@ mod tests {
         assert!(!button.is_listening());
         assert_eq!(levels.lock().unwrap().last(), Some(&false));
         power.write(2, &[0x00, 0x01]);
-        assert_eq!(levels.lock().unwrap().last(), Some(&false), "the next kernel is not asked by what was before it");
+        assert_eq!(
+            levels.lock().unwrap().last(),
+            Some(&false),
+            "the next kernel does not see the press of the previous one"
+        );
     }
 
     #[test]
-    fn a_button_that_nobody_listens_to_is_not_pressed() {
+    fn a_press_without_a_listening_guest_is_refused() {
         let (mut power, button, levels) = machine();
         assert!(matches!(button.press(), Err(PressError::NobodyListens)));
         assert_eq!((registers(&mut power)[..2].to_vec(), levels.lock().unwrap().len()), (vec![0, 0], 0));
-        // Nor one without an interrupt, whatever the guest enables.
+        // A button without an interrupt is refused too, whatever the guest enables.
         let mut without = PowerManagement::new(None);
         without.write(2, &[0xff, 0xff]);
         assert!(matches!(without.button().press(), Err(PressError::NobodyListens)));

@@ -1,12 +1,13 @@
-//! The serial port: a 16550 whose output goes, line by line, to a sink.
+//! The serial port: a 16550 that sends its output, line by line, to a sink.
 //!
 //! ```text
 //!   guest ── data ──▶ bytes ──▶ lines ──▶ the sinks
-//!   guest ◀── 64 bytes ◀── who types; [`SerialPort::is_listened_to`] tells when a driver would not drop them any more
+//!   guest ◀── 64 bytes ◀── the console; [`SerialPort::is_listened_to`] tells when a driver keeps them
 //! ```
 //!
-//! The sink runs in the thread of the vCPU that wrote the line's last byte, while that vCPU is out of the guest: what the
-//! sink reads of the host (counters above all) belongs to the moment between two instructions of the guest.
+//! The sink runs in the thread of the vCPU that wrote the line's last byte, while that vCPU is out of the
+//! guest. Host values that the sink reads (counters above all) thus belong to the moment between two
+//! instructions of the guest.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -18,14 +19,15 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::{BusEvent, PortDevice};
 
-/// Gets each line the guest prints, without its line end. A last line that was not ended comes when the guest ends.
+/// Receives each line that the guest prints, without its line end. An unfinished last line comes when
+/// the guest ends.
 pub type SerialSink = Box<dyn FnMut(&[u8]) + Send>;
 
-/// Where what the guest prints goes.
+/// The sinks of the guest's output.
 pub struct SerialOutput {
-    /// Its lines.
+    /// Sink of complete lines.
     pub lines: SerialSink,
-    /// Its bytes as they come, before they are lines.
+    /// Sink of bytes as they come, before they are lines.
     pub bytes: Option<SerialSink>,
 }
 
@@ -38,15 +40,15 @@ impl From<SerialSink> for SerialOutput {
 /// The interrupt of the first serial port of a PC.
 pub const SERIAL_GSI: u32 = 4;
 
-/// A line longer than this is given out in pieces: a guest must not fill our memory.
+/// Length limit of a line, in bytes. A longer line is emitted in pieces, so that a guest cannot fill our memory.
 pub const LINE_BYTES_MAX: usize = 4096;
 
-/// How the port interrupts the guest.
+/// The way in which the port interrupts the guest.
 #[derive(Debug)]
 pub enum SerialInterrupt {
-    /// Not at all: there are no interrupt controllers.
+    /// No interrupts: there are no interrupt controllers.
     None,
-    /// By an event that KVM turns into [`SERIAL_GSI`].
+    /// An event that KVM turns into [`SERIAL_GSI`].
     Event(EventFd),
 }
 
@@ -108,7 +110,7 @@ impl Write for LineWriter {
         Ok(bytes.len())
     }
 
-    /// The device flushes after each byte; lines are what is given out.
+    /// Does nothing: the device flushes after each byte, and the sink receives lines.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -116,7 +118,7 @@ impl Write for LineWriter {
 
 type Uart = Serial<SerialInterrupt, NoEvents, LineWriter>;
 
-/// Registers, by their places behind the first port.
+/// Register numbers, as offsets from the first port.
 mod register {
     pub const DATA: u16 = 0;
     pub const INTERRUPT_ENABLE: u16 = 1;
@@ -127,30 +129,31 @@ mod register {
     pub const SCRATCH: u16 = 7;
 }
 
-/// The interrupt that says that there is something to read.
+/// Enable bit of the interrupt for received data.
 const RECEIVED: u8 = 1;
 
-/// Every interrupt there is. Linux's driver enables them for a moment when it looks what kind of port this is (`autoconfig` in
-/// drivers/tty/serial/8250/8250_port.c), and touches nothing else of the port meanwhile.
+/// All interrupt enable bits. Linux's driver sets them for a moment when it probes the kind of port (`autoconfig`
+/// in drivers/tty/serial/8250/8250_port.c), and touches no other register of the port meanwhile.
 const ALL_INTERRUPTS: u8 = 0xf;
 
-/// With this bit of the line control, the first two registers are the divisor.
+/// Bit of the line control register that turns the first two registers into the divisor.
 const DIVISOR_LATCH: u8 = 0x80;
 
-/// Whoever asks for input so often, and for nothing else of the port in between, waits for it. A driver that opens its port reads both
-/// registers once in a row, and drops what was there (`serial8250_do_startup`); who writes looks whether it may, once for each byte.
+/// Number of polls for input in a row, without another access to the port, after which the guest counts as
+/// listening. A driver that opens its port reads both registers once in a row, and drops the input
+/// (`serial8250_do_startup`). A driver that writes polls once for each byte.
 const POLLS: u32 = 16;
 
-/// Whether somebody in the guest listens, by interrupts or by asking again and again.
+/// Whether the guest listens for input, by interrupts or by polling.
 #[derive(Debug, Default)]
 struct Listening {
     has_begun: bool,
-    /// Looks for input in a row.
+    /// Number of polls for input in a row.
     polls: u32,
 }
 
 impl Listening {
-    /// After an access that has left the port like this.
+    /// Records an access that has left the port in this state.
     fn see(&mut self, offset: u16, is_read: bool, port: &SerialState) {
         let is_divisor = port.line_control & DIVISOR_LATCH != 0;
         let is_poll = is_read && (offset == register::LINE_STATUS || (offset == register::DATA && !is_divisor));
@@ -173,7 +176,8 @@ impl Port {
         }
     }
 
-    /// Written and read as by a guest that leaves the port as it found it: the port itself cannot be had anew, for who types has it too.
+    /// Writes and reads the registers like a guest that restores them. The port cannot be created anew, because the
+    /// console also owns it.
     fn reset(&mut self) {
         let fresh = SerialState::default();
         self.uart.writer_mut().finish();
@@ -187,19 +191,19 @@ impl Port {
         self.set(register::INTERRUPT_ENABLE, fresh.interrupt_enable);
         self.set(register::MODEM_CONTROL, fresh.modem_control);
         self.set(register::SCRATCH, fresh.scratch);
-        // What was to be interrupted for is over.
+        // A pending interrupt of the old kernel is dropped.
         self.uart.read(register::INTERRUPT_IDENTIFICATION as u8);
         self.listening = Listening::default();
     }
 
     fn set(&mut self, register: u16, value: u8) {
         if let Err(error) = self.uart.write(register as u8, value) {
-            tracing::warn!(register, %error, "a register of the serial port stays as it was");
+            tracing::warn!(register, %error, "cannot reset a register of the serial port; it stays as it was");
         }
     }
 }
 
-/// The port. Clones are the same port: one is on the bus, one with whoever types.
+/// The serial port. Clones are the same port: one is on the bus, one belongs to the console.
 #[derive(Clone)]
 pub struct SerialPort {
     port: Arc<Mutex<Port>>,
@@ -207,7 +211,7 @@ pub struct SerialPort {
 }
 
 impl SerialPort {
-    /// A port that gives what the guest prints to `output`.
+    /// Creates a port that sends the guest's output to `output`.
     pub fn new(interrupt: SerialInterrupt, output: SerialOutput) -> SerialPort {
         let first_byte = Arc::new(OnceLock::new());
         let writer = LineWriter { output, line: Vec::with_capacity(256), first_byte: Arc::clone(&first_byte) };
@@ -215,19 +219,19 @@ impl SerialPort {
         SerialPort { port: Arc::new(Mutex::new(port)), first_byte }
     }
 
-    /// When the guest wrote its first byte, if it has.
+    /// Time of the guest's first byte, if there was one.
     pub fn first_byte(&self) -> Option<Instant> {
         self.first_byte.get().copied()
     }
 
-    /// Types into the guest. Gives back how many bytes its receive buffer of 64 had room for.
+    /// Types into the guest. Returns the number of bytes that its receive buffer of 64 had room for.
     pub fn type_in(&self, bytes: &[u8]) -> usize {
         let uart = &mut self.lock().uart;
         let bytes = &bytes[..bytes.len().min(uart.fifo_capacity())];
         uart.enqueue_raw_bytes(bytes).unwrap_or(0)
     }
 
-    /// Whether somebody in the guest has begun to listen. What is typed before a driver may drop when it opens the port.
+    /// Whether the guest has begun to listen. A driver may drop earlier input when it opens the port.
     pub fn is_listened_to(&self) -> bool {
         self.lock().listening.has_begun
     }
@@ -267,7 +271,7 @@ impl PortDevice for SerialPort {
         self.lock().uart.writer_mut().finish();
     }
 
-    /// A line that the guest did not end is given out: what comes next is another kernel's.
+    /// An unfinished line is emitted: the next byte belongs to another kernel.
     fn reset(&mut self) {
         self.lock().reset();
     }
@@ -300,14 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn a_string_instruction_is_many_bytes() {
+    fn a_string_instruction_writes_all_its_bytes() {
         let (mut port, lines) = port();
         port.write(0, b"at once\n");
         assert_eq!(*lines.lock().unwrap(), [b"at once".to_vec()]);
     }
 
     #[test]
-    fn bytes_come_as_they_are_written_and_with_all_their_ends() {
+    fn bytes_come_as_they_are_written_with_their_line_ends() {
         let (seen, (_, lines)) = (Arc::new(Mutex::new(Vec::new())), port());
         let (bytes_to, lines_to) = (Arc::clone(&seen), Arc::clone(&lines));
         let output = SerialOutput {
@@ -349,7 +353,7 @@ mod tests {
         assert_eq!(port.type_in(&[b'x'; 100]), 63);
     }
 
-    /// As `in` and `out` do it: a register and what is written to it, or that it is read.
+    /// Performs accesses like `in` and `out`: a register and the written value, or `None` for a read.
     fn access(port: &mut SerialPort, accesses: &[(u16, Option<u8>)]) {
         for (register, written) in accesses {
             match written {
@@ -360,9 +364,9 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_listens_from_when_it_has_opened_the_port() {
+    fn a_driver_listens_after_it_has_opened_the_port() {
         let (mut port, _) = port();
-        // What Linux does: looks what it is, sets its speed, prints, drops what is there.
+        // Linux probes the port, sets its speed, prints, and drops pending input.
         let probes =
             [(1, None), (1, Some(0)), (1, None), (1, Some(0xf)), (1, None), (1, Some(0)), (2, None), (4, None)];
         let sets_speed =
@@ -386,7 +390,7 @@ mod tests {
         let (mut port, lines) = port();
         let at_start = port.lock().uart.state();
         port.write(0, b"cut o");
-        // Another speed, loopback, a byte of scratch, all interrupts; then input that nobody reads.
+        // Another speed, loopback, a byte of scratch, all interrupts; then input that the guest does not read.
         access(
             &mut port,
             &[(3, Some(0x83)), (0, Some(1)), (1, Some(2)), (3, Some(0x1b)), (1, Some(0xf)), (7, Some(9))],
@@ -396,12 +400,12 @@ mod tests {
         assert!(port.is_listened_to());
         port.reset();
         assert_eq!(port.lock().uart.state(), at_start);
-        assert!(!port.is_listened_to(), "who is typed to then may drop it");
+        assert!(!port.is_listened_to(), "the next driver may drop input");
         assert_eq!(*lines.lock().unwrap(), [b"cut o".to_vec()]);
     }
 
     #[test]
-    fn who_enables_all_interrupts_and_goes_on_listens() {
+    fn a_guest_that_enables_all_interrupts_and_continues_listens() {
         let (mut port, _) = port();
         access(&mut port, &[(1, Some(0xf)), (1, None)]);
         assert!(!port.is_listened_to());
@@ -410,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_again_and_again_listens() {
+    fn a_guest_that_polls_repeatedly_listens() {
         for asked in [[(5, None), (5, None)], [(5, None), (0, None)]] {
             let (mut port, _) = port();
             let mut rounds = 0;

@@ -8,8 +8,8 @@
 //!   IOAPIC ◀── KVM_IRQFD ── [`interrupt`] ◀─────── used ────────┘
 //! ```
 //!
-//! The guest is not trusted: registers take any access at any time, queues lie where the guest says and hold what it likes. What it breaks
-//! ends as `DEVICE_NEEDS_RESET` for itself.
+//! The guest is not trusted: registers take any access at any time, and queues lie at any address with any content.
+//! An error of the guest ends as `DEVICE_NEEDS_RESET` and harms only that guest.
 
 pub mod balloon;
 pub mod block;
@@ -38,12 +38,12 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange};
 
 use crate::dma::DeviceMemory;
 
-/// What a device is to its driver (Virtual I/O Device 1.2, section 5).
+/// The kind of a device, as its driver sees it (Virtual I/O Device 1.2, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A network card.
     Net = 1,
-    /// A disk.
+    /// A disk (block device).
     Block = 2,
     /// A source of random bytes.
     Entropy = 4,
@@ -53,19 +53,19 @@ pub enum DeviceKind {
     Vsock = 19,
 }
 
-/// A device behind its registers. Its configuration is read and written on the thread of whichever vCPU does so; it is activated and reset
-/// where [`DeviceThreads`] does that, and hands its queues to a thread. It never touches guest RAM on a vCPU's thread.
+/// A device behind its registers. Any vCPU's thread reads and writes its configuration. [`DeviceThreads`] activates
+/// and resets it, and it hands its queues to a thread. It never touches guest RAM on a vCPU's thread.
 pub trait VirtioDevice: Send {
-    /// What it is.
+    /// Kind of the device.
     fn kind(&self) -> DeviceKind;
 
-    /// The features it offers beside `VIRTIO_F_VERSION_1`.
+    /// Features that it offers beside `VIRTIO_F_VERSION_1`.
     fn features(&self) -> u64;
 
-    /// The most entries of each of its queues: powers of two.
+    /// Largest number of entries of each of its queues, a power of two.
     fn queue_sizes(&self) -> &[u16];
 
-    /// Reads its configuration; what is beyond it stays as it is, which is zero.
+    /// Reads its configuration; bytes of `data` beyond its end stay zero.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 
     /// Writes its configuration. Most devices have nothing that can be written.
@@ -74,54 +74,55 @@ pub trait VirtioDevice: Send {
     /// The driver is ready: from now on the queues are served.
     ///
     /// # Errors
-    /// [`ActivateError`]; the driver is told that the device needs a reset.
+    /// [`ActivateError`]; the driver learns that the device needs a reset.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
-    /// Serves no queue any more when it returns, as if it had never been activated. Also called where it was not.
+    /// Stops serving all queues before it returns, as if it had never been activated. Also called on a device that
+    /// is not active.
     fn reset(&mut self);
 }
 
-/// What an activated device works with.
+/// The resources of an activated device.
 #[derive(Debug)]
 pub struct Activation {
-    /// Guest RAM.
+    /// Guest RAM, as devices access it.
     pub memory: DeviceMemory,
-    /// What the driver took of the features.
+    /// Features that the driver accepted.
     pub features: u64,
-    /// All queues of the device, those that the driver left alone without a ring.
+    /// All queues of the device; a queue that the driver did not set up has no ring.
     pub queues: Vec<ActiveQueue>,
-    /// How the driver learns of what was done.
+    /// Interrupt that tells the driver of finished work.
     pub interrupt: Arc<Interrupt>,
-    /// The thread that serves all devices which have none of their own.
+    /// Thread that serves all devices without a thread of their own.
     pub io_thread: Arc<IoThread>,
-    /// Starts one of its own.
+    /// Service that starts a thread for this device.
     pub threads: Arc<DeviceThreads>,
 }
 
 impl Activation {
-    /// Whether the driver took a feature, by its bit.
+    /// Whether the driver accepted a feature, by its bit.
     pub fn has(&self, feature: u32) -> bool {
         self.features >> feature & 1 == 1
     }
 }
 
-/// Why a device cannot start its work.
+/// The reasons why a device cannot start its work.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivateError {
-    /// The driver left a queue alone that the device cannot be without.
+    /// The driver did not set up a queue that the device needs.
     #[error("the driver did not set up queue {0}")]
     NoQueue(usize),
-    /// A thread, an event, a file descriptor could not be had.
+    /// The host did not give a thread, an event or a file descriptor.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// Name of the failed request.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
-/// Where the registers of a device are, and which interrupt is its own.
+/// Addresses of a device's registers, and its interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// First address of its registers.
@@ -131,7 +132,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Of the device of this number.
+    /// Place of the device with this number.
     pub const fn of(number: usize) -> Place {
         Place { start: Gpa::new(FIRST.get() + number as u64 * REGISTERS.get()), gsi: FIRST_GSI + number as u32 }
     }
@@ -142,14 +143,14 @@ impl Place {
     }
 }
 
-/// Bytes of a device's registers: a page, so that each can be mapped for itself.
+/// Size of a device's registers in bytes: a page, so that each can be mapped separately.
 pub const REGISTERS: Bytes = Bytes::new(0x1000);
 
-/// Where the first device is: in the hole below 4 GiB, under the interrupt controllers.
+/// Address of the first device: in the hole below 4 GiB, under the interrupt controllers.
 pub const FIRST: Gpa = Gpa::new(0xd000_0000);
 
-/// The first input of the IOAPIC that is no ISA line.
+/// First input of the IOAPIC that is not an ISA line.
 const FIRST_GSI: u32 = 16;
 
-/// Devices of a VM: KVM's IOAPIC has 24 inputs.
+/// Largest number of devices of a VM: KVM's IOAPIC has 24 inputs.
 pub const DEVICES_MAX: usize = 8;

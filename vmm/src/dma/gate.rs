@@ -1,4 +1,4 @@
-//! A gate that many devices pass at once, and that who pauses the VM closes behind the last of them.
+//! A gate that many devices can pass at once. A pause of the VM closes it behind the last of them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 struct State {
     inside: usize,
-    /// Closings that were not undone.
+    /// Number of closings that were not undone.
     closings: usize,
 }
 
-/// See the module.
+/// The gate: see the module.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// Somebody is inside until this is dropped.
+/// A device is inside until this is dropped.
 #[derive(Debug)]
 pub struct Inside<'a>(&'a Gate);
 
 impl Gate {
-    /// Waits while it is closed.
+    /// Enters the gate; waits while it is closed.
     pub fn enter(&self) -> Inside<'_> {
         let mut state = self.lock();
         while state.closings > 0 {
@@ -32,8 +32,8 @@ impl Gate {
         Inside(self)
     }
 
-    /// Lets nobody in any more and waits until nobody is inside, for so long at most; whether that came about. If not, it is as open as
-    /// before. Nests.
+    /// Closes the gate and waits, for at most `at_most`, until no device is inside. Returns whether that succeeded;
+    /// if not, the gate is as open as before. Closings nest.
     #[must_use]
     pub fn close(&self, at_most: Duration) -> bool {
         let deadline = Instant::now() + at_most;
@@ -54,19 +54,19 @@ impl Gate {
     /// Undoes one [`Gate::close`].
     pub fn open(&self) {
         let mut state = self.lock();
-        debug_assert!(state.closings > 0, "nobody closed the gate");
+        debug_assert!(state.closings > 0, "the gate is not closed");
         state.closings = state.closings.saturating_sub(1);
         self.changed.notify_all();
     }
 
-    /// Waits while it is closed, for so long at most; whether it is open now.
+    /// Waits while it is closed, for at most `at_most`. Returns whether it is open now.
     pub fn is_open_within(&self, at_most: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), at_most, |state| state.closings > 0);
         waited.unwrap_or_else(PoisonError::into_inner).0.closings == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Two counters, each changed in one step: a panic elsewhere leaves them true.
+        // Two counters, each changed in one step, so they are valid after a panic elsewhere.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closing_waits_for_who_is_inside_and_gives_up_in_time() {
+    fn a_closing_waits_for_devices_inside_and_gives_up_in_time() {
         let gate = Gate::default();
         let inside = gate.enter();
         assert!(!gate.close(Duration::from_millis(1)));
-        // It is open again: another may come in beside.
+        // The gate is open again, so another device may enter.
         drop(gate.enter());
         drop(inside);
         assert!(gate.close(Duration::from_millis(1)));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_in_until_the_last_closing_is_undone() {
+    fn no_device_enters_until_the_last_closing_is_undone() {
         let (gate, came_in) = (Gate::default(), AtomicBool::new(false));
         assert!(gate.close(Duration::ZERO) && gate.close(Duration::ZERO));
         std::thread::scope(|scope| {

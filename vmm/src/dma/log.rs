@@ -1,6 +1,7 @@
-//! A bit for each base page that a device wrote, as KVM's dirty log has it of vCPUs (KVM API, 4.8 `KVM_GET_DIRTY_LOG`).
+//! A bit for each base page that a device wrote, like KVM's dirty log of vCPUs (KVM API, 4.8 `KVM_GET_DIRTY_LOG`).
 //!
-//! It is always on: an `or` into a word that is mostly there already costs less than to ask whether somebody wants it.
+//! The log is always on: an `or` into a word that is mostly cached already costs less than a check whether the
+//! log is needed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ pub struct DeviceLog {
     words: Box<[AtomicU64]>,
 }
 
-/// The same pages for who writes from `base` on.
+/// The same log for a writer with offsets from `base` on.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceLogSlice<'a> {
     words: &'a [AtomicU64],
@@ -25,12 +26,12 @@ pub struct DeviceLogSlice<'a> {
 }
 
 impl DeviceLog {
-    /// Fetches and clears the bits of some pages, lowest first. The first page's number is a multiple of 64, or the log is short of bits that
-    /// belong to others: memslots begin at multiples of 2 MiB.
+    /// Fetches and clears the bits of some pages, lowest first. The first page's number must be a multiple of 64,
+    /// or bits of other pages would be lost: memslots begin at multiples of 2 MiB.
     pub fn take(&self, pages: Range<usize>) -> Vec<u64> {
-        debug_assert!(pages.start.is_multiple_of(BITS), "page {} begins no word", pages.start);
+        debug_assert!(pages.start.is_multiple_of(BITS), "page {} does not begin a word", pages.start);
         let words = pages.start / BITS..pages.end.div_ceil(BITS);
-        // Acquire: what was written before its bit was set is seen by who copies the page now.
+        // Acquire: a thread that copies the page now sees the writes made before its bit was set.
         self.words[words].iter().map(|word| word.swap(0, Ordering::AcqRel)).collect()
     }
 }
@@ -50,7 +51,8 @@ impl Bitmap for DeviceLog {
 }
 
 impl Bitmap for DeviceLogSlice<'_> {
-    /// `vm-memory` says it after it has written: a log that is fetched in between has no bit, and the next one has.
+    /// Marks pages. `vm-memory` calls this after it has written: a log that is fetched in between lacks the bit,
+    /// and the next one has it.
     fn mark_dirty(&self, offset: usize, len: usize) {
         if len == 0 {
             return;
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_was_written_is_told_once() {
+    fn a_written_page_is_reported_once() {
         let log = DeviceLog::with_len(200 * PAGE_BYTES);
         log.mark_dirty(PAGE_BYTES - 1, 2);
         log.mark_dirty(130 * PAGE_BYTES, 0);
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_marks_where_it_is() {
+    fn a_slice_marks_pages_at_its_own_offset() {
         let log = DeviceLog::with_len(200 * PAGE_BYTES);
         log.slice_at(100 * PAGE_BYTES).slice_at(PAGE_BYTES).mark_dirty(0, 3 * PAGE_BYTES);
         assert_eq!(log.take(64..128), [0b111 << 37]);
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_range_is_nobodys() {
+    fn offsets_beyond_the_range_are_ignored() {
         let log = DeviceLog::with_len(PAGE_BYTES);
         log.mark_dirty(usize::MAX - 1, 64);
         log.mark_dirty(64 * PAGE_BYTES, 1);

@@ -1,14 +1,14 @@
-//! vCPUs and interrupt controllers as they are before a guest's first instruction, and put back to that: what a reset of the machine is to
-//! KVM, which has none of its own.
+//! vCPUs and interrupt controllers in their state before a guest's first instruction, and the way back to it. This
+//! is a reset of the machine for KVM, which has no such call.
 //!
 //! ```text
 //!   boot ── registers set ─▶ taken ─▶ the guest runs ─▶ it resets ─▶ out of KVM_RUN, all of them ─▶ put back ─▶ the guest runs
 //! ```
 //!
-//! Of model-specific registers only what changed is written back: most are never touched, some cannot be written, and the time stamp counter
-//! is to go on. Those by which KVM itself writes into guest RAM (its clock, stolen time) have to go back, or the next kernel's memory is
-//! written to behind its back.
-#![expect(unsafe_code, reason = "how long the floating-point state is, KVM alone knows")]
+//! Only changed model-specific registers are written back: most are never touched, some cannot be written, and the
+//! time stamp counter continues. Registers by which KVM itself writes into guest RAM (its clock, stolen time) must
+//! be set back, or KVM would write into the next kernel's memory.
+#![expect(unsafe_code, reason = "only KVM knows the length of the floating-point state")]
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, Msrs, kvm_debugregs, kvm_irqchip,
@@ -23,7 +23,8 @@ use super::{KvmError, Vcpu, Vm};
 /// The two interrupt controllers of a PC, and its IOAPIC.
 const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
-/// Memory types of physical memory (SDM vol. 3, 11.11.2): KVM has them and lists them not (`msrs_to_save_base` in arch/x86/kvm/x86.c).
+/// Memory types of physical memory (SDM vol. 3, 11.11.2): KVM has them but does not list them
+/// (`msrs_to_save_base` in arch/x86/kvm/x86.c).
 const MTRRS: [u32; 28] = {
     const FIXED: [u32; 11] = [0x250, 0x258, 0x259, 0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f];
     const DEFAULT: u32 = 0x2ff;
@@ -42,11 +43,12 @@ const MTRRS: [u32; 28] = {
     all
 };
 
-/// What counts by itself and is to go on: the time stamp counter. It is one for all vCPUs, and who sets one of them apart loses that.
+/// The time stamp counter, which counts by itself and must continue. All vCPUs share it; setting the counter of a
+/// single vCPU breaks that.
 const GOES_ON: [u32; 1] = [0x10];
 
-/// Whether KVM writes into guest RAM where this register says: clocks, stolen time, interrupts acknowledged, pages that are late
-/// (Documentation/virt/kvm/x86/msr.rst).
+/// Whether KVM writes into guest RAM at the address in this register: clocks, stolen time, acknowledged interrupts,
+/// late pages (Documentation/virt/kvm/x86/msr.rst).
 const fn is_paravirtual(index: u32) -> bool {
     matches!(index, 0x11 | 0x12 | 0x4b56_4d00..=0x4b56_4dff)
 }
@@ -62,18 +64,18 @@ pub struct FreshVcpu {
     lapic: kvm_lapic_state,
     events: kvm_vcpu_events,
     mp_state: kvm_mp_state,
-    /// By their numbers.
+    /// Model-specific registers, ordered by number.
     msrs: Vec<kvm_msr_entry>,
 }
 
 impl FreshVcpu {
-    /// Takes all of a vCPU that has not run; `msrs` are those that KVM lists ([`super::KvmSystem::msrs`]).
+    /// Takes the state of a vCPU that has not run; `msrs` are those that KVM lists ([`super::KvmSystem::msrs`]).
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
     pub fn take(vcpu: &Vcpu, msrs: &[u32]) -> Result<FreshVcpu, KvmError> {
         let fd = vcpu.fd();
-        // A KVM without nested guests has no such state, and says so in one way or another.
+        // A KVM without nested guests has no such state, and reports that in different ways.
         let mut nested = Box::new(KvmNestedStateBuffer::empty());
         let has_nested = fd.nested_state(&mut nested).is_ok();
         let wanted: Vec<u32> = msrs.iter().chain(&MTRRS).copied().filter(|index| !GOES_ON.contains(index)).collect();
@@ -91,27 +93,27 @@ impl FreshVcpu {
         })
     }
 
-    /// Puts all of it back. The vCPU is not in `KVM_RUN`, and what its last exit had left to do is done: it was entered once more, with a
-    /// kick on its way (KVM API, 5, "The kvm_run structure").
+    /// Puts all state back. The vCPU must not be in `KVM_RUN`, and the pending work of its last exit must be
+    /// complete: it was entered once more, with a kick on its way (KVM API, 5, "The kvm_run structure").
     ///
-    /// In this order: out of a nested guest; the mode of the local APIC before its registers; these before the deadline of its timer; events
-    /// and whether it runs at all last, for what comes before may set them.
+    /// The order is: out of a nested guest; the mode of the local APIC before its registers; these before the
+    /// deadline of its timer; events and the run state last, because the earlier steps may set them.
     ///
     /// # Errors
-    /// [`KvmError`]; the vCPU is neither here nor there then, and must not run.
+    /// [`KvmError`]; then the vCPU is in an undefined state, and must not run.
     pub fn put_back(&self, vcpu: &Vcpu) -> Result<(), KvmError> {
         let fd = vcpu.fd();
         if let Some(nested) = &self.nested {
             fd.set_nested_state(nested).map_err(KvmError::ioctl("KVM_SET_NESTED_STATE"))?;
         }
         vcpu.set_sregs(&self.sregs)?;
-        // A host without XSAVE has none of these registers, and KVM refuses to set none.
+        // A host without XSAVE has none of these registers, and KVM refuses an empty list.
         if self.xcrs.nr_xcrs > 0 {
             fd.set_xcrs(&self.xcrs).map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
         }
-        // SAFETY: KVM reads as many bytes as its guests' state has, which it refuses to give by KVM_GET_XSAVE where they are more than this
-        // struct's (KVM API, 4.42), and this struct came from there. It only grows by features that a process asks for
-        // (ARCH_REQ_XCOMP_GUEST_PERM), which nobody here does.
+        // SAFETY: KVM reads as many bytes as its guests' state has, which it refuses to give by KVM_GET_XSAVE where
+        // they are more than this struct's (KVM API, 4.42), and this struct came from there. It only grows by
+        // features that a process asks for (ARCH_REQ_XCOMP_GUEST_PERM), which no code here does.
         unsafe { fd.set_xsave(&self.xsave) }.map_err(KvmError::ioctl("KVM_SET_XSAVE"))?;
         vcpu.set_regs(&self.regs)?;
         fd.set_debug_regs(&self.debug).map_err(KvmError::ioctl("KVM_SET_DEBUGREGS"))?;
@@ -129,7 +131,7 @@ impl FreshVcpu {
             match vcpu.set_msrs(&one)? {
                 0 if is_paravirtual(index) => return Err(KvmError::MsrStays { index }),
                 // Counters that only KVM sets.
-                0 => tracing::debug!("KVM does not put MSR {index:#x} back to {data:#x}"),
+                0 => tracing::debug!("KVM does not set MSR {index:#x} back to {data:#x}"),
                 _ => {}
             }
         }
@@ -137,13 +139,13 @@ impl FreshVcpu {
     }
 }
 
-/// Those of `before` that are otherwise `now`, in which some may be missing.
+/// The entries of `before` that differ from `now`, in which some may be missing.
 fn changed(before: &[kvm_msr_entry], now: &[kvm_msr_entry]) -> Vec<kvm_msr_entry> {
     let is_as_before = |msr: &kvm_msr_entry| now.iter().any(|now| now.index == msr.index && now.data == msr.data);
     before.iter().filter(|msr| !is_as_before(msr)).copied().collect()
 }
 
-/// Those of them that KVM gives. `KVM_GET_MSRS` stops at the first one that it does not (KVM API, 4.18).
+/// The registers that KVM returns. `KVM_GET_MSRS` stops at the first one that it does not know (KVM API, 4.18).
 fn read_msrs(vcpu: &Vcpu, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmError> {
     let (mut read, mut left) = (Vec::new(), indices);
     while !left.is_empty() {
@@ -151,7 +153,7 @@ fn read_msrs(vcpu: &Vcpu, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmErro
         let mut msrs = Msrs::from_entries(&wanted).expect("KVM lists no more than a list has room for");
         let count = vcpu.fd().get_msrs(&mut msrs).map_err(KvmError::ioctl("KVM_GET_MSRS"))?;
         read.extend_from_slice(&msrs.as_slice()[..count]);
-        // The one that stopped it is left out.
+        // The register that stopped it is left out.
         left = left.get(count + 1..).unwrap_or_default();
     }
     Ok(read)
@@ -165,10 +167,10 @@ pub struct FreshInterrupts {
 }
 
 impl FreshInterrupts {
-    /// Takes them.
+    /// Takes the state of both.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
     pub fn take(vm: &Vm) -> Result<FreshInterrupts, KvmError> {
         let mut chips = CHIPS.map(|chip_id| kvm_irqchip { chip_id, ..Default::default() });
         for chip in &mut chips {
@@ -178,10 +180,10 @@ impl FreshInterrupts {
         Ok(FreshInterrupts { chips, pit })
     }
 
-    /// Puts them back, while no vCPU runs.
+    /// Puts the state back; no vCPU may run.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
     pub fn put_back(&self, vm: &Vm) -> Result<(), KvmError> {
         for chip in &self.chips {
             vm.fd().set_irqchip(chip).map_err(KvmError::ioctl("KVM_SET_IRQCHIP"))?;
@@ -211,7 +213,7 @@ mod tests {
         let msr = |index, data| kvm_msr_entry { index, data, ..Default::default() };
         let before = [msr(0x1a0, 1), msr(0x277, 6), msr(0x4b56_4d01, 0)];
         let now = [msr(0x1a0, 1), msr(0x4b56_4d01, 0x1001)];
-        // One that KVM does not give any more may have changed as well.
+        // A register that KVM no longer returns may have changed as well.
         assert_eq!(changed(&before, &now), [msr(0x277, 6), msr(0x4b56_4d01, 0)]);
     }
 

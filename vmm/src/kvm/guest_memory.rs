@@ -1,7 +1,7 @@
-//! Guest RAM as `vm-memory` wants to see it: the loaders and the table builders write through it.
+//! Guest RAM as a `vm-memory` view, through which the loaders and the table builders write.
 //!
-//! `vm-memory` cannot make this mapping itself: it refuses `MAP_FIXED`, and wideleaf's RAM must lie at chosen
-//! addresses. So it gets the raw mapping, does not own it, and this type keeps the owner alive.
+//! `vm-memory` cannot create this mapping itself: it refuses `MAP_FIXED`, and wideleaf's RAM must lie at chosen
+//! addresses. It therefore receives the raw mapping without owning it, and this type keeps the owner alive.
 #![expect(unsafe_code, reason = "vm-memory takes a mapping it did not make only as a raw pointer")]
 
 use std::sync::Arc;
@@ -14,41 +14,41 @@ use wideleaf_policies::{GpaRange, PageSize};
 
 use crate::dma::DeviceLog;
 
-/// Guest RAM by guest addresses. What is written through it is logged.
+/// Guest RAM by guest addresses. Writes through it are logged.
 pub type GuestView = GuestMemoryMmap<DeviceLog>;
 
-/// A view of guest RAM, and the RAM it is a view of.
+/// A view of guest RAM, and the RAM behind it.
 #[derive(Debug)]
 pub struct GuestMemory {
     view: GuestView,
     ram: Arc<GuestRam>,
 }
 
-/// Why there is no view of the RAM.
+/// The reasons why the RAM cannot be viewed.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestMemoryError {
-    /// A range was refused.
-    #[error("guest RAM at {gpa:#x} cannot be shown to the loader: {source}")]
+    /// A range of RAM was refused.
+    #[error("cannot show guest RAM at {gpa:#x} to the loader: {source}")]
     Region {
         /// First guest-physical address of the range.
         gpa: u64,
-        /// Why.
+        /// Reason of the refusal.
         source: MmapRegionError,
     },
-    /// It is another's.
+    /// The RAM has another owner.
     #[error(transparent)]
     Owned(#[from] RamHasOwner),
-    /// The ranges do not make a memory.
-    #[error("guest RAM cannot be shown to the loader: {0}")]
+    /// The ranges do not form a valid memory.
+    #[error("cannot show guest RAM to the loader: {0}")]
     Collection(&'static str),
 }
 
 impl GuestMemory {
-    /// A view of all of `ram`, which gets no owner from now on.
+    /// A view of all of `ram`, which cannot get an exclusive owner from now on.
     ///
     /// # Errors
-    /// [`GuestMemoryError`]; [`GuestMemoryError::Owned`] where a kernel in this process has the words to itself: what
-    /// is written through the view would change under its `&mut`.
+    /// [`GuestMemoryError`]; [`GuestMemoryError::Owned`] where a kernel in this process owns the words exclusively:
+    /// writes through the view would change them under its `&mut`.
     pub fn new(ram: Arc<GuestRam>) -> Result<GuestMemory, GuestMemoryError> {
         ram.share()?;
         let mut regions = Vec::with_capacity(ram.ranges().len());
@@ -76,12 +76,12 @@ impl GuestMemory {
         Ok(GuestMemory { view, ram })
     }
 
-    /// The view.
+    /// The view of the RAM.
     pub fn view(&self) -> &GuestView {
         &self.view
     }
 
-    /// Fetches and clears which base pages of a memslot devices wrote, in the form of KVM's dirty log.
+    /// Fetches and clears the bits of a memslot's base pages that devices wrote, in the form of KVM's dirty log.
     pub fn take_device_log(&self, slot: GpaRange) -> Vec<u64> {
         let page = |bytes: u64| (bytes / PageSize::Base4K.bytes().get()) as usize;
         let Some(region) = self.view.find_region(GuestAddress(slot.start().get())) else { return Vec::new() };
@@ -108,14 +108,14 @@ mod tests {
     }
 
     #[test]
-    fn words_that_have_an_owner_are_not_shown_to_devices() {
+    fn words_with_an_exclusive_owner_are_not_shown_to_devices() {
         let ram = ram();
         let _words = ram.exclusive_words(ram.ranges()[0]).unwrap();
         assert!(matches!(GuestMemory::new(ram.clone()), Err(GuestMemoryError::Owned(_))));
     }
 
     #[test]
-    fn words_that_devices_see_get_no_owner() {
+    fn words_that_devices_see_get_no_exclusive_owner() {
         let ram = ram();
         let _memory = GuestMemory::new(ram.clone()).unwrap();
         assert!(ram.exclusive_words(ram.ranges()[0]).is_none());

@@ -1,4 +1,4 @@
-//! Takes a vCPU out of the guest, from any thread, without a lost wakeup.
+//! A kick takes a vCPU out of the guest, from any thread, without a lost wakeup.
 //!
 //! ```text
 //!   other thread                              vCPU thread
@@ -25,15 +25,15 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use kvm_bindings::kvm_run;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-/// The signal, counted from `SIGRTMIN`: the first one that is free. The default action of any other signal would end
-/// the process, or it would have a meaning already.
+/// Number of the kick signal, counted from `SIGRTMIN`: the first free one. The default action of any other signal
+/// would end the process, or the signal already has a meaning.
 const SIGNAL_ABOVE_SIGRTMIN: c_int = 1;
 
-/// The bytes of a `kvm_run` that are mapped here: it begins with the flag.
+/// Number of bytes of a `kvm_run` that are mapped here: the flag is at its beginning.
 const RUN_PAGE_BYTES: usize = 4096;
 const _: () = assert!(offset_of!(kvm_run, immediate_exit) < RUN_PAGE_BYTES, "the flag is on the first page");
 
-/// No thread runs the vCPU.
+/// Value for a vCPU that no thread runs.
 const NO_THREAD: i32 = 0;
 
 /// The handle by which other threads take one vCPU out of the guest.
@@ -51,10 +51,10 @@ unsafe impl Send for Kicker {}
 unsafe impl Sync for Kicker {}
 
 impl Kicker {
-    /// The handle for the vCPU behind `vcpu_fd`.
+    /// Creates the handle for the vCPU behind `vcpu_fd`.
     ///
     /// # Errors
-    /// The kernel's, where the page cannot be mapped or the signal handler not be set.
+    /// The kernel's error, where the page cannot be mapped or the signal handler cannot be set.
     pub fn new(vcpu_fd: RawFd) -> io::Result<Kicker> {
         set_handler_once()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -68,12 +68,12 @@ impl Kicker {
         Ok(Kicker { run_page, thread: AtomicI32::new(NO_THREAD) })
     }
 
-    /// Says that the calling thread runs the vCPU from now on.
+    /// Records that the calling thread runs the vCPU from now on.
     pub fn bind_to_this_thread(&self) {
         self.thread.store(this_thread(), Ordering::SeqCst);
     }
 
-    /// Says that no thread runs the vCPU any more; signals stop.
+    /// Records that no thread runs the vCPU any more; signals stop.
     pub fn unbind(&self) {
         self.thread.store(NO_THREAD, Ordering::SeqCst);
     }
@@ -83,8 +83,8 @@ impl Kicker {
         self.thread.load(Ordering::SeqCst) == this_thread()
     }
 
-    /// Makes the current `KVM_RUN`, or else the next one, return with `EINTR`. To be called under the lock that also
-    /// guards what the vCPU will then look at.
+    /// Makes the current `KVM_RUN`, or else the next one, return with `EINTR`. The caller holds the lock that also
+    /// guards the state that the vCPU then reads.
     pub fn kick(&self) {
         self.immediate_exit().store(1, Ordering::SeqCst);
         let thread = self.thread.load(Ordering::SeqCst);
@@ -99,8 +99,8 @@ impl Kicker {
         unsafe { libc::syscall(libc::SYS_tgkill, process, thread, kick_signal()) };
     }
 
-    /// Lets the next `KVM_RUN` enter the guest again. Called by the vCPU's thread, under the same lock as
-    /// [`Kicker::kick`].
+    /// Lets the next `KVM_RUN` enter the guest again. The vCPU's thread calls it, under the same
+    /// lock as [`Kicker::kick`].
     pub fn clear(&self) {
         self.immediate_exit().store(0, Ordering::SeqCst);
     }
@@ -110,7 +110,7 @@ impl Kicker {
         // SAFETY: the offset lies in the page that is mapped while `self` lives.
         let flag = unsafe { self.run_page.cast::<u8>().add(offset) };
         // SAFETY: valid and aligned for a byte; the other users of the byte are the kernel, and kvm-ioctls only in
-        // `set_kvm_immediate_exit`, which nobody here calls.
+        // `set_kvm_immediate_exit`, which no code here calls.
         unsafe { AtomicU8::from_ptr(flag.as_ptr()) }
     }
 }
@@ -133,7 +133,8 @@ fn this_thread() -> i32 {
 
 extern "C" fn do_nothing(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {}
 
-/// Sets the handler for the whole process, once. It is set without `SA_RESTART`: interrupting is its purpose.
+/// Sets the handler for the whole process, once. It is set without `SA_RESTART`, because its
+/// purpose is to interrupt.
 fn set_handler_once() -> io::Result<()> {
     static OUTCOME: OnceLock<Result<(), i32>> = OnceLock::new();
     OUTCOME
@@ -171,8 +172,9 @@ mod tests {
             }
         });
         is_ready.recv().unwrap();
-        // The thread may be between its message and the sleep: kick until it is gone, as a second kick must not hurt. Slowly:
-        // real-time signals queue, and a thread that gets them faster than it takes them never ends.
+        // The thread may be between its message and the sleep: kick until it has ended, because a second kick must
+        // not hurt. Kick slowly: real-time signals queue, and a thread that receives them faster than it handles
+        // them never ends.
         while !sleeper.is_finished() {
             kicker.kick();
             std::thread::sleep(std::time::Duration::from_millis(1));

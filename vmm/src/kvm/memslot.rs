@@ -1,7 +1,7 @@
-//! How guest RAM is cut into memslots, and the state of each.
+//! The division of guest RAM into memslots, and the state of each.
 //!
-//! A memslot is the unit in which the second level can be held at 4 KiB (dirty logging is a flag of the slot), so RAM is
-//! cut into many. The price is one ioctl each at the start: about 20 us, before the interrupt controllers exist.
+//! A memslot is the unit in which the second level can be held at 4 KiB (dirty logging is a flag of the slot), so
+//! RAM is cut into many. Each costs one ioctl at the start: about 20 us, before the interrupt controllers exist.
 //!
 //! ```text
 //!   RAM     [0 ............ 160M)        slot 0 [0,64M)  slot 1 [64M,128M)  slot 2 [128M,160M)
@@ -13,25 +13,25 @@ use wideleaf_memory::second_level::{Slot, SlotId};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, GpaRange, Hva, PageSize};
 
-/// The size of a slot where nothing else is asked: 32 windows. Smaller slots would let less memory be held at 4 KiB at a
-/// time, and cost more ioctls and a deeper search in KVM; 64 MiB is what mapping sizes were measured with.
+/// Default size of a slot: 32 windows. Smaller slots would allow less memory to be held at 4 KiB at a time, and
+/// cost more ioctls and a deeper search in KVM; mapping sizes were measured with 64 MiB.
 pub const SLOT_BYTES_DEFAULT: Bytes = mib(64);
 
-/// Slots grow beyond [`SLOT_BYTES_DEFAULT`] where there would be more than this many: 16 GiB of RAM at 64 MiB. KVM could
-/// take 32764, but each costs time at the start.
+/// Default limit on the number of slots: 16 GiB of RAM at 64 MiB. Beyond it, slots grow larger than
+/// [`SLOT_BYTES_DEFAULT`]. KVM would accept 32764, but each costs time at the start.
 pub const SLOTS_BY_DEFAULT_MAX: u64 = 256;
 
 /// A memslot, and the host memory behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memslot {
-    /// What the manager sees of it.
+    /// Slot as the manager sees it.
     pub slot: Slot,
-    /// Where its memory begins in this process.
+    /// Address of its memory in this process.
     pub hva: Hva,
 }
 
-/// The size of a slot for RAM of this size, behind which pages of up to `largest_page` are or may come: never smaller than
-/// one of them, because KVM maps no page larger than the slot it is in.
+/// The slot size for this amount of RAM, backed by pages of up to `largest_page` now or later. It is never smaller
+/// than such a page, because KVM maps no page larger than its slot.
 pub fn default_slot_bytes(ram: Bytes, largest_page: PageSize) -> Bytes {
     let mut bytes = if largest_page == PageSize::Giant1G { gib(1) } else { SLOT_BYTES_DEFAULT };
     while ram.get().div_ceil(bytes.get()) > SLOTS_BY_DEFAULT_MAX {
@@ -42,7 +42,7 @@ pub fn default_slot_bytes(ram: Bytes, largest_page: PageSize) -> Bytes {
 
 /// Cuts RAM at multiples of `slot_bytes` and at the ends of its ranges. Slots are numbered from zero, by address.
 pub fn cut(ranges: &[RamRange], slot_bytes: Bytes) -> Vec<Memslot> {
-    assert!(slot_bytes != Bytes::ZERO, "a slot holds something");
+    assert!(slot_bytes != Bytes::ZERO, "a slot is not empty");
     let mut slots = Vec::new();
     for range in ranges {
         let mut at = range.gpa.start();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn borders_are_multiples_of_the_slot_size_also_where_ram_begins_inside_one() {
+    fn borders_are_multiples_of_the_slot_size_even_if_ram_begins_inside_a_slot() {
         let slots = cut(&[ram(mib(32), mib(64))], mib(64));
         let starts: Vec<u64> = slots.iter().map(|slot| slot.slot.range.start().get() >> 20).collect();
         assert_eq!(starts, [32, 64]);

@@ -1,16 +1,16 @@
-//! KVM's ioctls, typed, one per method. With [`crate::sys`] the only place of the crate that is `unsafe`.
+//! KVM's ioctls, typed, one per method. Only this module, [`crate::sys`] and one signal handler contain `unsafe` code.
 //!
 //! | module | file descriptor | what it does |
 //! |---|---|---|
-//! | [`system`] | `/dev/kvm` | opens it with errors one can act on, asks what it can do, finds out what the second level is made of |
+//! | [`system`] | `/dev/kvm` | opens it with actionable errors, reads its capabilities, detects the second level's kind |
 //! | [`vm`] | the VM | memslots, interrupt controllers, vCPUs |
-//! | [`memslot`] | – | how RAM is cut into memslots, and the state of each |
+//! | [`memslot`] | – | divides RAM into memslots, and keeps the state of each |
 //! | [`vcpu`] | a vCPU | registers, CPUID, `KVM_RUN` |
 //! | [`kick`] | a vCPU | takes a vCPU out of the guest from another thread |
-//! | [`fresh`] | the VM, a vCPU | takes both as they are before the first instruction, and puts them back |
+//! | [`fresh`] | the VM, a vCPU | saves the state of both before the first instruction, and restores it |
 //! | [`stats`] | the VM's statistics | reads `pages_4k`, `pages_2m`, `pages_1g` |
-//! | [`second_level`] | – | the manager's door, made of the above |
-//! | [`guest_memory`] | – | guest RAM as the loaders want to see it |
+//! | [`second_level`] | – | the manager's access to KVM, built from the above |
+//! | [`guest_memory`] | – | guest RAM as the loaders see it |
 
 pub mod fresh;
 pub mod guest_memory;
@@ -35,69 +35,73 @@ use std::path::PathBuf;
 
 use wideleaf_memory::region::RamHasOwner;
 
-/// Why KVM does not do what is asked.
+/// The reasons why KVM refuses a request.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// There is no such device.
+    /// The device does not exist.
     #[error(
-        "{} does not exist: load a KVM module (modprobe kvm_intel or kvm_amd), or switch virtualisation on in the firmware",
+        "cannot open {}: it does not exist; load a KVM module (modprobe kvm_intel or kvm_amd), or switch \
+         virtualisation on in the firmware",
         path.display()
     )]
     Absent {
-        /// Where it was looked for.
+        /// The path that was tried.
         path: PathBuf,
     },
-    /// The device exists and may not be opened.
-    #[error("no permission to open {}: add this user to the group kvm, or run as root", path.display())]
+    /// The device exists, but this user may not open it.
+    #[error("cannot open {}: no permission; add this user to the group kvm, or run as root", path.display())]
     NotPermitted {
-        /// Which device.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The device cannot be opened for another reason.
     #[error("cannot open {}: {source}", path.display())]
     Open {
-        /// Which device.
+        /// Path of the device.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// KVM's interface is not the one that has been stable since Linux 2.6.22.
-    #[error("KVM speaks API version {found}, wideleaf needs {}: is this {} really KVM?", system::API_VERSION, path.display())]
+    #[error(
+        "cannot use KVM API version {found}: wideleaf needs {}; check that {} is really KVM",
+        system::API_VERSION, path.display()
+    )]
     ApiVersion {
-        /// Which device.
+        /// Path of the device.
         path: PathBuf,
-        /// What it said.
+        /// Version that it reported.
         found: i32,
     },
-    /// KVM lacks something there is no way around.
-    #[error("this kernel's KVM has no {name}: use Linux {since} or newer")]
+    /// KVM lacks a capability that wideleaf cannot do without.
+    #[error("cannot use this kernel's KVM: it has no {name}; use Linux {since} or newer")]
     MissingCapability {
         /// The capability, by its name in the KVM API.
         name: &'static str,
         /// The first release that has it.
         since: &'static str,
     },
-    /// The RAM is not for a guest.
+    /// The RAM has an exclusive owner.
     #[error(transparent)]
     RamHasOwner(#[from] RamHasOwner),
-    /// A register by which KVM writes into guest RAM cannot be put back.
-    #[error("KVM does not put model-specific register {index:#x} back, by which it writes into guest RAM")]
+    /// KVM could not set back a register by which it writes into guest RAM.
+    #[error("cannot set back model-specific register {index:#x}, by which KVM writes into guest RAM")]
     MsrStays {
-        /// Which.
+        /// Number of the register.
         index: u32,
     },
     /// An ioctl failed.
     #[error("{what} failed: {source}")]
     Ioctl {
-        /// Which request, by its name in the KVM API.
+        /// Name of the request in the KVM API.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl KvmError {
-    /// An ioctl that failed, for `map_err`.
+    /// Converts a failed ioctl, for `map_err`.
     pub(crate) fn ioctl(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
         move |errno| KvmError::Ioctl { what, source: errno.into() }
     }

@@ -1,4 +1,4 @@
-//! The manager's door to KVM's side of one VM, made of memslots, statistics and the run loop's pause.
+//! The manager's access to KVM's side of one VM, built from memslots, statistics and the run loop's pause.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -14,15 +14,15 @@ use super::{KvmError, KvmStats, Vm};
 use crate::dma::{DeviceMemory, Gate};
 use crate::run_loop::RunControl;
 
-/// How long a device may take to end its transfer while the vCPUs run: one piece of a slow disk, a megabyte at 10 MB/s.
+/// Time limit for a device's transfer while the vCPUs run: one piece of a slow disk, a megabyte at 10 MB/s.
 const DEVICE_WAIT_RUNNING: Duration = Duration::from_millis(100);
 
-/// How long a vCPU may take to leave the guest while devices stand at the gate. One that takes longer may wait for such
+/// Time limit for a vCPU to leave the guest while devices wait at the gate. A slower vCPU may itself wait for such
 /// a device: a driver that resets it waits until its thread has ended.
 const VCPU_WAIT_AT_GATE: Duration = Duration::from_millis(50);
 
-/// How long a device may take to end its transfer while the vCPUs stand still: what the moving of a giant promises the
-/// guest.
+/// Time limit for a device's transfer while the vCPUs are paused: the pause that the move of a giant
+/// promises the guest.
 const DEVICE_WAIT_STOPPED: Duration = SwapLimits::DEFAULT.pause_max;
 
 /// KVM's side of one VM. It may outlive the [`crate::Machine`]: a finished VM still has its statistics.
@@ -30,23 +30,23 @@ const DEVICE_WAIT_STOPPED: Duration = SwapLimits::DEFAULT.pause_max;
 pub struct KvmSecondLevel {
     paging: Paging,
     vm: Arc<Vm>,
-    /// Opened when first asked for: nothing on the way to the guest's first byte needs it.
+    /// Statistics file, opened at the first use: nothing before the guest's first byte needs it.
     stats: OnceLock<Result<KvmStats, StatsError>>,
     control: Arc<RunControl>,
-    /// What devices do to the same RAM.
+    /// Access of the devices to the same RAM.
     devices: DeviceMemory,
 }
 
 impl KvmSecondLevel {
-    /// The door to `vm`, whose vCPUs `control` runs, and whose devices reach its RAM through `devices`.
+    /// Access to `vm`: `control` runs its vCPUs, and its devices reach its RAM through `devices`.
     pub fn new(paging: Paging, vm: Arc<Vm>, control: Arc<RunControl>, devices: DeviceMemory) -> KvmSecondLevel {
         KvmSecondLevel { paging, vm, stats: OnceLock::new(), control, devices }
     }
 
-    /// The VM's statistics, with those beyond the count of mappings.
+    /// The VM's statistics, including those beyond the counts of mappings.
     ///
     /// # Errors
-    /// [`StatsError`], the same one each time: what KVM lacks it goes on to lack.
+    /// [`StatsError`], the same one each time: a statistic that KVM lacks does not appear later.
     pub fn stats(&self) -> Result<&KvmStats, &StatsError> {
         self.stats.get_or_init(|| self.vm.open_stats()).as_ref()
     }
@@ -72,7 +72,7 @@ impl SecondLevel for KvmSecondLevel {
     fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
         self.vm.set_dirty_log(slot, is_on).map_err(from_kvm)?.ok_or(SecondLevelError::NoSuchSlot(slot))?;
         if is_on {
-            // A log begins empty; that of devices is never off.
+            // A log begins empty; the devices' log is always on.
             self.devices.memory().take_device_log(self.slot(slot)?.range);
         }
         Ok(())
@@ -104,8 +104,8 @@ impl SecondLevel for KvmSecondLevel {
     }
 }
 
-/// Stops devices and vCPUs: devices first, since their transfers take longer and the guest need not stand still for
-/// that.
+/// Stops devices and vCPUs. Devices come first, because their transfers take longer and the guest need not stand
+/// still for that.
 ///
 /// ```text
 ///   close the gate ── a transfer does not end ─▶ DeviceBusy, no vCPU was asked
@@ -142,7 +142,7 @@ fn from_stats(error: &StatsError) -> SecondLevelError {
     match error {
         StatsError::NoSuchStatistic(name) => SecondLevelError::NoSuchStatistic(name),
         StatsError::Kernel { what, source } => {
-            // An `io::Error` cannot be cloned; its number says all there is.
+            // An `io::Error` cannot be cloned; its number contains everything.
             let source = source.raw_os_error().map_or_else(|| source.kind().into(), io::Error::from_raw_os_error);
             SecondLevelError::Ioctl { what, source }
         }
@@ -166,7 +166,7 @@ mod tests {
     use wideleaf_policies::{Gpa, GpaRange, PageSize};
 
     #[test]
-    fn a_device_that_does_not_end_its_transfer_stops_no_vcpu() {
+    fn a_device_that_does_not_finish_its_transfer_stops_no_vcpu() {
         let (control, gate, is_over) = (control(1), Gate::default(), AtomicBool::new(false));
         let _transfer = gate.enter();
         std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ mod tests {
             let busy = pause_all(&control, &gate).unwrap_err();
             is_over.store(true, Ordering::Relaxed);
             assert!(matches!(busy, SecondLevelError::DeviceBusy { .. }), "{busy}");
-            assert!(!watcher.join().unwrap(), "the vCPU ran on");
+            assert!(!watcher.join().unwrap(), "the vCPU continued to run");
         });
         drop(gate.enter()); // it is open
     }
@@ -191,7 +191,7 @@ mod tests {
         let (control, gate) = (control(1), Gate::default());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // In the guest's exit: it waits for a device's thread, which has one more access to make.
+                // The vCPU handles an exit: it waits for a device's thread, which has one more access to make.
                 while !is_pause_wanted(&control) {
                     std::thread::yield_now();
                 }
@@ -203,7 +203,7 @@ mod tests {
         assert!(!gate.is_open_within(Duration::ZERO) && is_pause_wanted(&control));
     }
 
-    /// A VM of 4 MiB in memslots of half of it, and its door.
+    /// A VM of 4 MiB in memslots of half of it, and the access to it.
     fn second_level() -> Option<(KvmSecondLevel, DeviceMemory)> {
         let system = match KvmSystem::open() {
             Ok(system) => system,
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_writes_is_in_the_dirty_log_of_its_memslot_once() {
+    fn a_device_write_is_once_in_the_dirty_log_of_its_memslot() {
         let Some((second_level, devices)) = second_level() else { return };
         let [first, second] = second_level.slots()[..] else { panic!("4 MiB are two slots of 2 MiB") };
         let write = |at: u64| devices.access().write_obj(7_u64, GuestAddress(at)).unwrap();

@@ -4,7 +4,8 @@
 //!   file:   header │ id string │ descriptors (name, offset, size) │ data (u64 each)
 //! ```
 //!
-//! Header and descriptors never change while the file is open, so they are read once; a sample is one `pread` of the data.
+//! Header and descriptors never change while the file is open, so they are read once; a sample is one `pread`
+//! of the data.
 #![expect(unsafe_code, reason = "no crate wraps KVM_GET_STATS_FD")]
 
 use std::fs::File;
@@ -19,58 +20,59 @@ use wideleaf_policies::MappingStats;
 const KVMIO: u32 = 0xae;
 const KVM_GET_STATS_FD: libc::c_ulong = ioctl_expr(_IOC_NONE, KVMIO, 0xce, 0);
 
-/// Bytes of a `struct kvm_stats_header`.
+/// Size of a `struct kvm_stats_header`, in bytes.
 const HEADER_BYTES: usize = 24;
-/// Bytes of a `struct kvm_stats_desc` before the name.
+/// Size of a `struct kvm_stats_desc` before the name, in bytes.
 const DESCRIPTOR_BYTES: usize = 16;
-/// No kernel comes near: Linux 6.18 has 20 statistics per VM and 60 per vCPU, with names of 48 bytes.
+/// Size limit of a statistics file, far above any kernel's: Linux 6.18 has 20 statistics per VM and 60 per vCPU,
+/// with names of 48 bytes.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// Why there are no statistics.
+/// The reasons why statistics cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StatsError {
-    /// The kernel does not give them.
+    /// The kernel refuses to give them.
     #[error("{what} failed: {source}")]
     Kernel {
-        /// What was asked.
+        /// Name of the failed request.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// What it gives is not what the KVM API describes.
-    #[error("KVM's statistics are malformed: {what} at byte {at} does not lie in the {bytes} bytes there are")]
+    /// The file does not match the KVM API.
+    #[error("cannot read KVM's statistics: {what} at byte {at} lies outside their {bytes} bytes")]
     Malformed {
-        /// Which part.
+        /// Name of the malformed part.
         what: &'static str,
-        /// Where it was looked for.
+        /// Offset of that part in the file, in bytes.
         at: usize,
-        /// How much there is.
+        /// Size of the file, in bytes.
         bytes: usize,
     },
-    /// KVM has no such statistic.
+    /// KVM has no statistic of this name.
     #[error("this kernel's KVM has no statistic {0}")]
     NoSuchStatistic(&'static str),
 }
 
-/// One statistic: where its values are.
+/// One statistic: the place of its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statistic {
-    /// Its name, like `pages_2m`.
+    /// Name of the statistic, like `pages_2m`.
     pub name: String,
-    /// Where its first value is, in bytes from the start of the data.
+    /// Offset of its first value, in bytes from the start of the data.
     pub offset: usize,
-    /// How many values it has: more than one for a histogram.
+    /// Number of its values: more than one for a histogram.
     pub values: usize,
 }
 
-/// Everything about a statistics file that does not change.
+/// The unchanging part of a statistics file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatsLayout {
     /// All statistics, in KVM's order.
     pub statistics: Vec<Statistic>,
-    /// Where the data begin in the file, in bytes.
+    /// Offset of the data in the file, in bytes.
     pub data_offset: usize,
-    /// How much data there is, in bytes.
+    /// Size of the data, in bytes.
     pub data_bytes: usize,
 }
 
@@ -78,7 +80,7 @@ impl StatsLayout {
     /// Reads header and descriptors from the beginning of a statistics file.
     ///
     /// # Errors
-    /// [`StatsError::Malformed`] where something lies outside `file`.
+    /// [`StatsError::Malformed`] where a part lies outside `file`.
     pub fn parse(file: &[u8]) -> Result<StatsLayout, StatsError> {
         let header = Header::parse(file)?;
         let stride = DESCRIPTOR_BYTES.saturating_add(header.name_bytes);
@@ -103,7 +105,7 @@ impl StatsLayout {
         Ok(StatsLayout { statistics, data_offset: header.data_offset, data_bytes })
     }
 
-    /// Where the first value of the statistic is, in bytes from the start of the data.
+    /// Offset of the statistic's first value, in bytes from the start of the data.
     pub fn offset_of(&self, name: &str) -> Option<usize> {
         self.statistics.iter().find(|statistic| statistic.name == name && statistic.values > 0).map(|s| s.offset)
     }
@@ -128,7 +130,7 @@ impl Header {
         })
     }
 
-    /// Everything in front of the data: what has to be read once.
+    /// Length of everything in front of the data, which has to be read once.
     fn file_bytes(&self) -> usize {
         let descriptors = self.descriptors.saturating_mul(DESCRIPTOR_BYTES.saturating_add(self.name_bytes));
         self.descriptors_offset.saturating_add(descriptors)
@@ -147,14 +149,14 @@ impl KvmStats {
     /// Opens the statistics of the VM (or vCPU) behind `kvm_fd`.
     ///
     /// # Errors
-    /// [`StatsError`]; `NoSuchStatistic` where the three counts of mappings are not among them.
+    /// [`StatsError`]; `NoSuchStatistic` where one of the three counts of mappings is missing.
     pub fn open(kvm_fd: &impl AsRawFd) -> Result<KvmStats, StatsError> {
         // SAFETY: the ioctl takes no argument and gives a new file descriptor or -1.
         let fd = unsafe { ioctl(kvm_fd, KVM_GET_STATS_FD) };
         if fd < 0 {
             return Err(StatsError::Kernel { what: "KVM_GET_STATS_FD", source: io::Error::last_os_error() });
         }
-        // SAFETY: the descriptor is new, and nobody else has it.
+        // SAFETY: the descriptor is new, and no other object owns it.
         let file = unsafe { File::from_raw_fd(fd) };
 
         let read_error = |source| StatsError::Kernel { what: "reading KVM's statistics", source };
@@ -172,7 +174,7 @@ impl KvmStats {
         Ok(KvmStats { file, layout, pages })
     }
 
-    /// What there is.
+    /// Layout of the file.
     pub fn layout(&self) -> &StatsLayout {
         &self.layout
     }
@@ -190,7 +192,7 @@ impl KvmStats {
     /// The first value of any statistic, now.
     ///
     /// # Errors
-    /// [`StatsError`]; `NoSuchStatistic` where KVM has none of that name.
+    /// [`StatsError`]; `NoSuchStatistic` where KVM has no statistic of that name.
     pub fn value(&self, name: &'static str) -> Result<u64, StatsError> {
         let offset = self.layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name))?;
         Ok(read_u64(&self.data()?, offset).unwrap_or(0))
@@ -256,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_fills_its_field_is_whole() {
+    fn a_name_that_fills_its_field_is_read_whole() {
         let name = "n".repeat(NAME_BYTES);
         let layout = StatsLayout::parse(&stats_file(&[(&name, 1, 0)])).unwrap();
         assert_eq!(layout.statistics[0].name, name);
     }
 
     #[test]
-    fn a_file_that_ends_early_is_malformed_wherever_it_ends() {
+    fn a_file_cut_at_any_byte_is_malformed() {
         let file = stats_file(&[("pages_4k", 1, 0), ("pages_2m", 1, 8)]);
         for bytes in 0..file.len() {
             let error = StatsLayout::parse(&file[..bytes]).unwrap_err();
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_too_large_to_be_true_are_refused() {
+    fn implausibly_large_numbers_are_refused() {
         let mut endless = stats_file(&[("pages_4k", 1, 0)]);
         endless[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(StatsLayout::parse(&endless).is_err());

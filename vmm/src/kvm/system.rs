@@ -1,4 +1,4 @@
-//! `/dev/kvm`: opened with errors one can act on.
+//! `/dev/kvm`, opened with actionable errors.
 
 use std::ffi::CString;
 use std::io;
@@ -10,20 +10,20 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::KvmError;
 
-/// The only version of the KVM API there has ever been (KVM API, 4.1 `KVM_GET_API_VERSION`).
+/// Version of the KVM API, the only one that has ever existed (KVM API, 4.1 `KVM_GET_API_VERSION`).
 pub const API_VERSION: i32 = 12;
 
-/// Where KVM is.
+/// Path of the KVM device.
 pub const DEVICE: &str = "/dev/kvm";
 
-/// An open `/dev/kvm` that has what wideleaf needs.
+/// An open `/dev/kvm` with all required capabilities.
 #[derive(Debug)]
 pub struct KvmSystem {
     kvm: Kvm,
 }
 
 impl KvmSystem {
-    /// Opens [`DEVICE`].
+    /// Opens the device at [`DEVICE`].
     ///
     /// # Errors
     /// See [`KvmSystem::open_at`].
@@ -31,7 +31,7 @@ impl KvmSystem {
         Self::open_at(Path::new(DEVICE))
     }
 
-    /// Opens the KVM device at `path`, checks its version and the capabilities there is no way around.
+    /// Opens the KVM device at `path`, checks its version and the required capabilities.
     ///
     /// # Errors
     /// [`KvmError`]: absent, not permitted, another version, or too old; each with its remedy.
@@ -63,17 +63,17 @@ impl KvmSystem {
         self.kvm.check_extension_raw(u64::from(KVM_CAP_BINARY_STATS_FD)) > 0
     }
 
-    /// Whether KVM's local APICs have a timer that takes deadlines (KVM API, `KVM_CAP_TSC_DEADLINE_TIMER`).
+    /// Whether KVM's local APICs have a timer with deadlines (KVM API, `KVM_CAP_TSC_DEADLINE_TIMER`).
     pub fn has_deadline_timer(&self) -> bool {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
-    /// The most memslots a VM can have.
+    /// Largest number of memslots of a VM.
     pub fn memslots_max(&self) -> usize {
         self.kvm.get_nr_memslots()
     }
 
-    /// The most vCPUs a VM can have.
+    /// Largest number of vCPUs of a VM.
     pub fn vcpus_max(&self) -> usize {
         self.kvm.get_max_vcpus()
     }
@@ -81,26 +81,27 @@ impl KvmSystem {
     /// The model-specific registers of a vCPU that this KVM lists (KVM API, 4.3 `KVM_GET_MSR_INDEX_LIST`).
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn msrs(&self) -> Result<Vec<u32>, KvmError> {
         let list = self.kvm.get_msr_index_list().map_err(KvmError::ioctl("KVM_GET_MSR_INDEX_LIST"))?;
         Ok(list.as_slice().to_vec())
     }
 
-    /// The CPUID leaves this host can give to a guest (KVM API, 4.46 `KVM_GET_SUPPORTED_CPUID`).
+    /// The CPUID leaves that this host can give to a guest (KVM API, 4.46 `KVM_GET_SUPPORTED_CPUID`).
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
         self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))
     }
 
-    /// Creates an empty VM. Retried when a signal interrupts it: creation is the one ioctl that is slow enough.
+    /// Creates an empty VM. Retries when a signal interrupts it: creation is the only ioctl that is slow
+    /// enough for that.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn create_vm(&self) -> Result<VmFd, KvmError> {
-        /// More interruptions than any sane sender of signals causes.
+        /// More interruptions than any reasonable sender of signals causes.
         const ATTEMPTS_MAX: usize = 100;
         let mut last = kvm_ioctls::Error::new(libc::EINTR);
         for _ in 0..ATTEMPTS_MAX {
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_device_says_how_to_get_one() {
+    fn the_error_for_an_absent_device_names_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let error = KvmSystem::open_at(&dir.path().join("kvm")).unwrap_err();
         assert!(matches!(error, KvmError::Absent { .. }));
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_kvm_is_refused_by_its_version() {
-        // An ioctl on an ordinary file answers -1, which no version of KVM ever said.
+        // An ioctl on an ordinary file answers -1, which no version of KVM has ever returned.
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = KvmSystem::open_at(file.path()).unwrap_err();
         assert!(matches!(error, KvmError::ApiVersion { found: -1, .. }), "{error}");

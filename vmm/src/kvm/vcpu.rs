@@ -1,5 +1,5 @@
-//! A vCPU: registers, CPUID, `KVM_RUN`.
-#![expect(unsafe_code, reason = "what KVM says about an internal error is a C union")]
+//! One vCPU: registers, CPUID, `KVM_RUN`.
+#![expect(unsafe_code, reason = "KVM reports an internal error in a C union")]
 
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -13,32 +13,32 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use super::{Kicker, KvmError, Vm};
 
-/// A vCPU. It keeps its VM, and with it the guest's RAM, alive.
+/// A vCPU. It keeps its VM, and thereby the guest's RAM, alive.
 #[derive(Debug)]
 pub struct Vcpu {
-    // Before `_vm`: the vCPU goes first.
+    // Declared before `_vm`, so that the vCPU is closed first.
     fd: VcpuFd,
     index: u32,
     _vm: Arc<Vm>,
 }
 
-/// What KVM says when it cannot go on (KVM API, 5, `KVM_EXIT_INTERNAL_ERROR`).
+/// KVM's report when it cannot continue (KVM API, 5, `KVM_EXIT_INTERNAL_ERROR`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InternalError {
-    /// Which kind: 1 is an instruction KVM cannot emulate, 3 an event it could not deliver.
+    /// Kind of the error: 1 is an instruction that KVM cannot emulate, 3 an event that it could not deliver.
     pub suberror: u32,
-    /// The instruction, as far as KVM gave its bytes.
+    /// Bytes of the instruction, as far as KVM gave them.
     pub instruction: Vec<u8>,
-    /// What else KVM said.
+    /// Further data of KVM's report.
     pub data: Vec<u64>,
 }
 
 impl InternalError {
-    /// What usually is behind it, if we know.
+    /// The usual cause of the error, if it is known.
     pub fn hint(&self) -> Option<&'static str> {
         (self.suberror == KVM_INTERNAL_ERROR_EMULATION).then_some(
             "KVM could not emulate this instruction; on hosts without VT-x or SVM (kvm_pvm) it emulates all guest \
-             kernel code and lacks many instructions: a kernel such as Linux needs a host with EPT or NPT, an image of \
+             kernel code and lacks many instructions: a kernel such as Linux needs a host with EPT or NPT; an image of \
              your own can be started in ring 3 (its wideleaf note)",
         )
     }
@@ -69,28 +69,28 @@ impl Vcpu {
         &self.fd
     }
 
-    /// Its number, from zero.
+    /// Number of the vCPU, from zero.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// A handle by which other threads take it out of the guest.
+    /// A handle by which other threads take the vCPU out of the guest.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where its page cannot be mapped.
     pub fn kicker(&self) -> Result<Kicker, KvmError> {
         Kicker::new(self.fd.as_raw_fd()).map_err(|source| KvmError::Ioctl { what: "mmap of kvm_run", source })
     }
 
-    /// Says what CPUID answers (KVM API, `KVM_SET_CPUID2`). Before the first run.
+    /// Sets the answers of CPUID (KVM API, `KVM_SET_CPUID2`), before the first run.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<(), KvmError> {
         self.fd.set_cpuid2(cpuid).map_err(KvmError::ioctl("KVM_SET_CPUID2"))
     }
 
-    /// How fast the guest's time stamp counter counts, in kHz.
+    /// Frequency of the guest's time stamp counter, in kHz.
     ///
     /// # Errors
     /// [`KvmError::Ioctl`], where the host's counter is not stable.
@@ -98,10 +98,10 @@ impl Vcpu {
         self.fd.get_tsc_khz().map_err(KvmError::ioctl("KVM_GET_TSC_KHZ"))
     }
 
-    /// General registers.
+    /// Reads the general registers.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn regs(&self) -> Result<kvm_regs, KvmError> {
         self.fd.get_regs().map_err(KvmError::ioctl("KVM_GET_REGS"))
     }
@@ -109,15 +109,15 @@ impl Vcpu {
     /// Sets the general registers.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn set_regs(&self, regs: &kvm_regs) -> Result<(), KvmError> {
         self.fd.set_regs(regs).map_err(KvmError::ioctl("KVM_SET_REGS"))
     }
 
-    /// System registers.
+    /// Reads the system registers.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn sregs(&self) -> Result<kvm_sregs, KvmError> {
         self.fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))
     }
@@ -125,7 +125,7 @@ impl Vcpu {
     /// Sets the system registers.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`]; `EINVAL` for a state no CPU can be in.
+    /// [`KvmError::Ioctl`]; `EINVAL` for a state that no CPU can be in.
     pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<(), KvmError> {
         self.fd.set_sregs(sregs).map_err(KvmError::ioctl("KVM_SET_SREGS"))
     }
@@ -133,29 +133,29 @@ impl Vcpu {
     /// Sets the floating-point and SSE state.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn set_fpu(&self, fpu: &kvm_fpu) -> Result<(), KvmError> {
         self.fd.set_fpu(fpu).map_err(KvmError::ioctl("KVM_SET_FPU"))
     }
 
-    /// Sets model-specific registers, and says how many of them KVM took, in order.
+    /// Sets model-specific registers in order, and returns the number that KVM accepted.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn set_msrs(&self, msrs: &Msrs) -> Result<usize, KvmError> {
         self.fd.set_msrs(msrs).map_err(KvmError::ioctl("KVM_SET_MSRS"))
     }
 
-    /// The guest-physical address a guest-virtual one is mapped to, if it is (KVM API, `KVM_TRANSLATE`).
+    /// The guest-physical address that a guest-virtual one is mapped to, if it is (KVM API, `KVM_TRANSLATE`).
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn translate(&self, gva: u64) -> Result<Option<u64>, KvmError> {
         let translation = self.fd.translate_gva(gva).map_err(KvmError::ioctl("KVM_TRANSLATE"))?;
         Ok((translation.valid != 0).then_some(translation.physical_address))
     }
 
-    /// Runs guest code until KVM needs something.
+    /// Runs guest code until KVM needs the VMM.
     ///
     /// # Errors
     /// The error number of `KVM_RUN`: `EINTR` and `EAGAIN` mean that there was a kick or a signal.
@@ -163,7 +163,7 @@ impl Vcpu {
         self.fd.run()
     }
 
-    /// What KVM said with the last exit, which was an internal error.
+    /// KVM's report about the last exit, which was an internal error.
     pub fn internal_error(&mut self) -> InternalError {
         internal_error(self.fd.get_kvm_run())
     }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emulation_failure_of_an_older_kernel_has_no_bytes() {
+    fn an_emulation_failure_of_an_older_kernel_has_no_instruction_bytes() {
         let mut run = zeroed_run();
         run.__bindgen_anon_1.internal.suberror = 1;
         assert!(internal_error(&run).instruction.is_empty());
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn more_data_than_there_is_room_for_is_cut() {
+    fn data_beyond_the_room_is_cut() {
         let mut run = zeroed_run();
         run.__bindgen_anon_1.internal.suberror = 4;
         run.__bindgen_anon_1.internal.ndata = u32::MAX;

@@ -1,5 +1,5 @@
 //! The VM: memslots, interrupt controllers, vCPUs.
-#![expect(unsafe_code, reason = "KVM is told host addresses as numbers; nothing checks that they stay mapped")]
+#![expect(unsafe_code, reason = "KVM receives host addresses as numbers; nothing checks that they stay mapped")]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,23 +13,23 @@ use wideleaf_policies::{Bytes, Gpa};
 use super::memslot::{Memslot, cut};
 use super::{KvmError, KvmStats, KvmSystem, Vcpu};
 
-/// A VM and the RAM it was given. Every vCPU holds it, so the RAM stays mapped as long as any guest code could run.
+/// A VM and its RAM. Every vCPU holds it, so the RAM stays mapped as long as any guest code can run.
 #[derive(Debug)]
 pub struct Vm {
-    // Before `ram`: the VM goes first.
+    // Declared before `ram`, so that the VM is closed first.
     fd: VmFd,
     slots: Mutex<Vec<Memslot>>,
     ram: Arc<GuestRam>,
 }
 
 impl Vm {
-    /// Creates a VM whose RAM is `ram`, in memslots cut at multiples of `slot_bytes`.
+    /// Creates a VM with the RAM `ram`, in memslots cut at multiples of `slot_bytes`.
     ///
-    /// The memslots come first of all: each one waits for a grace period of KVM's readers, which is short while there
-    /// are no interrupt controllers and no vCPUs (0.5 ms against 8 ms for 32 slots).
+    /// The memslots are created first: each one waits for a grace period of KVM's readers, which is short while
+    /// there are no interrupt controllers and no vCPUs (0.5 ms against 8 ms for 32 slots).
     ///
     /// # Errors
-    /// [`KvmError::RamHasOwner`] where a kernel in this process has the RAM to itself; [`KvmError::Ioctl`].
+    /// [`KvmError::RamHasOwner`] where a kernel in this process owns the RAM exclusively; [`KvmError::Ioctl`].
     pub fn create(system: &KvmSystem, ram: Arc<GuestRam>, slot_bytes: Bytes) -> Result<Arc<Vm>, KvmError> {
         ram.share()?;
         let vm = Vm { fd: system.create_vm()?, slots: Mutex::new(cut(ram.ranges(), slot_bytes)), ram };
@@ -43,7 +43,7 @@ impl Vm {
         &self.fd
     }
 
-    /// The RAM.
+    /// RAM of the guest.
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
@@ -53,62 +53,64 @@ impl Vm {
         self.lock_slots().iter().map(|memslot| memslot.slot).collect()
     }
 
-    /// Tells Intel's KVM three free pages and one more below 4 GiB, which it needs to run real mode and unpaged guests on
-    /// CPUs without unrestricted guest mode (KVM API, 4.35 and 4.41). Elsewhere it is ignored. Before any vCPU.
+    /// Gives Intel's KVM three free pages and one more below 4 GiB, which it needs to run real mode and unpaged
+    /// guests on CPUs without unrestricted guest mode (KVM API, 4.35 and 4.41). Other CPUs ignore it. Called before
+    /// any vCPU exists.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
     pub fn set_identity_map_and_tss(&self, identity_map: Gpa, tss: Gpa) -> Result<(), KvmError> {
         self.fd.set_identity_map_address(identity_map.get()).map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
         self.fd.set_tss_address(tss.get() as usize).map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))
     }
 
-    /// Creates the interrupt controllers (two PICs, IOAPIC, a local APIC per vCPU). Before any vCPU, after all memslots.
+    /// Creates the interrupt controllers (two PICs, IOAPIC, a local APIC per vCPU), before any vCPU and
+    /// after all memslots.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn create_irqchip(&self) -> Result<(), KvmError> {
         self.fd.create_irq_chip().map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))
     }
 
-    /// Creates the interval timer, which Linux calibrates itself by. The speaker port answers, silently.
+    /// Creates the interval timer, which Linux uses for calibration. The speaker port answers, silently.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn create_pit(&self) -> Result<(), KvmError> {
         let config = kvm_pit_config { flags: kvm_bindings::KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.fd.create_pit2(config).map_err(KvmError::ioctl("KVM_CREATE_PIT2"))
     }
 
-    /// Lets `event` raise the interrupt `gsi`, without a way through this process.
+    /// Lets `event` raise the interrupt `gsi` inside the kernel, without this process.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn register_irqfd(&self, event: &EventFd, gsi: u32) -> Result<(), KvmError> {
         self.fd.register_irqfd(event, gsi).map_err(KvmError::ioctl("KVM_IRQFD"))
     }
 
-    /// Holds the line of the interrupt `gsi` high or low, for one that is level-triggered.
+    /// Holds the line of the level-triggered interrupt `gsi` high or low.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn set_interrupt_line(&self, gsi: u32, is_high: bool) -> Result<(), KvmError> {
         self.fd.set_irq_line(gsi, is_high).map_err(KvmError::ioctl("KVM_IRQ_LINE"))
     }
 
-    /// Lets a guest's write of `value` to `address` write `event`, without a way through this process.
+    /// Lets a guest's write of `value` to `address` signal `event` inside the kernel, without this process.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn register_ioeventfd(&self, event: &EventFd, address: Gpa, value: u32) -> Result<(), KvmError> {
         let address = IoEventAddress::Mmio(address.get());
         self.fd.register_ioevent(event, &address, value).map_err(KvmError::ioctl("KVM_IOEVENTFD"))
     }
 
-    /// Creates a vCPU.
+    /// Creates a vCPU of this VM.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn create_vcpu(self: &Arc<Self>, index: u32) -> Result<Vcpu, KvmError> {
         let fd = self.fd.create_vcpu(u64::from(index)).map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
         Vcpu::new(fd, index, Arc::clone(self))
@@ -117,15 +119,15 @@ impl Vm {
     /// Opens the VM's statistics.
     ///
     /// # Errors
-    /// [`super::stats::StatsError`].
+    /// [`super::stats::StatsError`] where they cannot be read.
     pub fn open_stats(&self) -> Result<KvmStats, super::stats::StatsError> {
         KvmStats::open(&self.fd)
     }
 
-    /// Switches dirty logging of a slot. `Ok(None)` where there is no such slot.
+    /// Switches dirty logging of a slot on or off. `Ok(None)` where the slot does not exist.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`]; the slot is then as it was.
+    /// [`KvmError::Ioctl`]; then the slot is unchanged.
     pub fn set_dirty_log(&self, id: SlotId, is_on: bool) -> Result<Option<()>, KvmError> {
         let mut slots = self.lock_slots();
         let Some(memslot) = slots.iter_mut().find(|memslot| memslot.slot.id == id) else { return Ok(None) };
@@ -163,7 +165,7 @@ impl Vm {
     }
 
     fn lock_slots(&self) -> MutexGuard<'_, Vec<Memslot>> {
-        // A slot is changed only after KVM agreed, so a panic elsewhere leaves the table true.
+        // A slot is changed only after KVM agreed, so the table is valid after a panic elsewhere.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -186,11 +188,11 @@ mod tests {
         let ram = || GuestRam::map(&layout, backing).expect("2 MiB can be mapped");
 
         let owned = ram();
-        let _words = owned.exclusive_words(owned.ranges()[0]).expect("nobody has asked before");
+        let _words = owned.exclusive_words(owned.ranges()[0]).expect("the words have no owner yet");
         let refused = Vm::create(&system, owned.clone(), mib(2)).expect_err("the RAM has an owner");
         assert!(matches!(refused, KvmError::RamHasOwner(_)), "{refused}");
 
-        let vm = Vm::create(&system, ram(), mib(2)).expect("nobody has the RAM");
+        let vm = Vm::create(&system, ram(), mib(2)).expect("the RAM has no owner");
         assert!(vm.ram().exclusive_words(vm.ram().ranges()[0]).is_none());
     }
 }

@@ -1,7 +1,8 @@
-//! What is wanted of the vCPUs of a VM, where they are, and the one lock under which both are said.
+//! The requests to the vCPUs of a VM, their states, and the one lock that guards both.
 //!
-//! A guest that resets its machine, where that is to boot again, has all vCPUs paused until somebody has put the rest of the machine back; then
-//! each vCPU's thread puts its own vCPU back, and when the last one has, all go on:
+//! A guest that resets its machine, where that leads to another boot, has all vCPUs paused until another thread
+//! has reset the rest of the machine. Then each vCPU's thread restores its own vCPU, and when the last one is
+//! done, all continue:
 //!
 //! ```text
 //!   Reset::No ── a vCPU's write, [`RunControl::ask_for_reset`] ─▶ Wanted ── all paused: [`RunControl::wait`] says so ─▶ the machine is put back
@@ -17,52 +18,52 @@ use wideleaf_memory::second_level::SecondLevelError;
 use super::GuestExit;
 use crate::kvm::Kicker;
 
-/// How long [`RunControl::pause`] waits. A vCPU leaves the guest within microseconds of the signal; what takes longer is
-/// a page fault of the host (a giant page is zeroed in 0.1 to 0.3 s) or a slow serial sink.
+/// Time limit of [`RunControl::pause`]. A vCPU leaves the guest within microseconds of the signal. Longer delays
+/// come from a page fault of the host (a giant page is zeroed in 0.1 to 0.3 s) or a slow serial sink.
 pub const PAUSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How long a kick may take to show before it is repeated. On hardware one is enough; in the NPT lab, whose processors are
-/// emulated, about one in ten thousand was seen to do nothing, and the vCPU stayed in the guest.
+/// Time after which a kick without effect is repeated. On hardware one is enough. In the NPT lab with its
+/// emulated processors, about one in ten thousand had no effect, and the vCPU stayed in the guest.
 const KICK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
-/// Where a vCPU's thread is.
+/// The state of a vCPU's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VcpuState {
     /// In the guest, or handling an exit, or about to enter.
     Running,
-    /// Waiting to be resumed; not in the guest.
+    /// Waiting to be resumed, outside the guest.
     Paused,
-    /// It will never enter the guest again.
+    /// Ended: it will never enter the guest again.
     Finished,
 }
 
-/// What is wanted of the vCPUs of one VM, and where they are.
+/// The requests to the vCPUs of one VM, and their states.
 #[derive(Debug)]
 pub struct RunControl {
     inner: Mutex<Inner>,
-    /// Something in `inner` changed.
+    /// Signalled when something in `inner` changed.
     pub(super) changed: Condvar,
     pub(super) kickers: Vec<Kicker>,
     on_reset: OnReset,
 }
 
-/// What a reset of the machine is to lead to.
+/// The effect of a machine reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReset {
-    /// The end.
+    /// End of the VM.
     #[default]
     Stop,
-    /// A boot from the same image, in the same RAM, with the same devices.
+    /// Another boot from the same image, in the same RAM, with the same devices.
     Restart,
 }
 
-/// How far the machine is with a reset.
+/// The progress of a machine reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reset {
     No,
-    /// vCPUs are to be paused.
+    /// The vCPUs have to be paused.
     Wanted,
-    /// So many vCPUs are to be put back still.
+    /// This number of vCPUs still has to be restored.
     PuttingBack {
         left: usize,
     },
@@ -70,15 +71,15 @@ pub(super) enum Reset {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    /// Pauses not yet undone.
+    /// Number of pauses not yet undone.
     pauses: u32,
     pub(super) reset: Reset,
-    /// How often vCPUs were put back, or began to be.
+    /// Number of resets for which vCPUs were restored, or began to be.
     pub(super) resets: u64,
-    /// All vCPUs are to finish; why is in `exit`.
+    /// Whether all vCPUs have to finish; `exit` has the reason.
     is_stopping: bool,
     exit: Option<GuestExit>,
-    /// How many vCPUs will never write to a device again.
+    /// Number of vCPUs that will never write to a device again.
     pub(super) silent: usize,
     pub(super) vcpus: Vec<VcpuRecord>,
 }
@@ -86,26 +87,26 @@ pub(super) struct Inner {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct VcpuRecord {
     pub(super) state: VcpuState,
-    /// CR3, since the vCPU was last paused or finished.
+    /// Value of CR3 when the vCPU was last paused or finished.
     pub(super) page_table_root: Option<u64>,
 }
 
 impl RunControl {
-    /// For one vCPU per kicker; all of them are about to run.
+    /// Creates the control for one vCPU per kicker; all of them are about to run.
     pub fn new(kickers: Vec<Kicker>, on_reset: OnReset) -> Arc<RunControl> {
         let vcpus = vec![VcpuRecord { state: VcpuState::Running, page_table_root: None }; kickers.len()];
         let inner = Inner { pauses: 0, reset: Reset::No, resets: 0, is_stopping: false, exit: None, silent: 0, vcpus };
         Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers, on_reset })
     }
 
-    /// Resets the machine, as soon as who waits for it ([`RunControl::wait`]) has seen to it; `false` where a reset ends this one, or
-    /// something has ended it.
+    /// Requests a reset of the machine, which the thread in [`RunControl::wait`] performs. Returns `false` where a
+    /// reset ends this machine, or it is ending already.
     pub fn ask_for_reset(&self) -> bool {
         let mut inner = self.lock();
         if self.on_reset == OnReset::Stop || inner.is_stopping {
             return false;
         }
-        // Who asks while another reset is under way has it.
+        // A request during another reset is covered by that one.
         if inner.reset == Reset::No {
             inner.reset = Reset::Wanted;
             self.kick_running(&inner);
@@ -114,18 +115,19 @@ impl RunControl {
         true
     }
 
-    /// What a reset leads to.
+    /// Effect of a machine reset.
     pub fn on_reset(&self) -> OnReset {
         self.on_reset
     }
 
-    /// How often the machine was reset and went on.
+    /// Number of resets after which the machine continued.
     pub fn resets(&self) -> u64 {
         self.lock().resets
     }
 
-    /// Has each vCPU's thread put its vCPU back, and then all of them go on, unless they are paused by others. They are paused, by
-    /// [`RunControl::ask_for_reset`]. Where one cannot be put back, or somebody stops the VM meanwhile, it ends.
+    /// Lets each vCPU's thread restore its vCPU, after which all continue unless another pause holds them. They
+    /// were paused by [`RunControl::ask_for_reset`]. The VM ends where a vCPU cannot be restored, or another thread
+    /// stops the VM in the meantime.
     pub(crate) fn put_back(&self) {
         let mut inner = self.lock();
         assert_eq!(inner.reset, Reset::Wanted, "vCPUs are put back while a reset is under way");
@@ -141,8 +143,8 @@ impl RunControl {
 
     /// Takes all vCPUs out of the guest; see [`wideleaf_memory::SecondLevel::pause`].
     ///
-    /// From a serial sink, which runs in a vCPU's thread, that vCPU counts as paused: it is out of the guest and will
-    /// look before it enters again.
+    /// Called from a serial sink, which runs in a vCPU's thread, that vCPU counts as paused: it is out of the guest
+    /// and reads the requests before it enters again.
     ///
     /// # Errors
     /// [`SecondLevelError::PauseTimedOut`] after [`PAUSE_WAIT_MAX`]; then none is paused.
@@ -150,10 +152,10 @@ impl RunControl {
         self.pause_within(PAUSE_WAIT_MAX)
     }
 
-    /// As [`RunControl::pause`], and waits no longer than this.
+    /// Pauses like [`RunControl::pause`], and waits for at most `at_most`.
     ///
     /// # Errors
-    /// As [`RunControl::pause`].
+    /// The errors of [`RunControl::pause`].
     pub(crate) fn pause_within(&self, at_most: Duration) -> Result<(), SecondLevelError> {
         let started = Instant::now();
         let mut inner = self.lock();
@@ -186,13 +188,14 @@ impl RunControl {
         Ok(())
     }
 
-    /// CR3 of each vCPU.
+    /// Value of CR3 of each vCPU.
     ///
     /// # Errors
     /// [`SecondLevelError::WrongState`] unless all are paused or finished.
     pub fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
         let inner = self.lock();
-        // A vCPU that was resumed and has not looked yet is still `Paused`, and may be gone before the answer is used.
+        // A vCPU that was resumed and has not yet reacted is still `Paused`, and may run before the caller
+        // uses the answer.
         let is_still = inner.vcpus.iter().all(|vcpu| match vcpu.state {
             VcpuState::Running => false,
             VcpuState::Paused => inner.pauses > 0,
@@ -202,23 +205,23 @@ impl RunControl {
         roots.filter(|_| is_still).ok_or(SecondLevelError::WrongState("pause the vcpus before their CR3 is asked for"))
     }
 
-    /// Where each vCPU is.
+    /// State of each vCPU.
     pub fn states(&self) -> Vec<VcpuState> {
         self.lock().vcpus.iter().map(|vcpu| vcpu.state).collect()
     }
 
-    /// Why it ends, once it does.
+    /// Reason of the end, once there is one.
     pub fn exit(&self) -> Option<GuestExit> {
         self.lock().exit.clone()
     }
 
-    /// Whether all vCPUs are to finish.
+    /// Whether all vCPUs have to finish.
     pub fn is_stopping(&self) -> bool {
         self.lock().is_stopping
     }
 
-    /// Whether vCPUs are to leave the guest, to end or to be paused: what a vCPU's thread waits for outside the guest
-    /// is to wait then.
+    /// Whether vCPUs have to leave the guest, to end or to pause. Anything that a vCPU's thread waits for outside
+    /// the guest must then wait too.
     pub fn wants_vcpus_out(&self) -> bool {
         let inner = self.lock();
         inner.is_stopping || inner.pauses > 0 || inner.reset != Reset::No
@@ -233,7 +236,8 @@ impl RunControl {
         self.changed.notify_all();
     }
 
-    /// Waits until all vCPUs have finished, or are paused for a reset ([`GuestExit::Reset`]), at most this long; `None` where they have not.
+    /// Waits for at most `at_most` until all vCPUs have finished, or are paused for a reset ([`GuestExit::Reset`]);
+    /// `None` where they have not.
     pub fn wait(&self, at_most: Option<Duration>) -> Option<GuestExit> {
         let deadline = at_most.and_then(|time| Instant::now().checked_add(time));
         let mut inner = self.lock();
@@ -258,11 +262,11 @@ impl RunControl {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing in here panics half-way: each change is one assignment.
+        // Each change in here is one assignment, so the state is valid after a panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kicks whoever may be in the guest. The lock is held: nobody can enter unseen.
+    /// Kicks the vCPUs that may be in the guest. The caller holds the lock, so no vCPU can enter unseen.
     fn kick_running(&self, inner: &Inner) {
         for (vcpu, kicker) in inner.vcpus.iter().zip(&self.kickers) {
             if vcpu.state == VcpuState::Running {
@@ -279,7 +283,7 @@ impl RunControl {
             .position(|(vcpu, kicker)| vcpu.state == VcpuState::Running && !kicker.is_this_thread())
     }
 
-    /// What the vCPU is to do next. Only its own thread asks; the answer is its new state.
+    /// Decides the vCPU's next step. Only its own thread calls this; the answer is its new state.
     pub(super) fn next_state(&self, inner: &mut Inner, vcpu: usize) -> VcpuState {
         let state = match (inner.is_stopping, inner.pauses, inner.reset) {
             (true, ..) => VcpuState::Finished,
@@ -309,7 +313,7 @@ pub(crate) mod threadless {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    /// A control for this many vCPUs without threads; memfds stand in for their `kvm_run` pages.
+    /// A control of `vcpus` vCPUs without threads; memfds stand in for their `kvm_run` pages.
     pub(crate) fn control(vcpus: usize) -> Arc<RunControl> {
         let kicker = || {
             let file = tempfile::tempfile().unwrap();
@@ -324,7 +328,7 @@ pub(crate) mod threadless {
         control.changed.notify_all();
     }
 
-    /// Whether vCPUs are to be paused now.
+    /// Whether a pause of the vCPUs is requested.
     pub(crate) fn is_pause_wanted(control: &RunControl) -> bool {
         control.lock().pauses > 0
     }
@@ -336,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_returns_when_the_last_vcpu_is_out() {
+    fn a_pause_returns_when_the_last_vcpu_has_left_the_guest() {
         let control = control(2);
         set_state(&control, 0, VcpuState::Finished);
         std::thread::scope(|scope| {
@@ -352,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_takes_too_long_is_undone_and_says_who_did_not_leave() {
+    fn a_pause_that_takes_too_long_is_undone_and_names_the_vcpu_that_did_not_leave() {
         let control = control(2);
         set_state(&control, 0, VcpuState::Paused);
         let error = control.pause().unwrap_err();
@@ -385,12 +389,12 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_with_its_time() {
+    fn a_wait_ends_at_its_time_limit() {
         assert_eq!(control(1).wait(Some(Duration::from_millis(1))), None);
     }
 
     #[test]
-    fn a_reset_is_seen_when_the_last_vcpu_is_out_and_none_runs_before_all_are_put_back() {
+    fn a_reset_is_reported_when_the_last_vcpu_is_out_and_none_runs_before_all_are_restored() {
         let control = control(2);
         assert!(control.ask_for_reset() && control.ask_for_reset());
         set_state(&control, 0, VcpuState::Paused);
@@ -413,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_was_paused_by_somebody_stays_so_over_a_reset() {
+    fn a_paused_vm_stays_paused_over_a_reset() {
         let control = control(1);
         set_state(&control, 0, VcpuState::Paused);
         control.pause().unwrap();
@@ -425,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_wins_over_a_reset_and_nobody_waits_for_vcpus_that_end() {
+    fn a_stop_wins_over_a_reset_and_no_thread_waits_for_vcpus_that_end() {
         let control = control(1);
         assert!(control.ask_for_reset());
         control.stop(GuestExit::Stopped);
@@ -437,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_shown_while_a_pause_lasts_and_no_longer() {
+    fn page_table_roots_are_available_only_during_a_pause() {
         let control = control(1);
         let is_refused = || matches!(control.page_table_roots(), Err(SecondLevelError::WrongState(_)));
         assert!(is_refused(), "running");
@@ -445,7 +449,7 @@ mod tests {
         control.pause().unwrap();
         assert_eq!(control.page_table_roots().unwrap(), [0]);
         control.resume().unwrap();
-        assert!(is_refused(), "resumed, and its thread has not looked yet");
+        assert!(is_refused(), "resumed, and its thread has not reacted yet");
         set_state(&control, 0, VcpuState::Finished);
         assert!(!is_refused(), "finished");
     }

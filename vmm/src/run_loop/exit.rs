@@ -1,4 +1,4 @@
-//! How a guest ends, and the registers it ends with, in words.
+//! The reasons why a guest ends, and its registers at the end, as text.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ use crate::x86::fault_report::exception_name;
 /// Vector of a page fault (SDM vol. 3, 7.15).
 const PAGE_FAULT: u64 = 14;
 
-/// The registers of a vCPU, for people.
+/// The registers of a vCPU, formatted for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegisterDump {
-    /// Instruction pointer.
+    /// Instruction pointer at the exit.
     pub rip: u64,
-    /// Flags.
+    /// Flags register (RFLAGS).
     pub rflags: u64,
-    /// RAX RBX RCX RDX RSI RDI RBP RSP R8 … R15.
+    /// General registers: RAX RBX RCX RDX RSI RDI RBP RSP R8 … R15.
     pub general: [u64; 16],
-    /// CR0, CR2, CR3, CR4.
+    /// Control registers: CR0, CR2, CR3, CR4.
     pub control: [u64; 4],
-    /// Extended features.
+    /// Extended feature register (EFER).
     pub efer: u64,
     /// Selectors of CS and SS.
     pub segments: [u16; 2],
-    /// The bytes at RIP, as far as they could be read.
+    /// Bytes at RIP, as far as they could be read.
     pub code: Vec<u8>,
 }
 
@@ -44,17 +44,17 @@ impl RegisterDump {
         }
     }
 
-    /// The stack pointer.
+    /// Stack pointer at the exit.
     pub fn rsp(&self) -> u64 {
         self.general[7]
     }
 
-    /// The address of the last page fault.
+    /// Address of the last page fault.
     pub fn cr2(&self) -> u64 {
         self.control[1]
     }
 
-    /// Whether these are the registers of a CPU after its reset: what SVM leaves of a triple fault.
+    /// Whether these are the registers of a CPU after its reset, as SVM leaves them after a triple fault.
     fn is_reset(&self) -> bool {
         self.rip == 0xfff0 && self.segments[0] == 0xf000
     }
@@ -84,96 +84,96 @@ impl fmt::Display for RegisterDump {
     }
 }
 
-/// How a guest ended.
+/// The reasons why a guest ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GuestExit {
-    /// It wrote this code to the exit port.
+    /// The guest wrote this code to the exit port.
     ExitPort(u32),
-    /// It reset the machine. Where it is to boot again all vCPUs are paused for that, and nothing has ended.
+    /// The guest reset the machine. Where that leads to another boot, all vCPUs are paused, and nothing has ended.
     Reset,
-    /// It reset the machine, and a vCPU could not be put back.
+    /// The guest reset the machine, and a vCPU could not be restored.
     NotPutBack {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// Why not.
+        /// Reason of the failure.
         why: String,
     },
-    /// It switched the machine off.
+    /// The guest switched the machine off.
     PowerOff,
-    /// A directly started guest did something the CPU refused.
+    /// The CPU refused an instruction or access of a directly started guest.
     Fault {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// Which exception.
+        /// Vector of the exception.
         vector: u64,
-        /// Its error code.
+        /// Error code of the exception.
         error_code: u64,
-        /// The registers at the fault.
+        /// Registers at the fault.
         registers: Box<RegisterDump>,
     },
-    /// A triple fault.
+    /// The guest caused a triple fault.
     Shutdown {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// The registers, as far as the CPU kept them.
+        /// Registers, as far as the CPU kept them.
         registers: Box<RegisterDump>,
     },
-    /// KVM could not go on.
+    /// KVM could not continue.
     InternalError {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// What KVM said.
+        /// KVM's report of the error.
         error: InternalError,
-        /// The registers.
+        /// Registers at the error.
         registers: Box<RegisterDump>,
     },
     /// The CPU refused to enter the guest.
     FailEntry {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// The hardware's reason.
+        /// Reason code of the hardware.
         reason: u64,
-        /// On which CPU of the host.
+        /// Number of the host CPU.
         host_cpu: u32,
-        /// The registers.
+        /// Registers at the failed entry.
         registers: Box<RegisterDump>,
     },
-    /// `KVM_RUN` failed.
+    /// The call `KVM_RUN` failed.
     RunFailed {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// The error number.
+        /// Error number of the call.
         errno: i32,
-        /// The registers.
+        /// Registers at the failure.
         registers: Box<RegisterDump>,
     },
-    /// It halted where nothing can wake it.
+    /// The guest halted where nothing can wake it.
     Halted {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
     },
-    /// An exit nobody asked KVM for.
+    /// An exit that the VMM does not expect.
     Unexpected {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// Which exit.
+        /// Description of the exit.
         exit: String,
     },
     /// The thread of a vCPU panicked, most likely in a serial sink.
     ThreadLost {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
     },
-    /// The thread of a vCPU could not be restricted, and so did not run it.
+    /// The thread of a vCPU could not be restricted, and therefore did not run it.
     NoSandbox {
-        /// Which vCPU.
+        /// Number of the vCPU.
         vcpu: u32,
-        /// Why not.
+        /// Reason of the failure.
         why: String,
     },
-    /// Somebody stopped it.
+    /// A caller stopped the VM.
     Stopped,
-    /// It did not end in time.
+    /// The guest did not end in time.
     TimedOut,
 }
 
@@ -183,7 +183,7 @@ impl fmt::Display for GuestExit {
             GuestExit::ExitPort(code) => write!(f, "the guest ended with code {code}"),
             GuestExit::Reset => f.write_str("the guest asked for a reset"),
             GuestExit::NotPutBack { vcpu, why } => {
-                write!(f, "vcpu {vcpu}: the guest reset its machine, and this vCPU stays as it was: {why}")
+                write!(f, "vcpu {vcpu}: cannot restore this vCPU after the guest reset its machine: {why}")
             }
             GuestExit::PowerOff => f.write_str("the guest switched itself off"),
             GuestExit::Fault { vcpu, vector, error_code, registers } => {
@@ -196,12 +196,14 @@ impl fmt::Display for GuestExit {
             GuestExit::Shutdown { vcpu, registers } => {
                 write!(f, "vcpu {vcpu}: triple fault")?;
                 if registers.is_reset() {
-                    f.write_str(" (this CPU keeps no registers of one: below is the state after its reset)")?;
+                    f.write_str(
+                        " (this CPU keeps no registers of a triple fault: below is the state after its reset)",
+                    )?;
                 }
                 write!(f, "\n{registers}")
             }
             GuestExit::InternalError { vcpu, error, registers } => {
-                write!(f, "vcpu {vcpu}: KVM cannot go on: {error}")?;
+                write!(f, "vcpu {vcpu}: KVM cannot continue: {error}")?;
                 if let Some(hint) = error.hint() {
                     write!(f, "\n{hint}")?;
                 }
@@ -226,7 +228,7 @@ impl fmt::Display for GuestExit {
             GuestExit::Halted { vcpu } => write!(f, "vcpu {vcpu}: halted where no interrupt can wake it"),
             GuestExit::Unexpected { vcpu, exit } => write!(f, "vcpu {vcpu}: unexpected exit {exit}"),
             GuestExit::ThreadLost { vcpu } => write!(f, "vcpu {vcpu}: its thread panicked"),
-            GuestExit::NoSandbox { vcpu, why } => write!(f, "vcpu {vcpu}: its thread is not in the sandbox: {why}"),
+            GuestExit::NoSandbox { vcpu, why } => write!(f, "vcpu {vcpu}: cannot restrict its thread: {why}"),
             GuestExit::Stopped => f.write_str("stopped"),
             GuestExit::TimedOut => f.write_str("the guest did not end in time"),
         }

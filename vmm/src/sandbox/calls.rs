@@ -1,5 +1,5 @@
-//! The system calls of each kind of thread, and what their arguments may be: the whole of what a guest that takes a thread over can
-//! ask of the kernel.
+//! The system calls of each kind of thread, and their permitted arguments. A guest that takes over a thread can ask
+//! the kernel for nothing else.
 //!
 //! ```text
 //!                 EVERY     what Rust's runtime and the C library do in any thread, at its begin and its end
@@ -12,8 +12,9 @@
 //!                starts threads that answer faults                       │
 //! ```
 //!
-//! A call's numbers are x86-64's; another ABI of the same kernel (`int 0x80`, x32) ends the process too. Lists were made by
-//! reading the code and by running all policies on all backings until nothing was missing; what is only needed before the guest runs is in none.
+//! The numbers of the calls are x86-64's; another ABI of the same kernel (`int 0x80`, x32) also ends the process.
+//! The lists were made by reading the code and by running all policies on all backings until nothing was missing.
+//! Calls that are only needed before the guest runs are in no list.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,10 +31,10 @@ use seccompiler::{BackendError, SeccompCondition as Condition, SeccompRule};
 
 use super::SandboxConfig;
 
-/// What a thread is for, and so what it may do.
+/// The purpose of a thread, which decides its permitted calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadKind {
-    /// All together, and what starts them.
+    /// The process: all other kinds together, and the calls that start their threads.
     Process,
     /// Waits for the guest's end and writes the report.
     Main,
@@ -41,20 +42,20 @@ pub enum ThreadKind {
     Vcpu,
     /// The manager's loop; copies windows, moves giants.
     Manager,
-    /// Answers the guest's faults.
+    /// Answers the page faults of the guest.
     Faults,
     /// Serves a device: files and sockets that are open already.
     Io,
-    /// Tells the daemon of the guest.
+    /// Reports the guest's status to the daemon.
     Status,
     /// Answers on the VM's own control socket.
     Control,
-    /// Reads what is typed for the guest, writes what it prints.
+    /// Reads input typed for the guest, and writes the guest's output.
     Console,
 }
 
 impl ThreadKind {
-    /// All kinds.
+    /// All kinds of threads.
     pub const ALL: [ThreadKind; 9] = [
         ThreadKind::Process,
         ThreadKind::Main,
@@ -67,7 +68,7 @@ impl ThreadKind {
         ThreadKind::Console,
     ];
 
-    /// What people call such a thread.
+    /// Name of such a thread in messages.
     pub const fn name(self) -> &'static str {
         match self {
             ThreadKind::Process => "the process",
@@ -106,14 +107,14 @@ impl fmt::Display for ThreadKind {
     }
 }
 
-/// With which arguments a call may be made.
+/// The arguments with which a call may be made.
 #[derive(Clone, Copy, Debug)]
 enum With {
-    /// Any.
+    /// Arguments of any value.
     Any,
-    /// A number in an argument, counted from 0, of 32 bits.
+    /// The argument of this index, counted from 0, has this 32-bit value.
     Is(u8, u64),
-    /// Those bits of an argument (the second number) have these values (the third); of 32 bits.
+    /// The bits (second number) of the argument have these values (third number), in 32 bits.
     Bits(u8, u64, u64),
     /// The first argument is this process.
     ThisProcess,
@@ -121,14 +122,15 @@ enum With {
 
 type Table = &'static [(c_long, With)];
 
-/// `mmap(2)`, `mprotect(2)`: memory that can be executed is what the program was loaded with.
+/// `mmap(2)`, `mprotect(2)`: only memory that the program was loaded with can be executable.
 const NOT_EXECUTABLE: With = With::Bits(2, libc::PROT_EXEC as u64, 0);
 
-/// `openat(2)`: what is there, to read it.
+/// `openat(2)`: existing files, only for reading.
 const TO_READ: With =
     With::Bits(2, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64, 0);
 
-/// What Rust and the C library do in any thread, and what can do nobody any harm: its own memory, its own descriptors, time.
+/// Calls that Rust and the C library make in any thread, and harmless calls: on the thread's own memory and
+/// descriptors, and time.
 const EVERY: Table = &[
     (libc::SYS_read, With::Any),
     (libc::SYS_write, With::Any),
@@ -145,7 +147,7 @@ const EVERY: Table = &[
     (libc::SYS_sched_yield, With::Any),
     (libc::SYS_sched_getaffinity, With::Any),
     (libc::SYS_getrandom, With::Any),
-    // A panic's backtrace asks where it is.
+    // A panic's backtrace asks for the current folder.
     (libc::SYS_getcwd, With::Any),
     (libc::SYS_getpid, With::Any),
     (libc::SYS_gettid, With::Any),
@@ -171,7 +173,7 @@ const EVERY: Table = &[
     (libc::SYS_exit_group, With::Any),
 ];
 
-/// The kernel's files, and whatever else is opened to be read: which ones is Landlock's to say.
+/// The kernel's files, and all else that is opened for reading: Landlock decides which files.
 const READING: Table = &[
     (libc::SYS_openat, TO_READ),
     (libc::SYS_statx, With::Any),
@@ -184,7 +186,8 @@ const READING: Table = &[
     (libc::SYS_readlinkat, With::Any),
 ];
 
-/// A result file beside the place, renamed over it; the claim to this guest, given up; what is held for this process, waited for.
+/// A result file that is renamed over its predecessor; the release of the claim to this guest; the wait for
+/// resources held for this process.
 const REPORT: Table = &[
     (libc::SYS_openat, With::Any),
     (libc::SYS_unlink, With::Any),
@@ -196,10 +199,10 @@ const REPORT: Table = &[
     (libc::SYS_waitid, With::Any),
 ];
 
-/// linux/kvm.h.
+/// KVM's ioctl type (linux/kvm.h).
 const KVM: u8 = 0xae;
 
-/// A vCPU's own. The rest of KVM's interface is used before the guest runs.
+/// Calls on a vCPU. The rest of KVM's interface is used before the guest runs.
 const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0x80))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x81, size_of::<kvm_regs>()))),
@@ -207,8 +210,8 @@ const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x85, size_of::<kvm_translation>()))),
 ];
 
-/// A vCPU as it was before its first instruction, put back by its own thread where a reset of the machine is not the end. Numbers of linux/kvm.h;
-/// those of lists and of states that grow have the size of their header.
+/// Restores a vCPU's initial state in its own thread, where a reset leads to another boot. Numbers of linux/kvm.h;
+/// those of lists and of growing states contain the size of their header.
 const PUTTING_BACK: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x82, size_of::<kvm_regs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x84, size_of::<kvm_sregs>()))),
@@ -223,44 +226,45 @@ const PUTTING_BACK: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xbf, size_of::<kvm_nested_state>()))),
 ];
 
-/// The rest of the machine put back, by who waits for the guest: interrupt controllers and their timer.
+/// Restores the rest of the machine, in the thread that waits for the guest: interrupt controllers and their timer.
 const BOOTING_AGAIN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x63, size_of::<kvm_irqchip>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa0, size_of::<kvm_pit_state2>()))),
 ];
 
-/// The line of the power button's interrupt, which who presses it makes high, and a vCPU that has seen it low.
+/// The line of the power button's interrupt: a press sets it high, and a vCPU that has seen it sets it low.
 const BUTTON: Table =
     &[(libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x61, size_of::<kvm_irq_level>())))];
 
-/// `struct pm_scan_arg` of linux/fs.h.
+/// Size of `struct pm_scan_arg` of linux/fs.h.
 const PAGEMAP_SCAN_BYTES: usize = 96;
 
-/// linux/userfaultfd.h: requests of this type on a userfaultfd, which are about memory of this process, and
-/// `USERFAULTFD_IOC_NEW` on its device. Bits 8 to 15 of a request are its type.
+/// Requests of this type on a userfaultfd, which concern memory of this process, and `USERFAULTFD_IOC_NEW` on its
+/// device (linux/userfaultfd.h). Bits 8 to 15 of a request are its type.
 const USERFAULTFD: With = With::Bits(1, 0xff00, 0xaa00);
 
-/// Looks at what backs RAM and how KVM maps it; takes windows aside, answers faults, brings windows back: of this process's memory all of it.
+/// Reads the backing of RAM and KVM's mappings; takes windows aside, answers faults, brings windows back. All of it
+/// concerns this process's memory.
 const ASIDE: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(b'f', 16, PAGEMAP_SCAN_BYTES))),
     (libc::SYS_ioctl, USERFAULTFD),
-    // Whoever asks first opens the file of KVM's statistics, which says how large its mappings are.
+    // The first thread that needs it opens the file of KVM's statistics, which has the sizes of its mappings.
     (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0xce))),
 ];
 
-/// What the manager changes: dirty logs, giants, its own threads.
+/// The manager's changes: dirty logs, giants, its own threads.
 const MANAGER: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x46, size_of::<kvm_userspace_memory_region>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x42, size_of::<kvm_dirty_log>()))),
     (libc::SYS_clone, OWN_THREAD),
-    // Answered with ENOSYS by a filter of its own: its flags are in memory, where no filter sees them.
+    // Another filter answers with ENOSYS: the flags are in memory, where no filter sees them.
     (libc::SYS_clone3, With::Any),
     (libc::SYS_memfd_create, With::Any),
     (libc::SYS_ftruncate, With::Any),
     (libc::SYS_pipe2, With::Any),
 ];
 
-/// `clone(2)`: a thread of this process, in no namespace of its own.
+/// `clone(2)`: a thread of this process, without a new namespace.
 const OWN_THREAD: With = {
     let of_threads = libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND;
     let namespaces = libc::CLONE_NEWNS
@@ -276,7 +280,8 @@ const OWN_THREAD: With = {
 /// Frames of the file behind guest RAM, taken and given back.
 const RAM_FILE: Table = &[(libc::SYS_fallocate, With::Any)];
 
-/// Disks, sockets and events that are open already. No request of `ioctl(2)`: a disk is a file, and a tap device is set up before.
+/// Disks, sockets and events that are already open. No request of `ioctl(2)`: a disk is a file, and a tap device is
+/// set up earlier.
 const DEVICES: Table = &[
     (libc::SYS_pread64, With::Any),
     (libc::SYS_pwrite64, With::Any),
@@ -306,7 +311,7 @@ const DEVICES: Table = &[
     (libc::SYS_fcntl, With::Is(1, libc::F_SETFL as u64)),
 ];
 
-/// To programs of this host that wait for a guest's connections.
+/// Connections to programs of this host that wait for a guest's connections.
 const CONNECTING: Table = &[
     (libc::SYS_socket, With::Is(0, libc::AF_UNIX as u64)),
     (libc::SYS_connect, With::Any),
@@ -314,14 +319,14 @@ const CONNECTING: Table = &[
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];
 
-/// What a device does when its driver comes or goes, on the thread that starts all others: what a tap may be given, a second descriptor of an
-/// event.
+/// Calls of a device when its driver comes or goes, on the thread that starts all others: the offloads of a tap, a
+/// second descriptor of an event.
 const ACTIVATING: Table = &[
     (libc::SYS_ioctl, With::Is(1, libc::TUNSETOFFLOAD)),
     (libc::SYS_fcntl, With::Is(1, libc::F_DUPFD_CLOEXEC as u64)),
 ];
 
-/// One connection to the daemon after another.
+/// Successive connections to the daemon.
 const DAEMON: Table = &[
     (libc::SYS_socket, With::Is(0, libc::AF_UNIX as u64)),
     (libc::SYS_connect, With::Any),
@@ -334,7 +339,7 @@ const DAEMON: Table = &[
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];
 
-/// Connections to the VM's own socket, which is open already.
+/// Connections to the VM's own socket, which is already open.
 const ANSWERING: Table = &[
     (libc::SYS_accept4, With::Any),
     (libc::SYS_getsockopt, With::Any),
@@ -343,40 +348,41 @@ const ANSWERING: Table = &[
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];
 
-/// A byte over a pair of sockets wakes a thread: one that is to end, one that hears signals.
+/// A byte over a socket pair wakes a thread: one that has to end, or one that receives signals.
 const WAKING: Table = &[(libc::SYS_sendto, With::Any)];
 
-/// The same for what reads the terminal, whose settings are set again at the end.
+/// As [`WAKING`], for the thread that reads the terminal and restores its settings at the end.
 const CONSOLE: Table =
     &[(libc::SYS_sendto, With::Any), (libc::SYS_recvfrom, With::Any), (libc::SYS_ioctl, With::Is(1, libc::TCSETS))];
 
-/// A progress bar, and whether there is anybody to see one.
+/// A progress bar, and the check for a terminal.
 const TERMINAL: Table =
     &[(libc::SYS_ioctl, With::Is(1, libc::TCGETS)), (libc::SYS_ioctl, With::Is(1, libc::TIOCGWINSZ))];
 
-/// A thread that answers faults enters its own filter, and has a userfaultfd: those that are started with the guest, and those of a sensor
-/// that a policy asks for later, which the manager starts. A filter is only ever added, so this takes nothing back.
+/// A thread that answers faults enters its own filter, and has a userfaultfd. Some are started with the guest;
+/// others serve a sensor that a policy needs later, and the manager starts them. A filter is only ever added, so
+/// this takes nothing back.
 const ENTERING: Table = &[
     (libc::SYS_seccomp, With::Any),
     (libc::SYS_prctl, With::Is(0, libc::PR_SET_NO_NEW_PRIVS as u64)),
     (libc::SYS_userfaultfd, With::Any),
 ];
 
-/// What the first thread takes that is started.
+/// Call for the first thread that the process starts.
 const STARTING: Table = &[(libc::SYS_rt_sigaction, With::Is(0, SIGNAL_OF_THE_LIBRARY))];
 
-/// With which the C library tells all threads of a change of user (nptl(7), "the second real-time signal"): it sets the handler
-/// when it starts its first thread.
+/// Signal by which the C library informs all threads of a change of user (nptl(7), "the second real-time signal"):
+/// it sets the handler when it starts its first thread.
 const SIGNAL_OF_THE_LIBRARY: u64 = 33;
 
-/// The rules of a kind: by call, one of its rules has to hold; without rules it always may be made.
+/// The rules of a kind. For each call, one of its rules must hold; a call without rules is always permitted.
 pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let mut tables = kind.tables().to_vec();
     if matches!(kind, ThreadKind::Process | ThreadKind::Main) && config.has_console {
         tables.push(CONSOLE);
     }
     if config.has_console {
-        // Whichever thread a signal reaches tells the one that hears them.
+        // Any thread may receive a signal, and then informs the thread that handles signals.
         tables.push(WAKING);
     }
     if config.boots_again {

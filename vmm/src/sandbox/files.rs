@@ -1,13 +1,13 @@
-//! Which files can be opened once the guest runs (Landlock: Documentation/userspace-api/landlock.rst). What is open already, disks, the
-//! image, a recording, stays usable.
+//! The files that can be opened once the guest runs (Landlock: Documentation/userspace-api/landlock.rst). Files
+//! that are already open, such as disks, the image or a recording, stay usable.
 //!
 //! ```text
-//!   read    /proc/self, a few of /proc, /sys/kernel/mm, KVM's parameters, NUMA nodes     what the manager's sensors read
+//!   read    /proc/self, a few of /proc, /sys/kernel/mm, KVM's parameters, NUMA nodes     the manager's sensors
 //!   write   the folder of --output, if there is one                                      the report
 //!   else    nothing: no other file, no TCP, no abstract socket, no signal to a process outside
 //! ```
 //!
-//! A kernel without Landlock, or one of an early version, restricts less; what, is said.
+//! A kernel without Landlock, or with an early version, restricts less; the report names the missing parts.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use landlock::{
 
 use super::{SandboxConfig, SandboxError};
 
-/// What a process of ours reads while its guest runs. What is not there on a host is left out.
+/// Files that the process reads while its guest runs. Files that a host does not have are left out.
 pub const READ: &[&str] = &[
     "/proc/self",
     "/proc/buddyinfo",
@@ -34,10 +34,10 @@ pub const READ: &[&str] = &[
     "/sys/module/kvm_intel",
 ];
 
-/// Newest rights that are asked for: those of Linux 6.12. An older kernel gives what it has.
+/// Newest rights that are requested: those of Linux 6.12. An older kernel gives the rights that it knows.
 pub(super) const RIGHTS: ABI = ABI::V6;
 
-/// What has all of them, for people.
+/// First version with all of them, for messages.
 pub(super) const NEWEST_ABI: &str = "ABI 6, Linux 6.12";
 
 /// Files that stay accessible, opened before anything is restricted.
@@ -54,8 +54,8 @@ struct Opened {
 }
 
 impl Files {
-    /// Opens them. They are kept open as long as the sandbox lives: a file of `/proc` that nobody has open may be forgotten by the
-    /// kernel and made anew, and the rule is for the one that was opened.
+    /// Opens the files. They stay open as long as the sandbox lives: the kernel may forget a file of `/proc` that
+    /// no process has open, and create it anew, but the rule applies to the opened one.
     pub(super) fn open(config: &SandboxConfig) -> Files {
         let open = |path: &Path| PathFd::new(path).ok().map(|file| Opened { file, is_folder: path.is_dir() });
         Files {
@@ -64,7 +64,7 @@ impl Files {
         }
     }
 
-    /// Restricts the calling thread. The layers that hold, in words, and what is missing of them.
+    /// Restricts the calling thread. Returns the names of the active layers, and the missing restrictions.
     pub(super) fn restrict(&self) -> Result<(Vec<String>, Vec<String>), SandboxError> {
         let status = Ruleset::default()
             .handle_access(AccessFs::from_all(RIGHTS))?
@@ -77,18 +77,20 @@ impl Files {
         Ok(match status.ruleset {
             RulesetStatus::FullyEnforced => (vec!["files and TCP by Landlock".into()], Vec::new()),
             RulesetStatus::PartiallyEnforced => {
-                let missing = "this kernel's Landlock is older than Linux 6.12: files are restricted, not all of TCP, devices and signals";
+                let missing = "this kernel's Landlock is older than Linux 6.12: it restricts files, but not all of TCP, \
+                    devices and signals";
                 (vec!["files by Landlock".into()], vec![missing.into()])
             }
             RulesetStatus::NotEnforced => {
-                let missing = "files are not restricted: this kernel has no Landlock (Linux 5.13, `landlock` among the LSMs at boot)";
+                let missing = "files are not restricted: this kernel has no Landlock (Linux 5.13, \
+                    `landlock` among the LSMs at boot)";
                 (Vec::new(), vec![missing.into()])
             }
         })
     }
 }
 
-/// Nobody makes a program, a device, a socket or a folder where a report goes.
+/// Rights that a report's folder does not give: to create programs, devices, sockets or folders.
 fn refused_in_folders() -> BitFlags<AccessFs> {
     AccessFs::Execute
         | AccessFs::MakeBlock
@@ -101,7 +103,7 @@ fn refused_in_folders() -> BitFlags<AccessFs> {
         | AccessFs::IoctlDev
 }
 
-/// Of a file, only the rights that files have.
+/// The rules for these files; a file has only the rights that apply to files.
 fn beneath(
     opened: &[Opened],
     access: BitFlags<AccessFs>,

@@ -1,4 +1,5 @@
-//! A root of its own: what the process sees is what it was given, in namespaces of its own (namespaces(7), pivot_root(2)).
+//! A separate root: the process sees only the files that it was given, in its own namespaces
+//! (namespaces(7), pivot_root(2)).
 //!
 //! ```text
 //!   DIR, in this process alone        what is there
@@ -7,9 +8,10 @@
 //!   └── FOLDER                        the report's folder and the daemon's socket, under their own names
 //! ```
 //!
-//! It is a tmpfs that is mounted on DIR in a mount namespace of the process: on the host DIR stays the empty folder that it was, and
-//! nothing is left to clean up, however the process ends. Its network namespace has no interface that is up; its IPC and UTS
-//! namespaces are empty. It keeps the host's process numbers: of other processes it sees no files, and can signal none.
+//! The root is a tmpfs that is mounted on DIR in the process's own mount namespace: on the host, DIR stays an empty
+//! folder, and nothing is left to clean up, however the process ends. Its network namespace has no active
+//! interface; its IPC and UTS namespaces are empty. It keeps the host's process numbers, but sees no files of other
+//! processes and can signal none.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,24 +25,24 @@ use nix::unistd::pivot_root;
 use super::files::READ;
 use super::{SandboxConfig, SandboxError, call};
 
-/// Why nobody can be jailed.
+/// The reasons why a jail cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
-    /// Only root may.
-    #[error("cannot make a jail: mounts take CAP_SYS_ADMIN; start it as root, or without --jail")]
+    /// Only root may create a jail.
+    #[error("cannot make a jail: mounts need CAP_SYS_ADMIN; start it as root, or without --jail")]
     NotPermitted,
-    /// No folder.
-    #[error("the jail {0} is no folder: make an empty one")]
+    /// The path is not a folder.
+    #[error("cannot use the jail {0}: it is not a folder; create an empty one")]
     NoFolder(PathBuf),
-    /// A folder in use.
-    #[error("the jail {0} is not empty: name an empty folder, which stays as it is")]
+    /// The folder is not empty.
+    #[error("cannot use the jail {0}: it is not empty; name an empty folder, which stays unchanged")]
     NotEmpty(PathBuf),
 }
 
-/// What a jail's own files take: names and mount points.
+/// Limits of the jail's own tmpfs, which only holds names and mount points.
 const SIZE: &str = "size=64k,nr_inodes=256,mode=755";
 
-/// Whether `folder` can be one.
+/// Checks whether `folder` can be a jail.
 pub(super) fn check(folder: &Path) -> Result<(), JailError> {
     let may = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
     if !may {
@@ -50,17 +52,17 @@ pub(super) fn check(folder: &Path) -> Result<(), JailError> {
     if entries.next().is_some() { Err(JailError::NotEmpty(folder.to_owned())) } else { Ok(()) }
 }
 
-/// Makes it, and goes in.
+/// Creates the jail, and enters it.
 pub(super) fn enter(folder: &Path, config: &SandboxConfig) -> Result<(), SandboxError> {
     let root = fs::canonicalize(folder).map_err(call(format!("find the jail {}", folder.display())))?;
     let own = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
-    unshare(own).map_err(|errno| call("have namespaces of its own")(errno.into()))?;
-    // Nothing that is mounted from here on reaches the host.
+    unshare(own).map_err(|errno| call("create its own namespaces")(errno.into()))?;
+    // Later mounts do not reach the host.
     mounted(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
     let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mounted(Some(Path::new("tmpfs")), &root, Some("tmpfs"), quiet, Some(SIZE))?;
     let given = READ.iter().map(|path| (PathBuf::from(path), MsFlags::MS_RDONLY));
-    // The folder of its socket: a daemon that is restarted has a new one in it.
+    // The folder of the daemon's socket: a restarted daemon creates a new socket in it.
     let daemon =
         config.daemon.iter().filter_map(|socket| socket.parent()).map(|folder| (folder.to_owned(), MsFlags::MS_RDONLY));
     let written = config.writable.iter().map(|path| (path.clone(), MsFlags::empty()));
@@ -68,21 +70,21 @@ pub(super) fn enter(folder: &Path, config: &SandboxConfig) -> Result<(), Sandbox
         give(&root, &path, quiet | flags)?;
     }
     mounted(None, &root, None, quiet | MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY, None)?;
-    // The old root ends up on top of the new one, and goes (pivot_root(2), "pivot_root(".", ".")").
-    std::env::set_current_dir(&root).map_err(call("go into the jail"))?;
+    // The old root ends up on top of the new one, and is unmounted (pivot_root(2), "pivot_root(".", ".")").
+    std::env::set_current_dir(&root).map_err(call("enter the jail"))?;
     pivot_root(".", ".").map_err(|errno| call("make the jail the root")(errno.into()))?;
-    umount2(".", MntFlags::MNT_DETACH).map_err(|errno| call("let go of the host's files")(errno.into()))?;
+    umount2(".", MntFlags::MNT_DETACH).map_err(|errno| call("unmount the host's files")(errno.into()))?;
     std::env::set_current_dir("/").map_err(call("go to the jail's root"))
 }
 
-/// Puts `path` of the host under the same name into the jail, and where it is a link, what it leads to, and the link.
+/// Mounts `path` of the host at the same name in the jail. For a link, also creates the link and mounts its target.
 fn give(root: &Path, path: &Path, flags: MsFlags) -> Result<(), SandboxError> {
     let cannot = |what: &str| format!("{what} {} in the jail", path.display());
     let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
     let source = fs::canonicalize(path).map_err(call(cannot("find")))?;
     let place = inside(&source);
     for folder in [&place, &inside(path)].into_iter().filter_map(|place| place.parent()) {
-        fs::create_dir_all(folder).map_err(call(cannot("make the folder of")))?;
+        fs::create_dir_all(folder).map_err(call(cannot("create the folder of")))?;
     }
     let made = if source.is_dir() { fs::create_dir_all(&place) } else { fs::File::create(&place).map(drop) };
     made.map_err(call(cannot("make")))?;
@@ -91,7 +93,7 @@ fn give(root: &Path, path: &Path, flags: MsFlags) -> Result<(), SandboxError> {
     if source == path {
         return Ok(());
     }
-    // Of `/proc/self`: this process by its number.
+    // For `/proc/self`: this process by its number.
     symlink(&source, inside(path)).map_err(call(cannot("link")))
 }
 

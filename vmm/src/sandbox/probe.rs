@@ -1,4 +1,5 @@
-//! What a sandbox can have on this host, for `wideleaf doctor`: each layer that is not there for everybody, asked of the kernel.
+//! The sandbox layers that this host supports, for `wideleaf doctor`: each layer that some hosts lack is tested
+//! with the kernel.
 
 use std::path::Path;
 use std::thread;
@@ -9,27 +10,31 @@ use wideleaf_memory::capabilities::Capability;
 
 use super::files::{NEWEST_ABI, RIGHTS};
 
-/// A row for each. `root` is where `proc/` is found, for what is a file.
+/// Returns one row for each layer. `root` is the folder that contains `proc/`, for layers that are read from files.
 pub fn probe(root: &Path) -> Vec<Capability> {
     vec![
-        Capability::new("seccomp", "no sandbox: `run` takes --no-sandbox", seccomp(root)),
-        Capability::new("landlock", "what files a guest's process may open is up to --user and --jail", landlock()),
+        Capability::new("seccomp", "no sandbox: `run` needs --no-sandbox", seccomp(root)),
+        Capability::new(
+            "landlock",
+            "only --user and --jail limit the files that a guest's process may open",
+            landlock(),
+        ),
         Capability::new("jail", "--jail is refused", jail(root)),
     ]
 }
 
-/// The answers of our filters (Documentation/userspace-api/seccomp_filter.rst, "Sysctls").
+/// The answers that our filters give (Documentation/userspace-api/seccomp_filter.rst, "Sysctls").
 fn seccomp(root: &Path) -> Result<String, String> {
     const ANSWERS: [&str; 3] = ["allow", "trap", "errno"];
     let path = root.join("proc/sys/kernel/seccomp/actions_avail");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     match ANSWERS.iter().find(|answer| !text.split_whitespace().any(|word| word == **answer)) {
         None => Ok(format!("filters that answer {}", ANSWERS.join(", "))),
-        Some(missing) => Err(format!("no filter answers {missing} here, only {}", text.trim())),
+        Some(missing) => Err(format!("filters cannot answer {missing} here, only {}", text.trim())),
     }
 }
 
-/// Tried in a thread that ends with it: a restriction is of the thread that asks for it.
+/// Tries Landlock in a thread that then ends: a restriction belongs to the thread that asks for it.
 fn landlock() -> Result<String, String> {
     let restrict = || -> Result<LandlockStatus, RulesetError> {
         Ok(Ruleset::default().handle_access(AccessFs::Execute)?.create()?.restrict_self()?.landlock)
@@ -40,7 +45,7 @@ fn landlock() -> Result<String, String> {
         LandlockStatus::Available { effective_abi, kernel_abi } => {
             let version = kernel_abi.map_or_else(|| effective_abi.to_string(), |abi| abi.to_string());
             let is_whole = effective_abi >= RIGHTS;
-            let less = format!(": files, but not all of TCP, devices and signals, which takes {NEWEST_ABI}");
+            let less = format!(": files, but not all of TCP, devices and signals, which need {NEWEST_ABI}");
             Ok(format!("ABI {version}{}", if is_whole { "" } else { &less }))
         }
         LandlockStatus::NotEnabled => Err("not among the LSMs at boot".into()),
@@ -56,7 +61,7 @@ fn jail(root: &Path) -> Result<String, String> {
     }
     match caps::has_cap(None, CapSet::Effective, Right::CAP_SYS_ADMIN) {
         Ok(true) => Ok(format!("{} namespaces", namespaces.map(|(_, name)| name).join(", "))),
-        Ok(false) => Err("takes root: mounts need CAP_SYS_ADMIN".into()),
+        Ok(false) => Err("needs root: mounts need CAP_SYS_ADMIN".into()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -66,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_are_there_where_the_kernel_has_all_their_answers() {
+    fn filters_are_available_where_the_kernel_has_all_their_answers() {
         let root = tempfile::tempdir().expect("a folder");
         let folder = root.path().join("proc/sys/kernel/seccomp");
         assert!(seccomp(root.path()).expect_err("nothing is there").contains("actions_avail"));
@@ -77,17 +82,17 @@ mod tests {
         };
         assert!(says("kill_process kill_thread trap errno user_notif trace log allow\n").is_ok());
         let missing = says("kill_thread errno allow\n").expect_err("one is missing");
-        assert_eq!(missing, "no filter answers trap here, only kill_thread errno allow");
+        assert_eq!(missing, "filters cannot answer trap here, only kill_thread errno allow");
     }
 
     #[test]
-    fn who_asks_for_landlock_is_not_restricted_by_it() {
+    fn a_probe_of_landlock_does_not_restrict_its_caller() {
         let _ = landlock();
-        assert!(std::process::Command::new("/bin/true").status().is_ok(), "the trial was of programs");
+        assert!(std::process::Command::new("/bin/true").status().is_ok(), "the probe did not restrict this thread");
     }
 
     #[test]
-    fn a_jail_takes_its_namespaces() {
+    fn a_jail_needs_its_namespaces() {
         let root = tempfile::tempdir().expect("a folder");
         assert_eq!(jail(root.path()), Err("this kernel has no mount namespaces".into()));
     }

@@ -1,4 +1,5 @@
-//! The lists of [`calls`](super::calls) as filters of the kernel (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
+//! The lists of [`calls`](super::calls) as filters of the kernel (seccomp(2),
+//! Documentation/userspace-api/seccomp_filter.rst).
 //!
 //! ```text
 //!   a call ─▶ the thread's filter ─┐
@@ -6,7 +7,7 @@
 //!          ─▶ clone3: ENOSYS ──────┘
 //! ```
 //!
-//! A filter can be added to a thread and never taken away, so each thread's answer is what both lists allow.
+//! A filter can be added to a thread and never removed, so a thread may make only the calls that both lists allow.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, Target
 use super::calls::{ThreadKind, rules};
 use super::{SandboxConfig, SandboxError};
 
-/// Where the numbers of the lists are from.
+/// Architecture of the lists' numbers.
 const ARCH: TargetArch = TargetArch::x86_64;
 
 /// The filters of all kinds, compiled.
@@ -26,7 +27,7 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    /// Compiles them; nothing is in force yet.
+    /// Compiles the filters; none is active yet.
     pub(super) fn compile(config: &SandboxConfig) -> Result<Filters, SandboxError> {
         let compile = |kind| {
             let compiled = of_kind(kind, config).map_err(|source| SandboxError::Filter { kind, source })?;
@@ -38,13 +39,14 @@ impl Filters {
         Ok(Filters { without_clone3, of_kinds })
     }
 
-    /// In force for the calling thread and all it starts.
+    /// Activates the process's filter for the calling thread and all threads that it starts.
     pub(super) fn enter_process(&self) -> Result<(), SandboxError> {
         apply_filter(&self.without_clone3)?;
         self.enter_thread(ThreadKind::Process)
     }
 
-    /// In force for the calling thread and all it starts, beside what is already.
+    /// Activates the filter of `kind` for the calling thread and all threads that it starts, beside
+    /// earlier filters.
     pub(super) fn enter_thread(&self, kind: ThreadKind) -> Result<(), SandboxError> {
         let (_, filter) = self.of_kinds.iter().find(|(of, _)| *of == kind).expect("every kind is compiled");
         Ok(apply_filter(filter)?)
@@ -55,8 +57,8 @@ fn of_kind(kind: ThreadKind, config: &SandboxConfig) -> Result<BpfProgram, Backe
     SeccompFilter::new(rules(kind, config)?, SeccompAction::Trap, SeccompAction::Allow, ARCH)?.try_into()
 }
 
-/// What `clone3(2)` is asked for is in memory, which a filter can not read. The C library takes `clone(2)` where the kernel
-/// has no `clone3`, and that one's flags are in a register.
+/// Answers `clone3(2)` with ENOSYS: its arguments are in memory, which a filter cannot read. The C library then
+/// uses `clone(2)`, which has its flags in a register.
 fn without_clone3() -> Result<BpfProgram, BackendError> {
     let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let no_such_call = SeccompAction::Errno(libc::ENOSYS as u32);

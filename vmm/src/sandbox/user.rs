@@ -1,7 +1,7 @@
-//! Another user than the one who started the process (setresuid(2)).
+//! A change to another user than the one that started the process (setresuid(2)).
 //!
-//! Names are looked up in `/etc/passwd` and `/etc/group` alone: the C library's own look-up loads other sources as libraries, which a
-//! static program cannot.
+//! Names are looked up only in `/etc/passwd` and `/etc/group`: the C library's own look-up loads other sources as
+//! libraries, which a static program cannot.
 
 use std::fmt;
 use std::fs;
@@ -18,19 +18,19 @@ pub struct User {
     gid: Gid,
 }
 
-/// Why nobody can be become.
+/// The reasons why the process cannot change to a user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
-    /// No such user.
-    #[error("there is no user {0:?}: name one of /etc/passwd, or a number and a group (UID:GID)")]
+    /// The user does not exist.
+    #[error("there is no user {0:?}: use a name of /etc/passwd, or a number and a group (UID:GID)")]
     NoUser(String),
-    /// No such group.
-    #[error("there is no group {0:?}: name one of /etc/group, or a number")]
+    /// The group does not exist.
+    #[error("there is no group {0:?}: use a name of /etc/group, or a number")]
     NoGroup(String),
-    /// A user without an account, and no group.
-    #[error("user {0} has no account, and so no group: say UID:GID")]
+    /// The user has no account, and no group was given.
+    #[error("user {0} has no account, and so no group: write UID:GID")]
     NoGroupOf(u32),
-    /// Only root may.
+    /// Only root may change the user.
     #[error("cannot become {0}: only root can become another user; start it as that user instead")]
     NotRoot(User),
 }
@@ -44,7 +44,7 @@ impl fmt::Display for User {
 impl FromStr for User {
     type Err = UserError;
 
-    /// `NAME`, `UID`, or either with `:GROUP` or `:GID` behind it.
+    /// Parses `NAME`, `UID`, or either with `:GROUP` or `:GID` appended.
     fn from_str(text: &str) -> Result<User, UserError> {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         User::parse(text, &read("/etc/passwd"), &read("/etc/group"))
@@ -52,7 +52,7 @@ impl FromStr for User {
 }
 
 impl User {
-    /// As [`User::from_str`], with the text of passwd(5) and of group(5).
+    /// Parses like [`User::from_str`], with the text of passwd(5) and of group(5).
     fn parse(text: &str, passwd: &str, groups: &str) -> Result<User, UserError> {
         let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
         let number = number(user);
@@ -68,11 +68,11 @@ impl User {
     }
 }
 
-/// A line of passwd(5), or of group(5), which has the same beginning.
+/// A line of passwd(5), or of group(5), where lines begin the same way.
 struct Entry<'a> {
     name: &'a str,
     id: u32,
-    /// Of a user.
+    /// Main group of a user.
     group: Option<u32>,
 }
 
@@ -82,12 +82,12 @@ impl Entry<'_> {
     }
 }
 
-/// The last number stands for no change (setresuid(2)), and is nobody's.
+/// Parses a user or group number. The last number stands for no change (setresuid(2)), and is refused.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number != u32::MAX)
 }
 
-/// `NAME:PASSWORD:ID:GROUP:…`.
+/// Parses a line `NAME:PASSWORD:ID:GROUP:…`.
 fn account(line: &str) -> Option<Entry<'_>> {
     let mut fields = line.split(':');
     let (name, _password, id) = (fields.next()?, fields.next()?, number(fields.next()?)?);
@@ -100,12 +100,12 @@ fn gid_of(group: &str, groups: &str) -> Result<u32, UserError> {
     found.map(|found| found.id).or(number).ok_or_else(|| UserError::NoGroup(group.to_owned()))
 }
 
-/// Whether that is possible.
+/// Checks whether the process may change to this user.
 pub(super) fn check(user: &User) -> Result<(), UserError> {
     if geteuid().is_root() || geteuid() == user.uid { Ok(()) } else { Err(UserError::NotRoot(*user)) }
 }
 
-/// Becomes `user`, for good: in no group but its own, and in all three user ids.
+/// Changes to `user`, for good: only its own group remains, and all three user ids change.
 pub(super) fn become_user(user: &User, keeps_capabilities: bool) -> Result<(), SandboxError> {
     let cannot = |errno: nix::Error| call(format!("become user {user}"))(errno.into());
     if geteuid().is_root() {
@@ -114,7 +114,8 @@ pub(super) fn become_user(user: &User, keeps_capabilities: bool) -> Result<(), S
     nix::sys::prctl::set_keepcaps(keeps_capabilities).map_err(cannot)?;
     setresgid(user.gid, user.gid, user.gid).map_err(cannot)?;
     setresuid(user.uid, user.uid, user.uid).map_err(cannot)?;
-    // Its files in /proc belong to root otherwise (proc(5), `PR_SET_DUMPABLE`), and the manager reads them.
+    // Otherwise its files in /proc belong to root (proc(5), `PR_SET_DUMPABLE`), and the manager could
+    // not read them.
     nix::sys::prctl::set_dumpable(true).map_err(cannot)
 }
 
@@ -140,16 +141,16 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_named() {
+    fn the_error_names_an_unknown_user_or_group() {
         assert_eq!(parsed("no-such-user"), Err(UserError::NoUser("no-such-user".into())));
         assert_eq!(parsed("root:no-such-group"), Err(UserError::NoGroup("no-such-group".into())));
         assert_eq!(parsed("64999"), Err(UserError::NoGroupOf(64_999)));
         assert_eq!([parsed(""), parsed("-1")], ["", "-1"].map(|name| Err(UserError::NoUser(name.into()))));
-        assert_eq!(parsed("4294967295:0"), Err(UserError::NoUser("4294967295".into())), "it would stay root");
+        assert_eq!(parsed("4294967295:0"), Err(UserError::NoUser("4294967295".into())), "the process would stay root");
     }
 
     #[test]
-    fn lines_that_are_none_of_an_account_are_passed_over() {
+    fn lines_without_an_account_are_skipped() {
         let passwd = "# comment\n\n+::::::\nhalf:x\nguest:x:many:1::/:\nguest:x:5:6::/:\n";
         assert_eq!(User::parse("guest", passwd, ""), Ok(User { uid: Uid::from_raw(5), gid: Gid::from_raw(6) }));
     }

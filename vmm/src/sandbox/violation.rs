@@ -1,16 +1,16 @@
-//! What a forbidden system call leads to: one line on standard error, and the process's death by `SIGSYS`.
+//! The effect of a forbidden system call: one line on standard error, and the process's death by `SIGSYS`.
 //!
 //! ```text
 //!   call not in the list ─▶ SIGSYS in that thread ─▶ handler: the line ─▶ forbidden again, and SIGSYS is blocked now ─▶ the kernel
 //!                                                                                                     ends the process
 //! ```
 //!
-//! The handler runs wherever the thread was, so it does only what is safe there (signal-safety(7)): arithmetic on its own stack and one
-//! `write(2)`. Whoever has taken the thread over and blocks the signal dies by it all the same, without the line (signal(7): a
-//! blocked signal that the kernel forces is not held back).
+//! The handler may interrupt the thread anywhere, so it only does what is safe there (signal-safety(7)): arithmetic
+//! on its own stack and one `write(2)`. An attacker that has taken over the thread and blocks the signal also dies
+//! by it, without the line (signal(7): a blocked signal that the kernel forces is not held back).
 #![expect(
     unsafe_code,
-    reason = "a signal handler is given a pointer, writes without the library, and asks the kernel by number"
+    reason = "a signal handler receives a pointer, writes without the library, and calls the kernel by number"
 )]
 
 use std::cell::Cell;
@@ -25,7 +25,8 @@ thread_local! {
     static KIND: Cell<ThreadKind> = const { Cell::new(ThreadKind::Process) };
 }
 
-/// Calls that an exploit makes first, or that a list may have been short of; of others the line has the number alone.
+/// Names of calls that an exploit makes first, or that a list may lack; for other calls the line has
+/// only the number.
 const NAMES: &[(libc::c_long, &str)] = &[
     (libc::SYS_accept4, "accept4"),
     (libc::SYS_bind, "bind"),
@@ -82,20 +83,20 @@ const NAMES: &[(libc::c_long, &str)] = &[
     (libc::SYS_vfork, "vfork"),
 ];
 
-/// Installs the handler.
+/// Installs the handler of the signal.
 pub(super) fn say_what_was_called() -> Result<(), SandboxError> {
-    // All other signals wait while it runs: nothing comes between the line and the end.
+    // All other signals wait while the handler runs: nothing comes between the line and the end.
     register_signal_handler(libc::SIGSYS, on_forbidden_call)
         .map_err(|errno| call("handle SIGSYS")(std::io::Error::from_raw_os_error(errno.errno())))
 }
 
-/// What the line calls the calling thread.
+/// Sets the name of the calling thread in the line.
 pub(super) fn name_this_thread(kind: ThreadKind) {
     KIND.set(kind);
 }
 
-/// `_sigsys` of `siginfo_t` (asm-generic/siginfo.h): behind three numbers and their padding are the address of the
-/// instruction, the call, and the architecture.
+/// The part `_sigsys` of `siginfo_t` (asm-generic/siginfo.h): behind three numbers and their padding are the
+/// address of the instruction, the call, and the architecture.
 #[repr(C)]
 struct SigsysInfo {
     _signo_errno_code: [c_int; 4],
@@ -105,8 +106,8 @@ struct SigsysInfo {
 }
 
 extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel gives a handler that is set with SA_SIGINFO a valid siginfo_t, which for SIGSYS has this shape and is
-    // larger; nobody else has it.
+    // SAFETY: the kernel gives a handler that is set with SA_SIGINFO a valid siginfo_t, which for SIGSYS has this
+    // shape and is larger; no other code refers to it.
     let number = unsafe { (*info.cast::<SigsysInfo>()).number };
     let mut line = Line::default();
     line.add("wideleaf: the sandbox ends the guest: ");
@@ -117,7 +118,7 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_
     line.add(if name.is_some() { " (" } else { "" });
     line.add_number(number.unsigned_abs());
     line.add(if name.is_some() { ")" } else { "" });
-    line.add(" as it never may; report it where the guest is to be trusted, and --no-sandbox runs it without\n");
+    line.add(" that its filter forbids; report it if the guest is trusted; --no-sandbox runs it unrestricted\n");
     if takes_a_line(libc::STDERR_FILENO) {
         // SAFETY: the bytes are on this stack and as many as said. What is written, and whether, makes no difference
         // to what follows.
@@ -126,12 +127,12 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_
     // SIGSYS is blocked while its handler runs, so that this forbidden call is the end.
     // SAFETY: a call without arguments that no list has; it is never made.
     unsafe { libc::syscall(libc::SYS_vhangup) };
-    // Where there is no filter in force, somebody else sent the signal: it ends the process like any other.
+    // If no filter is active, another process sent the signal: it ends the process like any other.
     // SAFETY: ends the process, running nothing of it.
     unsafe { libc::_exit(128 + libc::SIGSYS) };
 }
 
-/// Whether a line could be written there without waiting for a reader: a process that is to end ends, read or not.
+/// Whether a line can be written to `file` without waiting for a reader: the process must end, read or not.
 fn takes_a_line(file: c_int) -> bool {
     let mut files = [libc::pollfd { fd: file, events: libc::POLLOUT, revents: 0 }];
     // SAFETY: one entry, on this stack, as many as said; the call is safe in a handler (signal-safety(7)) and in every
@@ -139,7 +140,7 @@ fn takes_a_line(file: c_int) -> bool {
     unsafe { libc::poll(files.as_mut_ptr(), 1, 0) > 0 }
 }
 
-/// A line of bounded length, on the stack. What does not fit is cut off.
+/// A line of bounded length, on the stack. Bytes that do not fit are cut off.
 struct Line {
     bytes: [u8; 256],
     length: usize,
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_all_its_digits() {
+    fn a_number_is_written_with_all_its_digits() {
         assert_eq!([line(0), line(59), line(u32::MAX)], ["call 0", "call 59", "call 4294967295"]);
     }
 
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_where_it_is_looked_for() {
+    fn the_call_number_is_at_the_kernels_offset() {
         // asm-generic/siginfo.h on 64 bits: the union begins at 16, and _syscall is behind an address.
         assert_eq!(std::mem::offset_of!(SigsysInfo, number), 24);
         assert!(size_of::<SigsysInfo>() <= size_of::<libc::siginfo_t>());

@@ -1,7 +1,8 @@
-//! The C library's allocator (mallopt(3)): memory of threads for themselves, or of all together.
+//! The C library's allocator (mallopt(3)): one arena for all threads.
 
-/// All threads allocate from one arena from now on. Arenas of threads' own open files at moments of their own: `/proc/sys/vm/overcommit_memory`
-/// where one shrinks, `/sys/devices/system/cpu/online` where there are many of them. A thread that may open none would end for it.
+/// Makes all threads allocate from one arena from now on. Per-thread arenas open files at unpredictable moments:
+/// `/proc/sys/vm/overcommit_memory` when one shrinks, `/sys/devices/system/cpu/online` when there are many. A
+/// thread that may open no file would die by that.
 pub fn use_one_arena() {
     // SAFETY: it takes two numbers, and changes what later allocations do.
     let is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };

@@ -1,12 +1,12 @@
-//! Random bytes of the kernel's (getrandom(2)): the call itself, as every thread in the sandbox may make it. Who looks for the C
-//! library's function first opens files for that in a static program, and falls back to `/dev/urandom`.
+//! Random bytes from the kernel (getrandom(2)): the call itself, which every thread in the sandbox may make. In a
+//! static program, looking up the C library's function first opens files, and falls back to `/dev/urandom`.
 
 use std::io;
 
-/// Fills `bytes`.
+/// Fills `bytes` with random bytes.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error (getrandom(2)).
 pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {

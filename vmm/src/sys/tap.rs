@@ -1,4 +1,5 @@
-//! A tap: a network card of the host whose cable ends in a file descriptor (Documentation/networking/tuntap.rst, drivers/net/tun.c).
+//! A tap: a network card of the host with a cable that ends in a file descriptor
+//! (Documentation/networking/tuntap.rst, drivers/net/tun.c).
 
 use std::fs::File;
 use std::io;
@@ -6,14 +7,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-/// What it may hand us that a wire would not carry: frames without their checksums, and several TCP segments in one.
+/// Frames that the tap may deliver although a wire would not carry them: without checksums, and several TCP
+/// segments in one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// The checksum may be missing.
+    /// Whether the checksum may be missing.
     pub checksum: bool,
-    /// Long TCP over IPv4. The kernel takes it only with the checksum.
+    /// Whether long TCP over IPv4 is allowed. The kernel accepts it only with the checksum.
     pub tcp4: bool,
-    /// Long TCP over IPv6, likewise.
+    /// Whether long TCP over IPv6 is allowed, likewise only with the checksum.
     pub tcp6: bool,
 }
 
@@ -26,15 +28,17 @@ mod ioctls {
     nix::ioctl_read_bad!(get_mtu, libc::SIOCGIFMTU, libc::ifreq);
 }
 
-/// Makes an open `/dev/net/tun` the other end of the tap `name`, which is made where there is none. Each frame has a virtio header before it.
+/// Makes an open `/dev/net/tun` the other end of the tap `name`, and creates the tap if it does not exist. Each
+/// frame has a virtio header before it.
 ///
 /// # Errors
-/// The kernel's: `EBUSY` where somebody else is its other end, `EPERM` where it is not the caller's to open or to make, `EINVAL` where the
-/// interface is no tap, or is one of several queues.
+/// The kernel's error: `EBUSY` where another process is its other end, `EPERM` where the caller may not open or
+/// create it, `EINVAL` where the interface is not a tap, or has several queues.
 pub fn attach(tun: &File, name: &str, header_bytes: u32) -> io::Result<()> {
     let mut request = request(name)?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: the descriptor is open, and the request an `ifreq` as TUNSETIFF reads it: a name that ends with a zero, and flags.
+    // SAFETY: the descriptor is open, and the request an `ifreq` as TUNSETIFF reads it: a name that ends with a
+    // zero, and flags.
     unsafe { ioctls::set_interface(tun.as_raw_fd(), &raw const request) }?;
     let bytes = header_bytes as libc::c_int;
     // SAFETY: the descriptor is open; TUNSETVNETHDRSZ reads one int.
@@ -42,10 +46,10 @@ pub fn attach(tun: &File, name: &str, header_bytes: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Says what the tap may hand us.
+/// Sets the kinds of frames that the tap may deliver.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error (TUNSETOFFLOAD).
 pub fn set_offload(tun: BorrowedFd<'_>, offload: Offload) -> io::Result<()> {
     let Offload { checksum, tcp4, tcp6 } = offload;
     let bit = |is_set: bool, bit: libc::c_uint| if is_set { bit } else { 0 };
@@ -60,7 +64,7 @@ pub fn set_offload(tun: BorrowedFd<'_>, offload: Offload) -> io::Result<()> {
 /// Switches an interface on, as `ip link set NAME up` does.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error (SIOCSIFFLAGS).
 pub fn bring_up(name: &str) -> io::Result<()> {
     let (asked, mut request) = (any_socket()?, request(name)?);
     // SAFETY: the socket is open, and SIOCGIFFLAGS reads the name of an `ifreq` and writes its flags.
@@ -73,10 +77,10 @@ pub fn bring_up(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The largest packet that an interface carries.
+/// The largest packet that an interface carries, in bytes.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error (SIOCGIFMTU).
 pub fn mtu(name: &str) -> io::Result<u32> {
     let (asked, mut request) = (any_socket()?, request(name)?);
     // SAFETY: the socket is open, and SIOCGIFMTU reads the name of an `ifreq` and writes its MTU.
@@ -86,7 +90,7 @@ pub fn mtu(name: &str) -> io::Result<u32> {
     u32::try_from(mtu).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// What is asked about an interface is asked of a socket, whichever.
+/// A socket for requests about an interface; any socket will do.
 fn any_socket() -> io::Result<std::os::fd::OwnedFd> {
     Ok(socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?)
 }

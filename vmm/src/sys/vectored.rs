@@ -1,6 +1,7 @@
-//! `readv(2)` into pieces of guest RAM and `writev(2)` from them, and the same at a position of a file: a frame, a message, a disk's request
-//! goes between a file descriptor and RAM in one call and without a copy of ours. `vm-memory` reads into one piece at a time, which splits
-//! what must stay whole, and at a file's own position.
+//! `readv(2)` into pieces of guest RAM and `writev(2)` from them, and the same at a position of a file. A frame,
+//! a message or a disk's request passes between a file descriptor and RAM in one call and without a copy by the
+//! VMM. `vm-memory` reads into one piece at a time, which splits data that must stay whole, and only at the
+//! file's current position.
 
 use std::fs::File;
 use std::io;
@@ -12,37 +13,38 @@ use vm_memory::volatile_memory::PtrGuardMut;
 
 use crate::dma::log::DeviceLogSlice;
 
-/// Some bytes of guest RAM that lie together on both sides.
+/// Bytes of guest RAM that are contiguous in the guest and in this process.
 pub type Piece<'a> = VolatileSlice<'a, DeviceLogSlice<'a>>;
 
-/// The most pieces of one call: `UIO_MAXIOV` (include/uapi/linux/uio.h), less one for what does not fit the others.
+/// Largest number of pieces in one call: `UIO_MAXIOV` (include/uapi/linux/uio.h), less one for the spill.
 pub const PIECES_MAX: usize = 1023;
 
-/// Reads once: fills `pieces` in their order, then `spill`. How many bytes there were; pages written are in the log.
+/// Reads once: fills `pieces` in order, then `spill`. Returns the number of bytes; written pages are logged.
 ///
 /// # Errors
-/// The kernel's, `WouldBlock` among them.
+/// The kernel's error, `WouldBlock` among them.
 ///
 /// # Panics
-/// Where there are more than [`PIECES_MAX`] pieces.
+/// If there are more than [`PIECES_MAX`] pieces.
 pub fn read(from: BorrowedFd<'_>, pieces: &[Piece<'_>], spill: &mut [u8]) -> io::Result<usize> {
     assert!(pieces.len() <= PIECES_MAX, "{} pieces", pieces.len());
     let (_guards, mut vectors) = vectors(pieces);
     vectors.push(libc::iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
-    // SAFETY: each vector but the last is mapped guest RAM, kept so by the view that the pieces borrow, and nobody has references into it;
-    // the last is a slice that is ours alone. The kernel writes within their lengths. The descriptor is open while it is borrowed.
+    // SAFETY: each vector but the last is mapped guest RAM, kept so by the view that the pieces borrow, and no Rust
+    // reference into it exists; the last is a slice that is ours alone. The kernel writes within their lengths. The
+    // descriptor is open while it is borrowed.
     let read = unsafe { libc::readv(from.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) };
     log_read(pieces, result(read))
 }
 
-/// Reads once, from `offset` of the file on: fills `pieces` in their order. How many bytes there were: fewer than there is room for at the
-/// file's end, or where a piece cannot be reached. Pages written are in the log.
+/// Reads once from `offset` of the file: fills `pieces` in order. Returns the number of bytes, which is less than
+/// requested at the file's end, or where a piece cannot be reached. Written pages are logged.
 ///
 /// # Errors
-/// The kernel's (`preadv(2)`).
+/// The kernel's error (`preadv(2)`).
 ///
 /// # Panics
-/// As [`read()`].
+/// As for [`read()`].
 pub fn read_at(from: &File, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
     assert!(pieces.len() <= PIECES_MAX, "{} pieces", pieces.len());
     let offset = offset_of(offset)?;
@@ -52,28 +54,29 @@ pub fn read_at(from: &File, pieces: &[Piece<'_>], offset: u64) -> io::Result<usi
     log_read(pieces, result(read))
 }
 
-/// Writes once: `pieces` in their order. How many bytes were taken.
+/// Writes once: `pieces` in order. Returns the number of bytes that were accepted.
 ///
 /// # Errors
-/// The kernel's, `WouldBlock` among them.
+/// The kernel's error, `WouldBlock` among them.
 ///
 /// # Panics
-/// Where there are more than [`PIECES_MAX`] pieces.
+/// If there are more than [`PIECES_MAX`] pieces.
 pub fn write(to: BorrowedFd<'_>, pieces: &[Piece<'_>]) -> io::Result<usize> {
     assert!(pieces.len() <= PIECES_MAX, "{} pieces", pieces.len());
     let (_guards, vectors) = vectors(pieces);
-    // SAFETY: as in `read`; the kernel only reads, and that the guest may write there meanwhile changes what is sent and nothing else.
+    // SAFETY: as in `read`; the kernel only reads, and that the guest may write there meanwhile changes what is
+    // sent and nothing else.
     let written = unsafe { libc::writev(to.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) };
     result(written)
 }
 
-/// The same to `offset` of a file.
+/// Writes like [`write()`], to `offset` of a file.
 ///
 /// # Errors
-/// The kernel's (`pwritev(2)`).
+/// The kernel's error (`pwritev(2)`).
 ///
 /// # Panics
-/// As [`write()`].
+/// As for [`write()`].
 pub fn write_at(to: &File, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
     assert!(pieces.len() <= PIECES_MAX, "{} pieces", pieces.len());
     let offset = offset_of(offset)?;
@@ -83,13 +86,13 @@ pub fn write_at(to: &File, pieces: &[Piece<'_>], offset: u64) -> io::Result<usiz
     result(written)
 }
 
-/// The same to a socket, without `SIGPIPE` where nobody reads any more.
+/// Writes like [`write()`] to a socket, without `SIGPIPE` where the other end has closed.
 ///
 /// # Errors
-/// As [`write()`].
+/// As for [`write()`].
 ///
 /// # Panics
-/// As [`write()`].
+/// As for [`write()`].
 pub fn send(to: BorrowedFd<'_>, pieces: &[Piece<'_>]) -> io::Result<usize> {
     assert!(pieces.len() <= PIECES_MAX, "{} pieces", pieces.len());
     let (_guards, mut vectors) = vectors(pieces);
@@ -101,7 +104,7 @@ pub fn send(to: BorrowedFd<'_>, pieces: &[Piece<'_>]) -> io::Result<usize> {
     result(sent)
 }
 
-/// The guards keep the pointers good.
+/// The vectors of the pieces; the guards keep the pointers valid.
 fn vectors(pieces: &[Piece<'_>]) -> (Vec<PtrGuardMut>, Vec<libc::iovec>) {
     let guards: Vec<_> = pieces.iter().map(Piece::ptr_guard_mut).collect();
     let mut vectors = Vec::with_capacity(pieces.len() + 1);
@@ -109,7 +112,7 @@ fn vectors(pieces: &[Piece<'_>]) -> (Vec<PtrGuardMut>, Vec<libc::iovec>) {
     (guards, vectors)
 }
 
-/// What a call said, whose error number is still there.
+/// The result of a call; its error number must still be set.
 fn result(bytes: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
 }
@@ -122,13 +125,13 @@ fn log_read(pieces: &[Piece<'_>], read: io::Result<usize>) -> io::Result<usize> 
     match &read {
         Ok(bytes) => mark(pieces, *bytes),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-        // It may have failed in the middle.
+        // The call may have failed midway.
         Err(_) => mark(pieces, usize::MAX),
     }
     read
 }
 
-/// The first bytes of the pieces were written.
+/// Marks the pages of the first bytes as written.
 fn mark(pieces: &[Piece<'_>], mut bytes: usize) {
     for piece in pieces {
         if bytes == 0 {
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_where_it_belongs_and_in_the_log() {
+    fn read_bytes_land_in_their_pieces_and_in_the_log() {
         let memory = Arc::new(memory());
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_comes_from_all_slices() {
+    fn a_write_takes_the_bytes_of_all_slices() {
         let memory = memory();
         let mut file = tempfile::tempfile().unwrap();
         let view = memory.view();

@@ -1,11 +1,13 @@
-//! ACPI tables: how a Linux guest learns of its CPUs, the IOAPIC, its power button, and how to switch itself off (ACPI 6.5, chapter 5).
+//! ACPI tables, which tell a Linux guest of its CPUs, the IOAPIC, its power button, and the way to switch itself
+//! off (ACPI 6.5, chapter 5).
 //!
 //! ```text
 //!   RSDP ─▶ XSDT ─▶ FADT ─▶ DSDT: the sleep state "off", a device for each of ours
 //!                └▶ MADT: a local APIC per vCPU, the IOAPIC
 //! ```
 //!
-//! Kernels without ACPI find the same in the MP table ([`super::mp_table`]); distributions' kernels no longer look there.
+//! Kernels without ACPI find the same in the MP table ([`super::mp_table`]); distributions' kernels no
+//! longer read that.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, ONE, Package, Path, ResourceTemplate, Scope, ZERO};
@@ -13,28 +15,28 @@ use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, ONE, Package, Pat
 use super::layout::{ACPI, IOAPIC, LOCAL_APIC};
 use crate::devices::virtio::{Place, REGISTERS};
 
-/// The room the tables have.
+/// Room for the tables, in bytes.
 pub const BYTES_MAX: usize = 0x1000;
 
-/// First of the power management ports: event block (4 bytes: status, enable), control block (2). The control block is where
-/// QEMU's machines have it, so that guests which do not read these tables find it too.
+/// First of the power management ports: event block (4 bytes: status, enable), control block (2). The control block
+/// has the port of QEMU's machines, so that guests which do not read these tables find it too.
 pub const POWER_PORTS: u16 = 0x600;
-/// From there to the control block.
+/// Offset from there to the control block.
 pub const POWER_CONTROL_OFFSET: u16 = 4;
 /// Last of these ports.
 pub const POWER_PORTS_LAST: u16 = POWER_PORTS + POWER_CONTROL_OFFSET + 1;
-/// Interrupt of power management events: that of every PC. Level-triggered and active low where the tables say nothing else (ACPI 6.5,
-/// 5.2.9); which of its levels is the active one is nothing to KVM's IOAPIC.
+/// Interrupt of power management events: that of every PC. It is level-triggered and active low by default (ACPI
+/// 6.5, 5.2.9); KVM's IOAPIC ignores the polarity.
 pub const SCI: u16 = 9;
-/// The reset register, and what is written to it: where PCs have it, so that Linux finds it by its own list too (`reboot=p`).
+/// The reset register at a PC's usual port, so that Linux also finds it by its own list (`reboot=p`).
 pub const RESET_PORT: u16 = 0xcf9;
-/// A hard reset of the CPU (Intel ICH datasheets, "RST_CNT, Reset Control Register").
+/// Value that causes a hard reset of the CPU (Intel ICH datasheets, "RST_CNT, Reset Control Register").
 pub const RESET_VALUE: u8 = 1 << 1 | 1 << 2;
 
 const RSDP_BYTES: u64 = 36;
 const HEADER_BYTES: usize = 36;
 
-/// The tables for so many vCPUs and virtio devices: to be written at [`ACPI`], RSDP first.
+/// The tables for this number of vCPUs and virtio devices: to be written at [`ACPI`], RSDP first.
 pub fn bytes(vcpus: u8, devices: usize) -> Vec<u8> {
     let mut tables = Vec::with_capacity(BYTES_MAX);
     tables.resize(RSDP_BYTES.next_multiple_of(16) as usize, 0);
@@ -53,7 +55,7 @@ pub fn bytes(vcpus: u8, devices: usize) -> Vec<u8> {
     tables
 }
 
-/// The pointer to everything else, version 2: two checksums, of the first 20 bytes and of all.
+/// The pointer to everything else, version 2, with two checksums: of the first 20 bytes and of all.
 fn rsdp(xsdt: u64) -> Vec<u8> {
     let mut rsdp = b"RSD PTR \0WDLEAF\x02".to_vec();
     rsdp.extend([0; 4]);
@@ -80,8 +82,8 @@ fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table
 }
 
-/// What the guest's ACPI interpreter runs. Each device is named by the ID under which Linux knows virtio's registers
-/// (drivers/virtio/virtio_mmio.c); there is no other way to tell a kernel of them but its command line.
+/// The code for the guest's ACPI interpreter. Each device is named by the ID under which Linux knows virtio's
+/// registers (drivers/virtio/virtio_mmio.c); the only other way to tell a kernel of them is its command line.
 fn dsdt_body(devices: usize) -> Vec<u8> {
     let mut body = Vec::new();
     // "Off" is sleep type 0 in both control registers.
@@ -90,12 +92,12 @@ fn dsdt_body(devices: usize) -> Vec<u8> {
     for number in 0..devices {
         let Place { start, gsi } = Place::of(number);
         let memory = Memory32Fixed::new(true, start.get() as u32, REGISTERS.get() as u32);
-        // Consumed by the device, edge-triggered, active high, its own.
+        // The interrupt is consumed by the device, edge-triggered, active high and exclusive.
         let interrupt = Interrupt::new(true, true, false, false, gsi);
         let resources = ResourceTemplate::new(vec![&memory, &interrupt]);
         let name = Name::new(Path::new("_HID"), &"LNRO0005");
         let uid = Name::new(Path::new("_UID"), &(number as u8));
-        // Its DMA is as coherent as a CPU's stores: without this Linux on some machines gives it no DMA at all.
+        // Its DMA is as coherent as a CPU's stores: without this, Linux on some machines allows it no DMA at all.
         let coherent = Name::new(Path::new("_CCA"), &ONE);
         let resources = Name::new(Path::new("_CRS"), &resources);
         let path = Path::new(&format!("VR{number:02}"));
@@ -105,13 +107,14 @@ fn dsdt_body(devices: usize) -> Vec<u8> {
     body
 }
 
-/// The fixed description. Not "hardware reduced": that would take PIC and timer, which KVM emulates, from the guest. It has no power
-/// management timer, which is optional (ACPI 6.5, 4.8.2.1): guests of KVM have its clock.
+/// The fixed description. It is not "hardware reduced": that would remove PIC and timer, which KVM emulates. There
+/// is no power management timer, which is optional (ACPI 6.5, 4.8.2.1), because guests of KVM have its clock.
 fn fadt_body(dsdt: u64) -> Vec<u8> {
     const BYTES: usize = 276;
-    /// `wbinvd` works; no sleep button; there is a reset register. The power button is the one of the event block: bit 4 is clear.
+    /// Flags: `wbinvd` works; no sleep button; there is a reset register. The power button is that of the event
+    /// block: bit 4 is clear.
     const FLAGS: u32 = 1 | 1 << 5 | 1 << 10;
-    /// There are ISA devices; no VGA, no CMOS clock to set.
+    /// Flags: there are ISA devices; no VGA, no CMOS clock to set.
     const BOOT_FLAGS: u16 = 1 | 1 << 2 | 1 << 5;
     let mut table = vec![0; BYTES];
     let mut put = |at: usize, bytes: &[u8]| table[at..at + bytes.len()].copy_from_slice(bytes);
@@ -122,11 +125,11 @@ fn fadt_body(dsdt: u64) -> Vec<u8> {
     put(64, &(ports + u32::from(POWER_CONTROL_OFFSET)).to_le_bytes());
     // Lengths of the event block and the control block.
     put(88, &[4, 2]);
-    // C2 and C3 are slower than is allowed: there are none.
+    // C2 and C3 have latencies above the allowed limit, which means that they do not exist.
     put(96, &[0x65, 0, 0xe9, 3]);
     put(109, &BOOT_FLAGS.to_le_bytes());
     put(112, &FLAGS.to_le_bytes());
-    // A port of one byte (ACPI 6.5, 5.2.3.2), and what is written there.
+    // A port of one byte (ACPI 6.5, 5.2.3.2), and the value to write.
     put(116, &[1, 8, 0, 1]);
     put(120, &u64::from(RESET_PORT).to_le_bytes());
     put(128, &[RESET_VALUE]);
@@ -151,7 +154,7 @@ fn madt_body(vcpus: u8) -> Vec<u8> {
     body
 }
 
-/// The byte that makes the sum of all bytes zero, where its own place holds zero.
+/// The byte that makes the sum of all bytes zero; its own place must hold zero.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)).wrapping_neg()
 }
@@ -164,7 +167,7 @@ mod tests {
         u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
     }
 
-    /// The table a 64-bit address at `at` points to.
+    /// The table that a 64-bit address at `at` points to.
     fn follow(bytes: &[u8], at: usize) -> Vec<u8> {
         let address = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         let start = (address - ACPI.get()) as usize;
@@ -190,7 +193,8 @@ mod tests {
         }
         assert_eq!(fadt.len(), 276);
         assert_eq!((u32_at(&fadt, 56), u32_at(&fadt, 64)), (0x600, 0x604));
-        // The interrupt, and a power button of the event block (its flag, bit 4, is of the others) but no such sleep button.
+        // The interrupt, and a power button of the event block (flag bit 4 would be another kind) but no
+        // such sleep button.
         assert_eq!((fadt[46..48].to_vec(), u32_at(&fadt, 112) >> 4 & 0b11), (vec![9, 0], 0b10));
         // No timer; a reset register behind I/O ports, and its value.
         assert_eq!((u32_at(&fadt, 76), fadt[91]), (0, 0));
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_described_where_it_is() {
+    fn a_device_is_described_at_its_address() {
         assert_eq!(dsdt_body(0), [0x08, b'_', b'S', b'5', b'_', 0x12, 0x06, 0x04, 0, 0, 0, 0]);
         let body = dsdt_body(2);
         let has = |part: &[u8]| body.windows(part.len()).any(|window| window == part);
@@ -212,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_vcpus_and_devices_fit() {
+    fn the_largest_number_of_vcpus_and_devices_fits() {
         assert!(bytes(wideleaf_protocol::VCPUS_MAX as u8, crate::devices::virtio::DEVICES_MAX).len() <= BYTES_MAX);
     }
 }

@@ -1,5 +1,5 @@
-//! What CPUID answers in the guest: what KVM supports on this host, with the topology of this VM and, for the direct
-//! entry, how fast the time stamp counter counts.
+//! The answers of CPUID in the guest: the features that KVM supports on this host, with the topology of this VM
+//! and, for the direct entry, the frequency of the time stamp counter.
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use wideleaf_policies::PageSize;
@@ -14,12 +14,12 @@ const LEAF_TOPOLOGY: u32 = 0xb;
 const LEAF_TSC: u32 = 0x15;
 /// The hypervisor's signature and highest leaf.
 const LEAF_HYPERVISOR: u32 = 0x4000_0000;
-/// Time stamp counter and APIC bus in kHz, where hypervisors agreed to say it (VMware, "Mechanisms to determine if
-/// software is running in a VMware virtual machine"; also read by FreeBSD under KVM).
+/// Time stamp counter and APIC bus in kHz, in the leaf that hypervisors agreed on (VMware, "Mechanisms to determine
+/// if software is running in a VMware virtual machine"; also read by FreeBSD under KVM).
 const LEAF_HYPERVISOR_TIMING: u32 = 0x4000_0010;
 /// Extended features; EDX bit 26 is 1 GiB pages.
 const LEAF_EXTENDED_FEATURES: u32 = 0x8000_0001;
-/// EAX: width of physical (bits 0-7) and linear addresses.
+/// Leaf of the address widths; EAX: physical (bits 0-7) and linear addresses.
 const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
 
 /// KVM's local APIC counts nanoseconds (arch/x86/kvm/lapic.h, `APIC_BUS_CYCLE_NS`), and Linux takes the crystal of leaf
@@ -28,18 +28,18 @@ const CRYSTAL_HZ: u32 = 1_000_000_000;
 /// The ratio's denominator: with it the numerator is the frequency in kHz, so the product is exact.
 const TSC_DENOMINATOR: u32 = CRYSTAL_HZ / 1000;
 
-/// Leaf 1, ECX: there is a hypervisor. KVM leaves it to the VMM to say so, and without it no guest looks for kvmclock.
+/// Leaf 1, ECX: there is a hypervisor. KVM leaves this bit to the VMM, and without it no guest looks for kvmclock.
 const HAS_HYPERVISOR: u32 = 1 << 31;
-/// Leaf 1, ECX: the local APIC's timer takes deadlines. Also left to the VMM, because it needs KVM's interrupt controllers.
-/// Linux then need not calibrate the timer, which fails on a busy host.
+/// Leaf 1, ECX: the local APIC's timer accepts deadlines. Also left to the VMM, because it needs KVM's interrupt
+/// controllers. Linux then need not calibrate the timer, which fails on a busy host.
 const HAS_DEADLINE_TIMER: u32 = 1 << 24;
 
-/// What a guest can tell the time by, beside what KVM supports everywhere.
+/// The clocks of a guest, beside those that KVM supports everywhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Frequency of the time stamp counter for the two timing leaves; `None` leaves them out.
+    /// Frequency of the time stamp counter in kHz for the two timing leaves; `None` leaves them out.
     pub tsc_khz: Option<u32>,
-    /// Whether there is a local APIC timer that takes deadlines.
+    /// Whether there is a local APIC timer that accepts deadlines.
     pub has_deadline_timer: bool,
 }
 
@@ -66,12 +66,12 @@ pub fn has_page_size(supported: &CpuId, page: PageSize) -> bool {
     page != PageSize::Giant1G || leaf(supported, LEAF_EXTENDED_FEATURES).is_some_and(|entry| entry.edx & 1 << 26 != 0)
 }
 
-/// How many bits a physical address of the guest has; 36 where the leaf is absent (SDM vol. 2, CPUID).
+/// Number of bits in a physical address of the guest; 36 where the leaf is absent (SDM vol. 2, CPUID).
 pub fn physical_address_bits(supported: &CpuId) -> u32 {
     leaf(supported, LEAF_ADDRESS_SIZES).map_or(36, |entry| entry.eax & 0xff)
 }
 
-/// One thread per core, all cores in one package; the APIC's number is the vCPU's.
+/// Sets one thread per core and all cores in one package; the APIC's number is the vCPU's.
 fn set_topology(entry: &mut kvm_cpuid_entry2, vcpu: u32, vcpus: u32) {
     const THREADS_PER_CORE: u32 = 1;
     const LEVEL_THREADS: u32 = 1;
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_frequency_nothing_is_claimed() {
+    fn without_a_frequency_the_timing_leaves_are_absent() {
         let cpuid = for_vcpu(&supported(), 0, 1, Timing::default()).unwrap();
         assert!(leaf(&cpuid, LEAF_TSC).is_none());
         assert_eq!(registers(&cpuid, LEAF_BASIC, 0)[0], 0xd);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn giant_pages_are_asked_for_by_their_bit() {
+    fn giant_pages_are_detected_by_their_bit() {
         assert!(has_page_size(&supported(), PageSize::Huge2M));
         assert!(!has_page_size(&supported(), PageSize::Giant1G));
         let giant = CpuId::from_entries(&[entry(LEAF_EXTENDED_FEATURES, 0, [0, 0, 0, 1 << 26])]).unwrap();

@@ -1,8 +1,9 @@
-//! How a fault of a directly started guest reaches the VMM with all its registers.
+//! The way in which a fault of a directly started guest reaches the VMM with all its registers.
 //!
-//! Such a guest has no kernel. Without an IDT every fault is a triple fault, and SVM does not even keep the registers of
-//! one: KVM resets the vCPU (arch/x86/kvm/svm/svm.c, `shutdown_interception`). So the VMM gives it 32 gates whose stubs
-//! push the vector and write one byte to a port of ours; the VMM then reads the frame from the stack.
+//! Such a guest has no kernel. Without an IDT every fault is a triple fault, and SVM does not even keep its
+//! registers: KVM resets the vCPU (arch/x86/kvm/svm/svm.c, `shutdown_interception`). The VMM therefore gives the
+//! guest 32 gates; their stubs push the vector and write one byte to a port of ours. The VMM then reads the frame
+//! from the stack.
 //!
 //! ```text
 //!   fault at ring 3 ─▶ CPU switches to the vCPU's fault stack, pushes SS RSP RFLAGS CS RIP (error code)
@@ -21,7 +22,8 @@ use super::layout::{
     TASK_STATE_BYTES, fault_stack_top,
 };
 
-/// The port a stub writes to: a legacy range nobody uses (the 80287's), and small enough for the short form of `out`.
+/// Port that a stub writes to: a legacy range that is no longer used (the 80287's), and small enough for the short
+/// form of `out`.
 pub const PORT: u16 = 0xf8;
 const _: () = assert!(PORT <= 0xff, "`out imm8, al` changes no register");
 
@@ -29,30 +31,30 @@ const _: () = assert!(PORT <= 0xff, "`out imm8, al` changes no register");
 /// (SDM vol. 3, table 6-1; APM vol. 2, table 8-1).
 const WITH_ERROR_CODE: [usize; 10] = [8, 10, 11, 12, 13, 14, 17, 21, 29, 30];
 
-/// A fault, as the CPU and the stub pushed it.
+/// A fault frame, as the CPU and the stub pushed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultFrame {
-    /// Which exception.
+    /// Vector of the exception.
     pub vector: u64,
-    /// Its error code; zero where it has none.
+    /// Error code; zero where the exception has none.
     pub error_code: u64,
-    /// Where.
+    /// Address of the faulting instruction.
     pub rip: u64,
-    /// Code segment, and in its low bits the ring.
+    /// Code segment; its low bits are the ring.
     pub cs: u64,
-    /// Flags.
+    /// Flags register (RFLAGS).
     pub rflags: u64,
-    /// The guest's stack pointer.
+    /// Stack pointer of the guest.
     pub rsp: u64,
-    /// The guest's stack segment.
+    /// Stack segment of the guest.
     pub ss: u64,
 }
 
 impl FaultFrame {
-    /// Reads the frame a stub left at the stack pointer it had.
+    /// Reads the frame that a stub left at its stack pointer.
     ///
     /// # Errors
-    /// Where `rsp` is not in RAM.
+    /// If `rsp` is not in RAM.
     pub fn read(memory: &impl GuestMemoryBackend, rsp: u64) -> Result<FaultFrame, GuestMemoryError> {
         let words: [u64; 7] = memory.read_obj(GuestAddress(rsp))?;
         let [vector, error_code, rip, cs, rflags, rsp, ss] = words;
@@ -90,7 +92,7 @@ pub const fn exception_name(vector: u64) -> &'static str {
 /// Writes gates, stubs and one task segment per vCPU.
 ///
 /// # Errors
-/// Where the layout's addresses are not RAM.
+/// If the layout's addresses are not RAM.
 pub fn write(memory: &impl GuestMemoryBackend, vcpus: u32) -> Result<(), GuestMemoryError> {
     let mut gates = [0u8; EXCEPTION_VECTORS * 16];
     let mut stubs = [0u8; EXCEPTION_VECTORS * FAULT_STUB_BYTES as usize];
@@ -144,10 +146,10 @@ fn write_stub(vector: usize, stub: &mut [u8]) {
     stub[..code.len()].copy_from_slice(&code);
 }
 
-/// A 64-bit task segment: RSP0 at byte 4, and where the port map begins at byte 102 (SDM vol. 3, 7.7).
+/// A 64-bit task segment: RSP0 at byte 4, and the offset of the port map at byte 102 (SDM vol. 3, 7.7).
 ///
-/// The map allows every port. A CPU does not look at it while IOPL is 3, but kvm_pvm runs the guest in the host's ring 3 with
-/// the host's flags: there its emulator finds IOPL 0 and asks the map.
+/// The map allows every port. A CPU ignores it while IOPL is 3, but kvm_pvm runs the guest in the host's ring 3
+/// with the host's flags: there its emulator finds IOPL 0 and reads the map.
 fn task_segment_bytes(stack_top: Gpa) -> [u8; TASK_SEGMENT_BYTES as usize] {
     let mut segment = [0; TASK_SEGMENT_BYTES as usize];
     segment[4..12].copy_from_slice(&stack_top.get().to_le_bytes());
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_leads_to_its_stub() {
+    fn a_gate_points_to_its_stub() {
         let gate = gate_bytes(Gpa::new(0x1234_5678_9abc));
         assert_eq!(gate[..2], [0xbc, 0x9a]);
         assert_eq!(gate[2..4], [0x08, 0x00]);
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_lands_where_the_layout_says() {
+    fn all_structures_lie_at_the_addresses_of_the_layout() {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         write(&memory, 2).unwrap();
         let first_byte: u8 = memory.read_obj(GuestAddress(FAULT_STUBS.get() + 14 * 16)).unwrap();

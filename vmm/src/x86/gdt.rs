@@ -1,4 +1,4 @@
-//! Segments: as a descriptor in guest memory, and as the hidden part of a segment register KVM is told.
+//! Segments, as a descriptor in guest memory, and as the hidden part of a segment register that KVM receives.
 //! (SDM vol. 3, 3.4.5 and 7.2.3; APM vol. 2, 4.8.)
 
 use kvm_bindings::kvm_segment;
@@ -6,26 +6,26 @@ use kvm_bindings::kvm_segment;
 /// A segment, field by field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// First address; ignored by 64-bit code and data.
+    /// First address of the segment; ignored by 64-bit code and data.
     pub base: u64,
-    /// Last offset, in bytes.
+    /// Last offset of the segment, in bytes.
     pub limit: u32,
     /// Type field: 0xb code (readable, accessed), 0x3 data (writable, accessed), 0xb busy task segment.
     pub kind: u8,
-    /// Who may use it: 0 the kernel, 3 everybody.
+    /// Ring that may use it: 0 for the kernel, 3 for user code.
     pub privilege: u8,
-    /// What it is.
+    /// Class of the segment.
     pub class: SegmentClass,
 }
 
-/// Which kind of segment: only combinations of the descriptor's flags that exist.
+/// The class of a segment: only combinations of the descriptor's flags that exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentClass {
-    /// 64-bit code.
+    /// Code of 64-bit mode.
     Code64,
     /// 32-bit code or data, and the data of 64-bit code.
     Flat32,
-    /// A task segment.
+    /// A task segment (TSS).
     Task,
 }
 
@@ -45,7 +45,7 @@ impl Segment {
         Segment { base: 0, limit: u32::MAX, kind: ACCESSED_CODE, privilege: 0, class: SegmentClass::Flat32 }
     }
 
-    /// Flat data.
+    /// Flat data for any mode.
     pub const fn data(privilege: u8) -> Segment {
         Segment { base: 0, limit: u32::MAX, kind: ACCESSED_DATA, privilege, class: SegmentClass::Flat32 }
     }
@@ -55,7 +55,8 @@ impl Segment {
         Segment { base, limit: bytes - 1, kind: BUSY_TASK, privilege: 0, class: SegmentClass::Task }
     }
 
-    /// The eight bytes in a descriptor table. A task segment takes sixteen in 64-bit mode: see [`Segment::upper_half`].
+    /// Its eight bytes in a descriptor table. A task segment takes sixteen in 64-bit mode: see
+    /// [`Segment::upper_half`].
     pub const fn descriptor(self) -> u64 {
         let is_system = matches!(self.class, SegmentClass::Task);
         let has_pages = self.limit > 0xf_ffff;
@@ -80,7 +81,7 @@ impl Segment {
         self.base >> 32
     }
 
-    /// The segment register that was loaded with `selector`.
+    /// The segment register after `selector` was loaded.
     pub const fn loaded_as(self, selector: u16) -> kvm_segment {
         kvm_segment {
             base: self.base,
@@ -100,11 +101,11 @@ impl Segment {
     }
 }
 
-/// Selector of 64-bit kernel code in the direct entry's table: where fault stubs run.
+/// Selector of 64-bit kernel code in the direct entry's table, for the fault stubs.
 pub const DIRECT_KERNEL_CODE: u16 = 0x08;
 /// Linux's `__BOOT_CS` (Linux boot protocol, "64-bit boot protocol"), also used for PVH.
 pub const BOOT_CODE: u16 = 0x10;
-/// Linux's `__BOOT_DS`.
+/// Linux's `__BOOT_DS` selector.
 pub const BOOT_DATA: u16 = 0x18;
 
 /// The direct entry's table: null, kernel code, kernel data, user code (selector 0x1b), user data (0x23).
@@ -119,13 +120,13 @@ pub const DIRECT_TABLE: [u64; 5] = [
 /// Linux's table for its 64-bit entry: two unused entries, code, data.
 pub const LINUX_TABLE: [u64; 4] = [0, 0, Segment::code64(0).descriptor(), Segment::data(0).descriptor()];
 
-/// The table for PVH, whose guests may not rely on it: two unused entries, 32-bit code, data.
+/// The table for PVH, on which its guests may not rely: two unused entries, 32-bit code, data.
 pub const PVH_TABLE: [u64; 4] = [0, 0, Segment::code32().descriptor(), Segment::data(0).descriptor()];
 
 const _: () = {
     use wideleaf_protocol::direct::{USER_CODE_SELECTOR, USER_DATA_SELECTOR};
-    assert!(USER_CODE_SELECTOR >> 3 == 3 && USER_DATA_SELECTOR >> 3 == 4, "the table has them at 3 and 4");
-    assert!(USER_CODE_SELECTOR & 3 == 3 && USER_DATA_SELECTOR & 3 == 3, "they ask for ring 3");
+    assert!(USER_CODE_SELECTOR >> 3 == 3 && USER_DATA_SELECTOR >> 3 == 4, "the table has these entries at 3 and 4");
+    assert!(USER_CODE_SELECTOR & 3 == 3 && USER_DATA_SELECTOR & 3 == 3, "both selectors request ring 3");
 };
 
 #[cfg(test)]
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_the_well_known_numbers() {
-        // The values every 64-bit kernel has in its table, with the accessed bit set.
+        // The values in the table of every 64-bit kernel, with the accessed bit set.
         assert_eq!(Segment::code64(0).descriptor(), 0x00af_9b00_0000_ffff);
         assert_eq!(Segment::data(0).descriptor(), 0x00cf_9300_0000_ffff);
         assert_eq!(Segment::code64(3).descriptor(), 0x00af_fb00_0000_ffff);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loaded_segment_says_the_same_as_its_descriptor() {
+    fn a_loaded_segment_matches_its_descriptor() {
         let code = Segment::code64(3).loaded_as(0x1b);
         assert_eq!((code.selector, code.dpl, code.l, code.db, code.g, code.s, code.type_), (0x1b, 3, 1, 0, 1, 1, 0xb));
         let task = Segment::task(0x3000, 104).loaded_as(0x28);

@@ -1,4 +1,4 @@
-//! Every guest address the VMM chooses, with its reason.
+//! All guest addresses that the VMM chooses, with their reasons.
 //!
 //! ```text
 //!   0x0000_0000  nothing: a guest's null pointer finds zeroes, and nothing of ours is overwritten through one
@@ -27,70 +27,71 @@ use wideleaf_protocol::direct::DIRECT_BOOT_BYTES;
 use super::acpi::POWER_PORTS_LAST;
 use crate::devices::virtio;
 
-/// Descriptor table. One page, because the first page stays empty.
+/// Address of the descriptor table. It has one page, because the first page stays empty.
 pub const GDT: Gpa = Gpa::new(0x1000);
 /// Interrupt descriptor table of the direct entry.
 pub const IDT: Gpa = Gpa::new(0x2000);
-/// Exceptions the architecture defines (SDM vol. 3, 6.3.1): the vectors the IDT has.
+/// Number of exceptions of the architecture (SDM vol. 3, 6.3.1): the vectors of the IDT.
 pub const EXCEPTION_VECTORS: usize = 32;
-/// Bytes of a 64-bit gate (SDM vol. 3, 6.14.1).
+/// Size of a 64-bit gate in bytes (SDM vol. 3, 6.14.1).
 pub const GATE_BYTES: u64 = 16;
-/// The code that reports a fault to the VMM, one stub per vector; right behind the IDT.
+/// Address of the code that reports a fault to the VMM, one stub per vector; right behind the IDT.
 pub const FAULT_STUBS: Gpa = Gpa::new(IDT.get() + EXCEPTION_VECTORS as u64 * GATE_BYTES);
-/// Room for each stub; the code is 8 bytes at most.
+/// Room for each stub in bytes; the code has at most 8.
 pub const FAULT_STUB_BYTES: u64 = 16;
 /// Task segments of the direct entry, one per vCPU.
 pub const TASK_SEGMENTS: Gpa = Gpa::new(0x3000);
-/// Bytes of a task segment without its port map (SDM vol. 3, 7.7).
+/// Size of a task segment without its port map, in bytes (SDM vol. 3, 7.7).
 pub const TASK_STATE_BYTES: u64 = 104;
-/// Bytes of its port map: one bit per port up to the last one a guest of ours writes, and the byte of ones that must follow
-/// (SDM vol. 1, 18.5.2).
+/// Size of its port map in bytes: one bit per port up to the last one that our guests write, and the required byte
+/// of ones behind (SDM vol. 1, 18.5.2).
 pub const PORT_MAP_BYTES: u64 = POWER_PORTS_LAST as u64 / 8 + 2;
-/// Bytes of both.
+/// Size of both in bytes.
 pub const TASK_SEGMENT_BYTES: u64 = TASK_STATE_BYTES + PORT_MAP_BYTES;
-/// From one task segment to the next, so that none crosses a page.
+/// Distance between task segments in bytes, so that none crosses a page.
 pub const TASK_SEGMENT_STRIDE: u64 = 512;
-/// Stacks on which faults are reported, one per vCPU.
+/// Addresses of the stacks for fault reports, one per vCPU.
 pub const FAULT_STACKS: Gpa = Gpa::new(0x5000);
-/// Bytes of each: one frame of 7 words is pushed, and nothing returns.
+/// Size of each in bytes: one frame of 7 words is pushed, and nothing returns.
 pub const FAULT_STACK_BYTES: u64 = 256;
-/// PVH's start info.
+/// Address of PVH's start info.
 pub const START_INFO: Gpa = Gpa::new(0x6000);
 /// PVH's list of modules (the initrd), one entry.
 pub const MODULE_LIST: Gpa = Gpa::new(0x6100);
-/// PVH's memory map.
+/// Address of PVH's memory map.
 pub const MEMORY_MAP: Gpa = Gpa::new(0x6200);
 /// Linux's `boot_params`, one page.
 pub const ZERO_PAGE: Gpa = Gpa::new(0x7000);
-/// The direct entry's [`wideleaf_protocol::DirectBoot`].
+/// Address of the direct entry's [`wideleaf_protocol::DirectBoot`].
 pub const DIRECT_BOOT: Gpa = Gpa::new(0x8000);
-/// The command line.
+/// Address of the command line.
 pub const CMDLINE: Gpa = Gpa::new(0x9000);
-/// Longest command line with its terminating zero: one page, twice what Linux takes (`COMMAND_LINE_SIZE`).
+/// Longest command line in bytes, with its terminating zero: one page, twice Linux's limit (`COMMAND_LINE_SIZE`).
 pub const CMDLINE_BYTES_MAX: u64 = 0x1000;
 /// Page tables for Linux's 64-bit entry: one root, one table of giants, four tables of huge pages for 4 GiB.
 pub const LINUX_PAGE_TABLES: Gpa = Gpa::new(0x1_0000);
 /// MP table: the last kilobyte of the PC's 640 KiB is one of the places where Linux looks for it (MP specification 1.4,
 /// section 4; arch/x86/kernel/mpparse.c).
 pub const MP_TABLE: Gpa = Gpa::new(0x9_fc00);
-/// ACPI tables: in the range where kernels that are not told look for them (ACPI 6.5, 5.2.5.1).
+/// ACPI tables: in the range where kernels look for them by default (ACPI 6.5, 5.2.5.1).
 pub const ACPI: Gpa = Gpa::new(0xe_0000);
-/// End of low RAM: above it are the PC's video memory and ROMs, which no guest takes for RAM.
+/// End of low RAM: above it are the PC's video memory and ROMs, which no guest uses as RAM.
 pub const LOW_RAM_END: Gpa = Gpa::new(0xa_0000);
-/// Images begin here at the earliest: below are our tables and the PC's legacy ranges.
+/// Lowest address of an image: below are our tables and the PC's legacy ranges.
 pub const IMAGE_START_MIN: Gpa = Gpa::new(0x10_0000);
 
-/// Where the hole below 4 GiB begins. 3 GiB is a multiple of a giant page, so giants fit on both sides.
+/// Start of the hole below 4 GiB. 3 GiB is a multiple of a giant page, so giants fit on both sides.
 pub const HOLE_START: Gpa = Gpa::new(3 << 30);
-/// Where RAM goes on.
+/// Start of RAM behind the hole.
 pub const HOLE_END: Gpa = Gpa::new(4 << 30);
-/// IOAPIC, where every PC has it (82093AA datasheet).
+/// Address of the IOAPIC, the same as in every PC (82093AA datasheet).
 pub const IOAPIC: Gpa = Gpa::new(0xfec0_0000);
-/// Local APICs (SDM vol. 3, 10.4.1).
+/// Address of the local APICs (SDM vol. 3, 10.4.1).
 pub const LOCAL_APIC: Gpa = Gpa::new(0xfee0_0000);
-/// A page table of KVM's own for unpaged guests on Intel CPUs without unrestricted guest mode; KVM's default place.
+/// A page table of KVM's own for unpaged guests on Intel CPUs without unrestricted guest mode;
+/// KVM's default address.
 pub const KVM_IDENTITY_MAP: Gpa = Gpa::new(0xfffb_c000);
-/// Three pages of KVM's own for real mode on the same CPUs; right behind.
+/// Three pages of KVM's own for real mode on the same CPUs, right behind.
 pub const KVM_TSS: Gpa = Gpa::new(0xfffb_d000);
 
 const fn end(start: Gpa, bytes: u64) -> u64 {
@@ -108,7 +109,7 @@ const _: () = {
     assert!(end(DIRECT_BOOT, DIRECT_BOOT_BYTES as u64) <= CMDLINE.get(), "DirectBoot before the command line");
     assert!(end(CMDLINE, CMDLINE_BYTES_MAX) <= LINUX_PAGE_TABLES.get(), "command line before the page tables");
     assert!(end(LINUX_PAGE_TABLES, 6 * 0x1000) <= MP_TABLE.get(), "page tables before the MP table");
-    assert!(MP_TABLE.get() + 1024 == LOW_RAM_END.get(), "Linux looks at exactly this kilobyte");
+    assert!(MP_TABLE.get() + 1024 == LOW_RAM_END.get(), "Linux searches exactly this kilobyte");
     assert!(LOW_RAM_END.get() <= ACPI.get(), "ACPI tables are in the range of firmware");
     assert!(end(ACPI, 0x1000) <= IMAGE_START_MIN.get(), "ACPI tables before the image");
     assert!(HOLE_START.is_aligned_to(PageSize::Giant1G) && HOLE_END.is_aligned_to(PageSize::Giant1G), "giants fit");
@@ -129,8 +130,8 @@ pub fn ram_ranges(memory: Bytes) -> Vec<GpaRange> {
         .collect()
 }
 
-/// What a directly started guest finds mapped, each address to itself: its RAM, and where there are devices their registers, as far
-/// around them as the pages of its tables reach. Ascending.
+/// The identity mappings of a directly started guest: its RAM and, if there are devices, their registers, extended
+/// to whole pages of its tables. Ascending.
 pub fn direct_mappings(ram: &[GpaRange], page: PageSize, has_devices: bool) -> Vec<GpaRange> {
     let start = virtio::FIRST.align_down(page);
     let end = (virtio::FIRST + Bytes::new(virtio::DEVICES_MAX as u64 * virtio::REGISTERS.get())).checked_align_up(page);
@@ -139,8 +140,8 @@ pub fn direct_mappings(ram: &[GpaRange], page: PageSize, has_devices: bool) -> V
     below.iter().copied().chain(registers).chain(above.iter().copied()).collect()
 }
 
-/// What a guest may take for RAM: the ranges of RAM without the PC's legacy ranges and our MP table. For the entries
-/// whose guests manage memory by a map (PVH and Linux).
+/// The ranges that a guest may use as RAM: RAM without the PC's legacy ranges and our MP table. For the PVH
+/// and Linux entries, where guests manage memory by a map.
 pub fn usable_ram(memory: Bytes) -> Vec<GpaRange> {
     let mut usable = Vec::new();
     for range in ram_ranges(memory) {
@@ -154,7 +155,7 @@ pub fn usable_ram(memory: Bytes) -> Vec<GpaRange> {
     usable
 }
 
-/// The task segment of a vCPU.
+/// Address of a vCPU's task segment.
 pub fn task_segment(vcpu: u32) -> Gpa {
     TASK_SEGMENTS + Bytes::new(u64::from(vcpu) * TASK_SEGMENT_STRIDE)
 }
@@ -164,9 +165,9 @@ pub fn fault_stack_top(vcpu: u32) -> Gpa {
     FAULT_STACKS + Bytes::new((u64::from(vcpu) + 1) * FAULT_STACK_BYTES)
 }
 
-/// The smallest guest that can be described: low RAM, and one megabyte for an image.
+/// Smallest RAM of a guest: low RAM, and one megabyte for an image.
 pub const MEMORY_MIN: Bytes = Bytes::new(2 << 20);
-/// What the architecture's 52 physical bits can address (SDM vol. 3, 4.1.4).
+/// Largest RAM that the architecture's 52 physical bits can address (SDM vol. 3, 4.1.4).
 pub const MEMORY_MAX: Bytes = Bytes::new((1 << 52) - gib(1).get());
 
 #[cfg(test)]
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_goes_on_behind_the_hole() {
+    fn ram_continues_behind_the_hole() {
         assert_eq!(numbers(ram_ranges(mib(512))), [(0, 512 << 20)]);
         assert_eq!(numbers(ram_ranges(gib(3))), [(0, 3 << 30)]);
         assert_eq!(numbers(ram_ranges(gib(3) + mib(2))), [(0, 3 << 30), (4 << 30, (4 << 30) + (2 << 20))]);

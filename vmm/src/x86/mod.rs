@@ -1,6 +1,6 @@
-//! What the guest's CPUs and memory look like at the entry.
+//! The state of the guest's CPUs and memory at the entry.
 //!
-//! | entry | mode | what the guest finds | registers |
+//! | entry | mode | data for the guest | registers |
 //! |---|---|---|---|
 //! | direct | 64 bits, ring 3, paged | [`wideleaf_protocol::DirectBoot`] | [`registers::direct`] |
 //! | PVH | 32 bits, unpaged | [`start_info`] | [`registers::pvh`] |

@@ -1,19 +1,19 @@
-//! The MP table: how a guest without ACPI learns of more than one CPU, of the IOAPIC, and which interrupt is which
+//! The MP table, which tells a guest without ACPI of several CPUs, of the IOAPIC, and of its interrupt lines
 //! (Intel, MultiProcessor specification 1.4, section 4).
 
 use super::layout::{IOAPIC, LOCAL_APIC, MP_TABLE};
 
-/// Interrupt lines, one to one with the IOAPIC's pins: the PC's, then our devices'. Those are edge-triggered and active high too, which is
-/// what a line of the ISA bus is.
+/// Number of interrupt lines, one to one with the IOAPIC's pins: the PC's, then our devices'. The latter are
+/// edge-triggered and active high too, like lines of the ISA bus.
 const LINES: u8 = 24;
 /// Version 1.4 of the specification.
 const SPECIFICATION: u8 = 4;
-/// Version of the local APICs and the IOAPIC KVM emulates.
+/// Version of the local APICs and the IOAPIC that KVM emulates.
 const APIC_VERSION: u8 = 0x14;
 const IOAPIC_VERSION: u8 = 0x11;
 const POINTER_BYTES: usize = 16;
 const HEADER_BYTES: usize = 44;
-/// The kilobyte the table has to fit.
+/// Room for the table, in bytes: one kilobyte.
 pub const BYTES_MAX: usize = 1024;
 
 /// The floating pointer and, right behind, the table: to be written at [`MP_TABLE`].
@@ -42,7 +42,7 @@ pub fn bytes(vcpus: u8) -> Vec<u8> {
     bytes
 }
 
-/// CPUs, the bus, the IOAPIC, its lines, and the two local lines; in the order the specification asks for.
+/// CPUs, the bus, the IOAPIC, its lines, and the two local lines, in the order of the specification.
 fn entries(vcpus: u8) -> Vec<Vec<u8>> {
     const PROCESSOR: u8 = 0;
     const BUS: u8 = 1;
@@ -60,7 +60,7 @@ fn entries(vcpus: u8) -> Vec<Vec<u8>> {
     for vcpu in 0..vcpus {
         let flags = if vcpu == 0 { ENABLED | BOOT_PROCESSOR } else { ENABLED };
         let mut entry = vec![PROCESSOR, vcpu, APIC_VERSION, flags];
-        // Family 6; FPU and APIC: what a guest that cannot ask CPUID would need to know.
+        // Family 6; FPU and APIC: information for a guest that cannot use CPUID.
         entry.extend(0x600u32.to_le_bytes());
         entry.extend(0x201u32.to_le_bytes());
         entry.extend([0; 8]);
@@ -76,7 +76,7 @@ fn entries(vcpus: u8) -> Vec<Vec<u8>> {
     entries
 }
 
-/// The byte that makes the sum of all bytes zero, where its own place holds zero.
+/// The byte that makes the sum of all bytes zero; its own place must hold zero.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)).wrapping_neg()
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn both_parts_sum_to_zero_and_say_their_length() {
+    fn both_parts_sum_to_zero_and_contain_their_length() {
         let bytes = bytes(4);
         assert_eq!(&bytes[..4], b"_MP_");
         assert_eq!(sum(&bytes[..16]), 0);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_all_devices_are_there() {
+    fn the_lines_of_all_devices_are_listed() {
         use crate::devices::virtio::{DEVICES_MAX, Place};
         assert_eq!(Place::of(DEVICES_MAX).gsi, u32::from(LINES));
         let bytes = bytes(1);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_vcpus_fit() {
+    fn the_largest_number_of_vcpus_fits() {
         assert!(bytes(wideleaf_protocol::VCPUS_MAX as u8).len() <= BYTES_MAX);
     }
 }

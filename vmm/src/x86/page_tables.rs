@@ -5,34 +5,34 @@
 //!                               1g: leaves here   2m: leaves here  4k: leaves here
 //! ```
 //!
-//! Leaves are born accessed and dirty: the CPU then never writes to the tables, which under nested paging would be a
-//! second walk, and under shadow paging an exit per page (SDM vol. 3, 4.8). The hole below 4 GiB is not mapped, so a
-//! stray access there is a page fault that names its address.
+//! Leaves are created accessed and dirty: the CPU then never writes to the tables, which would be a second walk
+//! under nested paging, and an exit per page under shadow paging (SDM vol. 3, 4.8). The hole below 4 GiB is not
+//! mapped, so a stray access there is a page fault that names its address.
 
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend, GuestMemoryError};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 
-/// Bytes of a table, at every level.
+/// Size of a table in bytes, at every level.
 const TABLE_BYTES: u64 = 4096;
 const ENTRIES: usize = 512;
 
 /// Present, writable, user-accessible, accessed. Every level allows everything: protection is not the tables' job here.
 const LINK: u64 = 0b10_0111;
-/// As a link, and dirty.
+/// Flags of a link, and dirty.
 const LEAF_BASE: u64 = LINK | 1 << 6;
-/// As a leaf, and "page size": the entry maps a huge or giant page.
+/// Flags of a leaf, and "page size": the entry maps a huge or giant page.
 const LEAF_LARGE: u64 = LEAF_BASE | 1 << 7;
 
 /// Tables in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdentityTables {
-    /// What goes into CR3.
+    /// Value for CR3, the address of the root table.
     pub root: Gpa,
-    /// How much memory they take, from the root on.
+    /// Size of the tables, from the root on.
     pub bytes: Bytes,
 }
 
-/// How much memory the tables for this RAM take.
+/// Size of the tables that map this RAM.
 pub fn bytes_needed(ram: &[GpaRange], page: PageSize) -> Bytes {
     let counts = Levels::of(ram, page);
     Bytes::new((1 + counts.giants.len() + counts.huge.len() + counts.base.len()) as u64 * TABLE_BYTES)
@@ -41,7 +41,7 @@ pub fn bytes_needed(ram: &[GpaRange], page: PageSize) -> Bytes {
 /// Writes the tables, contiguous from `root` on, which is 4 KiB aligned. RAM must be a whole number of pages.
 ///
 /// # Errors
-/// Where the tables are not in RAM.
+/// If the tables are not in RAM.
 pub fn write(
     memory: &impl GuestMemoryBackend,
     root: Gpa,
@@ -88,7 +88,7 @@ pub fn write(
     Ok(IdentityTables { root, bytes: bytes_needed(ram, page) })
 }
 
-/// Which tables exist below the root, each by the number of the range it covers; ascending.
+/// The tables below the root, each by the number of the range that it covers; ascending.
 struct Levels {
     /// Tables of giants: numbers of 512 GiB ranges.
     giants: Vec<u64>,
@@ -120,7 +120,7 @@ impl Table {
         Table([0; ENTRIES])
     }
 
-    /// Enters those of `children` (the tables of the next level) that belong to the table with this number.
+    /// Links the tables among `children` (of the next level) that belong to the table with this number.
     fn link(&mut self, children: &[u64], number: u64, address: impl Fn(usize) -> u64) {
         let first = children.partition_point(|child| child / (ENTRIES as u64) < number);
         for (index, child) in children.iter().enumerate().skip(first) {
@@ -167,7 +167,7 @@ mod tests {
         GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 32 << 20)]).unwrap()
     }
 
-    /// Walks the tables as the CPU does: the address an address is mapped to, and the size of the leaf.
+    /// Walks the tables like the CPU: returns the address that `address` is mapped to, and the size of the leaf.
     fn walk(memory: &GuestMemoryMmap<()>, root: Gpa, address: u64) -> Option<(u64, PageSize)> {
         let entry = |table: u64, shift: u32| -> u64 {
             memory.read_obj(GuestAddress((table & !0xfff) + (address >> shift & 511) * 8)).unwrap()
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_ends_inside_a_table_ends_there() {
+    fn a_range_can_end_inside_a_table() {
         let memory = memory();
         let ram = ram_ranges(mib(6));
         let tables = write(&memory, ROOT, &ram, PageSize::Huge2M).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_tables() {
+    fn the_size_is_that_of_all_tables() {
         // 1 GiB: root, one table of giants, one of huge pages, 512 of base pages.
         let ram = ram_ranges(gib(1));
         assert_eq!(bytes_needed(&ram, PageSize::Giant1G), kib(8));

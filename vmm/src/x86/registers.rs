@@ -1,5 +1,5 @@
-//! The registers at each entry. Everything is a function from what KVM gave a new vCPU to what the entry wants, so that
-//! what nobody changes (the local APIC's address above all) stays as KVM made it.
+//! The registers at each entry. Each function converts KVM's registers of a new vCPU into those of the entry, so
+//! that unset values (above all the local APIC's address) stay as KVM made them.
 
 use kvm_bindings::{kvm_fpu, kvm_regs, kvm_segment, kvm_sregs};
 use wideleaf_policies::Gpa;
@@ -8,31 +8,31 @@ use wideleaf_protocol::direct::{RFLAGS, USER_CODE_SELECTOR, USER_DATA_SELECTOR};
 use super::gdt::{BOOT_CODE, BOOT_DATA, DIRECT_TABLE, LINUX_TABLE, PVH_TABLE, Segment};
 use super::layout::{EXCEPTION_VECTORS, GATE_BYTES, GDT, IDT, TASK_SEGMENT_BYTES, TASK_STATE_BYTES, task_segment};
 
-/// Protected mode (SDM vol. 3, 2.5).
+/// CR0: protected mode (SDM vol. 3, 2.5).
 pub const CR0_PE: u64 = 1 << 0;
-/// `wait` and `fwait` obey TS.
+/// CR0: `wait` and `fwait` obey TS.
 pub const CR0_MP: u64 = 1 << 1;
-/// The coprocessor is a 387: always one.
+/// CR0: the coprocessor is a 387, always one.
 pub const CR0_ET: u64 = 1 << 4;
-/// Floating-point errors are exceptions, not an external interrupt.
+/// CR0: floating-point errors are exceptions, not an external interrupt.
 pub const CR0_NE: u64 = 1 << 5;
-/// The kernel obeys read-only pages.
+/// CR0: the kernel obeys read-only pages.
 pub const CR0_WP: u64 = 1 << 16;
-/// Paging.
+/// CR0: paging is on.
 pub const CR0_PG: u64 = 1 << 31;
-/// 64-bit page table entries.
+/// CR4: 64-bit page table entries.
 pub const CR4_PAE: u64 = 1 << 5;
-/// SSE is there.
+/// CR4: SSE is available.
 pub const CR4_OSFXSR: u64 = 1 << 9;
-/// SSE errors are exceptions.
+/// CR4: SSE errors are exceptions.
 pub const CR4_OSXMMEXCPT: u64 = 1 << 10;
-/// Long mode is wanted.
+/// EFER: long mode is enabled.
 pub const EFER_LME: u64 = 1 << 8;
-/// Long mode is on.
+/// EFER: long mode is active.
 pub const EFER_LMA: u64 = 1 << 10;
 /// The bit of RFLAGS that is always one.
 const RFLAGS_ALWAYS: u64 = 1 << 1;
-/// Selector of a task segment no table describes: TR is loaded by KVM, not by the guest.
+/// Selector of a task segment that is in no table: KVM, not the guest, loads TR.
 const TASK_SELECTOR: u16 = 0x28;
 
 /// General registers of the direct entry: RDI and RSI are its two arguments.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_entry_sets_stays_as_kvm_made_it() {
+    fn registers_that_no_entry_sets_keep_their_kvm_values() {
         assert_eq!(direct_system(new_vcpu(), TABLES, 0).apic_base, 0xfee0_0900);
         assert_eq!(linux64_system(new_vcpu(), TABLES).apic_base, 0xfee0_0900);
         assert_eq!(pvh_system(new_vcpu()).apic_base, 0xfee0_0900);

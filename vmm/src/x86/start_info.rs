@@ -1,4 +1,4 @@
-//! PVH's start info: what a guest started by its 32-bit PVH entry finds behind EBX (Xen, public/arch-x86/hvm/start_info.h).
+//! PVH's start info, to which EBX points at a guest's 32-bit PVH entry (Xen, public/arch-x86/hvm/start_info.h).
 
 use linux_loader::configurator::pvh::PvhBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams, Error};
@@ -10,14 +10,14 @@ use wideleaf_policies::GpaRange;
 
 use super::layout::{ACPI, CMDLINE, MEMORY_MAP, MODULE_LIST, START_INFO};
 
-/// The version with a memory map.
+/// Version of the format that has a memory map.
 const VERSION: u32 = 1;
 
-/// Writes start info, memory map and, where there is an initrd, the list of modules. The command line is at its place
-/// already.
+/// Writes start info, memory map and, where there is an initrd, the list of modules. The command line is
+/// already in place.
 ///
 /// # Errors
-/// Where the layout's addresses are not RAM.
+/// If the layout's addresses are not RAM.
 pub fn write(memory: &impl GuestMemoryBackend, usable_ram: &[GpaRange], initrd: Option<GpaRange>) -> Result<(), Error> {
     let map: Vec<hvm_memmap_table_entry> = usable_ram
         .iter()

@@ -8,9 +8,9 @@ use wideleaf_policies::{Gpa, GpaRange};
 
 use super::layout::{ACPI, CMDLINE, ZERO_PAGE};
 
-/// "Some boot loader without a number of its own".
+/// Loader type: "some boot loader without a number of its own".
 const LOADER_OTHER: u8 = 0xff;
-/// `vga=normal`: the mode in which the machine is.
+/// Video mode `vga=normal`: the present mode of the machine.
 const VIDEO_MODE_NORMAL: u16 = 0xffff;
 /// Bit of `loadflags`: `heap_end_ptr` is valid.
 const CAN_USE_HEAP: u8 = 1 << 7;
@@ -20,7 +20,7 @@ const E820_RAM: u32 = 1;
 /// The page for a kernel with this header, loaded at `start`.
 ///
 /// Every field is the header's, except those that the boot protocol expects from the loader ("write" and "modify").
-/// Those are written in every case: what is in them in the file means nothing.
+/// Those are always written: their values in the file have no meaning.
 pub fn build(header: setup_header, start: Gpa, usable_ram: &[GpaRange], initrd: Option<GpaRange>) -> boot_params {
     let mut params = boot_params { hdr: header, ..Default::default() };
     params.acpi_rsdp_addr = ACPI.get();
@@ -42,10 +42,10 @@ pub fn build(header: setup_header, start: Gpa, usable_ram: &[GpaRange], initrd: 
     params
 }
 
-/// Writes the page at its place.
+/// Writes the page at its address.
 ///
 /// # Errors
-/// Where the layout's address is not RAM.
+/// If the layout's address is not RAM.
 pub fn write(memory: &impl GuestMemoryBackend, params: &boot_params) -> Result<(), Error> {
     let params = BootParams::new(params, GuestAddress(ZERO_PAGE.get()));
     LinuxBootConfigurator::write_bootparams(&params, memory)
@@ -59,7 +59,7 @@ mod tests {
     use wideleaf_policies::units::{gib, mib};
 
     #[test]
-    fn the_fields_are_where_the_boot_protocol_says() {
+    fn the_fields_lie_at_the_offsets_of_the_boot_protocol() {
         let header = setup_header { header: 0x5372_6448, version: 0x20f, ..Default::default() };
         let initrd = GpaRange::new(Gpa::new(0x3000_0000), mib(1)).unwrap();
         let params = build(header, Gpa::new(1 << 20), &usable_ram(gib(5)), Some(initrd));
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(memory.read_obj::<u64>(at(0x2d0 + 2 * 20)).unwrap(), 4 << 30);
         assert_eq!(memory.read_obj::<u64>(at(0x2d0 + 2 * 20 + 8)).unwrap(), 2 << 30);
     }
-    /// Bytes of a zero page's header for a file whose header has `byte` everywhere, by their offset in the page.
+    /// Bytes of the zero page for a file with `byte` everywhere in its header, by their offset in the page.
     fn page_of(byte: u8, initrd: Option<GpaRange>) -> impl Fn(usize) -> u8 {
         let mut header = setup_header::default();
         header.as_mut_slice().fill(byte);
@@ -86,8 +86,8 @@ mod tests {
         move |at| params.as_slice()[at]
     }
 
-    /// Every field of type "write" and "modify (obligatory)", and `code32_start` because it is where the kernel is
-    /// not loaded by default: offset and bytes.
+    /// Every field of type "write" and "modify (obligatory)", and `code32_start`, because the kernel is not loaded
+    /// at its default address: offset and bytes.
     const WRITTEN: [(usize, usize); 9] = [
         (0x1fa, 2), // vid_mode
         (0x210, 1), // type_of_loader
@@ -101,7 +101,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_the_kernel_says_of_itself_stays_as_it_says() {
+    fn fields_of_the_kernel_are_unchanged() {
         const HEADER: std::ops::Range<usize> = 0x1f1..0x26c;
         let page = page_of(0x5a, None);
         for at in HEADER.filter(|at| !WRITTEN.iter().any(|(start, bytes)| (*start..start + bytes).contains(at))) {
@@ -110,11 +110,11 @@ mod tests {
     }
 
     #[test]
-    fn what_the_loader_is_to_say_is_not_what_the_file_says() {
+    fn fields_of_the_loader_do_not_come_from_the_file() {
         let (zeroes, ones) = (page_of(0, None), page_of(0xff, None));
         for at in WRITTEN.into_iter().flat_map(|(start, bytes)| start..start + bytes).filter(|at| *at != 0x211) {
             assert_eq!(zeroes(at), ones(at), "byte {at:#x}");
         }
-        assert_eq!((zeroes(0x211), ones(0x211)), (0, 0x7f), "no heap; other flags are the kernel's");
+        assert_eq!((zeroes(0x211), ones(0x211)), (0, 0x7f), "no heap; other flags come from the kernel");
     }
 }

@@ -17,7 +17,10 @@ pub(super) fn against(experiment: Experiment, program: &Path) -> Result<Experime
     let asked = asked.map_err(|error| unusable(&format_args!("it cannot be run: {error}")))?;
     let version = String::from_utf8_lossy(&asked.stdout);
     match version.lines().next() {
-        Some(version) if asked.status.success() && version.starts_with("wideleaf ") => {
+        Some(version)
+            if asked.status.success()
+                && ["wideleaf ", "wideleaf-lab "].iter().any(|name| version.starts_with(name)) =>
+        {
             Ok(experiment.against(&program_found.display().to_string(), version))
         }
         _ => Err(unusable(&"it does not say that it is wideleaf when asked for its --version")),

@@ -1,5 +1,5 @@
-//! Memory that the guest gives back (Virtual I/O Device 1.2, section 5.5): a balloon with a target that changes while it runs, statistics
-//! of the guest's own, and reports of pages that are free.
+//! Memory that the guest gives back (Virtual I/O Device 1.2, section 5.5): a balloon with a target that can change at
+//! run time, statistics of the guest, and reports of free pages.
 //!
 //! ```text
 //!   inflate ── page numbers ─┐                    ┌─ the window is free, or not huge ─▶ released
@@ -9,10 +9,11 @@
 //!   [`BalloonHandle`] ── target ──▶ num_pages ──▶ the driver ── actual
 //! ```
 //!
-//! A driver that says before it uses a page of the balloon again (`MUST_TELL_HOST`; Linux does) has pages that can be released later. One that
-//! does not is believed for as long as a buffer is ours: what it inflates is treated like a report.
+//! A driver that announces its next use of a balloon page (`MUST_TELL_HOST`; Linux does) has pages that can be
+//! released later. A driver without it is trusted only while the device holds the buffer: its inflated pages are
+//! treated like a report.
 //!
-//! The queues are served by a thread of the balloon's own: giving back gigabytes takes longer than a disk may wait.
+//! The balloon's own thread serves the queues: giving back gigabytes takes longer than a disk may wait.
 
 use std::sync::Arc;
 
@@ -33,9 +34,9 @@ pub use statistics::GuestStatistics;
 
 use serving::{Queues, Serving, StatisticsQueue};
 
-/// Features (5.5.3); `virtio-bindings` has none of the balloon's.
+/// Feature bits (5.5.3); `virtio-bindings` has none of the balloon's.
 pub mod feature {
-    /// The driver says before it uses a page of the balloon again.
+    /// The driver announces its next use of a balloon page.
     pub const MUST_TELL_HOST: u32 = 0;
     /// There is a queue of statistics.
     pub const STATS_VQ: u32 = 1;
@@ -45,33 +46,34 @@ pub mod feature {
     pub const PAGE_REPORTING: u32 = 5;
 }
 
-/// Inflate, deflate, statistics, reports. Linux puts 256 page numbers in a buffer, and 32 runs of pages in a report.
+/// Sizes of the queues for inflate, deflate, statistics, reports. Linux puts 256 page numbers in a buffer, and 32
+/// runs of pages in a report.
 const QUEUE_SIZES: [u16; 4] = [128, 128, 16, 64];
 
-/// Where `actual` is in the configuration (5.5.4): behind `num_pages`, and the last of what is there.
+/// Bytes of `actual` in the configuration (5.5.4): behind `num_pages`, and last.
 const ACTUAL: std::ops::Range<usize> = 4..8;
 
-/// The device.
+/// The balloon device.
 pub struct Balloon {
     handle: BalloonHandle,
-    /// Written by the driver, piece by piece if it likes.
+    /// Number of pages that the balloon holds, written by the driver, piece by piece if it likes.
     actual: [u8; 4],
     serving: Option<Subscription>,
     give_back: Option<GiveBack>,
 }
 
 impl Balloon {
-    /// An empty balloon for a guest with so much RAM, which is to take `target` of it.
+    /// An empty balloon for a guest with `ram` bytes of RAM, with the target `target`.
     ///
     /// # Errors
-    /// [`TooMuch`].
+    /// [`TooMuch`] where the target exceeds the RAM.
     pub fn new(ram: Bytes, target: Bytes) -> Result<Balloon, TooMuch> {
         let handle = BalloonHandle::new(ram);
         handle.set_target(target)?;
         Ok(Balloon { handle, actual: [0; 4], serving: None, give_back: None })
     }
 
-    /// What steers it and knows what it did, also for when it is handed over.
+    /// A handle that steers and reads the balloon, also after the device is handed over.
     pub fn handle(&self) -> BalloonHandle {
         self.handle.clone()
     }
@@ -134,7 +136,7 @@ impl VirtioDevice for Balloon {
         Ok(())
     }
 
-    /// All memory is the guest's again: who comes after the driver knows of no balloon.
+    /// All memory belongs to the guest again: the next driver does not know of this balloon.
     fn reset(&mut self) {
         self.serving = None;
         self.handle.is_over();
@@ -146,7 +148,7 @@ impl VirtioDevice for Balloon {
 }
 
 impl Queues {
-    /// Which queue is which. Linux and QEMU number those that the features name, one behind the other.
+    /// Assigns the queues. Linux and QEMU number those that the features name consecutively.
     fn of(queues: Vec<ActiveQueue>, has_statistics: bool, has_reports: bool) -> Result<Queues, ActivateError> {
         let mut queues = queues.into_iter().enumerate();
         let mut next = |is_there: bool| match is_there.then(|| queues.next()).flatten() {

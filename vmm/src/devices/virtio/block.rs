@@ -1,4 +1,4 @@
-//! A disk (Virtual I/O Device 1.2, section 5.2): a file or a block device of the host, as it is.
+//! A disk (Virtual I/O Device 1.2, section 5.2), backed directly by a file or a block device of the host.
 //!
 //! ```text
 //!   chain ──▶ [`request`]: header, buffers, status byte ──▶ [`worker`], a thread per disk, request by request until the queue is empty
@@ -7,8 +7,8 @@
 //!                  guest RAM ◀── preadv, pwritev ──▶ [`image`]: the file, locked against others
 //! ```
 //!
-//! What the host has of the file in its page cache is the guest's write-back cache: FLUSH makes it last. To a driver that does not take FLUSH
-//! every write lasts when it is done (5.2.6.2).
+//! The host's page cache of the file is the guest's write-back cache: FLUSH makes it durable. For a driver that
+//! does not accept FLUSH, every write is durable when it completes (5.2.6.2).
 
 pub mod counters;
 pub mod image;
@@ -28,19 +28,20 @@ use worker::Worker;
 
 use super::{ActivateError, Activation, ActiveQueue, DeviceKind, VirtioDevice};
 
-/// Unit of all positions and lengths, whatever the block size (5.2.6).
+/// Unit of all positions and lengths in bytes, whatever the block size (5.2.6).
 pub const SECTOR_BYTES: u64 = 512;
 
-/// Requests of a driver that are under way at once; as many descriptors in one chain.
+/// Largest number of requests under way at once, and of descriptors in one chain.
 const QUEUE_SIZES: [u16; 1] = [256];
-/// Buffers of a request beside header and status: a chain that fills the queue.
+/// Largest number of a request's buffers beside header and status: a chain that fills the queue.
 const SEGMENTS_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
-/// Most sectors that one segment of a DISCARD or WRITE_ZEROES names: 1 GiB, so that a reset does not wait long for one call.
+/// Largest number of sectors in one segment of a DISCARD or WRITE_ZEROES: 1 GiB, so that a reset does not wait long
+/// for one call.
 const ZEROED_SECTORS_MAX: u32 = 1 << 21;
-/// Segments of such a request.
+/// Largest number of segments of such a request.
 const ZEROED_SEGMENTS_MAX: u32 = 32;
 
-/// The device.
+/// The disk device.
 #[derive(Debug)]
 pub struct Block {
     image: Arc<DiskImage>,
@@ -50,13 +51,13 @@ pub struct Block {
 }
 
 impl Block {
-    /// The device that has `image` on its disk.
+    /// Creates the device for the disk `image`.
     pub fn new(image: DiskImage) -> Block {
         let config = config_bytes(&image);
         Block { image: Arc::new(image), counters: Arc::default(), config, worker: None }
     }
 
-    /// Its counters, also for when it is handed over.
+    /// The device's counters, also after it is handed over.
     pub fn counters(&self) -> Arc<DiskCounters> {
         Arc::clone(&self.counters)
     }
@@ -104,7 +105,7 @@ impl VirtioDevice for Block {
     }
 }
 
-/// The configuration of section 5.2.4. What belongs to features that are not offered is zero.
+/// The configuration of section 5.2.4. Fields of features that are not offered are zero.
 fn config_bytes(image: &DiskImage) -> Vec<u8> {
     use std::mem::offset_of;
     let mut bytes = vec![0; size_of::<virtio_blk_config>()];

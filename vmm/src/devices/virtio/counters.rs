@@ -1,29 +1,29 @@
-//! Numbers that the thread of a device counts, and that anybody reads meanwhile.
+//! Counters that a device's thread writes, and that other threads read at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One counter.
+/// One counter of events or bytes.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// So many more; how many there were before.
+    /// Adds `more`, and returns the previous value.
     pub fn add(&self, more: u64) -> u64 {
         self.0.fetch_add(more, Ordering::Relaxed)
     }
 
-    /// So many until now.
+    /// Value of the counter now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A number or a length more, where nobody asks what there was before.
+/// Adds a number or a length, where the caller does not need the previous value.
 pub(super) fn add(counter: &Counter, more: usize) {
     counter.add(more as u64);
 }
 
-/// A struct of counters, and one of their values at an instant with the same fields.
+/// A struct of counters, and one of their values at one moment with the same fields.
 macro_rules! counters {
     (
         $(#[$of_counters:meta])* counters $counters:ident,
@@ -42,7 +42,7 @@ macro_rules! counters {
         }
 
         impl $counters {
-            /// What was counted until now.
+            /// Values of the counters now.
             pub fn statistics(&self) -> $values {
                 $values { $($name: self.$name.get(),)* }
             }

@@ -1,4 +1,4 @@
-//! How a device tells its driver that something was done.
+//! The interrupt by which a device notifies its driver.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,71 +7,72 @@ use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
 use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
 use vmm_sys_util::eventfd::EventFd;
 
-/// How often it is said that a driver broke its device.
+/// Largest number of log lines about a driver that broke its device.
 const SAID_MAX: u32 = 3;
 
-/// The interrupt of one device, shared by its registers and by what serves its queues.
+/// The interrupt of one device, shared by its registers and by the threads that serve its queues.
 #[derive(Debug)]
 pub struct Interrupt {
     status: AtomicU32,
-    /// [`VIRTIO_CONFIG_S_NEEDS_RESET`], or zero.
+    /// Either [`VIRTIO_CONFIG_S_NEEDS_RESET`], or zero.
     needs_reset: AtomicU32,
-    /// How often the driver broke it, over all resets.
+    /// Number of times that the driver broke the device, over all resets.
     breakages: AtomicU32,
-    /// KVM raises the interrupt for it; `None` where the VM has no interrupt controllers and its guest polls.
+    /// Event by which KVM raises the interrupt; `None` where the VM has no interrupt controllers and
+    /// its guest polls.
     line: Option<EventFd>,
 }
 
 impl Interrupt {
-    /// An interrupt that `line` raises.
+    /// Creates an interrupt that `line` raises.
     pub fn new(line: Option<EventFd>) -> Interrupt {
         let zero = || AtomicU32::new(0);
         Interrupt { status: zero(), needs_reset: zero(), breakages: zero(), line }
     }
 
-    /// Buffers of a queue were used.
+    /// Reports that buffers of a queue were used.
     pub fn used(&self) {
         self.raise(VIRTIO_MMIO_INT_VRING);
     }
 
-    /// The configuration changed.
+    /// Reports that the configuration changed.
     pub fn configuration_changed(&self) {
         self.raise(VIRTIO_MMIO_INT_CONFIG);
     }
 
-    /// The device cannot go on: the driver broke one of its queues, or the host failed it.
+    /// Marks the device as broken: the driver broke one of its queues, or the host failed it.
     pub fn needs_reset(&self) {
         self.needs_reset.store(VIRTIO_CONFIG_S_NEEDS_RESET, Ordering::Release);
         self.configuration_changed();
     }
 
-    /// The driver broke the device: [`Interrupt::needs_reset`], and why. That is said a few times and then no more, for a driver may do it as
-    /// often as it likes, and the host's log is not its to fill.
+    /// Marks the device as broken by its driver ([`Interrupt::needs_reset`]), and logs the reason. Only the first
+    /// few times are logged: a driver could otherwise fill the host's log.
     pub fn broken(&self, device: &dyn fmt::Display, why: &dyn fmt::Display) {
         let before = self.breakages.fetch_add(1, Ordering::Relaxed);
         if before < SAID_MAX {
-            let last = if before + 1 == SAID_MAX { "; it is not said again" } else { "" };
+            let last = if before + 1 == SAID_MAX { "; further ones are not logged" } else { "" };
             tracing::warn!("{device} needs a reset: {why}{last}");
         }
         self.needs_reset();
     }
 
-    /// Why it was raised, as the register has it.
+    /// Reasons of the interrupt, as in the register.
     pub(super) fn status(&self) -> u32 {
         self.status.load(Ordering::Acquire)
     }
 
-    /// What the device adds to the status that its driver set.
+    /// Bits that the device adds to the driver's status.
     pub(super) fn device_status(&self) -> u32 {
         self.needs_reset.load(Ordering::Acquire)
     }
 
-    /// The driver has seen these reasons.
+    /// Clears the reasons that the driver has acknowledged.
     pub(super) fn acknowledge(&self, reasons: u32) {
         self.status.fetch_and(!reasons, Ordering::AcqRel);
     }
 
-    /// As at the begin.
+    /// Sets the state back to the machine's start.
     pub(super) fn reset(&self) {
         self.status.store(0, Ordering::Release);
         self.needs_reset.store(0, Ordering::Release);
@@ -80,7 +81,7 @@ impl Interrupt {
     fn raise(&self, reason: u32) {
         self.status.fetch_or(reason, Ordering::AcqRel);
         if let Some(line) = &self.line {
-            // The counter would have to be full, and then the interrupt is on its way already.
+            // The write fails only if the event's counter is full; then the interrupt is already on its way.
             let _ = line.write(1);
         }
     }
@@ -94,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts what is said.
+    /// Counts the logged lines.
     struct Lines(Arc<AtomicU32>);
 
     impl tracing::Subscriber for Lines {
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_breaks_its_device_again_and_again_does_not_fill_the_log() {
+    fn a_driver_that_breaks_its_device_repeatedly_does_not_fill_the_log() {
         let (interrupt, lines) = (Interrupt::new(None), Arc::new(AtomicU32::new(0)));
         tracing::subscriber::with_default(Lines(Arc::clone(&lines)), || {
             for _ in 0..100 {

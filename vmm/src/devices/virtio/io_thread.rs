@@ -1,4 +1,4 @@
-//! The thread that serves all devices which have none of their own, one event after another.
+//! The thread that serves all devices without a thread of their own, one event after another.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,10 +8,11 @@ use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, Subscriber
 
 use super::{ActivateError, DeviceThreads};
 
-/// Something with file descriptors that events come from. Its process is short: all other devices wait for it.
+/// An object with file descriptors that cause events. Its `process` must be short, because all other devices
+/// wait for it.
 pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
-/// See the module. It starts with the first subscriber and ends with its last owner.
+/// The devices' thread: see the module. It starts with the first subscriber and ends with its last owner.
 #[derive(Default)]
 pub struct IoThread {
     threads: Arc<DeviceThreads>,
@@ -23,19 +24,19 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// A subscriber of the thread. When this is dropped it is served no more, and not in the middle of being so.
+/// A subscriber of the thread. Dropping this ends its service, and never in the middle of an event.
 pub struct Subscription {
     id: SubscriberId,
     endpoint: RemoteEndpoint<Subscriber>,
-    /// So that the thread is there as long as anybody needs it.
+    /// Keeps the thread alive as long as a subscription needs it.
     _thread: Arc<IoThread>,
 }
 
-/// Events taken at once.
+/// Number of events taken at once.
 const EVENTS: usize = 64;
 
 impl IoThread {
-    /// One that `threads` starts.
+    /// Creates the thread's handle; `threads` will start the thread.
     pub fn new(threads: Arc<DeviceThreads>) -> IoThread {
         IoThread { threads, running: Mutex::default() }
     }
@@ -43,7 +44,7 @@ impl IoThread {
     /// Serves `subscriber` from now on.
     ///
     /// # Errors
-    /// [`ActivateError::Host`] where there is no thread to be had.
+    /// [`ActivateError::Host`] where the host gives no thread.
     pub fn add(self: &Arc<Self>, subscriber: Subscriber) -> Result<Subscription, ActivateError> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_none() {
@@ -64,10 +65,10 @@ fn start(threads: &DeviceThreads) -> Result<Running, ActivateError> {
     let mut manager = EventManager::<Subscriber>::new_with_capacity(EVENTS).map_err(|error| cannot(&error))?;
     let endpoint = manager.remote_endpoint();
     let work = move || {
-        // Ends by a call of the last owner that makes it fail to go on; see `Drop`.
+        // The loop ends by a call of the last owner that sets this flag; see `Drop`.
         while !ENDED.get() {
             if let Err(error) = manager.run() {
-                tracing::error!(%error, "the devices' thread cannot wait for events, and ends");
+                tracing::error!(%error, "the devices' thread ends: it cannot wait for events");
                 return;
             }
         }
@@ -76,7 +77,7 @@ fn start(threads: &DeviceThreads) -> Result<Running, ActivateError> {
 }
 
 thread_local! {
-    /// Said by a call on the thread itself.
+    /// Flag set by a call on the thread itself.
     static ENDED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -85,7 +86,7 @@ impl Drop for IoThread {
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { endpoint, thread }) = running else { return };
         let _ = endpoint.fire(|_| ENDED.set(true));
-        // The last owner may be a subscriber, whose drop is on the thread itself.
+        // The last owner may be a subscriber, which is dropped on the thread itself.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }
@@ -95,7 +96,7 @@ impl Drop for IoThread {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let id = self.id;
-        // Where the thread is gone its subscribers are, too.
+        // If the thread has ended, its subscribers have ended too.
         let _ = self.endpoint.call_blocking(move |thread| thread.remove_subscriber(id).map(drop));
     }
 }

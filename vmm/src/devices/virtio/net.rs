@@ -1,12 +1,12 @@
-//! A network card (Virtual I/O Device 1.2, section 5.1) whose cable ends in a tap of the host.
+//! A network card (Virtual I/O Device 1.2, section 5.1) that is connected to a tap of the host.
 //!
 //! ```text
 //!   guest ─ queue 1 ─▶ [`transmit`] ─ writev ─▶ tap ─▶ the host's network
 //!         ◀─ queue 0 ─ [`receive`] ◀── readv ──┘          both on the devices' thread: [`worker`]
 //! ```
 //!
-//! Frames go between guest RAM and the tap without a copy of ours, each with the header in which guest and kernel tell each other of
-//! checksums that are still missing and of TCP segments that are still one: what makes a virtual card fast is what it does not do.
+//! Frames pass between guest RAM and the tap without a copy by the VMM. Each has a header in which guest and kernel
+//! name missing checksums and unsplit TCP segments: a virtual card is fast because it leaves this work out.
 
 pub mod counters;
 pub mod mac;
@@ -36,40 +36,43 @@ use self::transmit::Transmitter;
 use self::worker::{Shared, Worker};
 use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
 
-/// Bytes of the header before each frame: `struct virtio_net_hdr`, which has its last field in every device of version 1 (section 5.1.6).
+/// Length in bytes of the header before each frame: `struct virtio_net_hdr` with its last field, which every device
+/// of version 1 has (section 5.1.6).
 pub(crate) const HEADER_BYTES: usize = 12;
 
-/// The longest frame there is, header and all: 65550 bytes of which 14 are Ethernet's, so that an IP packet is at its longest (section
-/// 5.1.6.3.1 has the same sum), and four for a VLAN.
+/// Length in bytes of the longest frame with its header: 65550 bytes of which 14 are Ethernet's, so that an IP
+/// packet has its greatest length (section 5.1.6.3.1 has the same sum), and four for a VLAN.
 const FRAME_BYTES_MAX: usize = HEADER_BYTES + 65_550 + VLAN_BYTES;
 const ETHERNET_BYTES: usize = 14;
 const VLAN_BYTES: usize = 4;
 
-/// Entries of each queue: as many as QEMU gives a card. Twice that were no faster for a tap, whose own queue has 500 to 1000 frames.
+/// Number of entries of each queue, as in QEMU's cards. Twice that was not faster for a tap: its own queue has 500
+/// to 1000 frames.
 const QUEUE_SIZES: [u16; 2] = [256; 2];
 
-/// Where a card can be told an MTU from: the least that IPv4 allows a link (RFC 791; section 5.1.4.1).
+/// Smallest MTU that a card can report: the least that IPv4 allows a link (RFC 791; section 5.1.4.1).
 const MTU_MIN: u32 = 68;
 
-/// The other end of a card's cable: a file descriptor of which a read is a frame, with its header, and a write is one. Neither waits.
+/// The other end of a card's cable: a file descriptor where one read or write moves one frame with its
+/// header. Neither blocks.
 pub trait Link: AsFd + Send + Sync {
-    /// Says what the guest takes of it.
+    /// Tells the link which offloads the guest accepts.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn set_offload(&self, offload: Offload) -> io::Result<()>;
 }
 
-/// What a card is.
+/// The properties of a card.
 #[derive(Clone, Copy, Debug)]
 pub struct NetConfig {
-    /// Its address.
+    /// Address of the card.
     pub mac: Mac,
-    /// The largest packet of its link.
+    /// Largest packet of the link, in bytes.
     pub mtu: u32,
 }
 
-/// A network card.
+/// A virtio network card.
 pub struct Net {
     link: Arc<dyn Link>,
     config: NetConfig,
@@ -78,33 +81,33 @@ pub struct Net {
     running: Option<Subscription>,
 }
 
-/// What is left of a card for who gave it to a VM.
+/// A handle on a card's counters that remains after the card is given to a VM.
 #[derive(Clone, Debug)]
 pub struct NetHandle {
     counting: Arc<Counting>,
 }
 
 impl NetHandle {
-    /// The card's numbers now.
+    /// Values of the card's counters now.
     pub fn counters(&self) -> NetCounters {
         self.counting.statistics()
     }
 }
 
 impl Net {
-    /// A card on `link`, which does not wait.
+    /// Creates a card on `link`, which must not block.
     pub fn new(link: Arc<dyn Link>, config: NetConfig) -> Net {
         let is_up = Arc::new(AtomicBool::new(true));
         Net { link, config, counting: Arc::default(), is_up, running: None }
     }
 
-    /// Its numbers, also when it is a VM's.
+    /// Handle on the counters, valid also after the card is given to a VM.
     pub fn handle(&self) -> NetHandle {
         NetHandle { counting: Arc::clone(&self.counting) }
     }
 
-    /// `struct virtio_net_config` as far as its features make it valid (section 5.1.4): the address, the status, the number of pairs of
-    /// queues, which is one where nothing is said of more, and the MTU.
+    /// `struct virtio_net_config` as far as the features make it valid (section 5.1.4): the address, the status,
+    /// the number of queue pairs, which is one by default, and the MTU.
     fn config_space(&self) -> [u8; 12] {
         let status = if self.is_up.load(Ordering::Acquire) { VIRTIO_NET_S_LINK_UP as u16 } else { 0 };
         let mtu = u16::try_from(self.config.mtu).unwrap_or(u16::MAX);
@@ -116,7 +119,7 @@ impl Net {
         bytes
     }
 
-    /// The longest frame that the link may hand over.
+    /// Length of the longest frame that the link may deliver, in bytes.
     fn frame_bytes_max(&self, offload: Offload) -> usize {
         if offload.tcp4 || offload.tcp6 {
             return FRAME_BYTES_MAX;
@@ -125,7 +128,7 @@ impl Net {
         frame.min(FRAME_BYTES_MAX)
     }
 
-    /// What serves the queues of an activated card.
+    /// Creates the worker that serves the queues of an activated card.
     fn worker(&self, mut activation: Activation) -> Result<Worker, ActivateError> {
         if let Some(number) = activation.queues.iter().position(|queue| !queue.is_ready()) {
             return Err(ActivateError::NoQueue(number));
@@ -137,7 +140,7 @@ impl Net {
         };
         let is_mergeable = activation.has(VIRTIO_NET_F_MRG_RXBUF);
         let set = self.link.set_offload(offload);
-        set.map_err(|source| ActivateError::Host { what: "cannot say what the guest takes of its link", source })?;
+        set.map_err(|source| ActivateError::Host { what: "cannot set the offloads of its link", source })?;
         let transmit = activation.queues.pop().ok_or(ActivateError::NoQueue(1))?;
         let receive = activation.queues.pop().ok_or(ActivateError::NoQueue(0))?;
         let shared = Shared {
@@ -194,7 +197,8 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         if self.running.take().is_some() {
-            // A tap that stays is left as it was found: the next to open it may take nothing but plain frames.
+            // A persistent tap is left as it was found: the next program that opens it may only
+            // accept plain frames.
             let _ = self.link.set_offload(Offload::default());
         }
     }

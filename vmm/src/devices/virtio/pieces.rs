@@ -1,7 +1,7 @@
-//! The buffers of a chain as pieces of guest RAM, in their order, for what a file descriptor reads or writes at once.
+//! The buffers of a chain as pieces of guest RAM, in order, so that one system call can read or write them all.
 //!
-//! How a driver cuts a message into buffers is its own matter (Virtual I/O Device 1.2, section 2.7.4), so headers are found by their offset
-//! and may lie across pieces.
+//! A driver may cut a message into buffers in any way (Virtual I/O Device 1.2, section 2.7.4), so headers are found
+//! by their offset and may lie across pieces.
 
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::GuestMemoryBackend as _;
@@ -10,10 +10,11 @@ use super::BrokenQueue;
 use crate::kvm::guest_memory::GuestView;
 pub use crate::sys::vectored::{PIECES_MAX, Piece};
 
-/// Adds the buffers to `into`; how many bytes they are together.
+/// Adds the buffers to `into`, and returns their total length in bytes.
 ///
 /// # Errors
-/// [`BrokenQueue`] where one is not within RAM, or where there are more pieces than [`PIECES_MAX`], empty buffers counted.
+/// [`BrokenQueue`] where a buffer is not within RAM, or where there are more pieces than [`PIECES_MAX`],
+/// empty buffers included.
 pub fn collect<'a>(
     buffers: impl Iterator<Item = Descriptor>,
     view: &'a GuestView,
@@ -21,7 +22,7 @@ pub fn collect<'a>(
 ) -> Result<usize, BrokenQueue> {
     let (before, mut bytes) = (into.len(), 0);
     for (number, buffer) in buffers.enumerate() {
-        // A buffer may lie across ranges of RAM, and then is more than one piece.
+        // A buffer may lie across ranges of RAM, and then consists of several pieces.
         for piece in view.get_slices(buffer.addr(), buffer.len() as usize) {
             let piece = piece.map_err(virtio_queue::Error::GuestMemory)?;
             bytes += piece.len();
@@ -34,7 +35,7 @@ pub fn collect<'a>(
     Ok(bytes)
 }
 
-/// Copies out what is at an offset, as far as the pieces go; how many bytes that were.
+/// Copies bytes from an offset, as far as the pieces reach, and returns their number.
 pub fn read_at(pieces: &[Piece<'_>], offset: usize, to: &mut [u8]) -> usize {
     let mut done = 0;
     for piece in from(pieces, offset) {
@@ -43,7 +44,7 @@ pub fn read_at(pieces: &[Piece<'_>], offset: usize, to: &mut [u8]) -> usize {
     done
 }
 
-/// Copies `bytes` to an offset, as far as the pieces go; how many bytes that were. Pages written are in the log.
+/// Copies `bytes` to an offset, as far as the pieces reach, and returns their number. Written pages are logged.
 pub fn write_at(pieces: &[Piece<'_>], offset: usize, bytes: &[u8]) -> usize {
     let mut done = 0;
     for piece in from(pieces, offset) {
@@ -57,7 +58,7 @@ pub fn write_at(pieces: &[Piece<'_>], offset: usize, bytes: &[u8]) -> usize {
     done
 }
 
-/// What is left behind an offset.
+/// The pieces from an offset on.
 pub fn from<'a>(pieces: &[Piece<'a>], offset: usize) -> impl Iterator<Item = Piece<'a>> {
     let mut skip = offset;
     pieces.iter().filter_map(move |piece| {
@@ -67,7 +68,7 @@ pub fn from<'a>(pieces: &[Piece<'a>], offset: usize) -> impl Iterator<Item = Pie
     })
 }
 
-/// The first `bytes` of them.
+/// The first `bytes` of the pieces.
 pub fn up_to<'a>(pieces: impl Iterator<Item = Piece<'a>>, bytes: usize) -> impl Iterator<Item = Piece<'a>> {
     let mut left = bytes;
     pieces.map_while(move |piece| {

@@ -1,4 +1,5 @@
-//! A queue at work: chains of buffers are taken from it one after another, each inside the gate for itself.
+//! A queue in service: chains of buffers are taken from it one after another, each in its own access
+//! inside the gate.
 
 use std::sync::Arc;
 
@@ -9,34 +10,35 @@ use super::Interrupt;
 use crate::dma::DeviceMemory;
 use crate::kvm::guest_memory::GuestView;
 
-/// Buffers that belong together: those the device reads, then those it writes.
+/// Buffers of one request: those that the device reads, then those that it writes.
 pub type Chain<'a> = DescriptorChain<&'a GuestView>;
 
-/// A queue that its driver set up, and what says that there is something in it.
+/// A queue that its driver set up, and the event of its notifications.
 #[derive(Debug)]
 pub struct ActiveQueue {
-    /// Its rings.
+    /// Rings of the queue.
     pub queue: Queue,
-    /// Written by KVM when the driver notifies the device.
+    /// Event that KVM writes when the driver notifies the device.
     pub kick: Arc<EventFd>,
 }
 
-/// The driver left something in a queue that no driver may.
+/// The driver put something invalid into a queue.
 #[derive(Debug, thiserror::Error)]
 #[error("the driver broke a queue: {0}")]
 pub struct BrokenQueue(#[from] pub virtio_queue::Error);
 
 impl ActiveQueue {
-    /// Whether the driver set it up.
+    /// Whether the driver set the queue up.
     pub fn is_ready(&self) -> bool {
         self.queue.ready()
     }
 
-    /// Serves so many chains at most, so that others who wait for the same thread have their turn; whether the queue is empty now. If not, no
-    /// notification comes for what is left. `serve` says how many bytes it wrote into a chain; see [`ActiveQueue::serve_one`].
+    /// Serves at most `most` chains, so that other devices of the same thread have their turn. Returns whether the
+    /// queue is empty now. If not, no notification comes for the rest. `serve` returns the number of bytes that it
+    /// wrote into a chain; see [`ActiveQueue::serve_one`].
     ///
     /// # Errors
-    /// [`BrokenQueue`]: serve it no more, and say so ([`Interrupt::needs_reset`]).
+    /// [`BrokenQueue`]: stop serving it, and report it ([`Interrupt::needs_reset`]).
     pub fn serve_some(
         &mut self,
         memory: &DeviceMemory,
@@ -47,14 +49,16 @@ impl ActiveQueue {
         self.queue.disable_notification(&*memory.access())?;
         for _ in 0..most {
             if !self.serve_one(memory, interrupt, &mut serve)? {
-                // What came after the last look, and before notifications were wanted again, notified nobody.
+                // A chain that came after the last look, and before notifications were enabled again,
+                // caused no notification.
                 return Ok(!self.queue.enable_notification(&*memory.access())?);
             }
         }
         Ok(false)
     }
 
-    /// Serves one chain; whether there was one. All of it is inside one [`DeviceMemory::access`]: `serve` asks for no other.
+    /// Serves one chain, and returns whether there was one. All of it is inside one [`DeviceMemory::access`]:
+    /// `serve` must not ask for another.
     ///
     /// # Errors
     /// [`BrokenQueue`], as for [`ActiveQueue::serve_some`].
@@ -75,8 +79,8 @@ impl ActiveQueue {
         Ok(true)
     }
 
-    /// Takes the next chain and gives its head and what `read` made of it; whoever takes it hands it back with [`ActiveQueue::complete`]. For
-    /// requests that take longer than one access may.
+    /// Takes the next chain and returns its head and the result of `read`. The caller hands it back with
+    /// [`ActiveQueue::complete`]. For requests that take longer than one access may.
     ///
     /// # Errors
     /// [`BrokenQueue`], as for [`ActiveQueue::serve_some`].
@@ -90,7 +94,7 @@ impl ActiveQueue {
         Ok(Some((chain.head_index(), read(chain))))
     }
 
-    /// Hands back a chain into which so many bytes were written.
+    /// Hands back a chain into which `written` bytes were written.
     ///
     /// # Errors
     /// [`BrokenQueue`], as for [`ActiveQueue::serve_some`].

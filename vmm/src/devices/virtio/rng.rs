@@ -1,10 +1,12 @@
-//! A source of random bytes (Virtual I/O Device 1.2, section 5.4): the host's own, as many as the driver has room for.
+//! A source of random bytes (Virtual I/O Device 1.2, section 5.4): the host's own, up to the length of
+//! the driver's buffers.
 //!
 //! ```text
 //!   chain of writable buffers ── 4 KiB at a time ◀── getrandom(2)         at most 64 KiB of one chain, the rest stays as it was
 //! ```
 //!
-//! The kernel's source does not run dry (`random(7)`), so nothing is rationed but what one request holds up the devices' thread.
+//! The kernel's source does not run dry (`random(7)`). The only limit is the time that one request may occupy
+//! the devices' thread.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -19,23 +21,24 @@ use super::{ActivateError, Activation, ActiveQueue, DeviceKind, Interrupt, Subsc
 use crate::dma::DeviceMemory;
 use crate::sys::random;
 
-/// Linux asks for 64 bytes or so at a time; a few requests are enough.
+/// Sizes of the queues. Linux asks for about 64 bytes at a time; a few requests are enough.
 const QUEUE_SIZES: [u16; 1] = [64];
-/// Most bytes for one chain: a request that asks for gigabytes must not keep other devices, or a pause of the VM, waiting.
+/// Largest number of bytes for one chain: a request for gigabytes must not delay other devices, or a pause
+/// of the VM.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// Chains served before other devices have their turn.
+/// Number of chains served before other devices have their turn.
 const CHAINS_AT_ONCE: usize = 16;
-/// Random bytes made at once.
+/// Number of random bytes generated at once.
 const PIECE_BYTES: usize = 4096;
 
-/// The device.
+/// The entropy device.
 #[derive(Debug, Default)]
 pub struct Entropy {
     counters: Arc<EntropyCounters>,
     serving: Option<Subscription>,
 }
 
-/// What it did, counted while it works.
+/// Counters of the device, updated while it works.
 #[derive(Debug, Default)]
 pub struct EntropyCounters {
     requests: AtomicU64,
@@ -44,21 +47,21 @@ pub struct EntropyCounters {
     host_failures: AtomicU64,
 }
 
-/// What an entropy device did.
+/// Values of an entropy device's counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct EntropyStatistics {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Random bytes given.
+    /// Number of random bytes given.
     pub bytes: u64,
-    /// Chains with buffers outside RAM.
+    /// Number of chains with buffers outside RAM.
     pub chains_malformed: u64,
-    /// Requests for which the host had no random bytes.
+    /// Number of requests for which the host had no random bytes.
     pub host_failures: u64,
 }
 
 impl EntropyCounters {
-    /// What it did until now.
+    /// Values of the counters now.
     pub fn statistics(&self) -> EntropyStatistics {
         let Self { requests, bytes, chains_malformed, host_failures } = self;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -72,7 +75,7 @@ impl EntropyCounters {
 }
 
 impl Entropy {
-    /// Its counters, also for when it is handed over.
+    /// The device's counters, also after it is handed over.
     pub fn counters(&self) -> Arc<EntropyCounters> {
         Arc::clone(&self.counters)
     }
@@ -91,7 +94,7 @@ impl VirtioDevice for Entropy {
         &QUEUE_SIZES
     }
 
-    /// It has none (5.4.4).
+    /// Reads nothing: the device has no configuration (5.4.4).
     fn read_config(&self, _offset: u64, _data: &mut [u8]) {}
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
@@ -107,7 +110,7 @@ impl VirtioDevice for Entropy {
     }
 }
 
-/// The queue, on the devices' thread.
+/// The service of the queue, on the devices' thread.
 struct Serving {
     queue: ActiveQueue,
     memory: DeviceMemory,
@@ -118,7 +121,7 @@ struct Serving {
 impl MutEventSubscriber for Serving {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         if let Err(error) = ops.add(Events::new(&self.queue.kick, EventSet::IN)) {
-            tracing::error!(%error, "the entropy device cannot wait for its driver");
+            tracing::error!(%error, "cannot wait for the entropy device's driver");
             self.interrupt.needs_reset();
         }
     }
@@ -128,7 +131,7 @@ impl MutEventSubscriber for Serving {
         let Self { queue, memory, interrupt, counters } = self;
         match queue.serve_some(memory, interrupt, CHAINS_AT_ONCE, |chain| counters.fill(chain)) {
             Ok(true) => {}
-            // Again, when the others had their turn.
+            // Schedules the rest after the other devices had their turn.
             Ok(false) => drop(queue.kick.write(1)),
             Err(error) => {
                 interrupt.broken(&"the entropy device", &error);
@@ -139,7 +142,7 @@ impl MutEventSubscriber for Serving {
 }
 
 impl EntropyCounters {
-    /// Fills the buffers of a chain as far as may be; how many bytes they got.
+    /// Fills the buffers of a chain as far as possible, and returns the number of bytes written.
     fn fill(&self, chain: Chain<'_>) -> u32 {
         let count = |counter: &AtomicU64, by: usize| counter.fetch_add(by as u64, Ordering::Relaxed);
         count(&self.requests, 1);
@@ -179,20 +182,20 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_filled_with_bytes_that_differ() {
+    fn buffers_are_filled_with_random_bytes() {
         let (mut driver, counters) = started();
         let used = driver.request(0, &[Piece::write(ROOM, 64), Piece::write(ROOM + 0x100, 5000)]);
         assert_eq!(used.written, 5064);
         let (first, second) = (driver.bytes(ROOM, 32), driver.bytes(ROOM + 32, 32));
         assert_ne!(first, second);
-        assert_ne!(driver.bytes(ROOM + 0x100 + 4968, 32), [0; 32], "up to the last byte");
-        assert_eq!(driver.bytes(ROOM + 0x100 + 5000, 32), [0; 32], "and no further");
+        assert_ne!(driver.bytes(ROOM + 0x100 + 4968, 32), [0; 32], "the last byte is filled");
+        assert_eq!(driver.bytes(ROOM + 0x100 + 5000, 32), [0; 32], "bytes behind the buffer are unchanged");
         let statistics = counters.statistics();
         assert_eq!((statistics.requests, statistics.bytes), (1, 5064));
     }
 
     #[test]
-    fn one_request_gets_64_kib_at_most() {
+    fn one_request_gets_at_most_64_kib() {
         let (mut driver, _) = started();
         let used = driver.request(0, &[Piece::write(ROOM, 0x2_0000)]);
         assert_eq!(used.written as usize, REQUEST_BYTES_MAX);
@@ -200,17 +203,17 @@ mod tests {
     }
 
     #[test]
-    fn buffers_that_are_no_ram_or_not_to_be_written_get_nothing() {
+    fn buffers_outside_ram_or_read_only_get_nothing() {
         let (mut driver, counters) = started();
         assert_eq!(driver.request(0, &[Piece::write(RAM_BYTES - 8, 64)]).written, 0);
         assert_eq!(driver.request(0, &[Piece::read(ROOM, 64)]).written, 0);
         assert_eq!(driver.request(0, &[Piece::write(ROOM, 0)]).written, 0);
         assert_eq!((counters.statistics().chains_malformed, counters.statistics().bytes), (1, 0));
-        assert_eq!(driver.request(0, &[Piece::write(ROOM, 16)]).written, 16, "and goes on");
+        assert_eq!(driver.request(0, &[Piece::write(ROOM, 16)]).written, 16, "the device still serves");
     }
 
     #[test]
-    fn after_a_reset_it_serves_again() {
+    fn the_device_serves_again_after_a_reset() {
         let (mut driver, counters) = started();
         for _ in 0..3 {
             assert_eq!(driver.request(0, &[Piece::write(ROOM, 16)]).written, 16);

@@ -1,5 +1,5 @@
-//! A driver in memory for the tests of devices: it goes through the registers, lays out rings and chains as it is told, right or wrong, and
-//! waits for what the device hands back.
+//! A driver in memory for the tests of devices. It uses the registers, lays out rings and chains as the test asks,
+//! valid or not, and waits for the chains that the device hands back.
 //!
 //! ```text
 //!   queue q:  table at (q + 1) * 0x1_0000, avail ring 0x4000 behind, used ring 0x8000 behind        buffers: from 0x10_0000 on
@@ -28,10 +28,10 @@ use crate::devices::bus::MemoryDevice as _;
 use crate::dma::DeviceMemory;
 use crate::kvm::GuestMemory;
 
-/// RAM, from address zero on.
+/// Size of RAM in bytes, from address zero on.
 pub const RAM_BYTES: u64 = 8 << 20;
 
-/// How long a device may take before the test fails: not a claim, only an end.
+/// Time limit for a device before the test fails: not a claim, only an end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const NEXT: u16 = 1;
@@ -46,37 +46,37 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// One that the device reads.
+    /// A buffer that the device reads.
     pub fn read(address: u64, bytes: u32) -> Piece {
         Piece { address, bytes, is_written: false }
     }
 
-    /// One that the device writes.
+    /// A buffer that the device writes.
     pub fn write(address: u64, bytes: u32) -> Piece {
         Piece { address, bytes, is_written: true }
     }
 }
 
-/// What the device handed back.
+/// A chain that the device handed back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// First descriptor of the chain.
     pub head: u32,
-    /// Bytes the device says that it wrote.
+    /// Number of bytes that the device claims to have written.
     pub written: u32,
 }
 
-/// See the module.
+/// The driver: see the module.
 pub struct Driver {
     pub transport: Transport,
     pub memory: DeviceMemory,
-    /// For each queue: chains offered, chains taken back.
+    /// Numbers of chains offered and of chains taken back, for each queue.
     indices: Vec<(u16, u16)>,
     sizes: Vec<u16>,
 }
 
 impl Driver {
-    /// The driver of `device`, which it has not started.
+    /// A driver of `device`, which it has not started.
     pub fn new(device: Box<dyn VirtioDevice>) -> Driver {
         let layout = [GpaRange::new(Gpa::new(0), mib(RAM_BYTES >> 20)).unwrap()];
         let ram = GuestRam::map(&layout, BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
@@ -89,26 +89,26 @@ impl Driver {
         Driver { transport, memory, indices: vec![(0, 0); sizes.len()], sizes }
     }
 
-    /// Reads a register.
+    /// Reads a register of the device.
     pub fn register(&mut self, register: u32) -> u32 {
         let mut data = [0xaa; 4];
         self.transport.read(u64::from(register), &mut data);
         u32::from_le_bytes(data)
     }
 
-    /// Writes a register.
+    /// Writes a register of the device.
     pub fn set_register(&mut self, register: u32, value: u32) {
         self.transport.write(u64::from(register), &value.to_le_bytes());
     }
 
-    /// Reads the configuration.
+    /// Reads the configuration at `offset`.
     pub fn config<const N: usize>(&mut self, offset: u64) -> [u8; N] {
         let mut data = [0; N];
         self.transport.read(u64::from(VIRTIO_MMIO_CONFIG) + offset, &mut data);
         data
     }
 
-    /// All of section 3.1.1, with every queue; `features` beside version 1.
+    /// Starts the device by all steps of section 3.1.1, with every queue; `features` beside version 1.
     pub fn start(&mut self, features: u64) {
         const DRIVER: u32 = 1 | 2;
         self.set_register(VIRTIO_MMIO_STATUS, DRIVER);
@@ -125,21 +125,21 @@ impl Driver {
         self.set_register(VIRTIO_MMIO_STATUS, DRIVER | VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK);
     }
 
-    /// Back to the begin: when it returns, nothing of the device runs.
+    /// Resets the device; when this returns, nothing of the device runs.
     pub fn reset(&mut self) {
         self.set_register(VIRTIO_MMIO_STATUS, 0);
     }
 
-    /// Whether the device said that it cannot go on.
+    /// Whether the device has asked for a reset.
     pub fn needs_reset(&mut self) -> bool {
         self.register(VIRTIO_MMIO_STATUS) & VIRTIO_CONFIG_S_NEEDS_RESET != 0
     }
 
-    /// Waits until it says so.
+    /// Waits until the device asks for a reset.
     pub fn wait_for_needs_reset(&mut self) {
         let end = Instant::now() + PATIENCE;
         while !self.needs_reset() {
-            assert!(Instant::now() < end, "the device takes what is broken for whole");
+            assert!(Instant::now() < end, "the device does not notice that its queue is broken");
             std::thread::yield_now();
         }
     }
@@ -155,7 +155,7 @@ impl Driver {
         self.make_available(queue, head);
     }
 
-    /// Writes a descriptor, whatever it says.
+    /// Writes a descriptor with any content.
     pub fn set_descriptor(&self, queue: usize, n: u16, (address, bytes): (u64, u32), flags: u16, next: u16) {
         let at = table(queue) + 16 * u64::from(n);
         let view = self.memory.access();
@@ -174,7 +174,7 @@ impl Driver {
         self.claim_available(queue, offered.wrapping_add(1));
     }
 
-    /// Says that so many chains were offered since the start, and notifies the device.
+    /// Claims that `chains` chains were offered since the start, and notifies the device.
     pub fn claim_available(&mut self, queue: usize, chains: u16) {
         self.memory
             .access()
@@ -183,12 +183,12 @@ impl Driver {
         self.set_register(VIRTIO_MMIO_QUEUE_NOTIFY, queue as u32);
     }
 
-    /// Waits for the next chain that is handed back.
+    /// Waits for the next chain that the device hands back.
     pub fn wait_used(&mut self, queue: usize) -> Used {
         let taken = self.indices[queue].1;
         let end = Instant::now() + PATIENCE;
         while self.used_index(queue) == taken {
-            assert!(Instant::now() < end, "the device hands nothing back");
+            assert!(Instant::now() < end, "the device does not hand the chain back");
             assert!(!self.needs_reset(), "the device needs a reset");
             std::thread::yield_now();
         }
@@ -198,18 +198,18 @@ impl Driver {
         Used { head: view.read_obj(GuestAddress(at)).unwrap(), written: view.read_obj(GuestAddress(at + 4)).unwrap() }
     }
 
-    /// Chains that were handed back since the start.
+    /// Number of chains that were handed back since the start.
     pub fn used_index(&self, queue: usize) -> u16 {
         self.memory.access().load(GuestAddress(used(queue) + 2), std::sync::atomic::Ordering::Acquire).unwrap()
     }
 
-    /// Offers a chain in the first descriptors and waits until it is handed back.
+    /// Offers a chain in the first descriptors and waits until the device hands it back.
     pub fn request(&mut self, queue: usize, pieces: &[Piece]) -> Used {
         self.offer(queue, 0, pieces);
         self.wait_used(queue)
     }
 
-    /// What is in RAM.
+    /// Reads bytes of RAM.
     pub fn bytes(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut data = vec![0; bytes];
         self.memory.access().read_slice(&mut data, GuestAddress(address)).unwrap();

@@ -1,5 +1,6 @@
-//! Where devices are activated and reset, and their threads started, for a vCPU's thread, on which a driver asks for it, may do none of this
-//! in a sandbox: its filter has KVM's calls, and whatever it started would inherit that filter.
+//! The thread that activates and resets devices, and starts their threads. In a sandbox a vCPU's thread, on which a
+//! driver asks for it, may do none of this: its filter allows only KVM's calls, and a thread that it started would
+//! inherit that filter.
 //!
 //! ```text
 //!   vCPU ── DRIVER_OK ─▶ call ─▶ "devices": started before the first vCPU ─ activate ─▶ spawn ─▶ the device's thread, filtered
@@ -16,7 +17,7 @@ use crate::sandbox::{Sandbox, ThreadKind};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// See the module. Without a sandbox all is done on the thread that asks.
+/// The service: see the module. Without a sandbox the calling thread does all work.
 #[derive(Default)]
 pub struct DeviceThreads {
     inside: OnceLock<Inside>,
@@ -28,33 +29,33 @@ struct Inside {
 }
 
 impl DeviceThreads {
-    /// Does all in that sandbox from now on. Before the first vCPU runs, and once.
+    /// Moves all later work into that sandbox. Called once, before the first vCPU runs.
     pub(crate) fn begin_in(&self, sandbox: Arc<Sandbox>) -> std::io::Result<()> {
         let (calls, waiting) = mpsc::channel::<Work>();
-        // It ends with the last owner of the other end.
+        // The thread ends with the last owner of the channel's other end.
         Builder::new().name("devices".into()).spawn(move || waiting.into_iter().for_each(|work| work()))?;
         let is_first = self.inside.set(Inside { sandbox, calls }).is_ok();
         assert!(is_first, "a machine's devices are in one sandbox");
         Ok(())
     }
 
-    /// Does `work` where devices are activated and reset, and waits for its result.
+    /// Runs `work` on the thread that activates and resets devices, and waits for its result.
     ///
     /// # Panics
-    /// Where a device's code panicked there: nothing can be done for any device any more.
+    /// If a device's code panicked there: no device can be served any more.
     pub(super) fn call<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let Some(Inside { calls, .. }) = self.inside.get() else { return work() };
         let (done, result) = mpsc::channel();
-        // Who asked waits below, so the result is heard.
+        // The caller waits below, so the result is received.
         let work = Box::new(move || drop(done.send(work())));
         let is_there = calls.send(work).is_ok();
         result.recv().ok().filter(|_| is_there).expect("the thread that activates devices has not panicked")
     }
 
-    /// Starts a thread that does `work`; where devices are activated.
+    /// Starts a thread that runs `work`. Called on the thread that activates devices.
     ///
     /// # Errors
-    /// [`ActivateError::Host`] where the kernel gives none.
+    /// [`ActivateError::Host`] where the kernel gives no thread.
     pub fn spawn(
         &self,
         name: &'static str,
@@ -63,7 +64,7 @@ impl DeviceThreads {
         let sandbox = self.inside.get().map(|inside| Arc::clone(&inside.sandbox));
         let restricted = move || match sandbox.map_or(Ok(()), |sandbox| sandbox.enter_thread(ThreadKind::Io)) {
             Ok(()) => work(),
-            Err(error) => tracing::error!("{name}: its thread cannot be restricted, and does nothing: {error}"),
+            Err(error) => tracing::error!("{name}: cannot restrict the thread, so it does nothing: {error}"),
         };
         let started = Builder::new().name(name.into()).spawn(restricted);
         started.map_err(|source| ActivateError::Host { what: "cannot start a device's thread", source })
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_sandbox_all_is_done_where_it_is_asked_for() {
+    fn without_a_sandbox_the_calling_thread_does_the_work() {
         let threads = DeviceThreads::default();
         assert_eq!(threads.call(|| std::thread::current().id()), std::thread::current().id());
         let (said, heard) = mpsc::channel();

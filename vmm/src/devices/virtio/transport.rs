@@ -1,4 +1,5 @@
-//! The registers of a device (Virtual I/O Device 1.2, section 4.2.2) and the life that they steer (section 3.1).
+//! The registers of a device (Virtual I/O Device 1.2, section 4.2.2) and the life cycle that they
+//! control (section 3.1).
 //!
 //! ```text
 //!             ACKNOWLEDGE, DRIVER            FEATURES_OK                    DRIVER_OK
@@ -7,8 +8,9 @@
 //!     └──────────────── status 0, at any time ──────────────────────────────────────────────┘
 //! ```
 //!
-//! What comes out of turn is dropped: features after FEATURES_OK, queues before it or after DRIVER_OK. Registers are 32 bits wide and read
-//! and written as such; any other access to them reads zeroes and writes nothing. Configuration may be read in any piece.
+//! Writes out of turn are dropped: features after FEATURES_OK, queues before it or after DRIVER_OK. Registers are
+//! 32 bits wide and are read and written as such. Any other access to them reads zeroes and writes nothing.
+//! Configuration may be read in any piece.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,25 +38,25 @@ use crate::devices::bus::MemoryDevice;
 use crate::dma::DeviceMemory;
 use crate::run_loop::PAUSE_WAIT_MAX;
 
-/// "virt", little-endian.
+/// The letters "virt" as a little-endian number.
 const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
-/// "WDLF".
+/// The letters "WDLF" as a little-endian number.
 const VENDOR: u32 = u32::from_le_bytes(*b"WDLF");
 const REGISTER_BYTES: usize = 4;
 const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
 
-/// Where a driver writes the number of a queue that it put something into.
+/// Offset of the register to which a driver writes the number of a queue with new buffers.
 pub const NOTIFY_OFFSET: Bytes = Bytes::new(VIRTIO_MMIO_QUEUE_NOTIFY as u64);
 
-/// How far the guest has come with a device (3.1.1).
+/// The progress of the guest with a device (3.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverState {
-    /// It has not found it: it never looked, or has reset it and left it.
+    /// The guest has not found it: it never looked, or has reset it and left it.
     None,
-    /// It knows that there is a device (ACKNOWLEDGE), and no driver has come.
+    /// The guest knows the device (ACKNOWLEDGE), and no driver has come.
     Found,
-    /// A driver is about to take it (DRIVER).
+    /// A driver is about to use it (DRIVER).
     Probing,
     /// A driver works with it (DRIVER_OK).
     Ready,
@@ -62,11 +64,11 @@ pub enum DriverState {
     Failed,
 }
 
-/// How far a driver has come: for who has handed the device over.
+/// The progress of a driver, for a caller that has handed the device over.
 #[derive(Clone, Debug)]
 pub struct DriverSeen {
     has_worked: Arc<AtomicBool>,
-    /// As its driver set it.
+    /// Status as its driver set it.
     status: Arc<AtomicU32>,
     interrupt: Arc<Interrupt>,
 }
@@ -76,12 +78,12 @@ impl DriverSeen {
         DriverSeen { has_worked: Arc::default(), status: Arc::default(), interrupt }
     }
 
-    /// Whether one ever let the device work.
+    /// Whether a driver ever let the device work.
     pub fn has_worked(&self) -> bool {
         self.has_worked.load(Ordering::Relaxed)
     }
 
-    /// How far it is now.
+    /// Progress of the driver now.
     pub fn state(&self) -> DriverState {
         let status = self.status.load(Ordering::Relaxed) | self.interrupt.device_status();
         let is = |bits| status & bits != 0;
@@ -95,17 +97,17 @@ impl DriverSeen {
     }
 }
 
-/// Who serves the queues of a VM's devices.
+/// The threads that serve the queues of a VM's devices.
 #[derive(Clone, Debug, Default)]
 pub struct Workers {
-    /// One thread for all that have none of their own.
+    /// Thread of all devices without a thread of their own.
     pub io_thread: Arc<IoThread>,
-    /// What starts threads.
+    /// Service that starts device threads.
     pub threads: Arc<DeviceThreads>,
 }
 
 impl Workers {
-    /// Whose threads are all started by `threads`.
+    /// Workers that start all their threads by `threads`.
     pub fn new(threads: Arc<DeviceThreads>) -> Workers {
         Workers { io_thread: Arc::new(IoThread::new(Arc::clone(&threads))), threads }
     }
@@ -113,7 +115,7 @@ impl Workers {
 
 /// A device behind its registers.
 pub struct Transport {
-    /// Shared with where it is activated and reset.
+    /// The device, shared with the thread that activates and resets it.
     device: Arc<Mutex<Box<dyn VirtioDevice>>>,
     memory: DeviceMemory,
     workers: Workers,
@@ -122,17 +124,18 @@ pub struct Transport {
     queues: Vec<Queue>,
     status: u32,
     features: u64,
-    /// Which half of the features the driver reads, and which it writes.
+    /// Halves of the features that the driver reads and writes, by its selectors.
     feature_halves: (u32, u32),
     selected: u32,
     driver_seen: DriverSeen,
 }
 
 impl Transport {
-    /// The registers of `device`, with an event for each of its queues that the driver's notifications write.
+    /// Creates the registers of `device`, with an event for each of its queues that the driver's
+    /// notifications write.
     ///
     /// # Panics
-    /// As many kicks as queues, and sizes that are powers of two, are the caller's matter.
+    /// If the numbers of kicks and queues differ, or a size is not a power of two.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         memory: DeviceMemory,
@@ -158,7 +161,7 @@ impl Transport {
         }
     }
 
-    /// How far a driver has come, now or later.
+    /// Handle on the progress of a driver, now or later.
     pub fn driver_seen(&self) -> DriverSeen {
         self.driver_seen.clone()
     }
@@ -187,12 +190,12 @@ impl Transport {
             VIRTIO_MMIO_QUEUE_READY => queue.map_or(0, |queue| u32::from(queue.ready())),
             VIRTIO_MMIO_INTERRUPT_STATUS => self.interrupt.status(),
             VIRTIO_MMIO_STATUS => self.status | self.interrupt.device_status(),
-            // No shared memory: "a length of all ones" (4.2.2).
+            // The device has no shared memory: "a length of all ones" (4.2.2).
             VIRTIO_MMIO_SHM_LEN_LOW
             | VIRTIO_MMIO_SHM_LEN_HIGH
             | VIRTIO_MMIO_SHM_BASE_LOW
             | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
-            // The configuration changes one field at a time, and each is read whole.
+            // The configuration changes one field at a time, and the driver reads each whole.
             VIRTIO_MMIO_CONFIG_GENERATION => 0,
             _ => 0,
         }
@@ -208,7 +211,8 @@ impl Transport {
                 _ => {}
             },
             VIRTIO_MMIO_QUEUE_SEL => self.selected = value,
-            // KVM takes notifications and writes the events itself; without it the queue is served all the same.
+            // KVM takes notifications and writes the events itself; without it this register serves the queue
+            // all the same.
             VIRTIO_MMIO_QUEUE_NOTIFY => {
                 if let Some(kick) = self.kicks.get(value as usize) {
                     let _ = kick.write(1);
@@ -229,7 +233,7 @@ impl Transport {
         }
         let Some(queue) = self.queues.get_mut(self.selected as usize) else { return };
         match register {
-            // What is no size for it is dropped by the queue.
+            // The queue ignores an invalid size.
             VIRTIO_MMIO_QUEUE_NUM => queue.set_size(u16::try_from(value).unwrap_or(0)),
             VIRTIO_MMIO_QUEUE_READY => queue.set_ready(value == 1),
             VIRTIO_MMIO_QUEUE_DESC_LOW => queue.set_desc_table_address(Some(value), None),
@@ -242,7 +246,7 @@ impl Transport {
         }
     }
 
-    /// A driver sets bit after bit and clears none but all of them.
+    /// Applies a status write: a driver sets bit after bit, and clears either all of them or none.
     fn set_status(&mut self, value: u32) {
         if value == 0 {
             return self.reset();
@@ -258,7 +262,8 @@ impl Transport {
         }
     }
 
-    /// Nothing that was not offered, and no driver of before version 1.0, whose rings are laid out in another way.
+    /// Whether the driver accepted only offered features, and version 1: older drivers lay out the
+    /// rings differently.
     fn are_features_fit(&self) -> bool {
         self.features & !self.offered() == 0 && self.features >> VIRTIO_F_VERSION_1 & 1 == 1
     }
@@ -283,7 +288,7 @@ impl Transport {
         }
     }
 
-    /// `None` where one is not within RAM.
+    /// Takes the queues; `None` where one is not within RAM.
     fn take_queues(&mut self) -> Option<Vec<ActiveQueue>> {
         let mut queues = std::mem::take(&mut self.queues);
         for queue in &mut queues {
@@ -311,7 +316,8 @@ impl Transport {
 }
 
 fn locked(device: &Mutex<Box<dyn VirtioDevice>>) -> MutexGuard<'_, Box<dyn VirtioDevice>> {
-    // What a panic in a device left is as good as what a hostile guest makes of it: it has to cope with either.
+    // Locks the device, also after a panic in it: that leaves no worse state than a hostile guest, which the device
+    // has to handle.
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -320,7 +326,7 @@ fn fresh_queues(device: &dyn VirtioDevice) -> Vec<Queue> {
     device.queue_sizes().iter().map(fresh).collect()
 }
 
-/// Which half of 64 bits, as its selector says; there are no others.
+/// One half of 64 bits by its selector; other selectors read zero.
 fn half(features: u64, selector: u32) -> u32 {
     match selector {
         0 => features as u32,
@@ -357,9 +363,9 @@ impl MemoryDevice for Transport {
         if self.memory.gate().is_open_within(PAUSE_WAIT_MAX) {
             return self.reset_device();
         }
-        // A pause that is never undone: what moved its memory failed in the midst of it. The device's thread stands at the gate for good, and
-        // whoever drops the device waits for that thread.
-        tracing::error!(kind = ?self.device().kind(), "a device is left as it is: its VM was paused for good when it ended");
+        // A pause that is never undone, because moving the VM's memory failed midway. The device's thread waits at
+        // the gate for good, and dropping the device would wait for that thread.
+        tracing::error!(kind = ?self.device().kind(), "cannot stop a device: its VM was paused for good when it ended");
         std::mem::forget(Arc::clone(&self.device));
     }
 

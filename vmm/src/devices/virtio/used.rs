@@ -1,7 +1,7 @@
-//! Chains given back together, and whether the driver wants to hear of it.
+//! Chains that are handed back together, and the check whether the driver wants an interrupt for them.
 //!
-//! `virtio-queue` shows the driver one chain at a time. What one frame needs several buffers for must appear at once, or a driver that looks
-//! in between finds the beginning of a frame alone.
+//! `virtio-queue` shows the driver one chain at a time. The several buffers of one frame must appear at once: a
+//! driver that looks in between would find only the beginning of a frame.
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -13,21 +13,23 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::BrokenQueue;
 use crate::kvm::guest_memory::GuestView;
 
-/// Where a ring's entries begin, behind flags and index (Virtual I/O Device 1.2, sections 2.7.6 and 2.7.8), and how long they are.
+/// Offset of a ring's entries, behind flags and index (Virtual I/O Device 1.2, sections 2.7.6 and 2.7.8), and their
+/// length, in bytes.
 const RING_HEADER_BYTES: u64 = 4;
 const AVAIL_ENTRY_BYTES: u64 = 2;
 const USED_ENTRY_BYTES: u64 = 8;
 
-/// A chain, by its head, and how many bytes were written into it.
+/// The head of a chain, and the number of bytes written into it.
 pub type Used = (u16, u32);
 
-/// Puts all of them into the used ring, and only then shows them.
+/// Puts all chains into the used ring, and only then shows them.
 ///
 /// # Errors
-/// [`BrokenQueue`] where a head is none.
+/// [`BrokenQueue`] where a head is invalid.
 pub fn publish(queue: &mut Queue, view: &GuestView, chains: &[Used]) -> Result<(), BrokenQueue> {
     let Some(((last_head, last_bytes), others)) = chains.split_last() else { return Ok(()) };
-    // Entries behind the index are the device's own until it moves the index, which `add_used` does with the last.
+    // Entries behind the index belong to the device until it moves the index; `add_used` does that with
+    // the last one.
     for (head, bytes) in others {
         if *head >= queue.size() {
             return Err(virtio_queue::Error::InvalidDescriptorIndex.into());
@@ -41,24 +43,24 @@ pub fn publish(queue: &mut Queue, view: &GuestView, chains: &[Used]) -> Result<(
     Ok(queue.add_used(view, *last_head, *last_bytes)?)
 }
 
-/// What the driver was told of.
+/// The position up to which the driver was notified.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Told {
     used: Wrapping<u16>,
 }
 
 impl Told {
-    /// Whether the driver wants to be interrupted for what was used since it was last asked (section 2.7.7).
+    /// Whether the driver wants an interrupt for the chains used since the last call (section 2.7.7).
     ///
     /// # Errors
-    /// [`BrokenQueue`] where the ring is not within RAM, which was looked at before.
+    /// [`BrokenQueue`] where the ring is not within RAM, which was checked before.
     pub fn is_due(&mut self, queue: &Queue, view: &GuestView) -> Result<bool, BrokenQueue> {
         let (before, now) = (self.used, Wrapping(queue.next_used()));
         self.used = now;
         if before == now {
             return Ok(false);
         }
-        // What was used is seen before the driver's wish is read; it does the two in the other order.
+        // Used chains become visible before the driver's wish is read; the driver does the two in the other order.
         fence(Ordering::SeqCst);
         let load = |address: u64| -> Result<u16, BrokenQueue> {
             let word = view.load::<u16>(GuestAddress(address), Ordering::Relaxed);
@@ -68,7 +70,8 @@ impl Told {
             return Ok(u32::from(load(queue.avail_ring())?) & VRING_AVAIL_F_NO_INTERRUPT == 0);
         }
         let used_event = queue.avail_ring() + RING_HEADER_BYTES + u64::from(queue.size()) * AVAIL_ENTRY_BYTES;
-        // `vring_need_event` (include/uapi/linux/virtio_ring.h): whether the index went past the one that is waited for.
+        // `vring_need_event` (include/uapi/linux/virtio_ring.h): whether the index passed the one that the
+        // driver waits for.
         Ok(now - Wrapping(load(used_event)?) - Wrapping(1) < now - before)
     }
 }

@@ -1,4 +1,5 @@
-//! Sockets between the guest and programs of the host (Virtual I/O Device 1.2, section 5.10): `AF_VSOCK` in the guest, Unix sockets here.
+//! Sockets between the guest and programs of the host (Virtual I/O Device 1.2, section 5.10): `AF_VSOCK` in the
+//! guest, Unix sockets here.
 //!
 //! ```text
 //!   guest: connect to port P of the host    ──▶ connected to the Unix socket PATH_P
@@ -8,7 +9,8 @@
 //!   queue 0 ◀──                                                  ◀──
 //! ```
 //!
-//! It needs no kernel module of the host's and no root, and any program that speaks over a Unix socket can be the other end.
+//! It needs no kernel module of the host and no root, and any program that can use a Unix socket can be
+//! the other end.
 
 mod connection;
 mod connections;
@@ -30,47 +32,49 @@ use self::worker::Worker;
 use super::used::Told;
 use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
 
-/// Entries of each queue, as many as the kernel's own device has (drivers/vhost/vsock.c). The third, of events, tells a guest that it was
-/// moved to another host, which never happens here.
+/// Numbers of entries of the queues, as in the kernel's own device (drivers/vhost/vsock.c). The third, of events,
+/// would tell a guest that it was moved to another host, which never happens here.
 const QUEUE_SIZES: [u16; 3] = [128; 3];
 
-/// The feature that says that there are streams (section 5.10.3).
+/// Feature bit for stream sockets (section 5.10.3).
 const VIRTIO_VSOCK_F_STREAM: u32 = 0;
 
-/// The first address of a guest: 0 to 2 mean hypervisor, oneself and host (vsock(7)).
+/// First address of a guest: 0 to 2 mean hypervisor, local and host (vsock(7)).
 pub const GUEST_CID_MIN: u32 = 3;
-/// The last: all ones mean any.
+/// Last address of a guest: all ones mean any.
 pub const GUEST_CID_MAX: u32 = u32::MAX - 1;
 
 /// The guest's end of the sockets.
 pub struct Vsock {
-    /// First: what serves the sockets ends before them, whose last owner removes a file, which its thread may not.
+    /// Service of the sockets. Declared first so that it ends first: the last owner of the sockets removes a file,
+    /// which the service's thread may not.
     running: Option<Subscription>,
     cid: u32,
     host: Arc<HostSocket>,
     counting: Arc<Counting>,
 }
 
-/// What is left of the device for who gave it to a VM.
+/// A handle on the device's counters that remains after the device is given to a VM.
 #[derive(Clone, Debug)]
 pub struct VsockHandle {
     counting: Arc<Counting>,
 }
 
 impl VsockHandle {
-    /// The device's numbers now.
+    /// Values of the device's counters now.
     pub fn counters(&self) -> VsockCounters {
         self.counting.statistics()
     }
 }
 
 impl Vsock {
-    /// For the guest with this address, one of [`GUEST_CID_MIN`] to [`GUEST_CID_MAX`], and programs that connect to `host`.
+    /// Creates the device for a guest with this address, from [`GUEST_CID_MIN`] to [`GUEST_CID_MAX`], and for
+    /// programs that connect to `host`.
     pub fn new(cid: u32, host: HostSocket) -> Vsock {
         Vsock { cid, host: Arc::new(host), counting: Arc::default(), running: None }
     }
 
-    /// Its numbers, also when it is a VM's.
+    /// Handle on the counters, valid also after the device is given to a VM.
     pub fn handle(&self) -> VsockHandle {
         VsockHandle { counting: Arc::clone(&self.counting) }
     }
@@ -89,7 +93,7 @@ impl VirtioDevice for Vsock {
         &QUEUE_SIZES
     }
 
-    /// The guest's address, eight bytes (section 5.10.4).
+    /// Reads the guest's address, eight bytes (section 5.10.4).
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let space = u64::from(self.cid).to_le_bytes();
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(space.len());

@@ -1,4 +1,4 @@
-//! The balloon from outside: how much it is to hold, how much it holds, what the guest says of its memory, and what was counted.
+//! The balloon from outside: its target, its actual size, the guest's memory statistics, and its counters.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use wideleaf_policies::{Bytes, PageSize};
 use super::statistics::GuestStatistics;
 use crate::devices::virtio::Interrupt;
 
-/// Steers a balloon and reads it, from any thread, before and after its driver is there.
+/// Steers a balloon and reads it, from any thread, before and after its driver is present.
 #[derive(Clone, Debug)]
 pub struct BalloonHandle(Arc<Shared>);
 
@@ -27,17 +27,17 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// While there is a driver.
+    /// Interrupt of the device, while there is a driver.
     interrupt: Option<Arc<Interrupt>>,
     ask: Option<EventFd>,
-    /// Since the first driver.
+    /// Guest RAM, present since the first driver.
     ram: Option<Arc<GuestRam>>,
     guest: GuestStatistics,
-    /// When the guest said so.
+    /// Time of the latest statistics.
     guest_said_at: Option<Instant>,
 }
 
-/// Beside those of the RAM's book.
+/// Counters of the balloon, beside those of the RAM's book.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub requests: AtomicU64,
@@ -46,36 +46,36 @@ pub(super) struct Counters {
     pub statistics: AtomicU64,
 }
 
-/// More than the guest has.
+/// The target is larger than the guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a balloon of {asked} is more than the guest's RAM, {ram}")]
 pub struct TooMuch {
-    /// What the balloon was to hold.
+    /// Requested size of the balloon.
     pub asked: Bytes,
-    /// What there is.
+    /// Size of guest RAM.
     pub ram: Bytes,
 }
 
-/// A balloon at one moment.
+/// The state of a balloon at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct BalloonReport {
-    /// What it is to hold.
+    /// Target size, in bytes.
     pub target_bytes: u64,
-    /// What it holds, as its driver says.
+    /// Actual size as the driver reports it, in bytes.
     pub actual_bytes: u64,
-    /// Buffers of page numbers and reports that were served.
+    /// Number of buffers of page numbers and reports that were served.
     pub requests: u64,
-    /// Buffers that are no RAM.
+    /// Number of buffers that do not lie in RAM.
     pub chains_malformed: u64,
-    /// Reports of more memory than is looked at for one buffer.
+    /// Number of reports that exceeded the memory limit of one buffer and were cut.
     pub reports_cut: u64,
-    /// Statistics that came from the guest.
+    /// Number of statistics messages from the guest.
     pub statistics: u64,
-    /// What became of the pages; nothing before the first driver.
+    /// Results for the pages; empty before the first driver.
     pub pages: GivenBackCounters,
-    /// The latest statistics.
+    /// Latest statistics of the guest.
     pub guest: GuestStatistics,
-    /// How long ago they came, in milliseconds; `None` before the first.
+    /// Age of these statistics, in milliseconds; `None` before the first.
     pub guest_age_ms: Option<u64>,
 }
 
@@ -90,10 +90,10 @@ impl BalloonHandle {
         }))
     }
 
-    /// How much the balloon is to hold, in whole base pages. The driver is told, and does what it can.
+    /// Sets the target size, in whole base pages. The driver is notified, and follows as far as it can.
     ///
     /// # Errors
-    /// [`TooMuch`].
+    /// [`TooMuch`] where the target exceeds the RAM.
     pub fn set_target(&self, target: Bytes) -> Result<(), TooMuch> {
         let too_much = TooMuch { asked: target, ram: self.0.ram_bytes };
         let pages = u32::try_from(target.pages(PageSize::Base4K)).map_err(|_| too_much)?;
@@ -107,25 +107,26 @@ impl BalloonHandle {
         Ok(())
     }
 
-    /// How much it is to hold.
+    /// Target size of the balloon.
     pub fn target(&self) -> Bytes {
         bytes(self.target_pages())
     }
 
-    /// How much it holds, as the driver says; the book of pages says what was really given ([`BalloonReport::pages`]).
+    /// Actual size as the driver reports it; the book of pages has what was really given back
+    /// ([`BalloonReport::pages`]).
     pub fn actual(&self) -> Bytes {
         bytes(self.0.actual.load(Ordering::Acquire))
     }
 
-    /// Asks the guest for new statistics, which come later. Also asked whenever the driver says how much the balloon holds.
+    /// Asks the guest for new statistics, which come later. A change of the actual size also asks for them.
     pub fn ask_statistics(&self) {
         if let Some(ask) = &self.state().ask {
-            // Full only where it was asked already.
+            // The event is full only if a request is already pending.
             let _ = ask.write(1);
         }
     }
 
-    /// How things are.
+    /// State of the balloon now.
     pub fn report(&self) -> BalloonReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { requests, chains_malformed, reports_cut, statistics } = &self.0.counters;
@@ -177,7 +178,7 @@ impl BalloonHandle {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each field is set in one assignment: a panic elsewhere leaves them true.
+        // Each field is set in one assignment, so they are valid after a panic elsewhere.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,12 +1,13 @@
-//! The balloon's queues at work, on its own thread.
+//! The service of the balloon's queues, on its own thread.
 //!
 //! ```text
 //!   inside the gate        outside                                   inside again
 //!   page numbers, runs ──▶ the book, and what can be released ─────▶ the buffer is handed back
-//!   statistics ──────────▶ kept; the buffer too, until somebody asks for new ones
+//!   statistics ──────────▶ kept; the buffer too, until a request for new ones
 //! ```
 //!
-//! Outside, so that a pause of the VM does not wait for memory being freed. A reported page is free until its buffer is handed back.
+//! The middle part runs outside the gate, so that a pause of the VM does not wait for memory being freed. A
+//! reported page is free until its buffer is handed back.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -25,20 +26,22 @@ use crate::devices::virtio::queue::Chain;
 use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
 
-/// Chains served before another queue has its turn.
+/// Number of chains served before another queue has its turn.
 const CHAINS_AT_ONCE: usize = 16;
 
-/// Page numbers in a chain: 16 times what Linux gives. A driver that has more breaks the device rather than be heard by half.
+/// Largest number of page numbers in a chain: 16 times what Linux gives. A driver that exceeds it breaks the
+/// device, so that no number is silently ignored.
 const PAGES_MAX: usize = 4096;
 
-/// Memory in a report: eight times what Linux gives, 32 runs of 4 MiB. The rest stays the guest's.
+/// Largest amount of memory in a report, in bytes: eight times what Linux gives, 32 runs of 4 MiB. The rest stays
+/// with the guest.
 const REPORT_BYTES_MAX: u64 = 1 << 30;
 
-/// Runs in a report: all that the queue's table has room for. One in a table of its own, which is not offered and may be used all the same,
-/// may have 65535, each with system calls of its own, and a reset waits for them.
+/// Largest number of runs in a report: the size of the queue's table. An indirect table, which is not offered but
+/// can be used all the same, may have 65535. Each run costs system calls, and a reset waits for them.
 const REPORT_RUNS_MAX: usize = QUEUE_SIZES[3] as usize;
 
-/// The queues, by what they are for.
+/// The queues, by purpose.
 pub(super) struct Queues {
     pub inflate: ActiveQueue,
     pub deflate: ActiveQueue,
@@ -46,26 +49,26 @@ pub(super) struct Queues {
     pub reports: Option<ActiveQueue>,
 }
 
-/// The queue of statistics, and the buffer that waits until somebody asks.
+/// The queue of statistics, and the buffer that waits for the next request.
 pub(super) struct StatisticsQueue {
     pub queue: ActiveQueue,
     pub held: Option<u16>,
 }
 
-/// See the module.
+/// The balloon's thread: see the module.
 pub(super) struct Serving {
     pub queues: Queues,
-    /// Written by who wants new statistics.
+    /// Event that requests new statistics.
     pub ask: EventFd,
     pub memory: DeviceMemory,
     pub interrupt: Arc<Interrupt>,
     pub give_back: GiveBack,
-    /// Whether the driver says before it uses a page of the balloon again.
+    /// Whether the driver announces its next use of a balloon page.
     pub tells: bool,
     pub handle: BalloonHandle,
 }
 
-/// Why the device cannot go on.
+/// The reasons why the device cannot continue.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error(transparent)]
@@ -74,7 +77,7 @@ enum Broken {
     TooManyPages,
 }
 
-/// Which of its events, by number.
+/// Numbers of the thread's events.
 mod event {
     pub const INFLATE: u32 = 0;
     pub const DEFLATE: u32 = 1;
@@ -165,14 +168,14 @@ impl Serving {
     }
 }
 
-/// How buffers are taken and handed back.
+/// The means to take buffers and hand them back.
 struct Door<'a> {
     memory: &'a DeviceMemory,
     interrupt: &'a Interrupt,
 }
 
 impl Door<'_> {
-    /// Serves some chains: `read` inside the gate, `done` outside, and then the buffer is handed back.
+    /// Serves some chains: runs `read` inside the gate and `done` outside, and then hands the buffer back.
     fn serve<T>(
         &self,
         queue: &mut ActiveQueue,
@@ -192,12 +195,12 @@ impl Door<'_> {
             done(found)?;
             queue.complete(self.memory, self.interrupt, head, 0)?;
         }
-        // Again, when the others had their turn.
+        // Schedules the rest after the other queues had their turn.
         let _ = queue.kick.write(1);
         Ok(())
     }
 
-    /// The driver puts one buffer into the queue, and the next when it has this one back.
+    /// Serves the statistics queue: the driver puts one buffer into it, and the next when it has this one back.
     fn serve_statistics(
         &self,
         queue: Option<&mut StatisticsQueue>,
@@ -211,7 +214,7 @@ impl Door<'_> {
                 break;
             };
             handle.guest_says(GuestStatistics::parse(&buffer));
-            // A second one beside the first, which no driver should put there, sends that back.
+            // A second buffer beside the first, which no driver should add, sends the first one back.
             if let Some(before) = held.replace(head) {
                 queue.complete(self.memory, self.interrupt, before, 0)?;
             }
@@ -237,7 +240,7 @@ fn read_at_most(chain: &Chain<'_>, most: usize, malformed: &AtomicU64) -> Vec<u8
     })
 }
 
-/// The addresses of pages that a chain names by 32-bit numbers; `None` where they are too many.
+/// The addresses of the pages that a chain names by 32-bit numbers; `None` where there are too many.
 fn page_numbers(chain: &Chain<'_>, malformed: &AtomicU64) -> Option<Vec<Gpa>> {
     const NUMBER_BYTES: usize = size_of::<u32>();
     let bytes = read_at_most(chain, (PAGES_MAX + 1) * NUMBER_BYTES, malformed);
@@ -251,7 +254,7 @@ fn statistics(chain: &Chain<'_>, handle: &BalloonHandle) -> Vec<u8> {
     read_at_most(chain, BUFFER_BYTES_MAX, &handle.counters().chains_malformed)
 }
 
-/// The whole pages of a report's buffers, which the device could write.
+/// The whole pages of a report's buffers that the device could write.
 fn free_runs(chain: &Chain<'_>, malformed: &AtomicU64, cut: &AtomicU64) -> Vec<GpaRange> {
     let (mut runs, mut left) = (Vec::new(), REPORT_BYTES_MAX);
     for (number, descriptor) in chain.clone().enumerate() {
@@ -274,7 +277,7 @@ fn free_runs(chain: &Chain<'_>, malformed: &AtomicU64, cut: &AtomicU64) -> Vec<G
     runs
 }
 
-/// Neighbours together: a page alone is a piece of its window, all of them are the window.
+/// Joins neighbouring pages: a single page is a piece of its window, all of its pages are the window.
 fn runs(mut pages: Vec<Gpa>) -> Vec<GpaRange> {
     pages.sort_unstable();
     pages.dedup();

@@ -1,4 +1,4 @@
-//! What a guest says of its own memory (5.5.6.3): pairs of a tag and a number, those it likes to give.
+//! Statistics of a guest's own memory (5.5.6.3): pairs of a tag and a number; the guest chooses which it gives.
 
 use std::collections::BTreeMap;
 
@@ -22,19 +22,19 @@ const NAMES: [&str; 16] = [
     "direct_reclaimed_pages",
 ];
 
-/// A 16-bit tag and a 64-bit number, little-endian, without padding.
+/// Size of a pair in bytes: a 16-bit tag and a 64-bit number, little-endian, without padding.
 const PAIR_BYTES: usize = 10;
 
-/// Bytes of a buffer that are read: room for twice as many tags as are known.
+/// Number of bytes of a buffer that are read: room for twice as many tags as are known.
 pub(super) const BUFFER_BYTES_MAX: usize = 2 * NAMES.len() * PAIR_BYTES;
 
-/// By name. What the guest did not give is not there; nor is what has no name.
+/// Values by name. Missing values and values without a known name are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(transparent)]
 pub struct GuestStatistics(pub BTreeMap<&'static str, u64>);
 
 impl GuestStatistics {
-    /// From a buffer of the statistics queue.
+    /// Parses a buffer of the statistics queue.
     pub(super) fn parse(buffer: &[u8]) -> GuestStatistics {
         let pair = |pair: &[u8; PAIR_BYTES]| {
             let [low, high, number @ ..] = *pair;
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_with_a_name_are_kept_and_a_cut_one_is_not() {
+    fn pairs_with_a_known_name_are_kept_and_a_truncated_pair_is_not() {
         let mut buffer = Vec::new();
         for (tag, number) in [(4_u16, 7_u64), (99, 1), (15, u64::MAX), (4, 8)] {
             buffer.extend(tag.to_le_bytes());

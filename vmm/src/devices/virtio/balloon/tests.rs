@@ -1,4 +1,5 @@
-//! The balloon as a driver, well-behaved or not, meets it: through registers and rings in memory, with RAM of this process behind.
+//! The balloon as a driver, well-behaved or not, sees it: through registers and rings in memory, backed by RAM
+//! of this process.
 
 use wideleaf_policies::units::{kib, mib};
 
@@ -10,15 +11,15 @@ const DEFLATE: usize = 1;
 const STATISTICS: usize = 2;
 const REPORTS: usize = 3;
 
-/// What the driver puts into buffers, away from its rings and from the pages of the tests.
+/// Address of the driver's buffers, away from its rings and from the pages of the tests.
 const BUFFER: u64 = 0x10_0000;
-/// The first page of window 2 and of window 3, which no ring lies in.
+/// First page of window 2 and of window 3, which contain no ring.
 const PAGES: [u32; 2] = [1024, 1536];
 const PAGE_BYTES: u64 = 4096;
 const TELLS: u64 = 1 << feature::MUST_TELL_HOST;
 const ALL: u64 = TELLS | 1 << feature::STATS_VQ | 1 << feature::PAGE_REPORTING | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// A driver with these features, and RAM whose pages 1024 on hold their own number.
+/// A driver with these features, and RAM where each page from 1024 on holds its own number.
 fn started(features: u64) -> (Driver, BalloonHandle) {
     let device = Balloon::new(Bytes::new(RAM_BYTES), Bytes::ZERO).unwrap();
     let handle = device.handle();
@@ -41,11 +42,11 @@ fn number_in(driver: &Driver, page: u32) -> u32 {
     u32::from_le_bytes(driver.bytes(u64::from(page) * PAGE_BYTES, 4).try_into().unwrap())
 }
 
-/// Waits for what comes from another thread; the test fails where it does not.
+/// Waits for the effect of another thread; the test fails where it does not come.
 fn wait_until(is_so: impl Fn() -> bool) {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !is_so() {
-        assert!(std::time::Instant::now() < end, "it does not happen");
+        assert!(std::time::Instant::now() < end, "the expected state does not come");
         std::thread::yield_now();
     }
 }
@@ -60,7 +61,7 @@ fn the_target_is_in_the_configuration_and_the_driver_says_what_it_holds() {
     assert_eq!(driver.register(VIRTIO_MMIO_INTERRUPT_STATUS), 2, "the configuration changed");
     driver.set_register(VIRTIO_MMIO_CONFIG + 4, 7);
     assert_eq!((handle.actual(), driver.config::<4>(4)), (kib(28), 7_u32.to_le_bytes()));
-    // The target is not the driver's to write, and there is nothing behind.
+    // The driver cannot write the target, and there is nothing behind.
     driver.set_register(VIRTIO_MMIO_CONFIG, 99);
     driver.set_register(VIRTIO_MMIO_CONFIG + 8, 99);
     assert_eq!((handle.target(), driver.config::<4>(8)), (mib(4), [0; 4]));
@@ -71,7 +72,7 @@ fn the_target_is_in_the_configuration_and_the_driver_says_what_it_holds() {
 }
 
 #[test]
-fn what_is_inflated_is_released_and_what_is_deflated_works_again() {
+fn inflated_pages_are_released_and_deflated_pages_work_again() {
     let (mut driver, handle) = started(ALL);
     give(&mut driver, INFLATE, (PAGES[0]..PAGES[0] + 8).step_by(2));
     let seen: Vec<_> = (PAGES[0]..PAGES[0] + 8).map(|page| number_in(&driver, page)).collect();
@@ -84,7 +85,7 @@ fn what_is_inflated_is_released_and_what_is_deflated_works_again() {
 }
 
 #[test]
-fn a_driver_that_does_not_tell_has_its_pages_released_now_or_never() {
+fn without_must_tell_host_pages_are_released_at_once_or_never() {
     let (mut driver, handle) = started(0);
     give(&mut driver, INFLATE, (PAGES[0]..PAGES[0] + 4).rev());
     assert_eq!(number_in(&driver, PAGES[0] + 3), 0);
@@ -95,10 +96,10 @@ fn a_driver_that_does_not_tell_has_its_pages_released_now_or_never() {
 }
 
 #[test]
-fn reports_are_of_whole_pages_in_ram_and_the_rest_stays() {
+fn reports_release_whole_pages_in_ram_and_nothing_else() {
     let (mut driver, handle) = started(ALL);
     let window = u64::from(PAGES[1]) * PAGE_BYTES;
-    // All of window 3 but half a page at both ends; what is no RAM; what the device may not write.
+    // All of window 3 except half a page at both ends; a range outside RAM; a range that the device may not write.
     let pieces = [
         Piece::write(window + 2048, (2 << 20) - PAGE_BYTES as u32),
         Piece::write(u64::MAX - 100, 50),
@@ -150,7 +151,7 @@ fn without_statistics_the_reports_are_the_third_queue() {
 }
 
 #[test]
-fn statistics_come_when_they_are_asked_for() {
+fn statistics_come_on_request() {
     let (mut driver, handle) = started(ALL);
     let offer = |driver: &mut Driver, free: u64| {
         driver.set_bytes(BUFFER, &[[4, 0].as_slice(), &free.to_le_bytes()].concat());
@@ -159,7 +160,7 @@ fn statistics_come_when_they_are_asked_for() {
     assert_eq!(handle.report().guest_age_ms, None);
     offer(&mut driver, 4096);
     wait_until(|| handle.report().guest.0.get("free_bytes") == Some(&4096));
-    assert_eq!(driver.used_index(STATISTICS), 0, "the buffer waits until somebody asks");
+    assert_eq!(driver.used_index(STATISTICS), 0, "the buffer waits for a request");
     handle.ask_statistics();
     driver.wait_used(STATISTICS);
     offer(&mut driver, 8192);
@@ -169,7 +170,7 @@ fn statistics_come_when_they_are_asked_for() {
 }
 
 #[test]
-fn pages_that_are_none_or_come_twice_are_counted() {
+fn pages_outside_ram_and_repeated_pages_are_counted() {
     let (mut driver, handle) = started(ALL);
     give(&mut driver, INFLATE, [PAGES[0], PAGES[0], u32::MAX, 2048]);
     give(&mut driver, DEFLATE, [PAGES[0], PAGES[0], u32::MAX]);
@@ -182,7 +183,7 @@ fn pages_that_are_none_or_come_twice_are_counted() {
 }
 
 #[test]
-fn more_page_numbers_than_a_buffer_may_have_break_the_device_until_a_reset() {
+fn too_many_page_numbers_in_a_buffer_break_the_device_until_a_reset() {
     let (mut driver, handle) = started(ALL);
     driver.offer(INFLATE, 0, &[Piece::read(BUFFER, 4 * 4097)]);
     driver.wait_for_needs_reset();
@@ -223,9 +224,10 @@ fn without_its_queues_it_cannot_start() {
     assert!(driver.needs_reset());
 }
 
-/// Chains of any shape in all queues: each is answered, or the device says that it needs a reset, after which it serves again.
+/// Chains of any shape in all queues: each is answered, or the device asks for a reset, after which
+/// it serves again.
 #[test]
-fn whatever_is_in_the_queues_the_device_answers_or_asks_for_a_reset() {
+fn any_chain_is_answered_or_the_device_asks_for_a_reset() {
     let (mut driver, handle) = started(ALL);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move |below: u64| {
@@ -244,10 +246,10 @@ fn whatever_is_in_the_queues_the_device_answers_or_asks_for_a_reset() {
         for n in 0..pieces {
             let address =
                 [BUFFER, RAM_BYTES - random(9000), random(u64::MAX), u64::MAX - random(9000)][random(4) as usize];
-            // Rings, buffer and device are in the first windows: reports are of what lies behind.
+            // Rings, buffer and device are in the first windows, so reports name only later addresses.
             let address = if queue == REPORTS { address.max(u64::from(PAGES[0]) * PAGE_BYTES) } else { address };
             let bytes = [random(600), random(1 << 32), 0, 4 * random(5000)][random(4) as usize] as u32;
-            // Mostly a chain that goes on, sometimes a loop or one that leads out of the table.
+            // Mostly a chain that continues, sometimes a loop or a link out of the table.
             let next = if random(16) == 0 { random(70) as u16 } else { n + 1 };
             let goes_on = u16::from(n + 1 < pieces || random(32) == 0);
             driver.set_descriptor(queue, n, (address, bytes), goes_on | (2 * random(2) as u16), next);
@@ -256,7 +258,7 @@ fn whatever_is_in_the_queues_the_device_answers_or_asks_for_a_reset() {
         driver.make_available(queue, 0);
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while driver.used_index(queue) == before && !driver.needs_reset() {
-            assert!(std::time::Instant::now() < end, "round {round}: neither an answer nor a word of it");
+            assert!(std::time::Instant::now() < end, "round {round}: neither an answer nor a request for a reset");
             std::thread::yield_now();
         }
         if driver.needs_reset() {
@@ -267,7 +269,7 @@ fn whatever_is_in_the_queues_the_device_answers_or_asks_for_a_reset() {
             answers += 1;
         }
     }
-    assert!(answers > 100 && resets > 0, "{answers} answers, {resets} resets: one of the two is not tried");
+    assert!(answers > 100 && resets > 0, "{answers} answers, {resets} resets: one of the two cases did not occur");
     driver.reset();
     driver.start(ALL);
     give(&mut driver, DEFLATE, PAGES[0]..PAGES[0] + 16);

@@ -1,46 +1,46 @@
-//! What a disk did and refused.
+//! Counters of a disk: completed and refused requests.
 
 use crate::devices::virtio::counters::counters;
 
 counters! {
-    /// What a disk does, counted while it works.
+    /// Counters of a disk, updated while it works.
     counters DiskCounters,
-    /// What a disk did.
+    /// Values of a disk's counters at one moment.
     values DiskStatistics:
-    /// Wake-ups: requests that came while one was served need none.
+    /// Number of wake-ups; requests that arrive while another is served need none.
     wake_ups,
-    /// Reads that were done.
+    /// Number of completed reads.
     reads,
-    /// What they read.
+    /// Number of bytes read.
     read_bytes,
-    /// Writes that were done.
+    /// Number of completed writes.
     writes,
-    /// What they wrote.
+    /// Number of bytes written.
     written_bytes,
-    /// FLUSHes that were done.
+    /// Number of completed FLUSHes.
     flushes,
-    /// Questions for the disk's name.
+    /// Number of requests for the disk's name.
     ids,
-    /// DISCARDs that were done.
+    /// Number of completed DISCARDs.
     discards,
-    /// What they gave back.
+    /// Number of bytes that they gave back.
     discarded_bytes,
-    /// WRITE_ZEROES that were done.
+    /// Number of completed WRITE_ZEROES.
     zeroings,
-    /// What they made zero.
+    /// Number of bytes that they made zero.
     zeroed_bytes,
-    /// Chains without a whole header, a status byte, an end, or whole sectors.
+    /// Number of chains without a whole header, a status byte, an end, or whole sectors.
     refused_malformed,
-    /// Requests beyond the disk's end.
+    /// Number of requests beyond the disk's end.
     refused_beyond_end,
-    /// Writes to a disk that is read-only.
+    /// Number of writes to a read-only disk.
     refused_read_only,
-    /// Requests of a kind, or with a flag, that the disk does not know.
+    /// Number of requests of a kind, or with a flag, that the disk does not know.
     refused_unsupported,
-    /// Requests with buffers that are not in RAM.
+    /// Number of requests with buffers outside RAM.
     failed_no_ram,
-    /// Reads of what the file has no longer: it was cut shorter under the guest.
+    /// Number of reads beyond the file's present end: it was shortened under the guest.
     failed_short,
-    /// Requests that the host's kernel refused.
+    /// Number of requests that the host's kernel refused.
     failed_host,
 }

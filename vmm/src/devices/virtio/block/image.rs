@@ -1,4 +1,4 @@
-//! The file behind a disk: opened, measured and locked before there is a VM, read and written while there is one.
+//! The file behind a disk: opened, measured and locked before there is a VM, then read and written by its thread.
 //!
 //! ```text
 //!   writable   exclusive lock ─┐
@@ -19,20 +19,20 @@ use super::SECTOR_BYTES;
 use crate::devices::virtio::pieces::Piece;
 use crate::sys::vectored;
 
-/// Bytes of a disk's name (5.2.6, GET_ID).
+/// Length of a disk's name, in bytes (5.2.6, GET_ID).
 pub const ID_BYTES: usize = 20;
 
-/// Zeroes written at once where the file system knows no better way.
+/// Number of zeroes written at once where the file system has no better way, in bytes.
 const ZEROES: usize = 1 << 20;
 
-/// What is said of a disk.
+/// The options of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskOptions {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The guest cannot write it.
+    /// Whether the guest cannot write it.
     pub is_read_only: bool,
-    /// What the guest reads as its name, at most [`ID_BYTES`]; the file's name else.
+    /// Name that the guest reads, at most [`ID_BYTES`] long; `None` uses the file's name.
     pub id: Option<String>,
 }
 
@@ -45,62 +45,70 @@ pub struct DiskImage {
     is_regular: bool,
     hole_bytes: u64,
     id: [u8; ID_BYTES],
-    /// A flush failed: see [`DiskImage::flush`].
+    /// Whether a flush has failed: see [`DiskImage::flush`].
     has_failed: AtomicBool,
 }
 
-/// Why a disk cannot be used.
+/// The reasons why a disk cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// There is no such file.
-    #[error("disk {} does not exist: `truncate -s 1G FILE` makes an empty one", .0.display())]
+    /// The file does not exist.
+    #[error("cannot open disk {}: it does not exist; create an empty one with `truncate -s 1G FILE`", .0.display())]
     Missing(PathBuf),
-    /// It is a folder, a FIFO, a terminal.
-    #[error("disk {} is {kind}: a disk is a file or a block device", path.display())]
+    /// The file is a folder, a FIFO or a terminal.
+    #[error("cannot open disk {}: it is {kind}; use a file or a block device", path.display())]
     NotADisk {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the file.
         kind: &'static str,
     },
-    /// Not for us.
-    #[error("disk {} may not be {} by this user{}", path.display(), if *.is_read_only { "read" } else { "written" },
-        if *.is_read_only { "" } else { ": add `,readonly`, or change its permissions" })]
+    /// This user lacks the permission.
+    #[error("cannot open disk {}: this user may not {} it{}", path.display(),
+        if *.is_read_only { "read" } else { "write" },
+        if *.is_read_only { "" } else { "; add `,readonly`, or change its permissions" })]
     Denied {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Whether it was to be read only.
+        /// Whether it was opened read-only.
         is_read_only: bool,
     },
-    /// No whole sectors, or none at all.
-    #[error("disk {} has {bytes} bytes: a disk is some whole sectors of {SECTOR_BYTES} bytes", path.display())]
+    /// The size is zero or ends inside a sector.
+    #[error(
+        "cannot open disk {}: it has {bytes} bytes; use one or more whole sectors of {SECTOR_BYTES} bytes",
+        path.display()
+    )]
     NotSectors {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file, in bytes.
         bytes: u64,
     },
-    /// Another VM has it.
-    #[error("disk {} is in use{}: a disk that is written has one VM, one that all open with `,readonly` has many", path.display(),
+    /// Another process has locked it.
+    #[error("cannot open disk {}: it is in use{}; give it to one VM only, or open it with `,readonly` in all of \
+        them", path.display(),
         holder.map_or(String::new(), |pid| format!(" by process {pid}")))]
     InUse {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Whose, where that can be seen.
+        /// Process that holds the lock, where the kernel shows it.
         holder: Option<u32>,
     },
-    /// The name is too long.
-    #[error("id {id:?} has {} bytes: a disk's name has {ID_BYTES} at most, of printable ASCII", id.len())]
+    /// The name is too long, or is not printable ASCII.
+    #[error(
+        "cannot use id {id:?} of {} bytes: a disk's name has at most {ID_BYTES} bytes of printable ASCII",
+        id.len()
+    )]
     Id {
-        /// What was asked.
+        /// Requested name of the disk.
         id: String,
     },
-    /// The kernel refused.
+    /// The kernel refused a call.
     #[error("cannot use disk {}: {source}", path.display())]
     Host {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -109,12 +117,12 @@ impl DiskImage {
     /// Opens and locks a disk.
     ///
     /// # Errors
-    /// [`DiskError`].
+    /// [`DiskError`] for any failure.
     pub fn open(options: &DiskOptions) -> Result<DiskImage, DiskError> {
         let DiskOptions { path, is_read_only, .. } = options;
         let id = id_of(options)?;
         let host = |source| DiskError::Host { path: path.clone(), source };
-        // Before it is opened: opening a FIFO waits, and opening a device may do anything.
+        // Checked before the file is opened: opening a FIFO waits, and opening a device can have any effect.
         check_kind(path, *is_read_only)?;
         let open = OpenOptions::new()
             .read(true)
@@ -124,7 +132,7 @@ impl DiskImage {
         let mut file = open.map_err(|source| from_open(path, *is_read_only, source))?;
         let metadata = file.metadata().map_err(host)?;
         let is_regular = metadata.is_file();
-        // A block device has no size but its end.
+        // The size of a block device is its end position.
         let bytes = if is_regular { metadata.len() } else { file.seek(SeekFrom::End(0)).map_err(host)? };
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(DiskError::NotSectors { path: path.clone(), bytes });
@@ -141,12 +149,12 @@ impl DiskImage {
         })
     }
 
-    /// Its size when it was opened: the guest is told nothing else.
+    /// Size of the disk when it was opened, in bytes; the guest never learns another.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The same in sectors.
+    /// Size of the disk in sectors.
     pub fn sectors(&self) -> u64 {
         self.bytes / SECTOR_BYTES
     }
@@ -156,55 +164,57 @@ impl DiskImage {
         self.is_read_only
     }
 
-    /// Whether pieces of it can be given back, and made zero without being written: files only. Of a block device it takes ioctls, which are
-    /// not offered.
+    /// Whether pieces of it can be given back, and made zero without being written: only files. Block devices need
+    /// ioctls for it, which are not offered.
     pub fn can_zero(&self) -> bool {
         self.is_regular && !self.is_read_only
     }
 
-    /// What a hole in the file is made of.
+    /// Size of the smallest hole in the file, in sectors.
     pub fn hole_sectors(&self) -> u32 {
         u32::try_from(self.hole_bytes / SECTOR_BYTES).unwrap_or(1)
     }
 
-    /// Its name, filled up with zeroes.
+    /// Name of the disk, padded with zeroes.
     pub fn id(&self) -> &[u8; ID_BYTES] {
         &self.id
     }
 
-    /// As [`vectored::read_at`].
+    /// Reads like [`vectored::read_at`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error (`preadv(2)`).
     pub fn read_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
         vectored::read_at(&self.file, pieces, offset)
     }
 
-    /// As [`vectored::write_at`].
+    /// Writes like [`vectored::write_at`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error (`pwritev(2)`).
     pub fn write_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
         vectored::write_at(&self.file, pieces, offset)
     }
 
-    /// What was written lasts when this returns. Once it has failed it fails for good: the kernel takes pages that it could not write for
-    /// written, so that the next call would succeed although their bytes are nowhere (`fsync(2)`).
+    /// Makes all earlier writes durable. After one failure every flush fails: the kernel marks pages that it could
+    /// not write as clean, so that the next call would succeed although their bytes are lost (`fsync(2)`).
     ///
     /// # Errors
-    /// The kernel's (`fdatasync(2)`).
+    /// The kernel's error (`fdatasync(2)`).
     pub fn flush(&self) -> io::Result<()> {
         if self.has_failed.load(Ordering::Acquire) {
-            return Err(io::Error::other("a flush failed before, and what the file has since then is not known"));
+            return Err(io::Error::other(
+                "cannot flush: an earlier flush failed, and the file's content since then is unknown",
+            ));
         }
         self.file.sync_data().inspect_err(|_| self.has_failed.store(true, Ordering::Release))
     }
 
-    /// Gives back what is behind a piece of the file, which reads as zeroes then. A file system without holes leaves it as it is: a DISCARD is
-    /// a hint.
+    /// Releases the storage of a piece of the file, which then reads as zeroes. A file system without holes leaves
+    /// the piece unchanged: a DISCARD is a hint.
     ///
     /// # Errors
-    /// The kernel's (`fallocate(2)`).
+    /// The kernel's error (`fallocate(2)`).
     pub fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         match self.allocate(FallocateFlags::FALLOC_FL_PUNCH_HOLE, offset, bytes) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
@@ -212,10 +222,11 @@ impl DiskImage {
         }
     }
 
-    /// Makes a piece of the file zeroes: a hole where that may be, else allocated zeroes, else written ones, until `is_stopped`.
+    /// Makes a piece of the file zero: by a hole where allowed, else by allocated zeroes, else by written
+    /// ones, until `is_stopped`.
     ///
     /// # Errors
-    /// The kernel's (`fallocate(2)`, `pwrite(2)`).
+    /// The kernel's error (`fallocate(2)`, `pwrite(2)`).
     pub fn write_zeroes(
         &self,
         offset: u64,
@@ -280,7 +291,7 @@ fn from_open(path: &Path, is_read_only: bool, source: io::Error) -> DiskError {
     }
 }
 
-/// Locks belong to the open file: they end with the last descriptor of it, however that comes about.
+/// Locks the open file. The lock ends with the file's last descriptor, in whatever way that is closed.
 fn lock(file: &File, path: &Path, is_read_only: bool) -> Result<(), DiskError> {
     let kind = if is_read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     let whole = libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
@@ -293,8 +304,9 @@ fn lock(file: &File, path: &Path, is_read_only: bool) -> Result<(), DiskError> {
     }
 }
 
-/// The process that has a lock on the file. The kernel tells no owner of such locks (it is the open file), but `fdinfo` has them (`proc(5)`).
-/// What belongs to others cannot be looked at, and then nobody is named.
+/// The process that holds a lock on the file. The kernel reports no owner of such locks (the owner is the
+/// open file), but `fdinfo` lists them (`proc(5)`). Processes of other users are not readable; then the
+/// result is `None`.
 fn holder_of(file: &File, proc: &Path) -> Option<u32> {
     let ours = file.metadata().ok()?;
     let (own_pid, own_fd) = (std::process::id(), file.as_raw_fd().to_string());
@@ -327,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_refused_with_the_reason() {
+    fn an_unusable_disk_is_refused_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let message = |path: &Path| DiskImage::open(&options(path)).unwrap_err().to_string();
         assert!(message(&folder.path().join("none")).contains("does not exist"));
@@ -341,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_written_has_one_owner_and_says_which() {
+    fn a_writable_disk_has_one_owner_and_the_error_names_it() {
         let file = file(4096);
         let writable = options(file.path());
         let read_only = DiskOptions { is_read_only: true, ..writable.clone() };
@@ -361,11 +373,11 @@ mod tests {
     }
 
     #[test]
-    fn after_a_flush_that_failed_none_succeeds() {
+    fn after_a_failed_flush_no_flush_succeeds() {
         let file = file(512);
         let mut image = DiskImage::open(&options(file.path())).unwrap();
         image.flush().unwrap();
-        // A pipe cannot be flushed (`fsync(2)`, EINVAL): what a disk does that loses a page is not to be had in a test.
+        // A pipe cannot be flushed (`fsync(2)`, EINVAL); a test has no disk that loses a page.
         let broken = File::from(std::os::fd::OwnedFd::from(std::io::pipe().unwrap().1));
         let whole = std::mem::replace(&mut image.file, broken);
         image.flush().unwrap_err();
@@ -374,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_20_bytes_at_most_and_the_files_own_by_default() {
+    fn a_name_has_at_most_20_bytes_and_is_the_file_name_by_default() {
         let file = file(512);
         let named = |id: &str| DiskImage::open(&DiskOptions { id: Some(id.into()), ..options(file.path()) });
         assert_eq!(named("root").unwrap().id(), b"root\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");

@@ -1,4 +1,4 @@
-//! A request as its driver laid it out: checked before anything is done for it.
+//! A request as its driver laid it out, checked before any part of it is executed.
 //!
 //! ```text
 //!   the device reads                          the device writes
@@ -19,34 +19,34 @@ use crate::devices::virtio::queue::Chain;
 use crate::kvm::guest_memory::GuestView;
 
 const HEADER_BYTES: usize = 16;
-/// A segment of a DISCARD or WRITE_ZEROES: sector, sectors, flags.
+/// Size of a segment of a DISCARD or WRITE_ZEROES: sector, number of sectors, flags.
 const RANGE_BYTES: usize = 16;
 
-/// A piece of guest RAM that a chain names; it may lie anywhere.
+/// A piece of memory that a chain names; its address may be anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// First address.
+    /// First address of the piece.
     pub address: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u32,
 }
 
-/// Buffers one after another.
+/// A sequence of buffers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Buffers(Vec<Buffer>);
 
-/// What the driver wants.
+/// The operation that the driver requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Read from this position into these buffers.
     Read(u64, Buffers),
     /// Write these buffers to this position.
     Write(u64, Buffers),
-    /// Make what was written last.
+    /// Make all earlier writes durable.
     Flush,
     /// Put the disk's name into these buffers.
     Id(Buffers),
-    /// Give back these pieces.
+    /// Give back these pieces of the disk.
     Discard(Vec<Range>),
     /// Make these pieces zero.
     WriteZeroes(Vec<Range>),
@@ -55,29 +55,29 @@ pub enum Operation {
 /// A piece of the disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// Whether it may become a hole.
     pub may_unmap: bool,
 }
 
-/// Why a request is not done.
+/// The reasons why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No whole header, no end, no whole sectors.
+    /// The chain has no whole header, no end, or no whole sectors.
     Malformed,
-    /// Beyond the end of the disk.
+    /// The request reaches beyond the end of the disk.
     BeyondEnd,
     /// The disk is read-only.
     ReadOnly,
-    /// No such kind of request, or of flag.
+    /// The kind of request, or a flag, is unknown.
     Unsupported,
 }
 
 impl Refusal {
-    /// What the driver is told (5.2.6).
+    /// Status byte for the driver (5.2.6).
     pub fn status(self) -> u8 {
         match self {
             Refusal::Unsupported => VIRTIO_BLK_S_UNSUPP as u8,
@@ -86,35 +86,36 @@ impl Refusal {
     }
 }
 
-/// What the driver is told of a request that was done.
+/// Status byte of a completed request.
 pub const OK: u8 = VIRTIO_BLK_S_OK as u8;
-/// And of one that failed.
+/// Status byte of a failed request.
 pub const FAILED: u8 = VIRTIO_BLK_S_IOERR as u8;
 
-/// What a request is checked against.
+/// The limits that a request is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Size of the disk.
+    /// Size of the disk, in bytes.
     pub bytes: u64,
     /// Whether it cannot be written.
     pub is_read_only: bool,
-    /// Whether the driver took DISCARD.
+    /// Whether the driver accepted DISCARD.
     pub has_discard: bool,
-    /// Whether it took WRITE_ZEROES.
+    /// Whether it accepted WRITE_ZEROES.
     pub has_write_zeroes: bool,
 }
 
-/// A request and where its answer goes.
+/// A request and the place of its answer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What to do, or why not.
+    /// Requested operation, or the reason of its refusal.
     pub operation: Result<Operation, Refusal>,
-    /// The status byte; none where the chain has no writable byte.
+    /// Address of the status byte; `None` where the chain has no writable byte.
     pub status: Option<u64>,
 }
 
 impl Request {
-    /// Reads and checks what a chain asks. It takes nothing of it for granted, and looks at most at as many buffers as the queue has entries.
+    /// Reads and checks a request. It trusts nothing in the chain, and looks at no more buffers than the
+    /// queue has entries.
     pub fn read(chain: Chain<'_>, limits: Limits) -> Request {
         let memory = chain.memory();
         let Collected { readable, mut writable, is_whole } = Collected::of(chain.clone());
@@ -131,7 +132,7 @@ impl Request {
 struct Collected {
     readable: Buffers,
     writable: Buffers,
-    /// The chain has an end, within bounds, and nothing to be read behind what is to be written (2.7.4.2).
+    /// Whether the chain has an end, within bounds, and no readable buffer behind a writable one (2.7.4.2).
     is_whole: bool,
 }
 
@@ -139,7 +140,7 @@ impl Collected {
     fn of(chain: Chain<'_>) -> Collected {
         let most = usize::from(QUEUE_SIZES[0]);
         let (mut readable, mut writable) = (Buffers::default(), Buffers::default());
-        // An iteration that stops at a descriptor with a successor met a loop, or what is no descriptor.
+        // If the iteration stops at a descriptor with a successor, the chain has a loop or an invalid descriptor.
         let (mut has_end, mut is_in_order, mut count) = (false, true, 0);
         for descriptor in chain.take(most + 1) {
             count += 1;
@@ -157,12 +158,12 @@ impl Collected {
 }
 
 impl Buffers {
-    /// All bytes of it. A chain has less than 4 GiB (2.7.5.2), which its iterator sees to.
+    /// Total length in bytes. A chain has less than 4 GiB (2.7.5.2), which its iterator guarantees.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|buffer| u64::from(buffer.bytes)).sum()
     }
 
-    /// The buffers from a byte on, each shortened to what is left of it.
+    /// The buffers from a byte on, each shortened to its remaining part.
     pub fn from(&self, mut skipped: u64) -> impl Iterator<Item = Buffer> {
         self.0.iter().filter_map(move |buffer| {
             let skip = skipped.min(u64::from(buffer.bytes));
@@ -172,7 +173,7 @@ impl Buffers {
         })
     }
 
-    /// Takes the last byte off; where it is.
+    /// Takes the last byte off, and returns its address.
     fn split_last_byte(&mut self) -> Option<u64> {
         while self.0.last().is_some_and(|buffer| buffer.bytes == 0) {
             self.0.pop();
@@ -182,7 +183,7 @@ impl Buffers {
         last.address.checked_add(u64::from(last.bytes))
     }
 
-    /// Takes the first bytes off.
+    /// Takes the first `N` bytes off.
     fn split_first<const N: usize>(&mut self, memory: &GuestView) -> Option<[u8; N]> {
         let mut data = [0; N];
         self.copy_to(memory, &mut data)?;
@@ -190,7 +191,7 @@ impl Buffers {
         Some(data)
     }
 
-    /// Fills `data` with the first bytes; nothing where there are fewer, or where they are not in RAM.
+    /// Fills `data` with the first bytes; `None` where there are fewer, or where they lie outside RAM.
     fn copy_to(&self, memory: &GuestView, data: &mut [u8]) -> Option<()> {
         let mut filled = 0;
         for buffer in self.from(0) {
@@ -230,7 +231,8 @@ fn operation(
     }
 }
 
-/// The segments of a DISCARD or WRITE_ZEROES. Flags that nobody knows, and one that makes no sense for a DISCARD, are not supported (5.2.6.2).
+/// Reads the segments of a DISCARD or WRITE_ZEROES. Unknown flags, and the unmap flag of a DISCARD, are
+/// not supported (5.2.6.2).
 fn ranges(memory: &GuestView, data: &Buffers, limits: Limits, can_unmap: bool) -> Result<Vec<Range>, Refusal> {
     const UNMAP: u32 = virtio_bindings::virtio_blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
     limits.check_writable()?;
@@ -255,7 +257,7 @@ fn ranges(memory: &GuestView, data: &Buffers, limits: Limits, can_unmap: bool) -
 }
 
 impl Limits {
-    /// Where a sector is, if it and so many bytes from it on are on the disk.
+    /// Byte position of a sector, if it and `bytes` from there on are on the disk.
     fn position(self, sector: u64, bytes: u64) -> Result<u64, Refusal> {
         if !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(Refusal::Malformed);

@@ -1,4 +1,4 @@
-//! A disk as its driver, well-behaved or not, meets it.
+//! A disk as its driver, well-behaved or not, sees it.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -50,7 +50,7 @@ impl Disk {
         self.driver.set_bytes(STATUS, &[NOT_WRITTEN]);
     }
 
-    /// A request of a header, these buffers, and a status byte, which is the answer.
+    /// Sends a request of a header, these buffers, and a status byte, and returns the status.
     fn ask(&mut self, kind: u32, sector: u64, data: &[Piece]) -> (u8, Used) {
         self.set_header(kind, sector);
         let mut pieces = vec![Piece::read(HEADER, 16)];
@@ -60,7 +60,7 @@ impl Disk {
         (self.driver.bytes(STATUS, 1)[0], used)
     }
 
-    /// A DISCARD or WRITE_ZEROES of one segment.
+    /// Sends a DISCARD or WRITE_ZEROES of one segment.
     fn ask_zero(&mut self, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
         let range: Vec<u8> =
             sector.to_le_bytes().into_iter().chain(sectors.to_le_bytes()).chain(flags.to_le_bytes()).collect();
@@ -76,7 +76,7 @@ impl Disk {
 }
 
 #[test]
-fn the_driver_learns_what_the_disk_is() {
+fn the_driver_reads_the_properties_of_the_disk() {
     let mut disk = disk();
     assert_eq!(u64::from_le_bytes(disk.driver.config(0)), DISK_BYTES / 512);
     assert_eq!(u32::from_le_bytes(disk.driver.config(12)), 254, "seg_max");
@@ -89,9 +89,9 @@ fn the_driver_learns_what_the_disk_is() {
 }
 
 #[test]
-fn what_is_read_is_what_the_file_has() {
+fn a_read_returns_the_content_of_the_file() {
     let mut disk = disk();
-    // 3 MiB in buffers of odd sizes: several pieces, and borders that are none of sectors.
+    // 3 MiB in buffers of odd sizes: several pieces, with borders inside sectors.
     let buffers = [
         Piece::write(DATA, 1_000_000),
         Piece::write(DATA + 0x10_0001, 2_145_728 - 3),
@@ -108,7 +108,7 @@ fn what_is_read_is_what_the_file_has() {
 }
 
 #[test]
-fn what_is_written_is_in_the_file_and_nothing_else() {
+fn a_write_changes_its_bytes_of_the_file_and_no_others() {
     let mut disk = disk();
     let before = disk.file_bytes(0, DISK_BYTES as usize);
     disk.driver.set_bytes(DATA, &[7; 1024]);
@@ -134,7 +134,7 @@ fn header_and_status_may_lie_in_any_buffers() {
 }
 
 #[test]
-fn what_is_beyond_the_end_or_no_whole_sectors_fails_and_moves_nothing() {
+fn a_request_beyond_the_end_or_of_partial_sectors_fails_and_moves_nothing() {
     let mut disk = disk();
     let end = DISK_BYTES / 512;
     let (sector, two) = ([Piece::write(DATA, 512)], [Piece::write(DATA, 1024)]);
@@ -151,7 +151,7 @@ fn what_is_beyond_the_end_or_no_whole_sectors_fails_and_moves_nothing() {
 }
 
 #[test]
-fn a_read_only_disk_says_so_and_is_not_written() {
+fn a_read_only_disk_reports_it_and_refuses_writes() {
     let mut disk = disk_with(true, 1 << VIRTIO_BLK_F_RO);
     let before = disk.file_bytes(0, 4096);
     assert_eq!(disk.ask(VIRTIO_BLK_T_OUT, 0, &[Piece::read(DATA, 512)]).0, FAILED);
@@ -161,26 +161,26 @@ fn a_read_only_disk_says_so_and_is_not_written() {
 }
 
 #[test]
-fn what_the_disk_does_not_know_is_unsupported() {
+fn an_unknown_request_is_unsupported() {
     let mut disk = disk();
     for kind in [2, 14, 24, u32::MAX] {
         assert_eq!(disk.ask(kind, 0, &[Piece::write(DATA, 512)]).0, UNSUPPORTED);
     }
-    // What the driver did not take, it cannot ask.
+    // A driver cannot request a feature that it did not accept.
     let mut plain = disk_with(false, 0);
     assert_eq!(plain.ask_zero(VIRTIO_BLK_T_DISCARD, 0, 8, 0), UNSUPPORTED);
 }
 
 #[test]
-fn pieces_are_given_back_and_made_zero() {
+fn discards_give_back_pieces_and_write_zeroes_clears_them() {
     let mut disk = disk();
     assert_eq!(disk.ask_zero(VIRTIO_BLK_T_WRITE_ZEROES, 1, 3, 1), OK);
     assert_eq!(disk.file_bytes(512, 1536), vec![0; 1536]);
-    assert_eq!((disk.file_bytes(0, 1)[0], disk.file_bytes(2048, 1)[0]), (1, 5), "and nothing beside");
+    assert_eq!((disk.file_bytes(0, 1)[0], disk.file_bytes(2048, 1)[0]), (1, 5), "the neighbouring bytes are unchanged");
     assert_eq!(disk.ask_zero(VIRTIO_BLK_T_WRITE_ZEROES, 4096, 8, 0), OK);
     assert_eq!(disk.file_bytes(4096 * 512, 4096), vec![0; 4096]);
     assert_eq!(disk.ask_zero(VIRTIO_BLK_T_DISCARD, 64, 8, 0), OK);
-    assert_eq!(disk.file_bytes(0, DISK_BYTES as usize).len() as u64, DISK_BYTES, "it is as long as before");
+    assert_eq!(disk.file_bytes(0, DISK_BYTES as usize).len() as u64, DISK_BYTES, "the length is unchanged");
     for (flags, kind) in [(1, VIRTIO_BLK_T_DISCARD), (2, VIRTIO_BLK_T_DISCARD), (2, VIRTIO_BLK_T_WRITE_ZEROES)] {
         assert_eq!(disk.ask_zero(kind, 0, 8, flags), UNSUPPORTED);
     }
@@ -193,7 +193,7 @@ fn pieces_are_given_back_and_made_zero() {
 }
 
 #[test]
-fn a_file_that_was_cut_shorter_fails_reads_instead_of_making_zeroes() {
+fn reads_beyond_the_end_of_a_shortened_file_fail_instead_of_returning_zeroes() {
     let mut disk = disk();
     disk.file.as_file().set_len(4096 + 100).unwrap();
     assert_eq!(disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(DATA, 4096)]).0, OK);
@@ -205,7 +205,7 @@ fn a_file_that_was_cut_shorter_fails_reads_instead_of_making_zeroes() {
 }
 
 #[test]
-fn buffers_outside_ram_fail_and_the_status_says_so() {
+fn buffers_outside_ram_fail_with_a_status() {
     let mut disk = disk();
     for address in [RAM_BYTES, RAM_BYTES - 256, u64::MAX - 255] {
         let (status, used) = disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(address, 512)]);
@@ -221,10 +221,10 @@ fn buffers_outside_ram_fail_and_the_status_says_so() {
 }
 
 #[test]
-fn malformed_chains_are_handed_back_with_a_status_where_there_is_room_for_one() {
+fn malformed_chains_come_back_with_a_status_where_they_have_room_for_it() {
     let mut disk = disk();
     disk.set_header(VIRTIO_BLK_T_IN, 0);
-    // A header that is too short; one that comes behind what is written; only the status.
+    // A header that is too short; a header behind a writable buffer; only the status.
     let chains: [&[Piece]; 3] = [
         &[Piece::read(HEADER, 15), Piece::write(STATUS, 1)],
         &[Piece::write(DATA, 512), Piece::read(HEADER, 16), Piece::write(STATUS, 1)],
@@ -239,11 +239,11 @@ fn malformed_chains_are_handed_back_with_a_status_where_there_is_room_for_one() 
     assert_eq!(disk.driver.request(0, &[Piece::read(HEADER, 16)]).written, 0);
     assert_eq!(disk.driver.request(0, &[Piece::read(HEADER, 16), Piece::write(STATUS, 0)]).written, 0);
     assert_eq!(disk.counters.statistics().refused_malformed, 5);
-    assert_eq!(disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(DATA, 512)]).0, OK, "and goes on");
+    assert_eq!(disk.ask(VIRTIO_BLK_T_IN, 0, &[Piece::write(DATA, 512)]).0, OK, "the disk still serves");
 }
 
 #[test]
-fn a_chain_that_leads_into_itself_ends() {
+fn a_chain_with_a_loop_ends() {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
     let mut disk = disk();
@@ -252,12 +252,12 @@ fn a_chain_that_leads_into_itself_ends() {
     disk.driver.set_descriptor(0, 1, (DATA, 512), NEXT | WRITE, 1);
     disk.driver.make_available(0, 0);
     disk.driver.wait_used(0);
-    // A successor that is no descriptor.
+    // A successor that is not a descriptor.
     disk.driver.set_descriptor(0, 1, (DATA, 512), NEXT | WRITE, 9999);
     disk.driver.make_available(0, 0);
     disk.driver.wait_used(0);
     assert_eq!(disk.counters.statistics().refused_malformed, 2);
-    // A head that is none breaks the queue itself.
+    // A head that is not a descriptor breaks the queue itself.
     disk.driver.make_available(0, 9999);
     disk.driver.wait_for_needs_reset();
     disk.driver.reset();
@@ -266,7 +266,7 @@ fn a_chain_that_leads_into_itself_ends() {
 }
 
 #[test]
-fn many_requests_at_once_are_all_answered_in_their_order() {
+fn requests_that_arrive_together_are_all_answered_in_order() {
     const REQUESTS: u16 = 64;
     let mut disk = disk();
     for n in 0..REQUESTS {
@@ -305,17 +305,17 @@ fn a_large_request_lets_the_vm_pause_between_its_pieces() {
     let pieces = [Piece::read(HEADER, 16), Piece::write(DATA, DISK_BYTES as u32), Piece::write(STATUS, 1)];
     disk.driver.offer(0, 0, &pieces);
     assert!(gate.close(crate::run_loop::PAUSE_WAIT_MAX));
-    // Nothing moves while it is closed, and all of it afterwards.
+    // Nothing moves while the gate is closed, and everything afterwards.
     gate.open();
     assert_eq!(disk.driver.wait_used(0).written as u64, DISK_BYTES + 1);
     assert!(disk.driver.bytes(DATA, DISK_BYTES as usize) == disk.file_bytes(0, DISK_BYTES as usize));
 }
 
 #[test]
-fn a_vm_that_ends_in_a_pause_without_end_does_not_wait_for_its_disk() {
+fn a_vm_that_ends_while_paused_for_good_does_not_wait_for_its_disk() {
     let mut disk = disk();
     assert!(disk.driver.memory.gate().close(crate::run_loop::PAUSE_WAIT_MAX));
-    // Its thread wakes, and stands at the gate.
+    // The disk's thread wakes, and waits at the gate.
     disk.driver.set_register(virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY, 0);
     let (said, heard) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -323,5 +323,5 @@ fn a_vm_that_ends_in_a_pause_without_end_does_not_wait_for_its_disk() {
         drop(disk);
         said.send(()).unwrap();
     });
-    heard.recv_timeout(std::time::Duration::from_secs(60)).expect("the end does not come");
+    heard.recv_timeout(std::time::Duration::from_secs(60)).expect("the VM does not end");
 }

@@ -1,10 +1,11 @@
-//! The thread of one disk: takes request after request while there are any, then waits for its driver.
+//! The thread of one disk: it serves requests until the queue is empty, then waits for its driver.
 //!
 //! ```text
 //!   kick ─▶ take ─▶ piece by piece: gate in, preadv or pwritev, gate out ─▶ status byte ─▶ used ring ─▶ take … ─▶ empty: wait
 //! ```
 //!
-//! While it works the driver need not notify it. Between two pieces the VM may be paused, and the device reset.
+//! The driver need not notify the thread while that works. Between two pieces the VM may be paused, and
+//! the device reset.
 
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -24,18 +25,18 @@ use crate::devices::virtio::pieces::{PIECES_MAX, Piece};
 use crate::devices::virtio::{ActivateError, Activation, ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::{Access, DeviceMemory};
 
-/// Most bytes moved inside the gate at once: a pause of the VM waits for no more than one such piece, which takes a slow disk (10 MB/s) a tenth
-/// of a second; [`crate::run_loop::PAUSE_WAIT_MAX`] is two.
+/// Largest number of bytes moved inside the gate at once. A pause of the VM waits for no more than one such piece,
+/// which takes a slow disk (10 MB/s) a tenth of a second; the limit [`crate::run_loop::PAUSE_WAIT_MAX`] is two.
 const BYTES_AT_ONCE: u64 = 1 << 20;
 
-/// A thread that serves a disk until this is dropped.
+/// A thread that serves a disk until this value is dropped.
 #[derive(Debug)]
 pub struct Worker {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// That it is to end: looked at between two pieces, and waited for between two requests.
+/// Request to end: checked between two pieces, and waited for between two requests.
 #[derive(Debug)]
 struct Stop {
     is_said: AtomicBool,
@@ -46,7 +47,7 @@ impl Worker {
     /// Serves the first queue of an activation.
     ///
     /// # Errors
-    /// [`ActivateError::Host`] where there is no event or thread to be had.
+    /// [`ActivateError::Host`] where the host gives no event or thread.
     pub fn start(
         image: Arc<DiskImage>,
         counters: Arc<DiskCounters>,
@@ -78,30 +79,30 @@ impl Drop for Worker {
         self.stop.is_said.store(true, Ordering::Release);
         let _ = self.stop.event.write(1);
         if let Some(thread) = self.thread.take() {
-            // One that panicked serves nothing any more, which is what is asked here.
+            // A thread that panicked serves nothing any more, which is the wish here.
             let _ = thread.join();
         }
     }
 }
 
-/// All that the thread has beside the queue.
+/// Everything that the thread uses, except the queue.
 struct Disk {
     image: Arc<DiskImage>,
     counters: Arc<DiskCounters>,
     memory: DeviceMemory,
     interrupt: Arc<Interrupt>,
     limits: Limits,
-    /// The driver flushes nothing: each write lasts when it is done.
+    /// The driver does not flush, so each write is durable when it completes.
     is_written_through: bool,
     stop: Arc<Stop>,
 }
 
-/// Why a request was not done, beside what was wrong with it.
+/// The reasons why a well-formed request failed.
 enum Failure {
     NoRam,
     Short,
     Host(io::Error),
-    /// The device is reset: nobody waits for an answer.
+    /// The device is reset, and the driver expects no answer.
     Stopped,
 }
 
@@ -115,14 +116,14 @@ impl Disk {
         }
     }
 
-    /// Waits for the driver; whether to go on.
+    /// Waits for the driver. Returns whether the thread should continue.
     fn wait(&self, events: &Epoll, kick: &EventFd) -> bool {
         let mut happened = [EpollEvent::default(); 2];
         loop {
             match events.wait(-1, &mut happened) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    tracing::error!(%error, "a disk cannot wait for its driver");
+                    tracing::error!(%error, "cannot wait for a disk's driver");
                     self.interrupt.needs_reset();
                     return false;
                 }
@@ -138,7 +139,7 @@ impl Disk {
         self.stop.is_said.load(Ordering::Acquire)
     }
 
-    /// Serves what is in the queue until it is empty.
+    /// Serves the queue until it is empty.
     fn serve(&self, queue: &mut ActiveQueue) -> Result<(), BrokenQueue> {
         loop {
             queue.queue.disable_notification(&*self.memory.access())?;
@@ -149,15 +150,16 @@ impl Disk {
                     return Ok(());
                 }
             }
-            // What came after the last look, and before notifications were wanted again, notified nobody.
+            // A request that came after the last look, and before notifications were enabled again,
+            // caused no notification.
             if !queue.queue.enable_notification(&*self.memory.access())? {
                 return Ok(());
             }
         }
     }
 
-    /// Does a request and writes its status; how many of the chain's writable bytes were written from the first one on (2.7.8.2), or nothing
-    /// where the device was reset meanwhile.
+    /// Executes a request and writes its status. Returns the number of the chain's writable bytes that were
+    /// written, from the first one on (2.7.8.2); `None` where the device was reset during the request.
     fn answer(&self, Request { operation, status }: Request) -> Option<u32> {
         let done = match operation {
             Ok(operation) => self.carry_out(&operation),
@@ -171,11 +173,11 @@ impl Disk {
             Err(code) => (code, None),
         };
         let status = status.map(|at| self.memory.access().write_obj(code, GuestAddress(at)).is_ok());
-        // The status is behind the data: it counts only where all of them were written.
+        // The status lies behind the data: it counts only where all data bytes were written.
         Some(if status == Some(true) { data_bytes.map_or(0, |bytes| bytes.saturating_add(1)) } else { 0 })
     }
 
-    /// Does what was asked; how many bytes of data it wrote into RAM, or the status that says why not.
+    /// Executes a request. Returns the number of data bytes written into RAM, or the status of the failure.
     fn carry_out(&self, operation: &Operation) -> Result<u32, u8> {
         let counters = &self.counters;
         let done = match operation {
@@ -225,8 +227,8 @@ impl Disk {
         Ok(0)
     }
 
-    /// Moves all of the buffers' bytes, piece by piece, each inside the gate for itself. The buffers are found anew for each: between two
-    /// pieces nothing of guest RAM is held.
+    /// Moves all bytes of the buffers, piece by piece, each in its own access inside the gate. Each access resolves
+    /// the buffers again: between two pieces nothing of guest RAM is held.
     fn transfer(
         &self,
         offset: u64,
@@ -264,7 +266,7 @@ impl Disk {
         Ok(written)
     }
 
-    /// Does something to pieces of the disk; how many bytes they have.
+    /// Applies `one` to pieces of the disk. Returns their total length in bytes.
     fn zero(&self, ranges: &[Range], one: impl Fn(&Range) -> io::Result<()>) -> Result<u64, Failure> {
         let mut bytes = 0;
         for range in ranges.iter().filter(|range| range.bytes > 0) {
@@ -292,7 +294,7 @@ impl Disk {
         refusal.status()
     }
 
-    /// Counts a failure; the first of the host's kinds is logged, for the guest would not say it.
+    /// Counts a failure. The first of each kind of host failure is logged, because the guest does not report it.
     fn fail(&self, failure: &Failure) -> u8 {
         match failure {
             Failure::NoRam => drop(self.counters.failed_no_ram.add(1)),
@@ -301,13 +303,14 @@ impl Disk {
                     let bytes = self.image.bytes();
                     tracing::warn!(
                         bytes,
-                        "a disk was cut shorter than it was when its guest started: reads beyond its end fail"
+                        "a disk's file was shortened after its guest started: reads beyond its end fail"
                     );
                 }
             }
             Failure::Host(error) => {
                 if self.counters.failed_host.add(1) == 0 {
-                    tracing::warn!(%error, "the host fails a request to a disk; its guest is told, further ones are only counted");
+                    tracing::warn!(%error, "the host failed a disk request; the guest sees the error, and further \
+                        failures are only counted");
                 }
             }
             Failure::Stopped => {}
@@ -324,13 +327,14 @@ fn wait_for(events: &[&EventFd]) -> io::Result<Epoll> {
     Ok(epoll)
 }
 
-/// What of the buffers is moved next: from byte `done` on, at most [`BYTES_AT_ONCE`] in [`PIECES_MAX`] pieces.
+/// The part of the buffers that is moved next: from byte `done` on, at most [`BYTES_AT_ONCE`] in
+/// [`PIECES_MAX`] pieces.
 fn next_pieces<'a>(access: &'a Access<'_>, buffers: &Buffers, done: u64) -> Result<Vec<Piece<'a>>, Failure> {
     let mut pieces = Vec::new();
     let mut room = BYTES_AT_ONCE;
     for buffer in buffers.from(done) {
         let bytes = room.min(u64::from(buffer.bytes));
-        // A buffer may lie across ranges of RAM, and then is more than one piece.
+        // A buffer may lie across ranges of RAM, and then consists of several pieces.
         for piece in access.get_slices(GuestAddress(buffer.address), bytes as usize) {
             pieces.push(piece.map_err(|_| Failure::NoRam)?);
         }

@@ -1,30 +1,32 @@
-//! What went through a network card, and what did not.
+//! Counters of a network card: frames that passed, and frames that did not.
 
 use crate::devices::virtio::counters::counters;
 
 counters! {
-    /// What a card does, counted while it works.
+    /// Counters of a card, updated while it works.
     counters Counting,
-    /// A card's numbers at one instant. Bytes are those of frames, without the headers between driver and device.
+    /// Values of a card's counters at one moment. Bytes are those of frames, without the headers between
+    /// driver and device.
     values NetCounters:
-    /// Frames that reached the guest.
+    /// Number of frames that reached the guest.
     received_frames,
-    /// Their bytes.
+    /// Number of bytes in these frames.
     received_bytes,
-    /// Frames that the guest sent.
+    /// Number of frames that the guest sent.
     sent_frames,
-    /// Their bytes.
+    /// Number of bytes in these frames.
     sent_bytes,
-    /// Times that frames had to wait for the guest's buffers.
+    /// Number of times that frames had to wait for the guest's buffers.
     waits_for_buffers,
-    /// Times that the guest's frames had to wait for the link.
+    /// Number of times that the guest's frames had to wait for the link.
     waits_for_link,
-    /// Frames for the guest that its buffers are too short for.
+    /// Number of frames for the guest that exceed its buffers.
     too_long,
-    /// Frames of the guest that are none: shorter than their headers, longer than any, or with a header that contradicts itself.
+    /// Number of invalid frames of the guest: shorter than their headers, too long, or with a header
+    /// that contradicts itself.
     malformed,
-    /// Frames of the guest that the link did not take, because it is down for instance.
+    /// Number of the guest's frames that the link did not accept, for instance because it is down.
     refused,
-    /// Queues that the guest broke.
+    /// Number of queues that the guest broke.
     broken_queues,
 }

@@ -1,34 +1,35 @@
-//! The address of a network card: given, or made of names so that it is the same at every start.
+//! The address of a network card: given, or derived from names so that it is the same at every start.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Six bytes of which the first says that one card is meant, and not all that listen.
+/// Six bytes; the first one marks the address as that of a single card, not of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac([u8; 6]);
 
-/// What is no address of a card.
+/// The reasons why a text is not a card's address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MacError {
-    /// Not six numbers.
-    #[error("{0:?} is no MAC address: say six bytes in hexadecimal, like 02:00:00:00:00:01")]
+    /// The text is not six hexadecimal bytes.
+    #[error("cannot use MAC address {0:?}: write six bytes in hexadecimal, like 02:00:00:00:00:01")]
     Malformed(String),
-    /// A group's.
-    #[error("{0} is the address of a group and of no card: its first byte must be even")]
+    /// The address is that of a group.
+    #[error("cannot use MAC address {0}: it belongs to a group; make its first byte even")]
     Group(Mac),
-    /// Nobody's.
-    #[error("00:00:00:00:00:00 is nobody's address")]
+    /// The address is all zeroes.
+    #[error("cannot use MAC address 00:00:00:00:00:00: no card has it; choose another")]
     Zero,
 }
 
-/// Of the first byte (IEEE 802-2014, 8.2.2): an address of many, and one that no manufacturer gave.
+/// Bits of the first byte (IEEE 802-2014, 8.2.2): group address, and locally administered address.
 const GROUP: u8 = 1;
 const LOCAL: u8 = 2;
 
 impl Mac {
-    /// An address that somebody administers locally, always the same for the same card of the same machine, and another one elsewhere.
+    /// A locally administered address, always the same for the same card of the same machine, and
+    /// different for others.
     pub fn of(machine: &str, card: &str) -> Mac {
-        // FNV-1a (draft-eastlake-fnv): the addresses of a few cards must differ, and nothing has to withstand anybody.
+        // FNV-1a (draft-eastlake-fnv): the addresses of a few cards must differ; no attack has to be resisted.
         let text = machine.bytes().chain([0]).chain(card.bytes());
         let hash =
             text.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
@@ -37,7 +38,7 @@ impl Mac {
         Mac([first & !GROUP | LOCAL, b, c, d, e, f])
     }
 
-    /// As the card has it.
+    /// Bytes in the card's order.
     pub fn bytes(self) -> [u8; 6] {
         self.0
     }
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_card_s_address_is_refused() {
+    fn an_invalid_card_address_is_refused() {
         for text in
             ["", "52:54:00:12:34", "52:54:00:12:34:56:78", "52:54:0:12:34:56", "52-54-00-12-34-56", "+2:54:00:12:34:56"]
         {
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_address_is_local_stable_and_the_card_s_own() {
+    fn a_derived_address_is_local_stable_and_unique_to_its_card() {
         let mac = Mac::of("machine", "tap0");
         assert_eq!(mac, Mac::of("machine", "tap0"));
         assert_ne!(mac, Mac::of("machine", "tap1"));

@@ -1,12 +1,12 @@
-//! Frames from the link into the guest's buffers.
+//! Receiving: frames from the link go into the guest's buffers.
 //!
 //! ```text
 //!   link ── readv ──▶ [ buffer | buffer | buffer ] … [ spill ]        one frame, as many buffers as it needs
 //!                       used     used     given back    └─▶ held: a frame that did not fit waits for more buffers
 //! ```
 //!
-//! A frame is read only when there is a buffer, so that others wait in the link, whose queue is bounded. How long a frame is the kernel says
-//! when it has been read: what the buffers of the moment do not hold is kept, one frame at most.
+//! A frame is read only when there is a buffer, so that others wait in the link; its queue is bounded. The kernel
+//! reports a frame's length after the read; the part that exceeds the present buffers is kept, one frame at most.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -22,32 +22,32 @@ use crate::devices::virtio::{ActiveQueue, BrokenQueue};
 use crate::kvm::guest_memory::GuestView;
 use crate::sys::vectored::read;
 
-/// Frames taken before others on the thread have their turn.
+/// Number of frames taken before other work on the thread has its turn.
 const FRAMES_AT_ONCE: usize = 64;
 
-/// Where in the header the number of buffers is: `num_buffers` of `struct virtio_net_hdr` (section 5.1.6).
+/// Offset in the header of the number of buffers: `num_buffers` of `struct virtio_net_hdr` (section 5.1.6).
 const NUM_BUFFERS_OFFSET: usize = 10;
 
 /// The receive queue of a card.
 pub(super) struct Receiver {
     pub(super) queue: ActiveQueue,
-    /// The driver takes a frame in several chains.
+    /// Whether the driver accepts a frame in several chains.
     is_mergeable: bool,
-    /// The longest frame that the link may have, header and all.
+    /// Length in bytes of the longest frame that the link may deliver, with its header.
     frame_bytes_max: usize,
-    /// A frame with its header that waits for buffers; empty where there is none.
+    /// A frame with its header that waits for buffers; empty where no frame waits.
     held: Vec<u8>,
     spill: Box<[u8]>,
     told: Told,
 }
 
-/// Chains that were taken from the queue and hold nothing yet.
+/// Chains that were taken from the queue and are still empty.
 #[derive(Default)]
 struct Offered<'a> {
     chains: VecDeque<Buffer>,
     pieces: Vec<Piece<'a>>,
     bytes: usize,
-    /// There is no more to take at present, whatever the driver adds.
+    /// Whether no more chains fit at present, whatever the driver adds.
     is_full: bool,
 }
 
@@ -63,7 +63,7 @@ impl Receiver {
         Receiver { queue, is_mergeable, frame_bytes_max, held: Vec::new(), spill, told: Told::default() }
     }
 
-    /// Takes some frames. What is to be waited for then.
+    /// Receives some frames. Returns the event to wait for next.
     pub(super) fn serve(&mut self, shared: &Shared) -> Result<Next, BrokenQueue> {
         let access = shared.memory.access();
         let view: &GuestView = &access;
@@ -87,7 +87,7 @@ impl Receiver {
         for _ in 0..FRAMES_AT_ONCE {
             self.take_buffers(view, offered)?;
             if offered.chains.is_empty() || offered.bytes < self.held.len() {
-                // What the whole queue does not hold would wait for ever.
+                // A frame that the whole queue cannot hold would wait forever.
                 if offered.is_full || offered.chains.len() == usize::from(self.queue.queue.size()) {
                     self.held.clear();
                     add(&shared.counting.too_long, 1);
@@ -104,7 +104,7 @@ impl Receiver {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Next::Link),
                     Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                     Err(error) => {
-                        tracing::warn!(%error, "a network card's link cannot be read");
+                        tracing::warn!(%error, "cannot read from a network card's link");
                         return Ok(Next::Gone);
                     }
                 }
@@ -124,7 +124,7 @@ impl Receiver {
         Ok(Next::Again)
     }
 
-    /// Takes as many chains as the longest frame may need, as far as there are any.
+    /// Takes the chains that the longest frame may need, as far as the driver has offered them.
     fn take_buffers<'a>(&mut self, view: &'a GuestView, offered: &mut Offered<'a>) -> Result<(), BrokenQueue> {
         let wanted = if self.is_mergeable { self.frame_bytes_max.max(self.held.len()) } else { 1 };
         while offered.bytes < wanted && !offered.is_full {
@@ -132,7 +132,7 @@ impl Receiver {
             let (head, before) = (chain.head_index(), offered.pieces.len());
             let bytes = collect(chain.writable(), view, &mut offered.pieces)?;
             let pieces = offered.pieces.len() - before;
-            // Section 5.1.6.3.2: a buffer holds the header at least.
+            // Section 5.1.6.3.2: a buffer holds at least the header.
             if bytes < HEADER_BYTES {
                 return Err(virtio_queue::Error::InvalidChain.into());
             }
@@ -148,7 +148,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// The frame goes on in the spill: it waits for more buffers where the driver takes a frame in several.
+    /// Keeps a frame that continues in the spill: it waits for more buffers where the driver accepts a
+    /// frame in several.
     fn keep(&mut self, shared: &Shared, offered: &Offered<'_>, bytes: usize) {
         if !self.is_mergeable {
             return add(&shared.counting.too_long, 1);

@@ -1,4 +1,4 @@
-//! The host's end of a network card's cable: a tap, by name.
+//! The host's end of a network card's cable: a tap, opened by name.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,10 +14,10 @@ use crate::sys::tap::{attach, bring_up, mtu, set_offload};
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// Bytes of a name: `IFNAMSIZ`, less the zero at its end.
+/// Longest name of an interface, in bytes: `IFNAMSIZ` without the zero at its end.
 const NAME_BYTES_MAX: usize = 15;
 
-/// A tap that this process has opened. One that it has made is gone when this is.
+/// A tap that this process has opened. A tap that it has created disappears when this is dropped.
 #[derive(Debug)]
 pub struct Tap {
     tun: File,
@@ -26,56 +26,62 @@ pub struct Tap {
     is_made: bool,
 }
 
-/// Why there is no tap.
+/// The reasons why a tap cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The kernel has no such names.
-    #[error("{0:?} is no name of an interface: 1 to 15 characters, no space, no `/`, `:` or `%`")]
+    /// The kernel does not allow the name.
+    #[error("cannot open tap {0:?}: an interface's name has 1 to 15 characters, no space, no `/`, `:` or `%`")]
     Name(String),
-    /// The kernel has no taps, or hides them.
-    #[error("cannot open {DEVICE}: {0}; taps need the module tun (`modprobe tun`) and the right to use it")]
+    /// The kernel has no taps, or this process may not use them.
+    #[error("cannot open {DEVICE}: {0}; load the module tun (`modprobe tun`) and allow this user to open the device")]
     NoDevice(io::Error),
-    /// It is not there, and making it is root's.
-    #[error("there is no tap {name}, and only root makes one: sudo ip tuntap add dev {name} mode tap user $USER")]
+    /// The tap does not exist, and this user may not create it.
+    #[error(
+        "cannot open tap {name}: it does not exist; create it with `sudo ip tuntap add dev {name} mode tap user $USER`"
+    )]
     Absent {
-        /// Its name.
+        /// Name of the tap.
         name: String,
     },
-    /// It is somebody else's.
-    #[error("tap {name} is not this user's: sudo ip tuntap add dev {name} mode tap user $USER makes one that is")]
+    /// The tap belongs to another user.
+    #[error(
+        "cannot open tap {name}: it is another user's; create one of this user with \
+         `sudo ip tuntap add dev {name} mode tap user $USER`"
+    )]
     NotOurs {
-        /// Its name.
+        /// Name of the tap.
         name: String,
     },
-    /// Another program has it.
-    #[error("tap {name} is in use by another program: a tap is one guest's")]
+    /// Another program has opened it.
+    #[error("cannot open tap {name}: it is in use by another program; use one tap per guest")]
     Taken {
-        /// Its name.
+        /// Name of the tap.
         name: String,
     },
-    /// There is something else of this name.
-    #[error("{name} is no tap, or one of several queues: `ip tuntap` lists the taps there are")]
+    /// The interface of this name is not a usable tap.
+    #[error("cannot open tap {name}: it is not a tap, or a tap with several queues; `ip tuntap` lists all taps")]
     NoTap {
-        /// Its name.
+        /// Name of the interface.
         name: String,
     },
-    /// The kernel said no to something else.
-    #[error("tap {name}: cannot {what}: {source}")]
+    /// The kernel refused another step.
+    #[error("cannot open tap {name}: cannot {what}: {source}")]
     Host {
-        /// Its name.
+        /// Name of the tap.
         name: String,
-        /// What was tried.
+        /// Name of the failed step.
         what: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl Tap {
-    /// Opens the tap of this name; where there is none, makes one for as long as it is open, and switches it on.
+    /// Opens the tap of this name and switches it on. If it does not exist, creates one for as long as
+    /// this is open.
     ///
     /// # Errors
-    /// [`TapError`]; no tap was made then.
+    /// [`TapError`]; then no tap was created.
     pub fn open(name: &str) -> Result<Tap, TapError> {
         let is_name = (1..=NAME_BYTES_MAX).contains(&name.len())
             && !name.contains(['/', ':', '%'])
@@ -96,17 +102,17 @@ impl Tap {
         Ok(Tap { tun, name: name.to_owned(), mtu, is_made })
     }
 
-    /// Its name.
+    /// Name of the tap.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The largest packet that it carried when it was opened.
+    /// Largest packet that it carried when it was opened, in bytes.
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// Whether it was made for this process, and ends with it.
+    /// Whether it was created for this process, and ends with it.
     pub fn is_made(&self) -> bool {
         self.is_made
     }
@@ -147,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tap_is_told_apart_from_what_is_taken_absent_or_another_s() {
+    fn the_error_distinguishes_taps_that_are_absent_foreign_taken_or_not_taps() {
         let said = |errno: Errno, is_made| cannot_attach("tap0", is_made, errno.into()).to_string();
-        assert!(said(Errno::EPERM, true).starts_with("there is no tap tap0"));
-        assert!(said(Errno::EPERM, false).starts_with("tap tap0 is not this user's"));
+        assert!(said(Errno::EPERM, true).starts_with("cannot open tap tap0: it does not exist;"));
+        assert!(said(Errno::EPERM, false).starts_with("cannot open tap tap0: it is another user's;"));
         assert!(said(Errno::EBUSY, false).contains("in use by another program"));
-        assert!(said(Errno::EINVAL, false).starts_with("tap0 is no tap"));
-        assert!(said(Errno::ENOMEM, true).starts_with("tap tap0: cannot open it: "));
+        assert!(said(Errno::EINVAL, false).starts_with("cannot open tap tap0: it is not a tap"));
+        assert!(said(Errno::ENOMEM, true).starts_with("cannot open tap tap0: cannot open it:"));
     }
 }

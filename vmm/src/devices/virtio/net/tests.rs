@@ -1,4 +1,4 @@
-//! A card between a driver in memory and a pair of sockets that keep frames apart, as a tap does.
+//! A card between a driver in memory and a pair of sockets that keep frames separate, as a tap does.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ mod real_tap;
 const RX: usize = 0;
 const TX: usize = 1;
 const MERGEABLE: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
-/// Where the tests' buffers are.
+/// Address of the tests' buffers.
 const AT: u64 = 0x10_0000;
 const HEADER: [u8; HEADER_BYTES] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0xaa, 0xbb];
 
@@ -39,7 +39,7 @@ impl Link for Wire {
     }
 }
 
-/// A card that was not started, and the far end of its cable.
+/// A card that has not been started, and the far end of its cable.
 struct Card {
     driver: Driver,
     wire: Arc<Wire>,
@@ -75,13 +75,13 @@ impl Card {
         self.far.as_ref().unwrap().as_raw_fd()
     }
 
-    /// A frame for the guest, with its header.
+    /// Sends a frame with its header to the guest.
     fn arrive(&self, frame: &[u8]) {
         let whole = [&HEADER[..], frame].concat();
         assert_eq!(send(self.far(), &whole, MsgFlags::empty()).unwrap(), whole.len());
     }
 
-    /// The next frame of the guest's, with its header.
+    /// Receives the guest's next frame with its header.
     fn leave(&self) -> Vec<u8> {
         let mut frame = vec![0; FRAME_BYTES_MAX + 1];
         loop {
@@ -93,21 +93,21 @@ impl Card {
         }
     }
 
-    /// Until a counter is what it should be.
+    /// Waits until a counter has the expected value.
     fn wait_until(&self, is_so: impl Fn(NetCounters) -> bool) {
         while !is_so(self.handle.counters()) {
             std::thread::yield_now();
         }
     }
 
-    /// A frame in one buffer, with its header.
+    /// Receives a frame in one buffer, with its header.
     fn received(&mut self, address: u64) -> Vec<u8> {
         let used = self.driver.wait_used(RX);
         self.driver.bytes(address, used.written as usize)
     }
 }
 
-/// The header that the driver finds before a frame of so many buffers.
+/// The header before a frame that fills this number of buffers.
 fn header(buffers: u8) -> [u8; HEADER_BYTES] {
     let mut header = HEADER;
     header[10..].copy_from_slice(&[buffers, 0]);
@@ -128,13 +128,13 @@ fn a_driver_reads_address_link_and_mtu() {
 }
 
 #[test]
-fn the_link_learns_what_the_guest_takes_of_it() {
+fn the_link_learns_the_offloads_that_the_guest_accepts() {
     let card = started(1 << VIRTIO_NET_F_GUEST_CSUM | 1 << VIRTIO_NET_F_GUEST_TSO6);
     assert_eq!(*card.wire.offload.lock().unwrap(), Some(Offload { checksum: true, tcp4: false, tcp6: true }));
 }
 
 #[test]
-fn a_frame_of_the_guest_leaves_whole_however_it_is_cut() {
+fn a_frame_of_the_guest_leaves_whole_from_any_number_of_buffers() {
     let mut card = started(0);
     let whole = [&HEADER[..], &frame(100)].concat();
     card.driver.set_bytes(AT, &whole[..5]);
@@ -192,7 +192,7 @@ fn frames_wait_in_the_link_until_there_are_buffers() {
 }
 
 #[test]
-fn a_frame_that_the_buffers_of_the_moment_do_not_hold_waits_for_more() {
+fn a_frame_that_exceeds_the_present_buffers_waits_for_more() {
     let mut card = started(MERGEABLE);
     card.driver.offer(RX, 0, &[Piece::write(AT, 50)]);
     card.arrive(&frame(100));
@@ -246,13 +246,13 @@ fn frames_wait_in_the_queue_until_the_link_has_room() {
 }
 
 #[test]
-fn frames_that_are_none_are_counted_and_the_next_one_leaves() {
+fn invalid_frames_are_counted_and_the_next_valid_one_leaves() {
     let mut card = started(0);
     card.driver.request(TX, &[Piece::read(AT, 0)]);
     card.driver.request(TX, &[Piece::read(AT, HEADER_BYTES as u32)]);
     card.driver.request(TX, &[Piece::read(AT, 0x2_0000)]);
     card.driver.request(TX, &[Piece::write(AT, 100)]);
-    // A loop: as many bytes as the queue has descriptors, over and over.
+    // A loop that repeats the queue's descriptors forever.
     card.driver.set_descriptor(TX, 0, (AT, 1000), 1, 1);
     card.driver.set_descriptor(TX, 1, (AT, 1000), 1, 0);
     card.driver.make_available(TX, 0);
@@ -288,7 +288,7 @@ fn a_driver_that_breaks_a_queue_must_reset_and_then_is_served() {
 #[test]
 fn an_indirect_table_that_never_ends_is_bounded() {
     let mut card = started(1 << VIRTIO_RING_F_INDIRECT_DESC);
-    // A table of 2048 descriptors, each of no bytes and naming the next.
+    // A table of 2048 empty descriptors, each naming the next.
     const TABLE: u64 = AT + 0x10_0000;
     for n in 0..2048_u16 {
         let descriptor =
@@ -300,7 +300,7 @@ fn an_indirect_table_that_never_ends_is_bounded() {
     card.driver.wait_for_needs_reset();
 }
 
-/// Keeps what a card is activated with, for a test that serves it step by step.
+/// Keeps the activation of a card, for a test that serves it step by step.
 struct Kept(Net, Arc<Mutex<Option<Activation>>>);
 
 impl VirtioDevice for Kept {
@@ -344,7 +344,7 @@ fn a_flood_in_both_directions_is_served_in_turns() {
     while before < 2 * u64::from(FRAMES) {
         thread.run_with_timeout(0).unwrap();
         let NetCounters { received_frames, sent_frames, .. } = served.handle().counters();
-        // A turn of each queue for each of the two events that it may have at once.
+        // One turn of each queue for each of the two events that it may have at once.
         let now = received_frames + sent_frames;
         assert!(now > before && now - before <= 3 * 64, "{before} to {now} frames in one turn");
         before = now;

@@ -1,4 +1,5 @@
-//! The guest's frames to the link: a chain is a frame with its header, written at once from where it lies.
+//! Transmitting: the guest's frames go to the link. A chain is a frame with its header, written at once from its
+//! place in RAM.
 
 use std::io::ErrorKind;
 
@@ -14,7 +15,7 @@ use crate::devices::virtio::{ActiveQueue, BrokenQueue};
 use crate::kvm::guest_memory::GuestView;
 use crate::sys::vectored::write;
 
-/// Frames sent before others on the thread have their turn.
+/// Number of frames sent before other work on the thread has its turn.
 const FRAMES_AT_ONCE: usize = 64;
 
 /// The transmit queue of a card.
@@ -28,7 +29,7 @@ impl Transmitter {
         Transmitter { queue, told: Told::default() }
     }
 
-    /// Sends some frames. What is to be waited for then.
+    /// Sends some frames. Returns the event to wait for next.
     pub(super) fn serve(&mut self, shared: &Shared) -> Result<Next, BrokenQueue> {
         let access = shared.memory.access();
         let view: &GuestView = &access;
@@ -63,7 +64,7 @@ impl Transmitter {
     }
 }
 
-/// Whether the frame is done with: only one that the link has no room for is not.
+/// Sends a frame. Returns whether it is finished: only a frame that the link has no room for is not.
 fn send(shared: &Shared, pieces: &[Piece<'_>], bytes: usize) -> bool {
     let counting = &shared.counting;
     if !(HEADER_BYTES + 1..=FRAME_BYTES_MAX).contains(&bytes) {
@@ -76,7 +77,7 @@ fn send(shared: &Shared, pieces: &[Piece<'_>], bytes: usize) -> bool {
             add(&counting.sent_bytes, bytes - HEADER_BYTES);
         }
         Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-        // Shorter than an Ethernet header, or with offsets beyond its end.
+        // The frame is shorter than an Ethernet header, or has offsets beyond its end.
         Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => add(&counting.malformed, 1),
         Err(_) => add(&counting.refused, 1),
     }

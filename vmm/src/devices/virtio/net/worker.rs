@@ -1,4 +1,4 @@
-//! A card at work on the devices' thread: who is waited for, the link or the guest.
+//! The service of a card on the devices' thread: it decides whether to wait for the link or for the guest.
 //!
 //! | the receiver waits for | the link is watched for frames | | the transmitter waits for | the link is watched for room |
 //! |---|---|---|---|---|
@@ -20,7 +20,7 @@ use crate::devices::virtio::counters::add;
 use crate::devices::virtio::{BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
 
-/// What both queues work with.
+/// State that both queues use.
 pub(super) struct Shared {
     pub(super) memory: DeviceMemory,
     pub(super) interrupt: Arc<Interrupt>,
@@ -29,29 +29,29 @@ pub(super) struct Shared {
     pub(super) is_up: Arc<AtomicBool>,
 }
 
-/// What a queue waits for.
+/// The event that a queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// The link: a frame, or room for one.
     Link,
-    /// The driver.
+    /// The driver, which adds buffers.
     Buffers,
-    /// Its next turn: there is more.
+    /// Its own next turn, because there is more to do.
     Again,
-    /// Nothing: the link has ended.
+    /// No event, because the link has ended.
     Gone,
 }
 
-/// See the module.
+/// The card's worker: see the module.
 pub(super) struct Worker {
     shared: Shared,
     receiver: Receiver,
     transmitter: Transmitter,
-    /// What the link is watched for; `None` where it has ended, or a queue is broken.
+    /// Events that the link is watched for; `None` where it has ended, or a queue is broken.
     watched: Option<EventSet>,
 }
 
-/// Where an event comes from.
+/// Sources of an event, by number.
 const RECEIVE: u32 = 0;
 const TRANSMIT: u32 = 1;
 const LINK: u32 = 2;
@@ -65,7 +65,7 @@ impl Worker {
     fn receive(&mut self, ops: &mut EventOps<'_>) {
         match again_after_others(|| self.receiver.serve(&self.shared)) {
             Ok(Next::Link) => self.watch(EventSet::IN, true, ops),
-            // What is left may be in the link, or held already: the link's own event would do for the first alone.
+            // The rest may be in the link, or already held; the link's own event would only cover the first case.
             Ok(Next::Again) => take_another_turn(&self.receiver.queue.kick),
             Ok(Next::Buffers) => self.watch(EventSet::IN, false, ops),
             Ok(Next::Gone) => self.link_ended(ops),
@@ -97,7 +97,7 @@ impl Worker {
     }
 
     fn link_ended(&mut self, ops: &mut EventOps<'_>) {
-        tracing::warn!("a network card's link has ended: somebody deleted the tap");
+        tracing::warn!("a network card's link has ended: its tap was deleted");
         self.unwatch(ops);
         self.shared.is_up.store(false, Ordering::Release);
         self.shared.interrupt.configuration_changed();
@@ -109,7 +109,7 @@ impl Worker {
         }
     }
 
-    /// The guest broke a queue: nothing is served until it resets the card.
+    /// Stops serving, because the guest broke a queue; a reset of the card starts it again.
     fn give_up(&mut self, error: &BrokenQueue, ops: &mut EventOps<'_>) {
         add(&self.shared.counting.broken_queues, 1);
         self.unwatch(ops);
@@ -120,8 +120,8 @@ impl Worker {
     }
 }
 
-/// Serves a queue, and where nothing was left once more after whoever else wants this CPU: on a busy host that is often who makes the next
-/// frames, and a thread that sleeps after each is woken for each.
+/// Serves a queue. If nothing was left, yields the CPU and serves once more: on a busy host the waiting thread
+/// often makes the next frames, and a thread that sleeps after each frame must be woken for each.
 fn again_after_others(mut serve: impl FnMut() -> Result<Next, BrokenQueue>) -> Result<Next, BrokenQueue> {
     match serve()? {
         Next::Link | Next::Buffers => {
@@ -132,9 +132,9 @@ fn again_after_others(mut serve: impl FnMut() -> Result<Next, BrokenQueue>) -> R
     }
 }
 
-/// After all others that wait for the thread now.
+/// Schedules another turn after all others that wait for the thread now.
 fn take_another_turn(kick: &EventFd) {
-    // The counter would have to be full, and then the turn comes anyway.
+    // The write fails only if the event's counter is full; then the turn comes anyway.
     let _ = kick.write(1);
 }
 
@@ -147,7 +147,7 @@ impl MutEventSubscriber for Worker {
         ];
         for events in events {
             if let Err(error) = ops.add(events) {
-                tracing::error!(%error, "a network card cannot be waited for");
+                tracing::error!(%error, "cannot wait for a network card's events");
                 return self.shared.interrupt.needs_reset();
             }
         }
@@ -167,7 +167,7 @@ impl MutEventSubscriber for Worker {
             }
             _ if events.event_set().intersects(EventSet::ERROR | EventSet::HANG_UP) => self.link_ended(ops),
             _ => {
-                // It may have become unwanted since the event was fetched.
+                // The event may have become unwanted since it was fetched.
                 if events.event_set().contains(EventSet::IN) && self.watched.is_some_and(|on| on.contains(EventSet::IN))
                 {
                     self.receive(ops);

@@ -1,4 +1,4 @@
-//! The registers as a driver, well-behaved or not, meets them.
+//! The registers as a driver, well-behaved or not, sees them.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ const FEATURES_OK: u32 = VIRTIO_CONFIG_S_FEATURES_OK;
 const DRIVER_OK: u32 = VIRTIO_CONFIG_S_DRIVER_OK;
 const NEEDS_RESET: u32 = VIRTIO_CONFIG_S_NEEDS_RESET;
 
-/// Answers each buffer with its first byte and one more; remembers what happened to it.
+/// Answers each buffer with its first byte plus one; records all calls.
 #[derive(Default)]
 struct Seen {
     activation: Mutex<Option<Activation>>,
@@ -100,7 +100,7 @@ impl Driver {
         self.write(VIRTIO_MMIO_QUEUE_READY, 1);
     }
 
-    /// All of section 3.1.1.
+    /// Starts the device by all steps of section 3.1.1.
     fn start(&mut self) {
         self.write(VIRTIO_MMIO_STATUS, READY_STATUS);
         self.take_features(FEATURE | 1 << VIRTIO_F_VERSION_1);
@@ -109,7 +109,7 @@ impl Driver {
         self.write(VIRTIO_MMIO_STATUS, READY_STATUS | FEATURES_OK | DRIVER_OK);
     }
 
-    /// One descriptor of a byte to be read and one of two to be written, offered as the next chain.
+    /// Offers one descriptor of a byte to be read and one of two to be written, as the next chain.
     fn offer(&self, n: u16, byte: u8) {
         let view = self.memory.access();
         let (table, avail) = (0x1_0000, 0x1_1000);
@@ -128,7 +128,7 @@ impl Driver {
 }
 
 #[test]
-fn whoever_handed_the_device_over_sees_how_far_its_driver_is() {
+fn the_handle_of_a_device_shows_the_progress_of_its_driver() {
     let mut driver = driver();
     let seen = driver.transport.driver_seen();
     let mut shows = |statuses: &[u32], state| {
@@ -144,7 +144,7 @@ fn whoever_handed_the_device_over_sees_how_far_its_driver_is() {
     assert!(!seen.has_worked());
     driver.start();
     assert_eq!((seen.state(), seen.has_worked()), (DriverState::Ready, true));
-    // What a driver breaks is the device's word, not the driver's.
+    // The device, not the driver, reports a broken queue.
     driver.seen.activation.lock().unwrap().as_ref().unwrap().interrupt.needs_reset();
     assert_eq!(seen.state(), DriverState::Failed);
     driver.write(VIRTIO_MMIO_STATUS, 0);
@@ -152,7 +152,7 @@ fn whoever_handed_the_device_over_sees_how_far_its_driver_is() {
 }
 
 #[test]
-fn a_driver_finds_what_the_device_is() {
+fn a_driver_reads_the_properties_of_the_device() {
     let mut driver = driver();
     assert_eq!(driver.read(VIRTIO_MMIO_MAGIC_VALUE).to_le_bytes(), *b"virt");
     assert_eq!((driver.read(VIRTIO_MMIO_VERSION), driver.read(VIRTIO_MMIO_DEVICE_ID)), (2, 4));
@@ -198,7 +198,7 @@ fn a_driver_that_follows_the_rules_is_served() {
     assert_eq!(driver.read(VIRTIO_MMIO_INTERRUPT_STATUS), 1);
     driver.write(VIRTIO_MMIO_INTERRUPT_ACK, 1);
     assert_eq!(driver.read(VIRTIO_MMIO_INTERRUPT_STATUS), 0);
-    // What the device wrote is in the log of devices: the answer's page and the used ring's.
+    // The device's writes are in the log of devices: the answer's page and the used ring's.
     let log = driver.memory.memory().take_device_log(GpaRange::new(Gpa::new(0), mib(2)).unwrap());
     assert_eq!(log[0] >> 0x30 & 1, 1, "the answer");
     assert_eq!(log[0] >> 0x12 & 1, 1, "the used ring");
@@ -218,7 +218,7 @@ fn features_that_were_not_offered_or_no_version_1_are_refused() {
 }
 
 #[test]
-fn what_comes_out_of_turn_is_dropped() {
+fn writes_out_of_turn_are_dropped() {
     let mut driver = driver();
     // A queue before the features, features after them, a queue after the start.
     driver.set_up_queue(0, 0x1_0000);
@@ -229,19 +229,19 @@ fn what_comes_out_of_turn_is_dropped() {
     let activation = driver.seen.activation.lock().unwrap();
     assert!(!activation.as_ref().unwrap().queues[1].is_ready());
     drop(activation);
-    // Started again without a reset: nothing happens twice.
+    // A second start without a reset has no effect.
     driver.write(VIRTIO_MMIO_STATUS, READY_STATUS | FEATURES_OK | DRIVER_OK);
     assert_eq!(driver.read(VIRTIO_MMIO_STATUS) & NEEDS_RESET, 0);
 }
 
 #[test]
-fn a_queue_outside_ram_or_left_alone_needs_a_reset_and_gets_it() {
+fn a_queue_outside_ram_or_never_set_up_needs_a_reset_and_gets_it() {
     let mut driver = driver();
     driver.write(VIRTIO_MMIO_STATUS, READY_STATUS);
     driver.take_features(1 << VIRTIO_F_VERSION_1);
     driver.write(VIRTIO_MMIO_STATUS, READY_STATUS | FEATURES_OK);
     driver.write(VIRTIO_MMIO_STATUS, READY_STATUS | FEATURES_OK | DRIVER_OK);
-    assert_eq!(driver.read(VIRTIO_MMIO_STATUS) & NEEDS_RESET, NEEDS_RESET, "queue 0 was left alone");
+    assert_eq!(driver.read(VIRTIO_MMIO_STATUS) & NEEDS_RESET, NEEDS_RESET, "queue 0 was never set up");
     driver.write(VIRTIO_MMIO_STATUS, 0);
     assert_eq!((driver.read(VIRTIO_MMIO_STATUS), driver.seen.resets.load(Ordering::Relaxed)), (0, 1));
 
@@ -257,7 +257,7 @@ fn a_queue_outside_ram_or_left_alone_needs_a_reset_and_gets_it() {
 }
 
 #[test]
-fn a_reset_stops_the_device_and_forgets_all() {
+fn a_reset_stops_the_device_and_clears_its_state() {
     let mut driver = driver();
     driver.start();
     driver.write(VIRTIO_MMIO_STATUS, 0);
@@ -269,18 +269,18 @@ fn a_reset_stops_the_device_and_forgets_all() {
 }
 
 #[test]
-fn a_reset_of_the_machine_leaves_nothing_of_the_driver_before() {
+fn a_reset_of_the_machine_clears_the_state_of_the_previous_driver() {
     let mut driver = driver();
     driver.start();
     let seen = driver.transport.driver_seen();
     driver.seen.activation.lock().unwrap().as_ref().unwrap().interrupt.used();
     MemoryDevice::reset(&mut driver.transport);
     assert_eq!(driver.seen.resets.load(Ordering::Relaxed), 1);
-    assert!(driver.seen.activation.lock().unwrap().is_none(), "its queues are served no more");
+    assert!(driver.seen.activation.lock().unwrap().is_none(), "its queues are no longer served");
     assert_eq!((seen.state(), driver.read(VIRTIO_MMIO_STATUS)), (DriverState::None, 0));
     assert_eq!((driver.read(VIRTIO_MMIO_INTERRUPT_STATUS), driver.read(VIRTIO_MMIO_QUEUE_READY)), (0, 0));
     driver.start();
-    assert_eq!(seen.state(), DriverState::Ready, "the next one finds it as the first did");
+    assert_eq!(seen.state(), DriverState::Ready, "the next driver finds it as the first did");
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn registers_are_words_and_configuration_is_bytes() {
 }
 
 #[test]
-fn a_ring_that_claims_more_than_it_has_is_broken() {
+fn a_ring_that_claims_more_entries_than_it_has_is_broken() {
     let mut driver = driver();
     driver.start();
     driver.memory.access().write_obj(5u16, GuestAddress(0x1_1002)).unwrap();

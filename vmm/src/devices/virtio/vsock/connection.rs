@@ -1,12 +1,13 @@
-//! One connection: a socket of the host, and what the guest was told of it.
+//! One connection: a socket of the host, and the part of its state that the guest knows.
 //!
 //! ```text
 //!   REQUEST of the host ─▶ asked ── RESPONSE ──▶ open ── SHUTDOWN of both directions, or RST ──▶ gone
 //!   REQUEST of the guest ─────────────────────────▲
 //! ```
 //!
-//! Credit (Virtual I/O Device 1.2, section 5.10.6.3): each side says how many bytes it keeps at most and how many have passed through, and the
-//! other sends no more than fits. The guest's numbers are its own claim: the worst that false ones do is that its connection stands still.
+//! Credit (Virtual I/O Device 1.2, section 5.10.6.3): each side announces the size of its buffer and the number of
+//! bytes that have passed through, and the other sends no more than fits. The guest's numbers are not trusted: with
+//! false ones only its own connection stalls.
 
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
@@ -22,14 +23,15 @@ use super::packet::{Header, NO_MORE_RECEIVED, NO_MORE_SENT, NOTHING_MORE, Operat
 use crate::devices::virtio::pieces::{self, Piece};
 use crate::sys::vectored::{read, send};
 
-/// Bytes of a connection that are kept while its program is slow, and that the guest may send ahead: as much as Linux keeps
-/// (`VIRTIO_VSOCK_DEFAULT_BUF_SIZE` is 256 KiB in net/vmw_vsock/af_vsock.c).
+/// Size of a connection's buffer in bytes, for a slow program; the guest may send this much ahead. Linux has the
+/// same (`VIRTIO_VSOCK_DEFAULT_BUF_SIZE` is 256 KiB in net/vmw_vsock/af_vsock.c).
 pub const ROOM_BYTES: usize = 256 << 10;
 
-/// How much may pass before the guest is told: it always has three quarters of the room then.
+/// Number of bytes that pass before the guest receives new credit: it then always knows of three quarters
+/// of the room.
 const TOLD_AFTER_BYTES: u32 = ROOM_BYTES as u32 / 4;
 
-/// What the guest is still to be told.
+/// Messages that the guest has still to receive.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
     request: bool,
@@ -40,53 +42,53 @@ struct Due {
     credit_request: bool,
 }
 
-/// See the module.
+/// The connection: see the module.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: UnixStream,
     pub(super) token: u32,
-    /// What the socket is watched for.
+    /// Events that the socket is watched for.
     pub(super) watched: EventSet,
-    /// The guest has not said yet whether it takes the host's connection.
+    /// Whether the guest has not yet answered the host's request for a connection.
     is_asked: bool,
     due: Due,
-    /// The guest's bytes that the host's program has not taken yet.
+    /// Bytes of the guest that the host's program has not yet taken.
     to_host: VecDeque<u8>,
     passed: Wrapping<u32>,
     passed_as_told: Wrapping<u32>,
     sent: Wrapping<u32>,
     guest_room: u32,
     guest_passed: Wrapping<u32>,
-    /// The host's program has something for the guest, or its end.
+    /// Whether the host's program has data for the guest, or its end.
     is_readable: bool,
-    /// What the guest said, and what was said to it, of [`NOTHING_MORE`].
+    /// Directions of [`NOTHING_MORE`] that the guest has ended, and that the host has ended.
     guest_ended: u32,
     host_ended: u32,
-    /// The host's program has closed both directions.
+    /// Whether the host's program has closed both directions.
     is_hung_up: bool,
 }
 
-/// What the host's program did to the connection, or could not.
+/// The result of passing the guest's bytes to the host's program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// The guest's bytes, so many of which the program has already.
+    /// The bytes were accepted; the program has received this number of them.
     Bytes(usize),
-    /// More than there was room for.
+    /// The bytes exceeded the room.
     OverCredit,
 }
 
-/// What the guest gets next of a connection.
+/// The next packet of a connection for the guest.
 pub(super) enum Packet {
-    /// Nothing at present.
+    /// No packet at present.
     Nothing,
-    /// This; its data are in place.
+    /// A packet; its data are in place.
     Some(Header),
-    /// This, and the connection is gone.
+    /// A last packet, after which the connection is gone.
     Last(Header),
 }
 
 impl Connection {
-    /// One that the guest asked for and gets.
+    /// A connection that the guest asked for and receives.
     pub(super) fn from_guest(stream: UnixStream, token: u32, request: &Header) -> Connection {
         let mut connection = Connection::new(stream, token);
         connection.due.response = true;
@@ -94,7 +96,7 @@ impl Connection {
         connection
     }
 
-    /// One that the host asks the guest for.
+    /// A connection that the host asks the guest for.
     pub(super) fn from_host(stream: UnixStream, token: u32) -> Connection {
         let mut connection = Connection::new(stream, token);
         (connection.is_asked, connection.due.request) = (true, true);
@@ -125,26 +127,27 @@ impl Connection {
         self.is_asked
     }
 
-    /// The guest takes the connection: the host's program is told its port. Whether it still listens.
+    /// Records that the guest accepted the connection, and tells the host's program its port. Returns whether the
+    /// program still listens.
     pub(super) fn accepted(&mut self, ports: Ports) -> bool {
         self.is_asked = false;
         let greeting = format!("OK {}\n", ports.host);
-        // A fresh socket has room for it.
+        // A new socket has room for it.
         self.stream.write_all(greeting.as_bytes()).is_ok()
     }
 
-    /// What every packet of the guest says of its side.
+    /// Records the credit that every packet of the guest contains.
     pub(super) fn credit(&mut self, header: &Header) {
         (self.guest_room, self.guest_passed) = (header.room, Wrapping(header.passed));
     }
 
-    /// Bytes that the guest has room for.
+    /// Number of bytes that the guest has room for.
     fn guest_free(&self) -> usize {
         let on_their_way = (self.sent - self.guest_passed).0;
         self.guest_room.saturating_sub(on_their_way) as usize
     }
 
-    /// Bytes of the guest's, to the program or, where that is slow, into the room.
+    /// Passes the guest's bytes to the program or, where that is slow, into the buffer.
     pub(super) fn take(&mut self, data: &[Piece<'_>]) -> Taken {
         let bytes: usize = data.iter().map(Piece::len).sum();
         if self.to_host.len() + bytes > ROOM_BYTES {
@@ -168,7 +171,7 @@ impl Connection {
         Taken::Bytes(sent)
     }
 
-    /// The program has room again: what was kept goes on. How many bytes went.
+    /// Passes buffered bytes on, because the program has room again. Returns their number.
     pub(super) fn flush(&mut self) -> usize {
         let mut done = 0;
         while !self.to_host.is_empty() {
@@ -187,7 +190,7 @@ impl Connection {
         done
     }
 
-    /// The program takes nothing any more: what it would have got has nowhere to go, and the guest learns that.
+    /// Drops the program's bytes, because it takes no more; the guest learns that.
     fn lose(&mut self, bytes: usize) {
         self.to_host.clear();
         self.count_passed(bytes);
@@ -201,40 +204,40 @@ impl Connection {
         }
     }
 
-    /// The guest wants to know how much room there is.
+    /// Records that the guest asks for the free room.
     pub(super) fn ask_for_credit(&mut self) {
         self.due.credit_update = true;
     }
 
-    /// The guest ends directions.
+    /// Records that the guest ends directions.
     pub(super) fn shut_down(&mut self, flags: u32) {
         self.guest_ended |= flags & NOTHING_MORE;
         self.end_directions();
     }
 
-    /// Ends at the program what the guest has ended, once it has all that was sent before.
+    /// Ends the directions at the program that the guest has ended, once it has received all earlier bytes.
     fn end_directions(&mut self) {
         if self.guest_ended & NO_MORE_RECEIVED != 0 {
             let _ = self.stream.shutdown(Shutdown::Read);
         }
         if self.guest_ended & NO_MORE_SENT != 0 && self.to_host.is_empty() {
             let _ = self.stream.shutdown(Shutdown::Write);
-            // Section 5.10.6.5: a reset says that the end of both was heard.
+            // Section 5.10.6.5: a reset confirms the end of both directions.
             self.due.reset |= self.guest_ended == NOTHING_MORE;
         }
     }
 
-    /// The program has written something, or ended.
+    /// Records that the program has written something, or ended.
     pub(super) fn became_readable(&mut self) {
         self.is_readable = true;
     }
 
-    /// The program has closed the connection; what it wrote before can still be read.
+    /// Records that the program has closed the connection; its earlier data can still be read.
     pub(super) fn hung_up(&mut self) {
         (self.is_hung_up, self.is_readable) = (true, true);
-        // The guest has not answered yet, and nobody waits for it.
+        // The guest has not answered yet, and no program waits for it any more.
         self.due.reset |= self.is_asked;
-        // Where the guest still reads, it gets what was written before the end, and then hears of it.
+        // A guest that still reads receives the earlier data, and then the end.
         if !self.is_asked && !self.may_read() {
             self.say_ended(NOTHING_MORE);
         }
@@ -244,12 +247,12 @@ impl Connection {
         self.is_hung_up
     }
 
-    /// The guest has said all, and the program has not taken all of it.
+    /// Whether the guest has ended, and the program has not taken all of its data.
     pub(super) fn has_last_words(&self) -> bool {
         self.guest_ended & NO_MORE_SENT != 0 && !self.to_host.is_empty() && !self.is_hung_up
     }
 
-    /// Nothing is left but that the guest says so.
+    /// Whether only the guest's confirmation of the end is missing.
     pub(super) fn is_closing(&self) -> bool {
         self.host_ended == NOTHING_MORE && !self.due.shutdown
     }
@@ -261,24 +264,24 @@ impl Connection {
         }
     }
 
-    /// Whether the guest takes data of the program.
+    /// Whether the guest accepts data of the program.
     fn may_read(&self) -> bool {
         !self.is_asked && self.host_ended & NO_MORE_SENT == 0 && self.guest_ended & NO_MORE_RECEIVED == 0
     }
 
-    /// Whether the program's socket is to be watched for data, and for room.
+    /// Whether the program's socket must be watched for data, and for room.
     pub(super) fn watches(&self) -> (bool, bool) {
         (self.may_read() && !self.is_readable, !self.to_host.is_empty())
     }
 
-    /// Whether there is something for the guest.
+    /// Whether there is a packet for the guest.
     pub(super) fn has_packet(&self) -> bool {
         let Due { request, response, reset, shutdown, credit_update, credit_request } = self.due;
         let has_data = self.is_readable && self.may_read() && self.guest_free() > 0;
         request || response || reset || shutdown || credit_update || credit_request || has_data
     }
 
-    /// What the guest gets next, its data read into `room`, which is not empty.
+    /// The guest's next packet, its data read into `room`, which is not empty.
     pub(super) fn next_packet(&mut self, cid: u64, ports: Ports, room: &[Piece<'_>]) -> Packet {
         let header = |operation| Header::to_guest(cid, ports, operation);
         if std::mem::take(&mut self.due.request) {
@@ -305,7 +308,7 @@ impl Connection {
         Packet::Nothing
     }
 
-    /// Reads what the guest has room for; `None` where there is nothing.
+    /// Reads data up to the guest's free room; `None` where there is nothing.
     fn read_data(&mut self, room: &[Piece<'_>]) -> Option<u32> {
         if !self.is_readable || !self.may_read() {
             return None;

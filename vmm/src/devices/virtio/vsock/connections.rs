@@ -1,14 +1,15 @@
-//! All connections of a guest, and what it is still to be told of them.
+//! All connections of a guest, and the packets that it has still to receive.
 //!
 //! ```text
 //!   programs of the host ── CONNECT PORT ──▶ greetings ─┐
 //!                                                       ▼
-//!   packets of the guest ── by their ports ──▶ [`Connection`]s ── whose turn it is ──▶ packets to the guest
+//!   packets of the guest ── by their ports ──▶ [`Connection`]s ── each in its turn ──▶ packets to the guest
 //!                          └ for none of them ──▶ resets ────────────────────────────▶
 //! ```
 //!
-//! Everything is bounded: connections, greetings, connections that only bring what they still have, resets that wait. Where the resets are full no packet of the guest's is taken until it
-//! takes some of ours (Virtual I/O Device 1.2, section 5.10.6.1).
+//! Everything is bounded: connections, greetings, connections that only deliver their remaining data, waiting
+//! resets. While the resets are full, no packet of the guest is taken until the guest takes some of ours (Virtual
+//! I/O Device 1.2, section 5.10.6.1).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,22 +25,25 @@ use super::packet::{HOST_CID, Header, Operation, Ports, STREAM};
 use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::Piece;
 
-/// Connections of one guest: each has a file descriptor here, of which a process has 1024 as a rule.
+/// Largest number of connections of one guest. Each has a file descriptor here, of which a process
+/// usually has 1024.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// Programs that have connected and not said where to. Where there are more, the one that took longest is sent away.
+/// Largest number of programs that have connected and not yet named a port. Beyond it, the one that took
+/// longest is disconnected.
 const GREETINGS_MAX: usize = 32;
 
-/// Resets that wait until the guest has a buffer.
+/// Largest number of resets that wait until the guest has a buffer.
 const RESETS_MAX: usize = 256;
 
-/// The first port of the host's own ends: those below are for programs that wait for the guest.
+/// First port of the host's own ends; lower ports are for programs that wait for the guest.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
-/// Connections that the guest has forgotten, and whose programs have not taken all of it yet. Where there are more, the oldest is cut off.
+/// Largest number of connections that the guest has forgotten, while their programs have not yet taken all data.
+/// Beyond it, the oldest is cut off.
 const LEAVING_MAX: usize = 32;
 
-/// Event data below are the worker's.
+/// First event number of a connection; lower ones belong to the worker.
 pub(super) const FIRST_TOKEN: u32 = 16;
 
 pub(super) struct Connections {
@@ -50,7 +54,7 @@ pub(super) struct Connections {
     by_token: HashMap<u32, Ports>,
     greetings: VecDeque<(u32, Greeting)>,
     leaving: VecDeque<Connection>,
-    /// Those with something for the guest, in turn.
+    /// Connections with a packet for the guest, in turn.
     turns: VecDeque<Ports>,
     resets: VecDeque<Header>,
     next_token: u32,
@@ -79,9 +83,9 @@ impl Connections {
         self.resets.len() < RESETS_MAX
     }
 
-    /// Whether there is something for the guest.
+    /// Whether there is a packet for the guest.
     pub(super) fn has_packet(&mut self) -> bool {
-        // A turn may have come to nothing, by a credit that was taken back for instance.
+        // A turn may be obsolete, for instance because a credit was taken back.
         while let Some(ports) = self.turns.front() {
             if self.connections.get(ports).is_some_and(Connection::has_packet) {
                 return true;
@@ -114,7 +118,7 @@ impl Connections {
         None
     }
 
-    /// What the guest said, with the data behind it.
+    /// Handles a packet of the guest, with the data behind its header.
     pub(super) fn on_packet(&mut self, header: &Header, data: &[Piece<'_>], ops: &mut EventOps<'_>) {
         let operation = Operation::from_number(header.operation);
         if header.from_cid != self.cid || header.to_cid != HOST_CID {
@@ -157,7 +161,7 @@ impl Connections {
                 }
                 return self.let_go(ports, ops);
             }
-            // Out of turn: a second request, an answer that nobody waits for, data before there is a connection.
+            // Out of turn: a second request, an unexpected answer, data before there is a connection.
             _ => {
                 add(&self.counting.malformed, 1);
                 return self.reset(ports, ops);
@@ -166,7 +170,7 @@ impl Connections {
         self.after(ports, ops);
     }
 
-    /// A program of the host has connected; false where it could not be had for want of file descriptors.
+    /// Accepts a program of the host. Returns false where file descriptors ran out.
     pub(super) fn on_program(&mut self, ops: &mut EventOps<'_>) -> bool {
         let stream = match self.host.accept() {
             Ok(stream) => stream,
@@ -185,7 +189,7 @@ impl Connections {
         true
     }
 
-    /// A socket of the host has something to say, or room.
+    /// Handles the events of a host socket: data, or room.
     pub(super) fn on_socket(&mut self, token: u32, events: EventSet, ops: &mut EventOps<'_>) {
         if let Some(at) = self.greetings.iter().position(|(of, _)| *of == token) {
             return self.on_greeting(at, ops);
@@ -199,7 +203,7 @@ impl Connections {
             add(&self.counting.to_host_bytes, connection.flush());
         }
         if events.intersects(EventSet::HANG_UP | EventSet::ERROR) {
-            // It would be said again and again.
+            // The event would come again and again.
             let _ = ops.remove(Events::with_data(&connection.stream, token, EventSet::empty()));
             connection.hung_up();
             add(&self.counting.to_host_bytes, connection.flush());
@@ -227,8 +231,8 @@ impl Connections {
         self.after(ports, ops);
     }
 
-    /// The guest has forgotten a connection. Linux waits 8 seconds for a slow program when a socket is closed (`VSOCK_CLOSE_TIMEOUT`), and
-    /// then resets: what was sent before is the program's all the same.
+    /// Handles a connection that the guest has forgotten. Linux waits 8 seconds for a slow program when a socket is
+    /// closed (`VSOCK_CLOSE_TIMEOUT`), and then resets. The program still receives the earlier data.
     fn let_go(&mut self, ports: Ports, ops: &mut EventOps<'_>) {
         if !self.connections.get(&ports).is_some_and(Connection::has_last_words) {
             return self.remove(ports, ops);
@@ -255,7 +259,7 @@ impl Connections {
         }
     }
 
-    /// The guest wants a connection to a program of the host.
+    /// Handles the guest's request for a connection to a program of the host.
     fn connect(&mut self, ports: Ports, request: &Header, ops: &mut EventOps<'_>) {
         let Some(stream) = self.make_room(ops).then(|| self.host.dial_port(ports.host).ok()).flatten() else {
             return self.refuse(ports, request);
@@ -270,7 +274,7 @@ impl Connections {
         self.after(ports, ops);
     }
 
-    /// Room for one more connection: one that only waits for the guest to say that it has ended has waited long enough then.
+    /// Makes room for one more connection, by ending one that only waits for the guest's confirmation of its end.
     fn make_room(&mut self, ops: &mut EventOps<'_>) -> bool {
         if self.connections.len() < CONNECTIONS_MAX {
             return true;
@@ -282,7 +286,7 @@ impl Connections {
         })
     }
 
-    /// Brings what is watched, and whose turn it is, up to what has become of a connection.
+    /// Updates the watched events and the turn of a connection after a change.
     fn after(&mut self, ports: Ports, ops: &mut EventOps<'_>) {
         let Some(connection) = self.connections.get_mut(&ports) else { return };
         if !connection.is_hung_up() {
@@ -301,7 +305,7 @@ impl Connections {
         }
     }
 
-    /// All of them are gone, without a word to the guest.
+    /// Ends all connections, without a message to the guest.
     pub(super) fn clear(&mut self, ops: &mut EventOps<'_>) {
         for ports in self.connections.keys().copied().collect::<Vec<_>>() {
             self.remove(ports, ops);
@@ -327,7 +331,8 @@ impl Connections {
         self.resets.push_back(Header::to_guest(self.cid, ports, Operation::Reset));
     }
 
-    /// There is no such connection, and none comes about: said to everything but a reset, or two would talk for ever.
+    /// Answers a packet of a connection that does not exist with a reset. A reset is not answered, or the two sides
+    /// would never stop.
     fn refuse(&mut self, ports: Ports, header: &Header) {
         if header.operation == Operation::Reset as u16 {
             return;
@@ -353,7 +358,7 @@ impl Connections {
     fn new_host_port(&mut self, guest: u32) -> u32 {
         loop {
             let host = self.next_host_port;
-            // All ones are nobody's (VMADDR_PORT_ANY).
+            // All ones are reserved (VMADDR_PORT_ANY).
             self.next_host_port = if host >= u32::MAX - 1 { FIRST_HOST_PORT } else { host + 1 };
             if !self.connections.contains_key(&Ports { host, guest }) {
                 return host;

@@ -1,26 +1,26 @@
-//! What went through the sockets between guest and host, and what did not.
+//! Counters of the sockets between guest and host: data that passed, and data that did not.
 
 use crate::devices::virtio::counters::counters;
 
 counters! {
-    /// What the sockets do, counted while they work.
+    /// Counters of the sockets, updated while they work.
     counters Counting,
-    /// The device's numbers at one instant.
+    /// Values of the device's counters at one moment.
     values VsockCounters:
-    /// Connections that the guest asked for and got.
+    /// Number of connections that the guest asked for and got.
     from_guest,
-    /// Connections that the host asked for and got.
+    /// Number of connections that the host asked for and got.
     from_host,
-    /// Connections that somebody asked for and did not get.
+    /// Number of requested connections that were refused.
     refused,
-    /// Bytes that reached a socket of the host.
+    /// Number of bytes that reached a socket of the host.
     to_host_bytes,
-    /// Bytes that the guest got.
+    /// Number of bytes that the guest received.
     to_guest_bytes,
-    /// Connections ended because the guest sent more than there was room for.
+    /// Number of connections ended because the guest sent more than there was room for.
     over_credit,
-    /// Packets of the guest that are none, or that are for nobody.
+    /// Number of packets of the guest that are malformed, or for an unknown address.
     malformed,
-    /// Queues that the guest broke.
+    /// Number of queues that the guest broke.
     broken_queues,
 }

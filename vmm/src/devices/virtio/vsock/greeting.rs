@@ -1,27 +1,27 @@
-//! What a program of the host says first: `CONNECT PORT` and the end of the line. It is answered with `OK PORT`, its own, when the guest has
-//! taken the connection; where nothing comes of it, the socket is closed.
+//! The first message of a program of the host: `CONNECT PORT` and a line end. The answer is `OK PORT`, with the
+//! host's port, when the guest has accepted the connection. If it does not, the socket is closed.
 
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
 
-/// Bytes of the longest line: `CONNECT 4294967295` and its end.
+/// Length of the longest line in bytes: `CONNECT 4294967295` and its end.
 const LINE_BYTES_MAX: usize = 19;
 
-/// A program that has not said all of it yet.
+/// A program that has not yet completed its line.
 #[derive(Debug)]
 pub(super) struct Greeting {
     stream: UnixStream,
     line: Vec<u8>,
 }
 
-/// How far it is.
+/// The state of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Greeted {
-    /// More is to come.
+    /// More bytes have to come.
     NotYet,
-    /// It wants a connection to this port of the guest.
+    /// It asks for a connection to this port of the guest.
     Port(u32),
-    /// It has gone, or speaks something else.
+    /// It has closed the socket, or sent something else.
     Never,
 }
 
@@ -30,7 +30,7 @@ impl Greeting {
         Greeting { stream, line: Vec::with_capacity(LINE_BYTES_MAX) }
     }
 
-    /// Reads on, and not a byte behind the end of the line: that is the guest's.
+    /// Reads on, but no byte behind the line's end: those belong to the guest.
     pub(super) fn go_on(&mut self) -> Greeted {
         while self.line.len() < LINE_BYTES_MAX {
             let mut byte = [0];

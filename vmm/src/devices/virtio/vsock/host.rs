@@ -1,4 +1,5 @@
-//! The host's side: a Unix socket that programs of the host connect to, and others, named after it, that the guest is connected to.
+//! The host's side: a Unix socket that host programs connect to, and others, named after it, that the guest
+//! is connected to.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,34 +15,34 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 pub struct HostSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode, so that nothing but it is removed.
+    /// Device and inode of the socket, so that no other file is removed.
     file: (u64, u64),
 }
 
-/// Why there is no socket.
+/// The reasons why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum HostSocketError {
-    /// Somebody listens there.
-    #[error("{0} is another program's socket, which listens: name a path of its own for each guest")]
+    /// Another program listens there.
+    #[error("cannot create the socket {0}: another program listens there; use one path per guest")]
     Taken(PathBuf),
-    /// There is something else.
-    #[error("{0} is there already and is no socket: it is not replaced")]
+    /// The path exists and is not a socket.
+    #[error("cannot create the socket {0}: the path exists and is not a socket; remove it or use another")]
     NoSocket(PathBuf),
-    /// The kernel said no.
-    #[error("cannot make the socket {path}: {source}")]
+    /// The kernel refused a call.
+    #[error("cannot create the socket {path}: {source}")]
     Host {
-        /// Its path.
+        /// Path of the socket.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl HostSocket {
-    /// Listens at `path`. A socket there that nobody listens at any more is replaced.
+    /// Listens at `path`. A socket there without a listener is replaced.
     ///
     /// # Errors
-    /// [`HostSocketError`]; what is there stays.
+    /// [`HostSocketError`]; the existing file stays.
     pub fn listen(path: &Path) -> Result<HostSocket, HostSocketError> {
         let host = |source| HostSocketError::Host { path: path.to_owned(), source };
         match path.symlink_metadata() {
@@ -65,20 +66,21 @@ impl HostSocket {
         Ok(HostSocket { listener, path: path.to_owned(), file: (file.dev(), file.ino()) })
     }
 
-    /// The next program that has connected; neither does waiting for it, nor does it wait.
+    /// Accepts the next program that has connected. Neither this call nor the accepted socket blocks.
     ///
     /// # Errors
-    /// The kernel's, `WouldBlock` among them.
+    /// The kernel's error, `WouldBlock` among them.
     pub fn accept(&self) -> io::Result<UnixStream> {
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(true)?;
         Ok(stream)
     }
 
-    /// Connects to the program of the host that waits for connections of the guest to `port`: at the path with `_PORT` behind it.
+    /// Connects to the host program that waits for the guest's connections to `port`: at the path
+    /// with `_PORT` appended.
     ///
     /// # Errors
-    /// The kernel's; `WouldBlock` where too many wait there.
+    /// The kernel's error; `WouldBlock` where the program's backlog is full.
     pub fn dial_port(&self, port: u32) -> io::Result<UnixStream> {
         let mut path = OsString::from(&self.path);
         path.push(format!("_{port}"));
@@ -100,7 +102,7 @@ impl Drop for HostSocket {
     }
 }
 
-/// Connects without waiting, which `UnixStream::connect` does where the other side is slow to accept.
+/// Connects without waiting; `UnixStream::connect` would wait where the other side is slow to accept.
 fn dial(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let end: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -113,32 +115,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_somebody_listens_at_is_refused_and_a_dead_one_replaced() {
+    fn a_socket_with_a_listener_is_refused_and_one_without_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("guest");
         let first = HostSocket::listen(&path).unwrap();
         assert!(matches!(HostSocket::listen(&path), Err(HostSocketError::Taken(_))));
         drop(first);
-        assert!(!path.exists(), "it is removed at the end");
+        assert!(!path.exists(), "the socket is removed at the end");
         drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "a listener of others leaves it behind");
+        assert!(path.exists(), "a listener of the standard library leaves its socket behind");
         drop(HostSocket::listen(&path).unwrap());
         assert!(!path.exists());
     }
 
     #[test]
-    fn what_is_no_socket_stays() {
+    fn a_file_that_is_not_a_socket_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("guest");
         std::fs::write(&path, "mine").unwrap();
         assert!(matches!(HostSocket::listen(&path), Err(HostSocketError::NoSocket(_))));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
         let absent = folder.path().join("no-folder/guest");
-        assert!(HostSocket::listen(&absent).unwrap_err().to_string().starts_with("cannot make the socket "));
+        assert!(HostSocket::listen(&absent).unwrap_err().to_string().starts_with("cannot create the socket "));
     }
 
     #[test]
-    fn what_took_the_place_of_the_socket_is_not_removed() {
+    fn a_file_that_replaced_the_socket_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("guest");
         let socket = HostSocket::listen(&path).unwrap();

@@ -1,46 +1,46 @@
 //! The header of each packet (Virtual I/O Device 1.2, section 5.10.6).
 //!
-//! The crate `virtio-vsock` has this header too, but asks that it lies in the first buffer and all data in one other; section 2.7.4 leaves
-//! that to the driver, and Linux sends data in many with `MSG_ZEROCOPY`.
+//! The crate `virtio-vsock` also has this header, but requires it in the first buffer and all data in one other.
+//! Section 2.7.4 leaves the layout to the driver, and Linux sends data in several buffers with `MSG_ZEROCOPY`.
 
-/// Bytes of a header.
+/// Length of a header, in bytes.
 pub const HEADER_BYTES: usize = 44;
 
-/// The host, to every guest.
+/// Address of the host for every guest.
 pub const HOST_CID: u64 = 2;
 
-/// Bytes that come in their order, or not at all: the one type of socket that this device has.
+/// Bytes that arrive in order, or not at all: the only socket type of this device.
 pub const STREAM: u16 = 1;
 
-/// Of [`Operation::Shutdown`]: the sender takes no more, and sends no more.
+/// Flag of [`Operation::Shutdown`]: the sender accepts no more data.
 pub const NO_MORE_RECEIVED: u32 = 1;
-/// See [`NO_MORE_RECEIVED`].
+/// Flag of [`Operation::Shutdown`]: the sender sends no more data.
 pub const NO_MORE_SENT: u32 = 2;
-/// Both.
+/// Both flags of [`Operation::Shutdown`].
 pub const NOTHING_MORE: u32 = NO_MORE_RECEIVED | NO_MORE_SENT;
 
-/// What a packet says.
+/// The meaning of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Operation {
-    /// Somebody wants a connection.
+    /// The sender asks for a connection.
     Request = 1,
-    /// There is one.
+    /// The sender accepts the connection.
     Response = 2,
-    /// There is none, or no longer.
+    /// The connection does not exist, or no longer.
     Reset = 3,
-    /// One side will do less: see [`NOTHING_MORE`].
+    /// The sender ends one or both directions: see [`NOTHING_MORE`].
     Shutdown = 4,
-    /// Data.
+    /// Data of the connection.
     Data = 5,
-    /// How much the sender has room for.
+    /// Credit: free room of the sender.
     CreditUpdate = 6,
-    /// How much has the other room for?
+    /// Request for the other side's credit.
     CreditRequest = 7,
 }
 
 impl Operation {
-    /// `None` for a number that is none.
+    /// The operation of this number; `None` for an unknown number.
     pub fn from_number(number: u16) -> Option<Operation> {
         use Operation::{CreditRequest, CreditUpdate, Data, Request, Reset, Response, Shutdown};
         [Request, Response, Reset, Shutdown, Data, CreditUpdate, CreditRequest]
@@ -49,42 +49,42 @@ impl Operation {
     }
 }
 
-/// The ports of a connection, which nothing else tells apart.
+/// The ports of a connection, which identify it.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Ports {
-    /// Of its end in the host.
+    /// Port of its end in the host.
     pub host: u32,
-    /// Of its end in the guest.
+    /// Port of its end in the guest.
     pub guest: u32,
 }
 
-/// A header. Its numbers lie in this order, little-endian.
+/// A packet header. Its numbers lie in this order, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Who sends it.
+    /// Address of the sender.
     pub from_cid: u64,
-    /// To whom.
+    /// Address of the receiver.
     pub to_cid: u64,
-    /// From which port.
+    /// Port of the sender.
     pub from_port: u32,
-    /// To which.
+    /// Port of the receiver.
     pub to_port: u32,
-    /// Bytes of data behind the header.
+    /// Number of bytes of data behind the header.
     pub bytes: u32,
-    /// [`STREAM`].
+    /// Type of the socket: [`STREAM`].
     pub kind: u16,
-    /// An [`Operation`], or not.
+    /// Number of an [`Operation`], or an unknown one.
     pub operation: u16,
-    /// Of a shutdown.
+    /// Flags of a shutdown.
     pub flags: u32,
-    /// How many bytes of a connection the sender keeps at most.
+    /// Size of the sender's buffer for a connection, in bytes.
     pub room: u32,
-    /// How many bytes of the connection have left the sender's buffer, all in all, modulo 2^32.
+    /// Total number of the connection's bytes that have left the sender's buffer, modulo 2^32.
     pub passed: u32,
 }
 
 impl Header {
-    /// The header in these bytes.
+    /// Parses the header in these bytes.
     pub fn read(bytes: &[u8; HEADER_BYTES]) -> Header {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -102,7 +102,7 @@ impl Header {
         }
     }
 
-    /// The bytes of this header.
+    /// Bytes of this header.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&self.from_cid.to_le_bytes());
@@ -113,7 +113,7 @@ impl Header {
         bytes
     }
 
-    /// From the host to the guest `cid`, about a connection; no data, flags or credit.
+    /// A header from the host to the guest `cid`, about a connection, without data, flags or credit.
     pub fn to_guest(cid: u64, ports: Ports, operation: Operation) -> Header {
         Header {
             from_cid: HOST_CID,
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_laid_out_as_the_specification_has_it() {
+    fn a_header_has_the_layout_of_the_specification() {
         let header = Header {
             from_cid: 0x0102_0304_0506_0708,
             to_cid: 2,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_no_operation_is_none() {
+    fn an_unknown_number_is_not_an_operation() {
         assert_eq!(Operation::from_number(5), Some(Operation::Data));
         assert_eq!([0, 8, u16::MAX].map(Operation::from_number), [None; 3]);
     }

@@ -1,4 +1,4 @@
-//! A guest in memory that speaks with programs of the host over real sockets.
+//! A guest in memory that exchanges data with programs of the host over real sockets.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,11 +13,11 @@ use crate::devices::virtio::test_driver::{Driver, Piece, RAM_BYTES};
 const CID: u32 = 7;
 const TO_GUEST: usize = 0;
 const FROM_GUEST: usize = 1;
-/// Buffers for the guest: pages from here on, each in the descriptor of its number.
+/// Address of the guest's receive buffers: pages from here on, each in the descriptor of its number.
 const BUFFERS_AT: u64 = 0x10_0000;
 const BUFFER_BYTES: u32 = 4096;
 const BUFFERS: u16 = 64;
-/// What the guest sends: header and data.
+/// Address of the packets that the guest sends: header and data.
 const HEADER_AT: u64 = 0x30_0000;
 const DATA_AT: u64 = 0x31_0000;
 
@@ -51,12 +51,12 @@ impl Guest {
         self.folder.path().join("v")
     }
 
-    /// A program that waits for the guest at a port.
+    /// Starts a program that waits for the guest at a port.
     fn waits_at(&self, port: u32) -> UnixListener {
         UnixListener::bind(self.folder.path().join(format!("v_{port}"))).unwrap()
     }
 
-    /// A program that says its line.
+    /// Starts a program that sends its line.
     fn program(&self, line: &str) -> UnixStream {
         let mut stream = UnixStream::connect(self.path()).unwrap();
         stream.write_all(line.as_bytes()).unwrap();
@@ -95,7 +95,7 @@ impl Guest {
         self.send_packet(&header, data);
     }
 
-    /// The next packet for the guest, whose buffer is offered again.
+    /// Receives the next packet for the guest, and offers its buffer again.
     fn next(&mut self) -> (Header, Vec<u8>) {
         let used = self.driver.wait_used(TO_GUEST);
         let at = BUFFERS_AT + u64::from(used.head) * u64::from(BUFFER_BYTES);
@@ -113,7 +113,7 @@ impl Guest {
         (header, data)
     }
 
-    /// A connection of the guest to a program that waits at a port.
+    /// Connects the guest to a program that waits at a port.
     fn connected(&mut self, ports: Ports) -> UnixStream {
         let waits = self.waits_at(ports.host);
         self.send(ports, Operation::Request);
@@ -175,7 +175,7 @@ fn the_guest_reaches_a_program_and_its_end_is_confirmed() {
 }
 
 #[test]
-fn each_direction_ends_for_itself() {
+fn each_direction_ends_independently() {
     let mut guest = guest();
     let ports = ports(1234, 99);
     let mut program = guest.connected(ports);
@@ -200,7 +200,7 @@ fn a_program_that_stops_writing_and_then_closes_ends_one_direction_and_then_the_
 }
 
 #[test]
-fn what_nobody_waits_for_is_reset_and_a_reset_is_not_answered() {
+fn a_packet_of_an_unknown_connection_is_reset_and_a_reset_is_not_answered() {
     let mut guest = guest();
     guest.send(ports(1, 2), Operation::Request);
     let (reset, _) = guest.next_is(Operation::Reset);
@@ -215,7 +215,7 @@ fn what_nobody_waits_for_is_reset_and_a_reset_is_not_answered() {
 }
 
 #[test]
-fn packets_for_others_and_packets_that_are_none_are_dropped() {
+fn packets_for_other_addresses_and_malformed_packets_are_dropped() {
     let mut guest = guest();
     let good = Guest::header(ports(1, 2), Operation::Request);
     guest.send_packet(&Header { to_cid: 3, ..good }, &[]);
@@ -240,7 +240,7 @@ fn a_guest_gets_no_more_than_it_has_room_for() {
     program.write_all(&[1; 25]).unwrap();
     assert_eq!(guest.next_is(Operation::Data).1.len(), 10);
     guest.next_is(Operation::CreditRequest);
-    // More has passed than was ever sent, it says.
+    // The guest claims that more has passed than was ever sent.
     guest.send_packet(&small(1000, Operation::CreditUpdate), &[]);
     guest.send_packet(&small(6, Operation::CreditUpdate), &[]);
     assert_eq!(guest.next_is(Operation::Data).1.len(), 6);
@@ -250,7 +250,7 @@ fn a_guest_gets_no_more_than_it_has_room_for() {
 }
 
 #[test]
-fn a_guest_that_sends_beyond_its_credit_loses_the_connection_and_no_other() {
+fn a_guest_that_sends_beyond_its_credit_loses_only_that_connection() {
     let mut guest = guest();
     let (greedy, other) = (ports(1, 1), ports(2, 2));
     let _slow = guest.connected(greedy);
@@ -293,7 +293,7 @@ fn a_guest_that_keeps_to_its_credit_gets_everything_through_a_slow_program() {
 }
 
 #[test]
-fn what_a_guest_sent_before_it_closed_and_gave_up_reaches_a_slow_program() {
+fn data_sent_before_the_guest_closed_the_connection_reaches_a_slow_program() {
     let mut guest = guest();
     let ports = ports(1, 1);
     let waits = guest.waits_at(1);
@@ -301,7 +301,7 @@ fn what_a_guest_sent_before_it_closed_and_gave_up_reaches_a_slow_program() {
     guest.next_is(Operation::Response);
     let mut program = waits.accept().unwrap().0;
     let mut sent = Vec::new();
-    // Until the program's socket is full, and the rest is kept here.
+    // Until the program's socket is full, and the rest is buffered here.
     while guest.handle.counters().to_host_bytes == sent.len() as u64 {
         let data: Vec<u8> = (0..60_000).map(|n| ((sent.len() + n) / 7 % 253) as u8).collect();
         guest.send_data(ports, &data);
@@ -329,7 +329,7 @@ fn connections_are_bounded() {
     }
     guest.send(ports(1, 1 << 20), Operation::Request);
     guest.next_is(Operation::Reset);
-    // One that has ended, of which the guest never says so, makes room.
+    // A connection that has ended, without the guest's confirmation, makes room.
     programs.pop();
     guest.next_is(Operation::Shutdown);
     guest.send(ports(1, 1 << 20), Operation::Request);
@@ -339,11 +339,11 @@ fn connections_are_bounded() {
 }
 
 #[test]
-fn a_guest_that_takes_nothing_is_not_listened_to_and_loses_nothing() {
+fn a_guest_that_takes_no_packets_is_not_served_and_loses_nothing() {
     const PACKETS: u32 = 300;
     let mut guest = guest_without_buffers();
     let header = |n| Guest::header(ports(1, n), Operation::Data).to_bytes();
-    // As many as the queue has room for, again and again, until the device takes no more.
+    // The guest fills the queue again and again, until the device takes no more.
     let mut offered = 0;
     while offered < 256 {
         guest.driver.set_bytes(HEADER_AT, &header(offered));
@@ -363,12 +363,12 @@ fn a_guest_that_takes_nothing_is_not_listened_to_and_loses_nothing() {
 }
 
 #[test]
-fn a_program_that_says_something_else_is_sent_away() {
+fn a_program_with_an_invalid_line_is_disconnected() {
     let mut guest = guest();
     for line in ["HELLO\n", "CONNECT x\n", "CONNECT 99999999999999999999\n", "\n"] {
         assert_eq!(guest.program(line).read(&mut [0; 8]).unwrap_or(0), 0, "{line:?}");
     }
-    // One that the guest does not take, too.
+    // A program is also disconnected if the guest refuses its connection.
     let mut program = guest.program("CONNECT 9\n");
     let (request, _) = guest.next_is(Operation::Request);
     guest.send(ports(request.from_port, 9), Operation::Reset);
@@ -388,7 +388,7 @@ fn a_reset_ends_all_connections_and_the_next_driver_gets_new_ones() {
     guest.next_is(Operation::Request);
     let path = guest.path();
     drop(guest.driver);
-    assert!(!path.exists(), "the socket goes with the device");
+    assert!(!path.exists(), "the socket is removed with the device");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The device at work on the devices' thread: packets of the guest to their connections, and theirs to the guest.
+//! The service of the device on the devices' thread: the guest's packets go to their connections, and the
+//! connections' packets to the guest.
 
 use std::sync::Arc;
 
@@ -17,18 +18,19 @@ use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
 use crate::kvm::guest_memory::GuestView;
 
-/// Packets of either direction before others on the thread have their turn.
+/// Number of packets of either direction before other work on the thread has its turn.
 const PACKETS_AT_ONCE: usize = 64;
 
-/// Data of one packet: as many as Linux sends at most (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`, include/linux/virtio_vsock.h).
+/// Largest number of data bytes in one packet, as in Linux (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`,
+/// include/linux/virtio_vsock.h).
 const DATA_BYTES_MAX: usize = 64 << 10;
 
-/// Where an event comes from; others are the sockets' tokens.
+/// Sources of an event, by number; higher numbers are the sockets' tokens.
 const TO_GUEST: u32 = 0;
 const FROM_GUEST: u32 = 1;
 const HOST: u32 = 2;
 
-/// See the module.
+/// The device's worker: see the module.
 pub(super) struct Worker {
     pub(super) memory: DeviceMemory,
     pub(super) interrupt: Arc<Interrupt>,
@@ -38,25 +40,25 @@ pub(super) struct Worker {
     pub(super) to_guest: ActiveQueue,
     pub(super) from_guest: ActiveQueue,
     pub(super) told: [Told; 2],
-    /// The guest broke a queue: nothing more is done.
+    /// Whether the guest broke a queue; then the worker stops.
     pub(super) is_broken: bool,
-    /// File descriptors ran out: nobody new is heard before one of the others has gone.
+    /// Whether file descriptors ran out: no new program is accepted before another connection has ended.
     pub(super) is_deaf: bool,
 }
 
 impl Worker {
-    /// All there is to do now, within bounds.
+    /// Does all pending work, within bounds.
     fn serve(&mut self, ops: &mut EventOps<'_>) -> Result<(), BrokenQueue> {
         let has_more = self.take_packets(ops)?;
         let was_cut = self.give_packets(ops)?;
-        // Packets of the guest that had to wait for room among the resets, and what is left of a long turn.
+        // Packets of the guest that had to wait for room among the resets, and the rest of a long turn.
         if was_cut || has_more && self.connections.takes_packets() {
             let _ = self.from_guest.kick.write(1);
         }
         Ok(())
     }
 
-    /// Takes packets of the guest. Whether there may be more.
+    /// Takes packets of the guest. Returns whether there may be more.
     fn take_packets(&mut self, ops: &mut EventOps<'_>) -> Result<bool, BrokenQueue> {
         let access = self.memory.access();
         let (view, queue): (&GuestView, _) = (&access, &mut self.from_guest.queue);
@@ -88,7 +90,7 @@ impl Worker {
         Ok(has_more)
     }
 
-    /// Gives the guest packets, as many as it has buffers for. Whether there would be more to give.
+    /// Gives the guest packets, as far as it has buffers for them. Returns whether there would be more to give.
     fn give_packets(&mut self, ops: &mut EventOps<'_>) -> Result<bool, BrokenQueue> {
         let access = self.memory.access();
         let (view, queue): (&GuestView, _) = (&access, &mut self.to_guest.queue);
@@ -109,7 +111,7 @@ impl Worker {
             let head = chain.head_index();
             let mut pieces = Vec::new();
             let bytes = collect(chain.writable(), view, &mut pieces)?;
-            // Room for a header and some data: with less, a connection would stand still for ever.
+            // Room for a header and some data is required: with less, a connection would stall forever.
             if bytes <= HEADER_BYTES {
                 return Err(virtio_queue::Error::InvalidChain.into());
             }
@@ -146,7 +148,7 @@ impl Worker {
     }
 }
 
-/// The packet in a chain; `None` where it is shorter than it says, or longer than any.
+/// The packet in a chain; `None` where it is shorter than its header claims, or too long.
 fn packet<'a>(pieces: &[Piece<'a>], bytes: usize) -> Option<(Header, Vec<Piece<'a>>)> {
     let mut header = [0; HEADER_BYTES];
     if read_at(pieces, 0, &mut header) < HEADER_BYTES {
@@ -167,7 +169,7 @@ impl MutEventSubscriber for Worker {
         ];
         for events in events {
             if let Err(error) = ops.add(events) {
-                tracing::error!(%error, "the sockets between guest and host cannot be waited for");
+                tracing::error!(%error, "cannot wait for the sockets between guest and host");
                 return self.interrupt.needs_reset();
             }
         }

@@ -1,4 +1,5 @@
-//! A card on a real tap, in a network of the test's own: no interface of the machine is seen or changed, and all is gone with the thread.
+//! A card on a real tap, in the test's own network namespace: no interface of the machine is seen or changed, and
+//! the namespace ends with the thread.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -13,15 +14,16 @@ const GUEST: [u8; 4] = [10, 77, 0, 2];
 const GUEST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const PORT: u16 = 7777;
 
-/// Runs `test` in a network namespace of its own, or says why not; `WIDELEAF_REQUIRE=tap` turns the skip into a failure.
+/// Runs `test` in its own network namespace, or prints why it cannot; `WIDELEAF_REQUIRE=tap` turns the skip
+/// into a failure.
 fn in_a_network_of_its_own(test: impl FnOnce() + Send) {
     let why_not = || -> Result<(), String> {
         std::fs::metadata("/dev/net/tun").map_err(|error| format!("/dev/net/tun: {error}"))?;
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("a network of its own takes root: {error}"))?;
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("a network namespace needs root: {error}"))?;
         let ip = Command::new("ip").args(["link", "set", "lo", "up"]).status();
         ip.map(drop).map_err(|error| format!("ip (Debian: iproute2): {error}"))
     };
-    // The namespace is a thread's, and this one has others to serve.
+    // The namespace belongs to a thread, and this thread also runs other tests.
     let run = || match why_not() {
         Ok(()) => test(),
         Err(why) => {
@@ -38,7 +40,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// A card on the tap `name`, with one long buffer for each of 32 chains.
+/// A card on the tap `name`, with one long buffer in each of 32 chains.
 fn card_on(tap: Tap) -> (Driver, NetHandle) {
     let config = NetConfig { mac: "02:00:00:00:00:07".parse().unwrap(), mtu: tap.mtu() };
     let net = Net::new(Arc::new(tap), config);
@@ -52,7 +54,8 @@ fn card_on(tap: Tap) -> (Driver, NetHandle) {
     (driver, handle)
 }
 
-/// The next frame that `is_it`, with its header; others, which a host sends unasked, are passed over.
+/// Waits for the next frame that `is_it` accepts, with its header. Other frames, which a host sends
+/// unasked, are skipped.
 fn wait_for(driver: &mut Driver, is_it: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     loop {
         let used = driver.wait_used(RX);
@@ -71,7 +74,7 @@ fn is_udp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame[23] == 17
 }
 
-/// The answer to who has the guest's address (RFC 826).
+/// The ARP answer for the guest's address (RFC 826).
 fn arp_answer(question: &[u8]) -> Vec<u8> {
     let asker = &question[6..12];
     let head = [asker, &GUEST_MAC, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2]].concat();
@@ -85,7 +88,8 @@ fn checksum(bytes: &[u8], start: u32) -> u16 {
     ((folded & 0xffff) + (folded >> 16)) as u16
 }
 
-/// UDP of the guest's, whose checksum is left to who carries it: the header says where it goes, and it holds the sum of the addresses.
+/// A UDP frame of the guest that leaves its checksum to the carrier. The header says where the checksum goes, and
+/// its field holds the sum of the addresses.
 fn udp_frame(to: &[u8], payload: &[u8]) -> Vec<u8> {
     let udp_bytes = 8 + payload.len() as u16;
     let mut ip =
@@ -95,7 +99,7 @@ fn udp_frame(to: &[u8], payload: &[u8]) -> Vec<u8> {
     let pseudo = checksum(&[&GUEST[..], &HOST, &[0, 17], &udp_bytes.to_be_bytes()].concat(), 0);
     let port = PORT.to_be_bytes();
     let udp = [&port[..], &port, &udp_bytes.to_be_bytes(), &pseudo.to_be_bytes(), payload].concat();
-    // NEEDS_CSUM; checksum from byte 34, into the sixth behind.
+    // NEEDS_CSUM; the checksum covers bytes from 34 on, and goes to offset 6 from there.
     let header = [1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 0, 0];
     [&header[..], to, &GUEST_MAC, &[8, 0], &ip, &udp].concat()
 }
@@ -107,7 +111,7 @@ fn send_frame(driver: &mut Driver, frame: &[u8]) {
 }
 
 #[test]
-fn host_and_guest_speak_over_a_tap_that_ends_with_the_card() {
+fn host_and_guest_exchange_frames_over_a_tap_that_ends_with_the_card() {
     in_a_network_of_its_own(|| {
         let tap = Tap::open("wl-test0").unwrap();
         assert!(tap.is_made());
@@ -125,7 +129,7 @@ fn host_and_guest_speak_over_a_tap_that_ends_with_the_card() {
         let mut heard = [0; 64];
         let (bytes, from) = socket.recv_from(&mut heard).unwrap();
         assert_eq!((&heard[..bytes], from.ip().to_string().as_str()), (&b"to the host"[..], "10.77.0.2"));
-        // A header that points beyond its frame is the kernel's to refuse.
+        // The kernel refuses a header that points beyond its frame.
         let mut wrong = udp_frame(&question[6..12], b"never");
         wrong[6..8].copy_from_slice(&[0xff, 0xff]);
         send_frame(&mut driver, &wrong);
@@ -136,7 +140,7 @@ fn host_and_guest_speak_over_a_tap_that_ends_with_the_card() {
 }
 
 #[test]
-fn a_tap_that_is_there_is_opened_and_stays() {
+fn an_existing_tap_is_opened_and_stays() {
     in_a_network_of_its_own(|| {
         ip("tuntap add dev wl-test1 mode tap");
         ip("link set wl-test1 mtu 9000");
