@@ -273,7 +273,7 @@ fn whatever_is_written_there_the_vm_answers_the_others() {
     assert!(error(r#"{"version":2,"request":"pause"}"#).starts_with("this VM speaks version 1, not 2"));
     assert!(error(r#"{"version":1,"request":"explode"}"#).contains("unknown variant `explode`"));
     assert!(error(r#"{"version":1,"request":"stop"}"#).contains("missing field `how`"));
-    assert!(error("hello?").starts_with("this is no request"));
+    assert!(error("hello?").starts_with("not a request: "));
     // Longer than a request may be, without an end.
     let endless = connect();
     let chunk = vec![b'x'; 1 << 20];
@@ -281,7 +281,7 @@ fn whatever_is_written_there_the_vm_answers_the_others() {
     drop(endless);
     // Silent ones take all places; one more is told so. Root has two more than others.
     let silent: Vec<UnixStream> = (0..12).map(|_| connect()).collect();
-    assert!(reply(&silent[11])["error"].as_str().unwrap().contains("connections are open"));
+    assert!(reply(&silent[11])["error"].as_str().unwrap().contains("connections are in use"));
     drop(silent);
     while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {}
     assert_eq!(vm(&scratch, &["status"])["state"], "running");
@@ -306,7 +306,7 @@ fn a_place_that_is_taken_is_refused_and_one_that_is_left_over_is_used() {
     assert_eq!(run.end().0, Some(0));
     std::fs::remove_file(scratch.path("result.json")).unwrap();
     scratch.file("vm.sock", b"a file of somebody's");
-    scratch.refuses(&ARGUMENTS, 4, &["vm.sock is no socket: move it away, or name another path"]);
+    scratch.refuses(&ARGUMENTS, 4, &["vm.sock is not a socket: move it away, or name another path"]);
     let nowhere = [&ARGUMENTS[..5], &["--control-socket=none/vm.sock"]].concat();
     scratch.refuses(&nowhere, 4, &["cannot listen at none/vm.sock: No such file"]);
 }

@@ -87,7 +87,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
     let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
     assert!(text.contains("may be promoted, as greedy chooses"), "{text}");
     assert_eq!(looking().vm("dry").unwrap().backing.unwrap().huge_2m, 0);
-    scratch.refuses(&["attach", &pid, "--dry-run", "--policy=giant"], 2, &["for guests of `wideleaf run` alone"]);
+    scratch.refuses(&["attach", &pid, "--dry-run", "--policy=giant"], 2, &["works only for guests of `wideleaf run`"]);
 }
 
 #[test]

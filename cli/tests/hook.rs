@@ -282,7 +282,7 @@ fn a_guarantee_that_can_not_be_read_is_not_given() {
     let scratch = new_scratch();
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &LIVE.replace("95%", "much"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("\"much\" is no guarantee"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("\"much\" is not a guarantee"), "{}", stderr(&output));
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_and_says_what_was_meant
     for (right, wrong, why) in [
         ("guarantee=", "garantee=", "unknown attribute garantee: did you mean guarantee? there are policy, "),
         ("pool=\"yes\"", "pool=\"maybe\"", "pool=\"maybe\": write yes or no"),
-        ("policy=\"auto\"", "policy=\"at-fault\"", "is for guests of `wideleaf run` alone"),
+        ("policy=\"auto\"", "policy=\"at-fault\"", "works only for guests of `wideleaf run`"),
         ("wideleaf:memory xmlns", "wideleaf:memry xmlns", "unknown element <memry>: there is <memory>"),
     ] {
         let output = call(&script, "prepare", &LIVE.replace(right, wrong));

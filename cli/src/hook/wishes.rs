@@ -196,9 +196,9 @@ mod tests {
     fn a_value_that_makes_no_sense_is_a_mistake_with_the_values_that_do() {
         for (attribute, right) in [
             ("policy='autp'", "or off"),
-            ("policy='giant'", "guests of `wideleaf run` alone"),
+            ("policy='giant'", "only for guests of `wideleaf run`"),
             ("policy=''", "or off"),
-            ("guarantee='much'", "is no guarantee"),
+            ("guarantee='much'", "is not a guarantee"),
             ("pool='perhaps'", "write yes or no"),
             ("collapse-shared='1'", "write yes or no"),
             ("qmp='vm.qmp'", "write an absolute path"),

@@ -1,8 +1,8 @@
-//! Arguments of processes that were read once. A process's arguments do not change while they stay where they are, and
-//! reading them takes its `mmap_lock`: a guest that hangs later keeps its name.
+//! Cache of process arguments. A process's arguments do not change while they stay in place, and reading them takes
+//! its `mmap_lock`. With the cache a guest that hangs later keeps its name.
 //!
-//! `execve(2)` keeps the process id and the start time, and puts the new arguments elsewhere: their addresses
-//! (proc_pid_stat(5), fields 48 and 49) are part of what is remembered.
+//! `execve(2)` keeps the process id and the start time, and puts the new arguments elsewhere. The key therefore
+//! includes their addresses (proc_pid_stat(5), fields 48 and 49).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,24 +10,24 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_memory::deadline::ProcessKey;
 
-/// Arguments in one place of one process.
+/// Place of the arguments in one process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     /// `/proc`; tests have their own.
     pub proc: PathBuf,
-    /// The process.
+    /// Process that has them.
     pub of: ProcessKey,
     /// First address of the arguments.
     pub start: u64,
-    /// First address behind them.
+    /// First address after the arguments.
     pub end: u64,
 }
 
-/// Longer ones are read each time: a process chooses their length, and a QEMU with a hundred devices needs half of
-/// this.
+/// Upper bound on cached arguments, in bytes. Longer ones are read each time: a process chooses their length, and a
+/// QEMU with a hundred devices needs half of this.
 const BYTES_MAX: usize = 64 << 10;
 
-/// Processes whose arguments are kept, 32 MiB at most. When there are more, all are read anew.
+/// Upper bound on cached processes, 32 MiB in all. Beyond it the cache starts empty again.
 const PROCESSES_MAX: usize = 512;
 
 static KNOWN: LazyLock<Mutex<HashMap<Place, Vec<String>>>> = LazyLock::new(Mutex::default);
@@ -36,12 +36,12 @@ fn all() -> MutexGuard<'static, HashMap<Place, Vec<String>>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The arguments there, where they were read before.
+/// The cached arguments of that place.
 pub(crate) fn known(place: &Place) -> Option<Vec<String>> {
     all().get(place).cloned()
 }
 
-/// Keeps what was read there, in the place of what the process had before.
+/// Caches the arguments of that place, and drops the earlier ones of the process.
 pub(crate) fn remember(place: Place, arguments: &[String]) {
     if arguments.is_empty() || arguments.iter().map(String::len).sum::<usize>() > BYTES_MAX {
         return;
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_a_length_that_only_a_process_with_a_purpose_has_are_not_kept() {
+    fn arguments_of_malicious_length_are_not_cached() {
         let place = place(2, 4096);
         remember(place.clone(), &["a".repeat(BYTES_MAX + 1)]);
         assert_eq!(known(&place), None);

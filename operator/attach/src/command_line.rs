@@ -1,5 +1,5 @@
-//! What QEMU was started with, as far as guest RAM and what may be done to it depend on it (qemu(1)). Read from
-//! `/proc/PID/cmdline`, which everybody may read. What is not known here is skipped: a command line is never an error.
+//! QEMU's command line, as far as guest RAM and the actions on it depend on it (qemu(1)). Read from
+//! `/proc/PID/cmdline`, which every user may read. Unknown options are skipped: a command line is never an error.
 //!
 //! ```text
 //!   -m size=262144k -machine pc-q35-7.2,memory-backend=pc.ram -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456}
@@ -10,45 +10,45 @@ use serde_json::Value;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
-/// `-m` when it is not given (qemu(1)).
+/// Default of `-m` (qemu(1)).
 const RAM_DEFAULT: Bytes = mib(128);
 
-/// NUMA nodes QEMU has at most (`MAX_NODES`).
+/// Upper bound on QEMU's NUMA nodes (`MAX_NODES`).
 const NODES_MAX: usize = 128;
 
-/// What QEMU was started with.
+/// Parsed command line of QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLine {
-    /// `-name guest=…`.
+    /// Name from `-name guest=…`.
     pub name: Option<String>,
-    /// `-uuid`.
+    /// UUID from `-uuid`.
     pub uuid: Option<String>,
-    /// The machine's type: `pc-q35-7.2`.
+    /// Type of the machine: `pc-q35-7.2`.
     pub machine: String,
-    /// `-m`: RAM at start, without what is plugged in.
+    /// RAM at start from `-m`, without plugged memory.
     pub ram: Bytes,
-    /// `-machine memory-backend=…`.
+    /// Backend from `-machine memory-backend=…`.
     pub main_backend: Option<String>,
-    /// `-object memory-backend-…`.
+    /// Backends from `-object memory-backend-…`.
     pub backends: Vec<Backend>,
-    /// The backends of the NUMA nodes, in the order of the nodes, which is that of guest-physical addresses.
+    /// Backends of the NUMA nodes, in the order of the nodes, which is that of guest-physical addresses.
     pub node_backends: Vec<String>,
     /// Whether the guest's memory is encrypted (`sev-guest`, `sev-snp-guest`, `tdx-guest`).
     pub is_encrypted: bool,
-    /// How the guest may give memory back.
+    /// Devices by which the guest may give memory back.
     pub returns: Returns,
-    /// Sockets QMP is served on (`-qmp unix:…`).
+    /// Sockets that serve QMP (`-qmp unix:…`).
     pub qmp_sockets: Vec<String>,
 }
 
-/// A memory backend.
+/// One memory backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
-    /// Its id.
+    /// Id of the object.
     pub id: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: Bytes,
-    /// `mem-path`, where it is one on a file.
+    /// Its `mem-path`, for a backend on a file.
     pub path: Option<String>,
     /// Whether it is a memfd.
     pub is_memfd: bool,
@@ -57,16 +57,16 @@ pub struct Backend {
 /// Devices by which a guest gives memory back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Returns {
-    /// A balloon: what is in it can be asked.
+    /// A balloon with a size that can be queried.
     pub balloon: bool,
-    /// Free page reporting: pages go at any time.
+    /// Free page reporting: the guest gives pages back at any time.
     pub free_page_reporting: bool,
     /// virtio-mem: blocks that are not plugged are absent.
     pub virtio_mem: bool,
 }
 
 impl Returns {
-    /// Those of either.
+    /// The devices of both.
     #[must_use]
     pub fn or(self, other: Returns) -> Returns {
         Returns {
@@ -78,7 +78,7 @@ impl Returns {
 }
 
 impl CommandLine {
-    /// Reads the arguments of a process, its own name first.
+    /// Parses the arguments of a process, with its own name first.
     pub fn parse(arguments: &[String]) -> CommandLine {
         let mut found = CommandLine::default();
         for pair in arguments.windows(2) {
@@ -137,7 +137,8 @@ impl CommandLine {
         }
     }
 
-    /// The backends of the RAM the guest starts with, in the order of guest-physical addresses. Without any, QEMU makes one.
+    /// The backends of the RAM that the guest starts with, in the order of guest-physical addresses. Without any,
+    /// QEMU makes one.
     pub fn start_backends(&self) -> Vec<Backend> {
         let by_id = |id: &String| self.backends.iter().find(|backend| backend.id == *id).cloned();
         let of_nodes: Vec<_> = self.node_backends.iter().take(NODES_MAX).filter_map(by_id).collect();
@@ -166,7 +167,7 @@ impl Default for CommandLine {
     }
 }
 
-/// `first,key=value,…` with `,,` for a comma, or the same as a JSON object.
+/// Settings of the form `first,key=value,…`, with `,,` for a comma, or the same as a JSON object.
 struct Settings(Vec<(String, String)>);
 
 impl Settings {
@@ -183,7 +184,7 @@ impl Settings {
         self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone())
     }
 
-    /// The value without a key, at the first place.
+    /// The value without a key in first place.
     fn first(&self) -> Option<String> {
         self.0.first().filter(|(name, value)| name.is_empty() && !value.is_empty()).map(|(_, value)| value.clone())
     }
@@ -214,14 +215,14 @@ fn socket_of(text: &str) -> Option<String> {
     (!path.is_empty()).then(|| path.to_owned())
 }
 
-/// What a size without a suffix counts.
+/// Unit of a size without a suffix.
 #[derive(Clone, Copy)]
 enum Unit {
     Bytes,
     Mebibytes,
 }
 
-/// A size as QEMU writes it: a number, and one of `B K M G T`, large or small.
+/// Parses a size as QEMU writes it: a number, and one of `B K M G T` in either case.
 fn size_of(text: &str, without_suffix: Unit) -> Option<Bytes> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match (text[digits.len()..].to_ascii_lowercase().as_str(), without_suffix) {
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_libvirt_domain_is_understood() {
+    fn the_command_line_of_a_libvirt_domain_is_parsed() {
         let line = parse(
             r#"/usr/bin/qemu-system-x86_64 -name guest=t1,debug-threads=on -S -machine pc-q35-7.2,usb=off,dump-guest-core=off,memory-backend=pc.ram
                -m 256 -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456} -overcommit mem-lock=off

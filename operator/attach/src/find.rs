@@ -1,4 +1,4 @@
-//! All VMs of the host, and which of them somebody means.
+//! All VMs of the host, and the one that a client asked for.
 //!
 //! ```text
 //!   /proc/*/fd ── anon_inode:kvm-vm ──▶ a VM              (fd not readable: QEMU by its command line)
@@ -15,78 +15,81 @@ use wideleaf_control::protocol::Target;
 use crate::process::{Places, ProcessError, VmProcess};
 use crate::qmp::{ANSWER_WITHIN, Qmp, QmpError};
 
-/// What was found, and what may be missing.
+/// VMs that were found, and reasons for missing ones.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Ascending by process id.
+    /// VMs ascending by process id.
     pub guests: Vec<VmProcess>,
-    /// Why there may be more.
+    /// Reasons why there may be more.
     pub notes: Vec<String>,
 }
 
-/// Why there is not the one guest that was meant.
+/// Reason for not finding exactly one guest.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// Processes can not be listed.
+    /// Processes cannot be listed.
     #[error("cannot list processes in {}: {source}", path.display())]
     Proc {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// There is none, or it can not be looked at.
+    /// The process does not exist, or cannot be examined.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// It runs no VM.
+    /// The process runs no VM.
     #[error("process {pid} ({program}) has no KVM guest")]
     NotAVm {
-        /// The process.
+        /// Id of the process.
         pid: u32,
-        /// Its name.
+        /// Name of its program.
         program: String,
     },
-    /// Nothing has that name.
+    /// No VM has that name.
     #[error("no VM on this host is called {name:?}{}", named_list(.known))]
     Unknown {
-        /// As it was written.
+        /// Name as it was written.
         name: String,
-        /// What there is.
+        /// Names of the existing VMs.
         known: Vec<String>,
     },
-    /// More than one has.
+    /// More than one VM has that name.
     #[error("{} VMs are called {name:?}: name one by its process id ({})", .pids.len(), list(.pids))]
     Several {
-        /// As it was written.
+        /// Name as it was written.
         name: String,
-        /// Their processes.
+        /// Ids of their processes.
         pids: Vec<u32>,
     },
-    /// The monitor is not there.
+    /// The monitor does not answer.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// Somebody else opened the socket, as libvirt does for its domains.
-    #[error("the socket {} was opened by process {pid} and not by the VM itself: name the VM by its process id or domain", path.display())]
+    /// Another process opened the socket, as libvirt does for its domains.
+    #[error(
+        "the socket {} was opened by process {pid} and not by the VM itself: name the VM by its process id or domain",
+        path.display()
+    )]
     SocketOfOthers {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Who opened it.
+        /// Process that opened it.
         pid: u32,
     },
 }
 
 fn named_list(names: &[String]) -> String {
-    if names.is_empty() { "; there is none at all".into() } else { format!("; there are {}", names.join(", ")) }
+    if names.is_empty() { "; there are no VMs".into() } else { format!("; there are {}", names.join(", ")) }
 }
 
 fn list(pids: &[u32]) -> String {
     pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Looks at all processes. Those that do not answer are among them, and say so.
+/// Examines all processes. Those that do not answer are included, with a note.
 ///
 /// # Errors
-/// [`FindError::Proc`] where `/proc` is not there. A process that ends meanwhile is none.
+/// [`FindError::Proc`] where `/proc` is missing. A process that ends during the scan is left out.
 pub fn all(places: &Places) -> Result<Found, FindError> {
     let error = |source| FindError::Proc { path: places.proc.clone(), source };
     let entries = fs::read_dir(&places.proc).map_err(error)?;
@@ -98,7 +101,7 @@ pub fn all(places: &Places) -> Result<Found, FindError> {
     Ok(Found { guests, notes: notes.into_iter().collect() })
 }
 
-/// The guest that a client means.
+/// Finds the guest that a client names.
 ///
 /// # Errors
 /// [`FindError`], one line.
@@ -122,10 +125,10 @@ pub fn resolve(places: &Places, target: &Target) -> Result<VmProcess, FindError>
     }
 }
 
-/// The guest of a process.
+/// Finds the guest of a process.
 ///
 /// # Errors
-/// [`FindError`] where there is no such process, or it has no guest.
+/// [`FindError`] where the process does not exist, or has no guest.
 pub fn with_pid(places: &Places, pid: u32) -> Result<VmProcess, FindError> {
     let not_a_vm = || {
         let program = fs::read_to_string(places.proc.join(pid.to_string()).join("comm")).unwrap_or_default();
@@ -134,12 +137,13 @@ pub fn with_pid(places: &Places, pid: u32) -> Result<VmProcess, FindError> {
     VmProcess::look(places, pid)?.ok_or_else(not_a_vm)
 }
 
-/// The guest with that name, UUID or process id.
+/// Finds the guest with that name, UUID or process id.
 ///
 /// # Errors
-/// [`FindError`] where there is none, or more than one.
+/// [`FindError`] where no guest has it, or more than one.
 pub fn named(places: &Places, name: &str) -> Result<VmProcess, FindError> {
-    // The kernel gives process ids, and processes give themselves names: who calls itself like another's id is not meant.
+    // The kernel assigns process ids, while processes choose their names. A number means the process id first, so
+    // that a process cannot claim another's id as its name.
     if let Some(guest) = name.parse().ok().and_then(|pid| VmProcess::look(places, pid).ok().flatten()) {
         return Ok(guest);
     }
@@ -183,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn who_calls_itself_like_a_domain_or_a_process_id_is_not_taken_for_it() {
+    fn a_process_with_the_name_of_a_domain_or_a_process_id_is_not_mistaken_for_it() {
         let (_folder, places) = fake_places();
         add_process(&places, 7, &["qemu-system-x86_64", "-name", "web", "-uuid", "u-1"], VM);
         add_process(&places, 8, &["qemu-system-x86_64", "-name", "web", "-uuid", "u-1"], VM);
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_another_service_is_not_talked_to_and_its_words_are_not_told() {
+    fn nothing_is_written_to_a_socket_of_another_service_and_its_text_is_not_shown() {
         let (folder, places) = fake_places();
         add_process(&places, std::process::id(), &["sshd"], &["/dev/null"]);
         let path = folder.path().join("service");
@@ -218,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_said_in_one_line_with_what_there_is() {
+    fn the_error_for_an_unknown_vm_is_one_line_with_the_known_ones() {
         let (_folder, places) = fake_places();
         let error = |name: &str| named(&places, name).expect_err("not there").to_string();
-        assert_eq!(error("db"), "no VM on this host is called \"db\"; there is none at all");
+        assert_eq!(error("db"), "no VM on this host is called \"db\"; there are no VMs");
         add_process(&places, 7, &["qemu-system-x86_64", "-name", "web"], VM);
         add_process(&places, 8, &["qemu-system-x86_64", "-name", "web"], VM);
         add_process(&places, 9, &["bash"], &["/dev/null"]);
@@ -230,12 +234,12 @@ mod tests {
         assert_eq!(error("web"), "2 VMs are called \"web\": name one by its process id (7, 8)");
         let no_guest = resolve(&places, &Target::Pid(9)).expect_err("bash");
         assert_eq!(no_guest.to_string(), "process 9 (bash) has no KVM guest");
-        let nobody = resolve(&places, &Target::Pid(10)).expect_err("nobody");
+        let nobody = resolve(&places, &Target::Pid(10)).expect_err("no such process");
         assert_eq!(nobody.to_string(), "there is no process 10");
     }
 
     #[test]
-    fn a_guest_whose_files_are_hidden_says_that_others_may_be_missing() {
+    fn a_guest_with_hidden_files_brings_a_note_that_others_may_be_missing() {
         let (_folder, places) = fake_places();
         add_process(&places, 7, &["qemu-system-x86_64", "-name", "web"], &[]);
         std::fs::remove_dir(places.proc.join("7/fd")).expect("it is empty");

@@ -1,6 +1,6 @@
-//! When a guest of others is to be left alone. [`GuestGate::refresh`] looks, every second or so; the manager's loop asks for what
-//! was seen then, and never waits. Where a look takes some files of `/proc` and no more, the loop looks for itself: a thread
-//! that wakes for it would cost ten times as much.
+//! Times when an external guest must be left alone. [`GuestGate::refresh`] checks about every second. The manager's
+//! loop reads the result of the latest check and never waits. Where a check takes only some files of `/proc`, the
+//! loop does it itself: a thread that wakes for it would cost ten times as much.
 //!
 //! ```text
 //!   refresh()  stat ───────────── it has ended                              ─▶ Gone
@@ -12,7 +12,8 @@
 //!              command line, QMP's device tree or libvirt's file: balloon, free page reporting, virtio-mem ─▶ keeps_holes
 //! ```
 //!
-//! Devices by which a guest gives memory back may be plugged in at any time, so that what it was started with is not all there is.
+//! An operator can plug in devices by which a guest gives memory back at any time, so the command line alone
+//! is not enough.
 
 use std::fs;
 use std::io;
@@ -32,27 +33,27 @@ use crate::process::{Descriptors, VmProcess};
 use crate::qmp::Question;
 use crate::virsh::{Job, Virsh, job_of_status};
 
-/// What was seen longer ago says nothing: some refreshes were missed, so something hangs.
+/// Age at which facts expire: some refreshes were missed, so something hangs.
 const FACTS_AGE_MAX: Duration = Duration::from_secs(5);
 
-/// What is looked at by whoever asks is no older.
+/// Maximum age of the facts of a quick gate before its caller refreshes them.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
-/// Reading its open files costs as much as all the rest. What they tell seldom changes, and where it just did the kernel refuses
-/// to move what is pinned.
+/// Interval between reads of the process's open files, which cost as much as all the rest. They seldom change the
+/// answer. Where they just did, the kernel refuses to move pinned pages.
 const FILES_EVERY: Duration = Duration::from_secs(10);
 
-/// virsh costs a process each time.
+/// Interval between calls of virsh, each of which costs a process.
 const VIRSH_EVERY: Duration = Duration::from_secs(10);
 
-/// Devices are plugged in by hand or by a scheduler, and a guest takes a while to give memory back through one. QEMU answers in a
-/// millisecond, with 10 KiB for a small machine.
+/// Interval between reads of the device tree. An operator or a scheduler plugs devices in, and a guest takes a
+/// while to give memory back through one. QEMU answers in a millisecond, with 10 KiB for a small machine.
 const DEVICES_EVERY: Duration = Duration::from_secs(30);
 
-/// More than this is pinned only for a device: buffers of `io_uring(7)` and the like are smaller.
+/// Only a device pins more than this: buffers of `io_uring(7)` and the like are smaller.
 const PINNED_MIN: Bytes = mib(64);
 
-/// Asked at once.
+/// Questions that are sent at once.
 const QUESTIONS: [Question; 7] = [
     Question::Status,
     Question::Migrate,
@@ -63,27 +64,27 @@ const QUESTIONS: [Question; 7] = [
     Question::MemorySize,
 ];
 
-/// See the module.
+/// Gate of one guest; see the module.
 #[derive(Debug)]
 pub struct GuestGate {
     process: VmProcess,
-    /// The process held by a descriptor, which tells its end at a tenth of the cost.
+    /// Handle of the process by a descriptor, which reports its end at a tenth of the cost.
     host: Option<Arc<ProcessHost>>,
     monitor: Option<Arc<Monitor>>,
     is_quick: bool,
     files: Mutex<Option<Answer>>,
     virsh: Mutex<Option<Answer>>,
-    /// What the device tree had when.
+    /// Devices in the device tree, with the time of reading it.
     devices: Mutex<Option<(Instant, Returns)>>,
     facts: Mutex<Facts>,
     is_asked: AtomicBool,
     holes_are_wanted: AtomicBool,
 }
 
-/// What something said when.
+/// Time of an answer, and the answer.
 type Answer = (Instant, Option<LeftAlone>);
 
-/// The answer there is, or a new one where it is too old.
+/// The latest answer, or a new one where it is too old.
 fn no_older_than(
     age: Duration,
     latest: &Mutex<Option<Answer>>,
@@ -96,7 +97,7 @@ fn no_older_than(
     }
 }
 
-/// What was seen at the latest refresh.
+/// Result of the latest refresh.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     at: Instant,
@@ -105,12 +106,12 @@ struct Facts {
 }
 
 impl GuestGate {
-    /// A gate that has looked once.
+    /// A gate that has been refreshed once.
     pub fn new(process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
         GuestGate::over(None, process, monitor)
     }
 
-    /// The same for a process that is held.
+    /// As [`GuestGate::new`], for a process with a handle.
     pub fn of(host: Arc<ProcessHost>, process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
         GuestGate::over(Some(host), process, monitor)
     }
@@ -126,22 +127,22 @@ impl GuestGate {
         gate
     }
 
-    /// Whether a refresh asks no other process. Whoever asks the gate refreshes it then, and nobody else need.
+    /// Whether a refresh asks no other process. The gate's caller then refreshes it, and no other thread has to.
     pub fn is_quick(&self) -> bool {
         self.is_quick
     }
 
-    /// Closes it because somebody wants it, or opens it again.
+    /// Closes the gate at an operator's request, or opens it again.
     pub fn leave_alone(&self, is_asked: bool) {
         self.is_asked.store(is_asked, Ordering::Relaxed);
     }
 
-    /// Keeps holes whatever the guest has, because the host is short of memory, or no longer.
+    /// Keeps holes whatever devices the guest has, because the host is short of memory, or ends that.
     pub fn keep_holes(&self, is_wanted: bool) {
         self.holes_are_wanted.store(is_wanted, Ordering::Relaxed);
     }
 
-    /// Looks again. Takes a tenth of a millisecond, and where the monitor does not answer half a second.
+    /// Checks again. It takes a tenth of a millisecond, or half a second where the monitor does not answer.
     pub fn refresh(&self) {
         let is_alive = self.host.as_ref().map_or_else(|| self.process.is_alive(), |host| !host.has_ended());
         let state = if is_alive { self.state_of_the_living() } else { (GateState::Gone, true) };
@@ -168,7 +169,7 @@ impl GuestGate {
         }
     }
 
-    /// The devices it has now. Where it does not say, those that it had before.
+    /// Devices in the device tree now. Without an answer, those of the last one.
     fn devices(&self, monitor: &Monitor) -> Returns {
         let mut latest = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, returns)) = *latest
@@ -182,7 +183,7 @@ impl GuestGate {
         latest.insert((Instant::now(), returns)).1
     }
 
-    /// What its files in `/proc` tell. Where they can not be read, nothing.
+    /// Reason from its files in `/proc`; `None` where they cannot be read.
     fn files_say(&self) -> Option<LeftAlone> {
         let descriptors = self.process.descriptors_now().unwrap_or_default();
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
@@ -190,7 +191,8 @@ impl GuestGate {
         of_descriptors(&descriptors, pinned, is_encrypted)
     }
 
-    /// What libvirt does with a domain, and its devices: as it wrote down. Where that may not be read, what it does as it says.
+    /// Libvirt's job for the domain, and the domain's devices, from libvirt's status file. Where that file is not
+    /// readable, the job from virsh.
     fn libvirt_says(&self) -> (Option<LeftAlone>, Returns) {
         let none = Returns::default();
         let Some(domain) = &self.process.domain else { return (None, none) };
@@ -232,7 +234,7 @@ impl Gate for GuestGate {
     }
 }
 
-/// Whether libvirt's notes of its domain may not be read.
+/// Whether libvirt's status file of its domain is not readable.
 fn needs_virsh(process: &VmProcess) -> bool {
     let notes = process.domain.as_ref().and_then(|domain| process.places.domain_file(domain, "xml"));
     let opened = notes.map(fs::File::open);
@@ -256,22 +258,23 @@ fn of_job(job: Job) -> Option<LeftAlone> {
     }
 }
 
-/// How a balloon is, as far as the monitor says.
+/// State of a balloon, as far as the monitor reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Balloon {
-    /// All memory is the guest's.
+    /// The guest has all of its memory.
     Empty,
-    /// Some is in it.
+    /// Some memory is in the balloon.
     Inflated,
 }
 
-/// A balloon of which nothing is known is taken for one that holds something.
+/// A balloon in an unknown state counts as inflated.
 fn keeps_holes(returns: Returns, balloon: Option<Balloon>) -> bool {
     let is_inflated = balloon.map_or(returns.balloon, |balloon| balloon == Balloon::Inflated);
     returns.free_page_reporting || returns.virtio_mem || is_inflated
 }
 
-/// `dev: virtio-balloon-device, id ""` and, below it, `free-page-reporting = true`. A guest has one balloon at most.
+/// Parses `dev: virtio-balloon-device, id ""` and, below it, `free-page-reporting = true`. A guest has at
+/// most one balloon.
 fn of_device_tree(tree: &str) -> Returns {
     let has = |start: &str| tree.lines().any(|line| line.trim().starts_with(start));
     Returns {
@@ -281,7 +284,8 @@ fn of_device_tree(tree: &str) -> Returns {
     }
 }
 
-/// `<memballoon model='virtio' freePageReporting='on'>` and `<memory model='virtio-mem'>` of a domain's status file.
+/// Parses `<memballoon model='virtio' freePageReporting='on'>` and `<memory model='virtio-mem'>` of a
+/// domain's status file.
 fn of_status(xml: &str) -> Returns {
     let tags = |name: &'static str| xml.split('<').filter(move |tag| tag.starts_with(name));
     let with = |name: &'static str, attribute: &str| tags(name).any(|tag| tag.contains(attribute));
@@ -292,7 +296,7 @@ fn of_status(xml: &str) -> Returns {
     }
 }
 
-/// What the monitor said to [`QUESTIONS`]; null where it refused, as for a command it does not know.
+/// Answers of the monitor to [`QUESTIONS`]; null where it refused, for example an unknown command.
 struct Answers([Value; 7]);
 
 impl Answers {
@@ -307,7 +311,7 @@ impl Answers {
         let over = ["", "none", "completed", "failed", "cancelled"];
         let is_migrating =
             !over.contains(&text(migrate).as_str()) || text(status).contains("migrate") || text(status) == "colo";
-        // Sampling looks at some pages; the other modes have KVM write-protect all.
+        // Sampling reads some pages; the other modes have KVM write-protect all of them.
         let measures = text(dirty_rate) == "measuring" && dirty_rate["mode"].as_str() != Some("page-sampling");
         let saves = ["save-vm", "restore-vm"].contains(&text(status).as_str()) || text(dump) == "active";
         match () {
@@ -318,7 +322,7 @@ impl Answers {
         }
     }
 
-    /// What it left the guest, against all there is: memory that was plugged in counts for both.
+    /// Compares the memory that the balloon leaves the guest with all of its memory. Plugged memory counts in both.
     fn balloon(&self) -> Option<Balloon> {
         let [.., balloon, memory] = &self.0;
         let (left, base) = (balloon["actual"].as_u64()?, memory["base-memory"].as_u64()?);
@@ -327,7 +331,7 @@ impl Answers {
     }
 }
 
-/// A job that saves or loads memory, and is not over.
+/// Whether a job saves or loads memory and is not finished.
 fn is_snapshot(job: &Value) -> bool {
     let is = |key: &str, words: &[&str]| job[key].as_str().is_some_and(|text| words.contains(&text));
     is("type", &["snapshot-save", "snapshot-load"]) && !is("status", &["concluded", "null", "undefined"])
@@ -340,7 +344,7 @@ mod tests {
     use crate::process::tests::{add_process, fake_places};
     use serde_json::json;
 
-    /// Status, migration, dirty rate, dump, jobs.
+    /// Reason to leave the guest alone after answers about status, migration, dirty rate, dump and jobs.
     fn left_alone(answers: [Value; 5]) -> Option<LeftAlone> {
         Answers::of(answers).left_alone()
     }
@@ -351,12 +355,12 @@ mod tests {
         let measured = json!({ "status": "unstarted", "mode": "page-sampling" });
         let quiet = [running.clone(), json!({}), measured, json!({ "status": "none" }), json!([])];
         assert_eq!(left_alone(quiet), None);
-        // An old QEMU refuses what it does not know.
+        // An old QEMU refuses unknown commands.
         assert_eq!(left_alone([running, Value::Null, Value::Null, Value::Null, Value::Null]), None);
     }
 
     #[test]
-    fn what_is_done_with_its_memory_closes_the_gate() {
+    fn jobs_on_its_memory_close_the_gate() {
         let status = |text: &str| json!({ "status": text });
         let with = |place: usize, answer: Value| {
             let mut answers = [status("running"), Value::Null, Value::Null, Value::Null, Value::Null];
@@ -409,7 +413,7 @@ mod tests {
         assert!(!keeps_holes(none, None) && keeps_holes(none, Some(Balloon::Inflated)), "it may be plugged in later");
     }
 
-    /// As QEMU 7.2 prints it, shortened.
+    /// Device tree as QEMU 7.2 prints it, shortened.
     const DEVICE_TREE: &str = "bus: main-system-bus\r
   type System\r
       dev: virtio-balloon-pci, id \"b\"\r
@@ -432,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_libvirt_plugged_in_keep_holes_from_the_next_look_on() {
+    fn devices_that_libvirt_plugged_in_keep_holes_from_the_next_refresh_on() {
         let (_folder, process) = domain();
         let status = process.places.libvirt.join("web.xml");
         let gate = GuestGate::new(process, None);
@@ -451,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balloon_is_held_against_all_memory_that_is_plugged_in() {
+    fn a_balloon_is_compared_with_all_memory_that_is_plugged_in() {
         let balloon = |actual: Value, memory: Value| {
             let [quiet @ .., _, _] = [const { Value::Null }; 7];
             Answers::of(quiet.into_iter().chain([actual, memory])).balloon()
@@ -490,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_heard_until_the_guest_ends() {
+    fn a_request_to_leave_the_guest_alone_holds_until_the_guest_ends() {
         let (_folder, process) = domain();
         let home = process.places.proc.join("7");
         let gate = GuestGate::new(process, None);
@@ -502,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_long_ago_close_the_gate() {
+    fn expired_facts_close_the_gate() {
         let (_folder, process) = domain();
         let gate = GuestGate { is_quick: false, ..GuestGate::new(process, None) };
         gate.lock().at = Instant::now().checked_sub(2 * FACTS_AGE_MAX).expect("the clock has run for longer");
@@ -510,14 +514,14 @@ mod tests {
     }
 
     #[test]
-    fn where_a_look_is_quick_whoever_asks_looks() {
+    fn the_caller_of_a_quick_gate_refreshes_it() {
         let (folder, process) = domain();
         let gate = GuestGate::new(process, None);
         assert!(gate.is_quick());
         let before = gate.state();
         assert_ne!(before, GateState::Gone);
         std::fs::remove_dir_all(folder.path()).expect("a folder of ours");
-        assert_eq!(gate.state(), before, "what was seen just now");
+        assert_eq!(gate.state(), before, "the result of the refresh just now");
         gate.lock().at = Instant::now().checked_sub(2 * FACTS_AGE_MAX).expect("the clock has run for longer");
         assert_eq!(gate.state(), GateState::Gone);
     }

@@ -1,4 +1,5 @@
-//! Which page sizes the guest itself maps its memory with: its own tables, read through its process, from where its vCPUs say.
+//! Page sizes with which the guest maps its memory. They come from the guest's own tables, read through its
+//! process. Their roots come from its vCPUs' registers.
 //!
 //! ```text
 //!   query-cpus-fast ─▶ a few vCPUs, others at each look ─▶ info registers of each ─▶ CR3, levels
@@ -6,12 +7,13 @@
 //!   /proc/PID/mem ◀── guest-physical to the process's addresses (exact: the monitor's) ◀┘ ─▶ page size by window
 //! ```
 //!
-//! It needs the monitor twice: for CR3, and for guest-physical addresses that are not guessed. To print its registers a vCPU leaves the
-//! guest once, and QEMU's main loop waits for it: 0.4 ms each on the build machine, 2.5 ms where there are more vCPUs than cores. So it is
-//! asked rarely, a few vCPUs at a time, each in a turn of the main loop of its own. What is seen is what runs on these at that
-//! moment, and what the kernel maps to itself.
+//! This needs the monitor twice: for CR3, and for exact guest-physical addresses. To print its registers a vCPU
+//! leaves the guest once, and QEMU's main loop waits for it: 0.4 ms each on the build machine, 2.5 ms where there
+//! are more vCPUs than cores. So this happens rarely and for a few vCPUs at a time, each in its own turn of the
+//! main loop. It covers the address spaces that run on these vCPUs at that moment, and the kernel's own mappings.
 //!
-//! The watcher looks. The manager's loop never waits for a monitor: it is told what was seen last, until that is too old.
+//! The watcher reads the tables. The manager's loop never waits for a monitor: it receives the latest result, until
+//! that is too old.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,52 +35,54 @@ use crate::qmp::Question;
 use crate::ram::RamMap;
 use crate::registers::PagingMode;
 
-/// Who changes page sizes does so in minutes (a database that starts, khugepaged in the guest); `auto` weighs a benefit by them.
+/// Interval between reads. Page sizes change over minutes (a database that starts, khugepaged in the guest), and
+/// `auto` weighs a benefit by them.
 const EVERY: Duration = Duration::from_secs(30);
 
-/// A look that took long is followed by a pause of so many times as long: half a per cent of a core, as the manager's own samplers.
+/// Pause after a long read, as a multiple of its duration: half a per cent of a core, as for the
+/// manager's own samplers.
 const PAUSE: u32 = 200;
 
-/// What was seen is told for so long after it should have been seen anew, for the same reason as [`EVERY`].
+/// Time that a result remains valid after its replacement was due, for the same reason as [`EVERY`].
 const KEPT_FOR: Duration = Duration::from_secs(120);
 
-/// Asked for their registers at one look.
+/// Number of vCPUs asked for their registers in one read.
 const VCPUS_MAX: usize = 8;
 
-/// No further vCPU is asked after that: the gate asks the same monitor once a second.
+/// Time after which no further vCPU is asked: the gate asks the same monitor once a second.
 const ASK_FOR: Duration = Duration::from_millis(100);
 
 type Looked = Result<Walked, NoTables>;
 
-/// See the module.
+/// The guest's own tables, read from outside; see the module.
 pub(crate) struct OutsideTables {
     look: Mutex<Box<dyn FnMut() -> Looked + Send>>,
-    /// Locked for moments, never during a look.
+    /// Locked for moments, never during a read.
     latest: Mutex<Latest>,
 }
 
-/// What the looks came to.
+/// Results of the reads.
 #[derive(Debug, Default)]
 struct Latest {
     seen: Option<Seen>,
-    /// When to look again; `None`: at once.
+    /// Time of the next read; `None`: at once.
     next_at: Option<Instant>,
-    /// Why the latest look saw nothing.
+    /// Reason why the latest read failed.
     trouble: Option<NoTables>,
 }
 
 #[derive(Debug)]
 struct Seen {
     walked: Walked,
-    /// Until then it is told.
+    /// Time until which the result is valid.
     until: Instant,
 }
 
 impl OutsideTables {
-    /// The tables of this guest, looked at once.
+    /// The tables of this guest, read once.
     ///
     /// # Errors
-    /// What it needs, in a line.
+    /// One line: what it needs.
     pub fn of(host: &Arc<ProcessHost>, monitor: Option<&Arc<Monitor>>, ram: &RamMap) -> Result<OutsideTables, String> {
         let unknown = |why: &str| format!("the guest's own page sizes are not known: {why}");
         let monitor = monitor.ok_or_else(|| unknown("needs a QMP socket of its own"))?;
@@ -100,16 +104,15 @@ impl OutsideTables {
         tables
     }
 
-    /// Looks again where it is time to, and waits for the monitor's answers: half a second for each at most.
+    /// Reads the tables again when it is time to. It waits for the monitor's answers, at most half a second each.
     pub fn refresh(&self) {
         if self.latest().next_at.is_some_and(|at| Instant::now() < at) {
             return;
         }
         let began = Instant::now();
-        // Whatever a guest shows of itself that nobody thought of, its watcher goes on.
+        // The watcher survives a panic on unexpected guest tables.
         let looked = caught(|| lock(&self.look)());
-        let looked =
-            looked.unwrap_or_else(|panicked| Err(NoTables::NotNow(format!("looking at its tables {panicked}"))));
+        let looked = looked.unwrap_or_else(|panicked| Err(NoTables::NotNow(format!("reading its tables {panicked}"))));
         let now = Instant::now();
         let next_at = now + EVERY.max((now - began) * PAUSE);
         let mut latest = self.latest();
@@ -123,7 +126,7 @@ impl OutsideTables {
         }
     }
 
-    /// Why nothing was seen at the latest look.
+    /// Reason why the latest read failed.
     pub fn why_not(&self) -> Option<String> {
         let unknown = |why: &NoTables| format!("the guest's own page sizes are not known for now: {why}");
         self.latest().trouble.as_ref().map(unknown)
@@ -149,7 +152,7 @@ impl TableSource for OutsideTables {
         EVERY
     }
 
-    /// What was seen last, at once. Several managed parts of a guest are told the same, and the first of them what it cost.
+    /// The latest result, at once. All managed parts of a guest receive it, and only the first one its cost.
     fn sample(&self) -> Looked {
         let mut latest = self.latest();
         let Latest { seen, trouble, .. } = &mut *latest;
@@ -161,20 +164,20 @@ impl TableSource for OutsideTables {
                 Ok(told)
             }
             (seen, trouble) => {
-                let why = trouble.as_ref().map_or_else(|| "nobody looks any more".to_owned(), ToString::to_string);
+                let why = trouble.as_ref().map_or_else(|| "they are no longer read".to_owned(), ToString::to_string);
                 Err(if seen.is_some() { NoTables::TooOld(why) } else { NoTables::NotNow(why) })
             }
         }
     }
 }
 
-/// Who looks.
+/// Reader of the tables.
 struct Looker {
     host: Arc<ProcessHost>,
     monitor: Arc<Monitor>,
     ram: ProcessRam,
     ranges: Vec<GpaRange>,
-    /// vCPUs asked so far, in turn.
+    /// Number of vCPUs asked so far, in turn.
     asked: usize,
 }
 
@@ -190,7 +193,7 @@ impl Looker {
         Ok(Walked { tables, waits, cpu_elsewhere })
     }
 
-    /// How the next few vCPUs page.
+    /// Paging modes of the next few vCPUs.
     fn modes(&mut self, vcpus: &[u64]) -> Result<Vec<PagingMode>, NoTables> {
         let (began, mut modes) = (Instant::now(), Vec::new());
         while modes.len() < vcpus.len().min(VCPUS_MAX) && (modes.is_empty() || began.elapsed() < ASK_FOR) {
@@ -208,12 +211,12 @@ impl Looker {
     }
 }
 
-/// `[{"cpu-index": 0, …}, …]`
+/// Parses `[{"cpu-index": 0, …}, …]`.
 fn indexes(cpus: &Value) -> Vec<u64> {
     cpus.as_array().into_iter().flatten().filter_map(|cpu| cpu["cpu-index"].as_u64()).collect()
 }
 
-/// The roots of those that agree on the number of levels with the first: CR4.LA57 differs only while vCPUs start.
+/// The roots of the vCPUs with as many levels as the first: CR4.LA57 differs only while vCPUs start.
 fn roots(modes: &[PagingMode]) -> Result<(TableLevels, Vec<u64>), NoTables> {
     let long = |mode: &PagingMode| match *mode {
         PagingMode::Long { root, levels } => Some((levels, root)),
@@ -223,7 +226,7 @@ fn roots(modes: &[PagingMode]) -> Result<(TableLevels, Vec<u64>), NoTables> {
         let roots = modes.iter().filter_map(long).filter(|(of, _)| *of == levels).map(|(_, root)| root).collect();
         return Ok((levels, roots));
     }
-    let refused = |what: &str| NoTables::NotThese(format!("the guest pages in {what}, which is not followed"));
+    let refused = |what: &str| NoTables::NotThese(format!("the guest uses {what}, which is not supported"));
     match modes {
         _ if modes.contains(&PagingMode::Pae) => Err(refused("32-bit mode with PAE (three levels)")),
         _ if modes.contains(&PagingMode::Legacy) => Err(refused("32-bit mode (two levels)")),
@@ -251,24 +254,24 @@ mod tests {
     }
 
     #[test]
-    fn the_loop_is_told_what_was_seen_last_while_a_monitor_hangs_and_nothing_once_that_is_too_old() {
+    fn the_loop_receives_the_latest_result_while_a_monitor_hangs_until_that_is_too_old() {
         let (answer, answers) = mpsc::channel::<Looked>();
         answer.send(Ok(walked(GuestMapping::Huge2M))).expect("heard");
         let tables = OutsideTables::over(move || answers.recv().expect("the test answers"));
         assert_eq!(tables.sample().expect("it was seen"), walked(GuestMapping::Huge2M));
         let again = tables.sample().expect("still");
-        assert_eq!((again.waits, again.cpu_elsewhere), (0, Duration::ZERO), "a look is paid for once");
-        tables.refresh(); // it is not time to, and nobody would answer
+        assert_eq!((again.waits, again.cpu_elsewhere), (0, Duration::ZERO), "a read is paid for once");
+        tables.refresh(); // it is not time to, and no answer would come
         tables.latest().next_at = None;
         thread::scope(|scope| {
             let looking = scope.spawn(|| tables.refresh());
-            // Nobody has answered that yet, and nobody will before this is told.
+            // No answer has come yet, and none will come before this assertion.
             assert_eq!((mapping(&tables), tables.why_not()), (GuestMapping::Huge2M, None));
             answer.send(Err(NoTables::NotNow("QEMU is stuck".into()))).expect("heard");
             looking.join().expect("it does not panic");
         });
         assert_eq!(mapping(&tables), GuestMapping::Huge2M);
-        assert!(tables.why_not().expect("it is told").ends_with("not known for now: QEMU is stuck"));
+        assert!(tables.why_not().expect("a reason").ends_with("not known for now: QEMU is stuck"));
         tables.latest().seen.as_mut().expect("it was seen").until = Instant::now();
         assert!(matches!(tables.sample(), Err(NoTables::TooOld(why)) if why == "QEMU is stuck"));
         tables.latest().next_at = None;
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_are_not_followed_are_told_at_once_and_what_was_never_seen_is_not_too_old() {
+    fn unsupported_tables_are_reported_at_once_and_tables_never_read_are_not_too_old() {
         let never = OutsideTables::over(|| Err(NoTables::NotNow("it starts".into())));
         assert!(matches!(never.sample(), Err(NoTables::NotNow(why)) if why == "it starts"));
         let mut looks = [Ok(walked(GuestMapping::Huge2M)), Err(NoTables::NotThese("32 bits".into()))].into_iter();
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn vcpus_that_do_not_page_count_for_nothing_and_32_bit_ones_are_refused_by_name() {
+    fn vcpus_without_paging_are_ignored_and_32_bit_ones_are_refused_by_name() {
         let long = |root, levels| PagingMode::Long { root, levels };
         let (four, five) = (TableLevels::Four, TableLevels::Five);
         let mixed = [PagingMode::Off, long(1, four), PagingMode::Pae, long(2, five), long(3, four)];

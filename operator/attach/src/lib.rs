@@ -1,4 +1,4 @@
-//! Guests that somebody else started: found, looked at without changing them, and put under `memory`'s manager.
+//! Guests of other VMMs: finds them, examines them without changing them, and puts them under `memory`'s manager.
 //!
 //! ```text
 //!   find ──▶ VmProcess ─┬─▶ survey    one look: view, windows, explanation; changes nothing
@@ -10,8 +10,8 @@
 //!                                         └─ guest_pages   what the guest itself maps
 //! ```
 //!
-//! A guest is never stopped, tainted or changed but by promoting and splitting its host pages; what may do even that is said in
-//! the README. No `unsafe` is here: `memory` has the system calls.
+//! A guest is never stopped, tainted or changed except by promoting and splitting its host pages. The README names
+//! the privileges for that. This crate has no `unsafe`: `memory` has the system calls.
 
 mod arguments;
 pub mod command_line;

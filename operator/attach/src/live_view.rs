@@ -1,5 +1,5 @@
-//! What is shown of a VM under a manager, made of the manager's [`Live`]: the same for guests of others (`session`) and for the guest of
-//! `wideleaf run` in its own process, [`OwnGuest`].
+//! View of a VM under a manager, from the manager's [`Live`]. It serves both external guests (`session`) and the
+//! guest of `wideleaf run` in its own process, [`OwnGuest`].
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -16,7 +16,7 @@ use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
 use crate::survey;
 use crate::work::Work;
 
-/// A managed VM. Its policy is the manager's; whoever knows more of it says so.
+/// View of a managed VM with the manager's policy. The caller overrides fields that it knows better.
 pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkView) -> VmView {
     VmView {
         name: process.name.clone(),
@@ -36,7 +36,7 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
     }
 }
 
-/// By windows: what is in none, at the borders of RAM, is not managed and not counted as present.
+/// Backing by windows. Memory outside of windows, at the borders of RAM, is not managed and not counted as resident.
 fn backing(ram: &RamMap, live: &Live) -> BackingView {
     let mut backing = BackingView::default();
     for vm in &live.snapshot.vms {
@@ -54,7 +54,7 @@ fn backing(ram: &RamMap, live: &Live) -> BackingView {
     backing
 }
 
-/// `None` where no window was ever looked at.
+/// Page sizes in the guest's own tables; `None` where no window was ever examined.
 pub(crate) fn guest_pages(live: &Live) -> Option<GuestPagesView> {
     let mut pages = GuestPagesView::default();
     let mut is_any_known = false;
@@ -77,7 +77,7 @@ fn is_misaligned(ram: &RamMap, window: WindowIndex) -> bool {
     ram.pieces.iter().find(of).and_then(|piece| piece.never_huge.as_ref()).is_some_and(NeverHuge::is_misaligned)
 }
 
-/// The guest of the process that asks, which runs it and has its manager.
+/// The guest of the calling process, which runs and manages it.
 #[derive(Clone, Debug)]
 pub struct OwnGuest {
     process: VmProcess,
@@ -87,7 +87,8 @@ pub struct OwnGuest {
 }
 
 impl OwnGuest {
-    /// The guest of this process, in that RAM; `opened_at` is when its manager's host was opened. `None` before it has a VM.
+    /// The guest of this process, in that RAM; `opened_at` is the time at which its manager's host was opened.
+    /// `None` before it has a VM.
     pub fn of_this_process(ram: &GuestRam, opened_at: SystemTime) -> Option<OwnGuest> {
         let process = VmProcess::look(&Places::default(), std::process::id()).ok()??;
         let process = VmProcess { vmm: Vmm::Wideleaf, ..process };
@@ -95,14 +96,14 @@ impl OwnGuest {
         Some(OwnGuest { process, ram: map_of(ram), opened_at, walk })
     }
 
-    /// All about it.
+    /// Full description of the guest.
     pub fn view(&self, live: &Live, mapping: Option<MappingStats>) -> VmView {
         let work = Work::none().with(live).view(live, self.opened_at, &self.walk);
         VmView { mapping: mapping.map(survey::mapping_view), ..view(&self.process, &self.ram, live, work) }
     }
 }
 
-/// RAM that we have mapped ourselves: nothing is guessed, and all of it can be huge.
+/// RAM that this process has mapped itself: nothing is guessed, and all of it can be huge.
 fn map_of(ram: &GuestRam) -> RamMap {
     let backing = ram.backing();
     let kind = match backing.kind() {

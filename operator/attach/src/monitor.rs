@@ -1,4 +1,5 @@
-//! A guest's monitor, connected when it is asked and again after it broke. Several may ask; one at a time does.
+//! A guest's monitor. It connects on the first question and again after an error. Several threads may ask;
+//! they take turns.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::process::VmProcess;
 use crate::qmp::{ANSWER_WITHIN, Qmp, QmpError};
 
-/// See the module.
+/// Monitor of one guest; see the module.
 #[derive(Debug)]
 pub struct Monitor {
     path: PathBuf,
@@ -18,17 +19,17 @@ impl Monitor {
     /// The monitor of this guest at that socket.
     ///
     /// # Errors
-    /// [`QmpError`] where nobody answers there, or another process does.
+    /// [`QmpError`] where no monitor answers there, or that of another process.
     pub fn of(process: &VmProcess, path: &Path) -> Result<Monitor, QmpError> {
         let monitor = Monitor { path: path.to_owned(), pid: process.pid, connection: Mutex::default() };
         monitor.with(|_| Ok(()))?;
         Ok(monitor)
     }
 
-    /// Asks by `ask`. After an error the next one connects anew.
+    /// Runs `ask` on the connection. After an error the next call connects again.
     ///
     /// # Errors
-    /// [`QmpError`].
+    /// The [`QmpError`] of the connection or of `ask`.
     pub fn with<T>(&self, ask: impl FnOnce(&mut Qmp) -> Result<T, QmpError>) -> Result<T, QmpError> {
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let mut qmp = match connection.take() {

@@ -1,4 +1,5 @@
-//! The answer to QEMU's `info mtree -f`: which guest-physical addresses are which RAM block, from where in it.
+//! Parser for the answer to QEMU's `info mtree -f`: guest-physical ranges of the RAM blocks, with their offsets
+//! in the blocks.
 //!
 //! ```text
 //!   FlatView #2
@@ -9,30 +10,30 @@
 //!     0000000100000000-000000015fffffff (prio 0, ram): pc.ram @0000000080000000 KVM      another
 //! ```
 //!
-//! The first MiB is cut up by ROMs and by whatever the firmware has switched on; behind these holes the block goes on, so a piece
-//! goes on too.
+//! ROMs and the firmware's devices cut up the first MiB. The block continues after these holes, and so
+//! does the piece.
 
 use wideleaf_policies::{Bytes, Gpa, GpaRange};
 
-/// Lines that are read at most: a guest of 512 vCPUs with as many devices has some 10,000.
+/// Upper bound on the lines read: a guest of 512 vCPUs with as many devices has some 10,000.
 const LINES_MAX: usize = 1 << 18;
 
-/// Pieces at most, behind which nothing is read: QEMU has 256 slots for memory that is plugged in, and 128 nodes.
+/// Upper bound on the pieces read: QEMU has 256 slots for plugged memory, and 128 nodes.
 pub const PIECES_MAX: usize = 1024;
 
-/// Part of a RAM block where the guest sees it.
+/// Part of a RAM block in the guest's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockPiece {
     /// Name of the block, which is that of its memory backend.
     pub block: String,
-    /// Where the guest sees it.
+    /// Guest-physical range of the part.
     pub gpa: GpaRange,
-    /// Where in the block it begins.
+    /// Offset of the part in the block.
     pub offset: Bytes,
 }
 
-/// The pieces of RAM that KVM maps in the address space `memory`, ascending, as far as `is_ram` knows their block (of ROMs
-/// and video memory nothing is wanted).
+/// The pieces of RAM that KVM maps in the address space `memory`, ascending. `is_ram` selects the blocks, which
+/// leaves out ROMs and video memory.
 pub fn ram_pieces(text: &str, is_ram: impl Fn(&str) -> bool) -> Vec<BlockPiece> {
     let mut pieces: Vec<BlockPiece> = Vec::new();
     for piece in memory_view(text).filter_map(ram_line).filter(|piece| is_ram(&piece.block)) {
@@ -57,7 +58,7 @@ fn memory_view(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// `0000000000100000-000000007fffffff (prio 0, ram): pc.ram @0000000000100000 KVM`
+/// Parses `0000000000100000-000000007fffffff (prio 0, ram): pc.ram @0000000000100000 KVM`.
 fn ram_line(line: &str) -> Option<BlockPiece> {
     let (bounds, rest) = line.split_once(" (prio ")?;
     let (_, rest) = rest.split_once(", ram): ")?;
@@ -74,13 +75,13 @@ fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
 }
 
-/// Whether `next` is behind `piece` in the same block, at the same distance of address and offset.
+/// Whether `next` follows `piece` in the same block, at the same distance of address and offset.
 fn continues(piece: &BlockPiece, next: &BlockPiece) -> bool {
     let base = |piece: &BlockPiece| piece.gpa.start().get().wrapping_sub(piece.offset.get());
     piece.block == next.block && base(piece) == base(next) && piece.gpa.end() <= next.gpa.start()
 }
 
-/// From the start of one to the end of the other.
+/// Range from the start of one to the end of the other.
 fn reach(from: GpaRange, to: GpaRange) -> GpaRange {
     GpaRange::new(from.start(), to.end() - from.start()).expect("it ends where a range ends")
 }
@@ -117,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn other_address_spaces_and_blocks_are_none_of_ours() {
+    fn other_address_spaces_and_blocks_are_left_out() {
         assert_eq!(ram_pieces(Q35, |_| false), []);
         assert_eq!(ram_pieces("FlatView #0\n AS \"I/O\", root: io\n", |_| true), []);
     }
 
     #[test]
-    fn a_tree_without_end_is_some_pieces() {
+    fn a_tree_without_end_gives_a_bounded_number_of_pieces() {
         let line = |index: u64| format!("{:x}-{:x} (prio 0, ram): b{index} KVM\n", index << 12, (index << 12) + 0xfff);
         let text = " AS \"memory\", root: system\n".to_owned() + &(0..5000).map(line).collect::<String>();
         assert_eq!(ram_pieces(&text, |_| true).len(), PIECES_MAX);
@@ -131,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_too_odd(lines in prop::collection::vec("[0-9a-f]{0,17}-[0-9a-f]{0,17} \\(prio [0-9], ram\\): .{0,20}( @[0-9a-f]{0,17})?( KVM)?|.{0,60}", 0..20)) {
+        fn any_text_gives_valid_pieces(lines in prop::collection::vec("[0-9a-f]{0,17}-[0-9a-f]{0,17} \\(prio [0-9], ram\\): .{0,20}( @[0-9a-f]{0,17})?( KVM)?|.{0,60}", 0..20)) {
             let text = format!(" AS \"memory\", root: system\n{}", lines.join("\n"));
             let pieces = ram_pieces(&text, |_| true);
             prop_assert!(pieces.len() <= lines.len());

@@ -1,16 +1,17 @@
-//! One process that runs a VM, as `/proc` shows it (proc(5)). Whatever may be unreadable is [`Lost`] with what it needs, and the
-//! rest is said all the same: the user of the QEMU process with `CAP_SYS_NICE` reads everything here, root does anyway.
+//! One process that runs a VM, as `/proc` shows it (proc(5)). An unreadable part is [`Lost`] with the privilege
+//! that it needs, and the rest is read all the same. The user of the QEMU process with `CAP_SYS_NICE` reads
+//! everything here, and root does anyway.
 //!
 //! | file | says | needs |
 //! |---|---|---|
-//! | `comm`, `stat`, `status` | who it is; locked and pinned memory, THP switched off | nothing |
+//! | `comm`, `stat`, `status` | its identity; locked and pinned memory, THP switched off | nothing |
 //! | `cmdline` | its name and how its RAM is made | nothing, and its `mmap_lock` |
 //! | `fd/` | that it has a VM; VFIO, SEV, `userfaultfd` | its user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH` |
 //! | `maps`, `smaps` | its mappings, with their kind and advice | its user, or `CAP_SYS_PTRACE`; and its `mmap_lock` |
 //!
-//! Another process can keep the `mmap_lock` for ever, so what needs it is read with a deadline
-//! ([`wideleaf_memory::deadline`]). A process that
-//! does not answer is there all the same, with a name of libvirt's or its process id.
+//! Another process can keep the `mmap_lock` for ever, so reads that take it have a deadline
+//! ([`wideleaf_memory::deadline`]). A process that does not answer is listed all the same, with libvirt's name for
+//! it or its process id.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,16 +32,16 @@ use wideleaf_policies::{Bytes, Hva, PageSize};
 use crate::arguments::{self, Place};
 use crate::command_line::CommandLine;
 
-/// Where the files of the kernel and of libvirt are; tests have their own.
+/// Paths of the files of the kernel and of libvirt; tests have their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// `/proc`.
+    /// Folder of the processes, `/proc`.
     pub proc: PathBuf,
     /// libvirt's files about running domains, `NAME.pid` and `NAME.xml`.
     pub libvirt: PathBuf,
-    /// `/sys`.
+    /// Folder of the devices, `/sys`.
     pub sys: PathBuf,
-    /// The user whose word counts as libvirt's: root. A file of anybody else's in its folder says nothing.
+    /// User that libvirt runs as: root. Files of other users in its folder are ignored.
     pub libvirt_uid: u32,
 }
 
@@ -51,12 +52,12 @@ impl Default for Places {
 }
 
 impl Places {
-    /// A file of libvirt's about a domain, `None` where no file can have such a name.
+    /// Path of libvirt's file about a domain; `None` where no file can have such a name.
     pub fn domain_file(&self, domain: &str, suffix: &str) -> Option<PathBuf> {
         (!domain.is_empty() && !domain.contains(['/', '\0'])).then(|| self.libvirt.join(format!("{domain}.{suffix}")))
     }
 
-    /// All memory of the host (proc_meminfo(5)); `None` where it is not said.
+    /// Memory of the host in bytes (proc_meminfo(5)); `None` where it is not readable.
     pub fn host_memory(&self) -> Option<Bytes> {
         let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let kibibytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?.trim().strip_suffix(" kB")?;
@@ -69,11 +70,11 @@ impl Places {
         setting.is_ok_and(|setting| setting.contains("[never]"))
     }
 
-    /// The process of a running domain, as libvirt wrote it down. `None` also where anybody else may have written it: a link, a file of
-    /// another user's, or one that others can write or put in the place of libvirt's.
+    /// The process of a running domain according to libvirt. `None` also where another user may have written the
+    /// file: a link, a file of another user, or one that other users can write or replace.
     pub fn domain_pid(&self, domain: &str) -> Option<u32> {
         let path = self.domain_file(domain, "pid")?;
-        // A FIFO in its place would make us wait.
+        // A FIFO in its place would make this call wait.
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = fs::File::options().read(true).custom_flags(flags).open(path).ok()?;
         let is_libvirts = |of: &fs::Metadata| of.uid() == self.libvirt_uid && of.mode() & WRITABLE_BY_OTHERS == 0;
@@ -84,153 +85,154 @@ impl Places {
         text.trim().parse().ok()
     }
 
-    /// The domain that a process is, as libvirt wrote it down: for one that does not say its name itself.
+    /// The libvirt domain of a process, for one that does not answer.
     fn domain_of(&self, pid: u32) -> Option<String> {
         let names = fs::read_dir(&self.libvirt).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut domains = names.filter_map(|name| name.strip_suffix(".pid").map(str::to_owned));
         domains.find(|domain| self.domain_pid(domain) == Some(pid))
     }
 
-    /// Whether libvirt says of another process, which lives, that it is the domain of that name.
+    /// Whether libvirt assigns that domain to another process, which lives.
     fn is_domain_of_another(&self, domain: &str, pid: u32) -> bool {
         self.domain_pid(domain).is_some_and(|other| other != pid && self.proc.join(other.to_string()).exists())
     }
 }
 
-/// What it takes to look at another's process, in one wording.
+/// Privileges for examining another process.
 pub(crate) const NEEDED_TO_LOOK: &str = "root, or the user of the process, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH";
 
-/// What it takes to manage it.
+/// Privileges for managing another process.
 pub(crate) const NEEDED_TO_ACT: &str = "root, or the user of the process and CAP_SYS_NICE";
-/// Group and others (inode(7)).
+/// Write permission for the group and other users (inode(7)).
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// A process id has seven digits (proc_sys_kernel(5), `pid_max`).
+/// Upper bound on a file with a process id, in bytes. A process id has seven digits (proc_sys_kernel(5), `pid_max`).
 const PID_BYTES_MAX: u64 = 32;
 
-/// A figure that can not be had, and what would bring it.
+/// A figure that is not available, and the privilege that would provide it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The figure.
+    /// Name of the figure.
     pub what: &'static str,
-    /// Why.
+    /// Reason for the loss.
     pub why: String,
-    /// What it needs.
+    /// Privilege or remedy that it needs.
     pub needs: &'static str,
 }
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} can not be read ({}): needs {}", self.what, self.why, self.needs)
+        write!(f, "cannot read {} ({}): needs {}", self.what, self.why, self.needs)
     }
 }
 
-/// Why a process is none to look at.
+/// Reason why a process cannot be examined.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// There is none.
+    /// The process does not exist.
     #[error("there is no process {0}")]
     Gone(u32),
-    /// The kernel said something else.
+    /// Any other error of the kernel.
     #[error("process {pid}: {source}")]
     Proc {
-        /// Which.
+        /// Id of the process.
         pid: u32,
-        /// The answer.
+        /// Error from the kernel.
         source: Box<ProcError>,
     },
 }
 
-/// What its open files tell.
+/// Findings from its open files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
-    /// Numbers of the files that are VMs of KVM's.
+    /// Numbers of the open files that are KVM VMs.
     pub vms: Vec<u32>,
-    /// A device of the host is given to the guest (VFIO, iommufd, vDPA): its pages are pinned.
+    /// Whether the guest has a device of the host (VFIO, iommufd, vDPA), which pins its pages.
     pub has_device: bool,
-    /// The guest's memory is encrypted (`/dev/sev`).
+    /// Whether the guest's memory is encrypted (`/dev/sev`).
     pub is_encrypted: bool,
-    /// Pages are brought on demand, or watched (`userfaultfd(2)`).
+    /// Whether a handler provides or watches pages (`userfaultfd(2)`).
     pub has_userfaultfd: bool,
 }
 
-/// A process and what it was started as.
+/// A process that runs a VM.
 #[derive(Clone, Debug)]
 pub struct VmProcess {
-    /// Its id.
+    /// Id of the process.
     pub pid: u32,
-    /// When it started, in clock ticks since boot (proc_pid_stat(5)): with the id it names one process for ever.
+    /// Start of the process, in clock ticks since boot (proc_pid_stat(5)). With the id it names one process for ever.
     pub started_at: u64,
-    /// Its user.
+    /// User id of the process.
     pub uid: u32,
-    /// Name of the program's file or what it calls itself.
+    /// Name of the program's file, or its own name for itself.
     pub program: String,
-    /// Who runs the VM.
+    /// Program that runs the VM.
     pub vmm: Vmm,
-    /// Of the guest as its own command line has it, or the process id: a label. Whoever starts a process gives it any name.
+    /// Name of the guest on its own command line, or the process id. It is only a label: the command line may
+    /// contain any name.
     pub name: String,
-    /// The UUID on its command line: a label as well.
+    /// UUID on its command line, also only a label.
     pub uuid: Option<String>,
-    /// Its name as a libvirt domain, where libvirt says that this process is it.
+    /// Name of its libvirt domain, where libvirt assigns that to this process.
     pub domain: Option<String>,
-    /// Whether libvirt says that another process is the domain of that name: this one only calls itself so.
+    /// Whether libvirt assigns the domain of that name to another process: this one only uses the name.
     pub is_name_anothers: bool,
-    /// What it was started with.
+    /// Parsed command line of the process.
     pub command_line: CommandLine,
-    /// What its open files tell.
+    /// Findings from its open files.
     pub descriptors: Result<Descriptors, Lost>,
-    /// Why it says nothing of itself for now, in words that follow "it". What it was started with is not known then.
+    /// Reason why the process does not answer for now, in words that follow "it". Its command line is then unknown.
     pub no_answer: Option<String>,
-    /// Where it was found.
+    /// Paths where it was found.
     pub places: Places,
 }
 
 /// Parts of `status` (proc_pid_status(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Pinned by devices (`VmPin`).
+    /// Memory pinned by devices (`VmPin`), in bytes.
     pub pinned: Bytes,
-    /// Locked (`VmLck`).
+    /// Locked memory (`VmLck`), in bytes.
     pub locked: Bytes,
-    /// Whether THP is switched off for it (`prctl(2)`, `PR_SET_THP_DISABLE`).
+    /// Whether THP is off for the process (`prctl(2)`, `PR_SET_THP_DISABLE`).
     pub is_thp_off: bool,
 }
 
-/// What is mapped somewhere.
+/// One mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First address.
+    /// First address of the mapping.
     pub start: Hva,
-    /// Length.
+    /// Length in bytes.
     pub bytes: Bytes,
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub offset: Bytes,
-    /// Whether it may be written.
+    /// Whether the process may write it.
     pub is_writable: bool,
-    /// Whether what is written stays in this process.
+    /// Whether writes stay private to this process.
     pub is_private: bool,
-    /// The file; `None` where there is none.
+    /// Path of the file; `None` for anonymous memory.
     pub path: Option<String>,
-    /// The file's kind of file system, where a mount of the process's tells.
+    /// Type of the file's file system, where a mount of the process shows it.
     pub file_system: Option<String>,
-    /// Size of the kernel's pages, more than 4 KiB for hugetlb alone.
+    /// Size of the kernel's pages, more than 4 KiB only for hugetlb.
     pub kernel_page: Bytes,
-    /// Marked `MADV_NOHUGEPAGE`.
+    /// Whether it is marked `MADV_NOHUGEPAGE`.
     pub is_kept_small: bool,
 }
 
 impl Mapping {
-    /// First address behind.
+    /// First address after the mapping.
     pub fn end(&self) -> Hva {
         self.start + self.bytes
     }
 }
 
 impl VmProcess {
-    /// Looks at a process; `None` where it runs no VM. Takes [`deadline::BRIEF`] at most.
+    /// Examines a process; `None` where it runs no VM. Takes at most [`deadline::BRIEF`].
     ///
     /// # Errors
-    /// [`ProcessError`] where there is no such process.
+    /// [`ProcessError`] where the process does not exist.
     pub fn look(places: &Places, pid: u32) -> Result<Option<VmProcess>, ProcessError> {
         let Some(seen) = Seen::of(places, pid)? else { return Ok(None) };
         let arguments = match seen.known_arguments(places) {
@@ -240,7 +242,7 @@ impl VmProcess {
         seen.process(places, arguments)
     }
 
-    /// Looks at many processes; those that run no VM, or have ended, are left out. All that do not answer cost
+    /// Examines many processes, and leaves out those that run no VM or have ended. All that do not answer cost
     /// [`deadline::BRIEF`] together, for each `AT_ONCE` that were not known before.
     pub fn look_at_all(places: &Places, pids: impl Iterator<Item = u32>) -> Vec<VmProcess> {
         let seen: Vec<Seen> = pids.filter_map(|pid| Seen::of(places, pid).ok().flatten()).collect();
@@ -257,11 +259,11 @@ impl VmProcess {
         looked.filter_map(|(seen, told)| seen.process(places, told).ok().flatten()).collect()
     }
 
-    /// Whether it tells anything of its memory, whatever that is. A guest that hangs is known after `within`, also
-    /// where a look at it may take much longer.
+    /// Whether the process answers a read of its memory at all. A guest that hangs is known after `within`, also
+    /// where a full examination may take much longer.
     ///
     /// # Errors
-    /// [`NoAnswer`].
+    /// [`NoAnswer`] after `within`.
     pub(crate) fn answers(&self, within: Duration) -> Result<(), NoAnswer> {
         let arguments = self.places.proc.join(self.pid.to_string()).join("cmdline");
         let read = move || {
@@ -270,7 +272,7 @@ impl VmProcess {
         deadline::ask(self.key(), within, read)
     }
 
-    /// What names it in questions with a deadline.
+    /// Key of the process in questions with a deadline.
     pub fn key(&self) -> ProcessKey {
         ProcessKey { pid: self.pid, started_at: self.started_at }
     }
@@ -281,10 +283,10 @@ impl VmProcess {
         stat.is_ok_and(|stat| stat.starttime == self.started_at && !matches!(stat.state, 'Z' | 'X'))
     }
 
-    /// What its open files tell now.
+    /// Findings from its open files now.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// [`Lost`] without the permission.
     pub fn descriptors_now(&self) -> Result<Descriptors, Lost> {
         descriptors(&self.places, self.pid)
     }
@@ -292,7 +294,7 @@ impl VmProcess {
     /// Locked and pinned memory, and whether THP is off.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// [`Lost`] where the process has ended.
     pub fn status(&self) -> Result<Status, Lost> {
         let lost = |error: ProcError| Lost { what: "status", why: error.to_string(), needs: "the process to live" };
         let status = open(&self.places, self.pid).and_then(|process| process.status()).map_err(lost)?;
@@ -304,11 +306,11 @@ impl VmProcess {
         })
     }
 
-    /// Its mappings, ascending. The kernel walks its page tables for this: a few milliseconds a gibibyte in base
-    /// pages. Takes `MAPPINGS_WITHIN` at most.
+    /// Its mappings, ascending. The kernel walks the process's page tables for this: a few milliseconds per
+    /// gibibyte in base pages. Takes at most `MAPPINGS_WITHIN`.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// [`Lost`] without the permission or an answer.
     pub fn mappings(&self) -> Result<Vec<Mapping>, Lost> {
         let lost = |error: ProcError| Lost { what: MAPPINGS, why: short(&error), needs: NEEDED_TO_LOOK };
         let silent = |no_answer: NoAnswer| Lost { what: MAPPINGS, why: format!("it {no_answer}"), needs: ANSWER };
@@ -322,8 +324,8 @@ impl VmProcess {
         deadline::ask(self.key(), MAPPINGS_WITHIN, read).map_err(silent)?.map_err(lost)
     }
 
-    /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes [`deadline::BRIEF`] at
-    /// most; `None` where they cannot be told for now.
+    /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes at most
+    /// [`deadline::BRIEF`]; `None` where they are not readable for now.
     pub(crate) fn maps(&self) -> Option<String> {
         let (places, pid) = (self.places.clone(), self.pid);
         let read = move || bounded(&open(&places, pid)?, "maps", MAPS_BYTES_MAX);
@@ -332,19 +334,19 @@ impl VmProcess {
     }
 }
 
-/// Figure of [`Lost`].
+/// Figure of [`Lost`] for the mappings.
 const MAPPINGS: &str = "its mappings (smaps)";
 
-/// What a process that hangs needs.
+/// Remedy for a process that hangs.
 const ANSWER: &str = "the process to answer";
 
-/// A guest of a terabyte in base pages takes seconds.
+/// Time for the mappings: a guest of a terabyte in base pages takes seconds.
 const MAPPINGS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Processes that are asked at once. More would hold up a small host's other work for a moment.
+/// Number of processes examined at once. More would delay a small host's other work for a moment.
 const AT_ONCE: usize = 16;
 
-/// What is seen of a process that may run a VM without a question to its memory.
+/// Facts about a process that may run a VM, found without a read of its memory.
 struct Seen {
     pid: u32,
     stat: Stat,
@@ -353,7 +355,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// `None` where it has no VM.
+    /// `None` for a process without a VM.
     fn of(places: &Places, pid: u32) -> Result<Option<Seen>, ProcessError> {
         let error = |source| process_error(pid, source);
         let process = open(places, pid).map_err(error)?;
@@ -369,8 +371,7 @@ impl Seen {
         ProcessKey { pid: self.pid, started_at: self.stat.starttime }
     }
 
-    /// Where the kernel finds its arguments; `None` where it does not say, and where its files do not show that it
-    /// has a VM.
+    /// Place of its arguments. `None` where the kernel does not report it, and where the open files do not show a VM.
     fn place(&self, places: &Places) -> Option<Place> {
         let (start, end) = (self.stat.arg_start?, self.stat.arg_end?);
         let is_said = self.descriptors.is_ok() && start != 0;
@@ -386,7 +387,7 @@ impl Seen {
         move || {
             let process = open(&places, of.pid)?;
             let arguments = read_arguments(&process)?;
-            // The process id may have passed to another one since.
+            // Another process may have received the process id since.
             let is_it = process.stat()?.starttime == of.started_at;
             if is_it { Ok(arguments) } else { Err(ProcError::NotFound(None)) }
         }
@@ -406,7 +407,7 @@ impl Seen {
         Ok(Ok(arguments))
     }
 
-    /// `None` where it is no VM after all.
+    /// `None` where the process has no VM after all.
     fn process(
         self,
         places: &Places,
@@ -414,7 +415,7 @@ impl Seen {
     ) -> Result<Option<VmProcess>, ProcessError> {
         let Seen { pid, stat, descriptors, process } = self;
         if arguments.as_ref().is_ok_and(Vec::is_empty) {
-            return Ok(None); // a thread of the kernel's, or one that has ended
+            return Ok(None); // a kernel thread, or a process that has ended
         }
         let no_answer = arguments.as_ref().err().map(ToString::to_string);
         let arguments = arguments.unwrap_or_default();
@@ -454,13 +455,13 @@ fn open(places: &Places, pid: u32) -> Result<Process, ProcError> {
 fn process_error(pid: u32, source: ProcError) -> ProcessError {
     match source {
         ProcError::NotFound(_) => ProcessError::Gone(pid),
-        // Files of a process that ends meanwhile.
+        // Files of a process that ends during the read.
         ProcError::Io(error, _) if error.raw_os_error() == Some(Errno::ESRCH as i32) => ProcessError::Gone(pid),
         source => ProcessError::Proc { pid, source: Box::new(source) },
     }
 }
 
-/// The kernel's answer without the path, which says nothing to a reader.
+/// The kernel's error without the path, which does not help a reader.
 fn short(error: &ProcError) -> String {
     match error {
         ProcError::PermissionDenied(_) => "permission denied".into(),
@@ -469,17 +470,18 @@ fn short(error: &ProcError) -> String {
     }
 }
 
-/// `execve(2)` takes 2 MiB of arguments where nobody raised the limit of the stack. A process may say of any of its memory that its
-/// arguments are there (`PR_SET_MM_MAP`), gigabytes of it.
+/// Upper bound on the arguments, in bytes: `execve(2)` takes 2 MiB unless an operator raised the limit of the
+/// stack. A process may declare any of its memory as its arguments (`PR_SET_MM_MAP`), gigabytes of it.
 const ARGUMENTS_BYTES_MAX: usize = 2 << 20;
 
-/// Forty thousand mappings, of which a QEMU with a thousand threads has a tenth. The kernel allows a million, with long names.
+/// Upper bound on `smaps`, in bytes: forty thousand mappings, of which a QEMU with a thousand threads has a tenth.
+/// The kernel allows a million, with long names.
 const SMAPS_BYTES_MAX: usize = 32 << 20;
 
-/// The same mappings without what `smaps` says of each: a twelfth.
+/// Upper bound on `maps`, in bytes: a twelfth of `smaps` for the same mappings.
 const MAPS_BYTES_MAX: usize = 4 << 20;
 
-/// A file whose length the process chooses.
+/// Reads a file with a length that the process chooses.
 fn bounded(process: &Process, name: &str, bytes_max: usize) -> Result<Vec<u8>, ProcError> {
     let mut bytes = Vec::new();
     process.open_relative(name)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
@@ -489,21 +491,21 @@ fn bounded(process: &Process, name: &str, bytes_max: usize) -> Result<Vec<u8>, P
     Ok(bytes)
 }
 
-/// Its arguments, whatever bytes they are made of.
+/// Its arguments, whatever bytes they contain.
 fn read_arguments(process: &Process) -> Result<Vec<String>, ProcError> {
     let bytes = bounded(process, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let arguments = bytes.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
     Ok(arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
 }
 
-/// The process chooses the names in there. Those that look like System V shared memory are in small letters here, since the parser
-/// trusts them to be well made.
+/// The process chooses the names in there. Names like those of System V shared memory are changed to lower case,
+/// since the parser trusts their form.
 fn smaps(process: &Process) -> Result<MemoryMaps, ProcError> {
     let bytes = bounded(process, "smaps", SMAPS_BYTES_MAX)?;
     MemoryMaps::from_buf_read(String::from_utf8_lossy(&bytes).replace("/SYSV", "/sysv").as_bytes())
 }
 
-/// The program's name: of its file, else as it calls itself.
+/// Name of the program: of its file, else its own name for itself.
 fn program(process: &Process, called: &str) -> String {
     let exe =
         process.exe().ok().and_then(|exe| Some(exe.file_name()?.to_str()?.trim_end_matches(" (deleted)").to_owned()));
@@ -520,14 +522,14 @@ fn vmm(program: &str) -> Vmm {
     }
 }
 
-/// One `readlink(2)` a file: this is asked of every process of the host, and of every guest again and again.
+/// One `readlink(2)` per file: this runs for every process of the host, and for every guest again and again.
 fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
     let lost =
         |error: io::Error| Lost { what: "its open files (fd)", why: error.kind().to_string(), needs: NEEDED_TO_LOOK };
     let mut found = Descriptors::default();
     for entry in fs::read_dir(places.proc.join(pid.to_string()).join("fd")).map_err(lost)? {
         let path = entry.map_err(lost)?.path();
-        // A file that was closed meanwhile is none.
+        // A file that the process has closed since.
         let Ok(target) = fs::read_link(&path) else { continue };
         let Some(target) = target.to_str() else { continue };
         match target {
@@ -541,7 +543,7 @@ fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
     Ok(found)
 }
 
-/// File systems by device, as the process has them mounted. Where it can not be read, nothing is known of any file.
+/// File systems by device, as the process has them mounted; empty where that is not readable.
 fn file_systems(process: &Process) -> HashMap<String, String> {
     let mounts = process.mountinfo().map(|mounts| mounts.0).unwrap_or_default();
     mounts.into_iter().map(|mount| (mount.majmin, mount.fs_type)).collect()
@@ -551,7 +553,7 @@ fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
     let flags = map.extension.vm_flags;
     let path = match &map.pathname {
         MMapPath::Anonymous | MMapPath::Heap | MMapPath::Stack => None,
-        // Anonymous memory to which its process gave a name (PR_SET_VMA_ANON_NAME).
+        // Anonymous memory that its process has named (PR_SET_VMA_ANON_NAME).
         MMapPath::Other(name) if name.starts_with("anon:") => None,
         MMapPath::Path(path) => Some(path.to_string_lossy().into_owned()),
         other => Some(format!("{other:?}")),
@@ -595,7 +597,7 @@ pub(crate) mod tests {
         (folder, places)
     }
 
-    /// Says, as libvirt does, which process a domain is.
+    /// Assigns a process to a domain, as libvirt does.
     pub(crate) fn say_domain(places: &Places, name: &str, pid: u32) {
         let file = places.libvirt.join(format!("{name}.pid"));
         fs::write(&file, pid.to_string()).expect("written");
@@ -617,7 +619,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_libvirt_guest_has_its_domains_name_and_others_their_own() {
+    fn a_libvirt_guest_has_its_domains_name_and_any_other_its_own() {
         let (_folder, places) = fake_places();
         let line = ["/usr/bin/qemu-system-x86_64", "-name", "guest=web,debug-threads=on", "-uuid", "u-1"];
         add_process(&places, 7, &line, &["/dev/kvm", "anon_inode:kvm-vm", "/dev/vfio/3", "anon_inode:[userfaultfd]"]);
@@ -637,7 +639,7 @@ pub(crate) mod tests {
 
         say_domain(&places, "web", 8);
         let guest = VmProcess::look(&places, 7).expect("there").expect("a VM");
-        assert_eq!((guest.domain, guest.is_name_anothers), (None, false), "nobody is process 8");
+        assert_eq!((guest.domain, guest.is_name_anothers), (None, false), "process 8 does not exist");
         add_process(&places, 8, &["/usr/bin/qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
         let is_anothers = |pid| VmProcess::look(&places, pid).expect("there").expect("a VM").is_name_anothers;
         assert_eq!([7, 8].map(is_anothers), [true, false]);
@@ -650,7 +652,11 @@ pub(crate) mod tests {
         let chmod = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("its owner's");
         say_domain(&places, "web", 7);
         assert_eq!(places.domain_pid("web"), Some(7));
-        assert_eq!(Places { libvirt_uid: places.libvirt_uid + 1, ..places.clone() }.domain_pid("web"), None, "whose?");
+        assert_eq!(
+            Places { libvirt_uid: places.libvirt_uid + 1, ..places.clone() }.domain_pid("web"),
+            None,
+            "another user"
+        );
         for path in [&file, &places.libvirt] {
             let before = fs::metadata(path).expect("it is there").permissions();
             for mode in [0o775, 0o757] {
@@ -664,20 +670,20 @@ pub(crate) mod tests {
         assert_eq!(places.domain_pid("web"), None, "a link");
         fs::remove_file(&file).expect("it was there");
         nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRUSR).expect("a FIFO");
-        assert_eq!(places.domain_pid("web"), None, "nobody waits for who writes there");
+        assert_eq!(places.domain_pid("web"), None, "the read does not wait for a writer");
     }
 
     #[test]
-    fn a_process_without_a_vm_is_none_and_one_that_is_gone_says_so() {
+    fn a_process_without_a_vm_is_left_out_and_one_that_has_ended_is_an_error() {
         let (_folder, places) = fake_places();
         add_process(&places, 8, &["/usr/bin/qemu-system-x86_64"], &["/dev/null"]);
         assert!(VmProcess::look(&places, 8).expect("it is there").is_none());
-        let gone = VmProcess::look(&places, 9).expect_err("nobody is there");
+        let gone = VmProcess::look(&places, 9).expect_err("no such process");
         assert_eq!(gone.to_string(), "there is no process 9");
     }
 
     #[test]
-    fn qemu_is_known_by_its_command_line_where_its_files_can_not_be_seen() {
+    fn qemu_is_known_by_its_command_line_where_its_files_are_not_readable() {
         let (_folder, places) = fake_places();
         add_process(&places, 10, &["/usr/bin/qemu-system-x86_64", "-name", "db"], &[]);
         fs::remove_dir(places.proc.join("10/fd")).expect("it is empty");
@@ -686,7 +692,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn names_that_a_process_chose_to_annoy_are_no_harm() {
+    fn malicious_names_in_a_process_do_no_harm() {
         let (_folder, places) = fake_places();
         add_process(&places, 12, &["qemu-system-x86_64", "-name", "caf"], &["anon_inode:kvm-vm"]);
         fs::write(places.proc.join("12/cmdline"), b"qemu-system-x86_64\0-name\0caf\xe9\0").expect("written");
@@ -701,7 +707,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_never_ends_is_one_line_and_no_end_of_memory() {
+    fn a_file_without_end_is_a_one_line_error_and_bounded_memory() {
         let (_folder, places) = fake_places();
         add_process(&places, 13, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
         let guest = VmProcess::look(&places, 13).expect("it is there").expect("a VM");
@@ -719,14 +725,14 @@ pub(crate) mod tests {
         nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     }
 
-    /// Lets a reader of that file go on, with nothing to read.
+    /// Ends the wait of a reader of that file, with nothing to read.
     pub(crate) fn end_of(places: &Places, pid: u32, name: &str) {
         let file = places.proc.join(pid.to_string()).join(name);
         drop(fs::File::options().write(true).open(file).expect("a reader waits"));
     }
 
     #[test]
-    fn a_process_that_does_not_answer_is_there_under_the_name_that_libvirt_knows() {
+    fn a_process_that_does_not_answer_is_listed_under_libvirts_name_for_it() {
         let (_folder, places) = fake_places();
         for pid in [71, 72, 73] {
             add_process(&places, pid, &["qemu-system-x86_64", "-name", &format!("vm{pid}")], &["anon_inode:kvm-vm"]);
@@ -739,7 +745,7 @@ pub(crate) mod tests {
         assert_eq!((seen[1].domain.as_deref(), seen[0].vmm), (Some("web"), Vmm::Qemu));
         let is_silent = seen.iter().map(|guest| guest.no_answer.as_deref().map(|why| why.contains("does not answer")));
         assert_eq!(is_silent.collect::<Vec<_>>(), [Some(true), Some(true), None]);
-        // Nothing asks a second time while the first question hangs.
+        // No second question is asked while the first one hangs.
         assert!(VmProcess::look(&places, 71).expect("it is there").expect("a VM").no_answer.is_some());
         for pid in [71, 72] {
             end_of(&places, pid, "cmdline");
@@ -747,7 +753,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn mappings_that_do_not_come_are_lost_in_time_and_a_list_of_them_without_end_too() {
+    fn mappings_that_hang_or_never_end_are_lost_within_the_deadline() {
         let (_folder, places) = fake_places();
         add_process(&places, 74, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
         let guest = VmProcess::look(&places, 74).expect("it is there").expect("a VM");
@@ -772,7 +778,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_process_that_took_over_the_id_is_another() {
+    fn a_process_that_reuses_the_id_is_another_process() {
         let (_folder, places) = fake_places();
         add_process(&places, 11, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
         let mut guest = VmProcess::look(&places, 11).expect("it is there").expect("a VM");

@@ -5,9 +5,9 @@
 //!                                     events between the answers are skipped
 //! ```
 //!
-//! Only [`Question`]s can be asked, and none of them changes the guest. A monitor that does not answer within the time given, or
-//! that answers nonsense, is an error and never a hang; the connection is then of no use any more. A QMP socket serves one client at
-//! a time: connected to a busy one, no greeting comes.
+//! This client can send only [`Question`]s, none of which changes the guest. A monitor that does not answer in
+//! time, or that answers nonsense, is an error and never a hang. The connection is then unusable. A QMP socket
+//! serves one client at a time: from a busy one, no greeting comes.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -21,51 +21,53 @@ use nix::sys::time::TimeVal;
 use serde_json::{Value, json};
 use wideleaf_policies::Gpa;
 
-/// How long a monitor may take. QEMU answers in a millisecond; its main loop may be busy for some hundred when a disk is slow.
+/// Time that a monitor may take. QEMU answers in a millisecond. Its main loop may be busy for some hundred when a
+/// disk is slow.
 pub const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// No line is longer: the memory tree of a guest with a thousand devices is 2 MiB. Parsed, a line may be thirty times as large.
+/// Upper bound on a line, in bytes: the memory tree of a guest with a thousand devices is 2 MiB. Parsed, a line may
+/// be thirty times as large.
 const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// Events that are skipped for one answer. A guest can cause events; this many in half a second are not sane.
+/// Number of events that are skipped for one answer. A guest can cause events, but not 10,000 in half a second.
 const EVENTS_MAX: usize = 10_000;
 
-/// What can be asked. None of these changes the guest.
+/// Questions to the monitor. None of them changes the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// `query-status`.
+    /// State of the VM: `query-status`.
     Status,
-    /// `query-name`.
+    /// Name of the guest: `query-name`.
     Name,
-    /// `query-uuid`.
+    /// UUID of the guest: `query-uuid`.
     Uuid,
-    /// `query-stats` of the VM: KVM's mappings by size.
+    /// KVM's mappings by size: `query-stats` of the VM.
     Mappings,
-    /// `query-migrate`.
+    /// State of a migration: `query-migrate`.
     Migrate,
-    /// `query-dirty-rate`.
+    /// Measurement of the dirty rate: `query-dirty-rate`.
     DirtyRate,
-    /// `query-jobs`.
+    /// Background jobs: `query-jobs`.
     Jobs,
-    /// `query-dump`.
+    /// State of a dump: `query-dump`.
     Dump,
-    /// `query-memdev`.
+    /// Memory backends: `query-memdev`.
     Memdevs,
-    /// `query-memory-devices`: what was plugged in.
+    /// Plugged memory: `query-memory-devices`.
     MemoryDevices,
-    /// `query-balloon`.
+    /// Size of the balloon: `query-balloon`.
     Balloon,
-    /// `query-memory-size-summary`.
+    /// Memory in total: `query-memory-size-summary`.
     MemorySize,
-    /// `info qtree`: all devices with their properties, those that were plugged in as well.
+    /// All devices with their properties, plugged ones included: `info qtree`.
     DeviceTree,
-    /// `info mtree -f`.
+    /// Guest-physical memory map: `info mtree -f`.
     MemoryTree,
-    /// `gpa2hva`.
+    /// Address in QEMU's process: `gpa2hva`.
     HostAddress(Gpa),
-    /// `query-cpus-fast`, which no vCPU notices.
+    /// List of the vCPUs: `query-cpus-fast`, which does not disturb a vCPU.
     Cpus,
-    /// `info registers` of one vCPU, by its index: QEMU's main loop waits until it has left the guest.
+    /// Registers of one vCPU by its index, `info registers`: QEMU's main loop waits until it has left the guest.
     Registers(u64),
 }
 
@@ -101,54 +103,57 @@ impl Question {
     }
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// No such socket, or no permission.
+    /// The socket does not exist, or permission is missing.
     #[error("cannot connect to the QMP socket {path}: {source}")]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: String,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// Time is up.
-    #[error("the monitor did not answer within {} ms: QEMU is stuck, or somebody else is connected to this socket", .0.as_millis())]
+    /// The monitor took too long.
+    #[error(
+        "the monitor did not answer within {} ms: QEMU is stuck, or another client is connected to this socket",
+        .0.as_millis()
+    )]
     TimedOut(Duration),
     /// The connection broke.
     #[error("the connection to the monitor broke: {0}")]
     Broken(#[source] io::Error),
-    /// It was closed.
+    /// The monitor closed the connection.
     #[error("the monitor closed the connection: QEMU has ended, or the socket is not a QMP socket")]
     Closed,
     /// A line longer than any of QEMU's.
-    #[error("a line of more than {LINE_BYTES_MAX} bytes came from the monitor")]
+    #[error("the monitor sent a line of more than {LINE_BYTES_MAX} bytes")]
     TooLong,
-    /// Not QMP.
+    /// The peer does not speak QMP.
     #[error("this is not QMP: {0:?}")]
     NotQmp(String),
-    /// The socket is another process's.
-    #[error("the QMP socket {path} is of process {other} and not of {pid}")]
+    /// The socket belongs to another process.
+    #[error("the QMP socket {path} belongs to process {other} and not to {pid}")]
     OfAnother {
-        /// The socket.
+        /// Path of the socket.
         path: String,
-        /// Whose it should be.
+        /// Expected owner of the socket.
         pid: u32,
-        /// Whose it is.
+        /// Actual owner of the socket.
         other: u32,
     },
-    /// Events only.
-    #[error("{EVENTS_MAX} events and no answer came from the monitor")]
+    /// The monitor sent only events.
+    #[error("the monitor sent {EVENTS_MAX} events and no answer")]
     EventsOnly,
 }
 
-/// The monitor understood and said no: a command it does not know, a device that is not there.
+/// Refusal of the monitor: an unknown command, or a missing device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("QEMU says: {description}")]
 pub struct Refused {
-    /// `CommandNotFound`, `GenericError`, …
+    /// Class of the error: `CommandNotFound`, `GenericError`, …
     pub class: String,
-    /// In words.
+    /// Description in words.
     pub description: String,
 }
 
@@ -161,17 +166,17 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects, and waits for the greeting no longer than `within`, which is also the time each later answer may take.
+    /// Connects and waits for the greeting, at most `within`, which is also the limit for each later answer.
     ///
     /// # Errors
-    /// [`QmpError`].
+    /// [`QmpError`] without a greeting in time.
     pub fn connect(path: &Path, within: Duration) -> Result<Qmp, QmpError> {
         Qmp::connect_to(path, within, |_| Ok(()))
     }
 
-    /// The same where `is_meant` allows the process that listens there. Before that not a byte is read or written: a
-    /// client of a daemon that runs as root may name any socket of the host, and is to learn nothing of what another
-    /// service says to root.
+    /// As [`Qmp::connect`], where `is_meant` allows the process that listens there. Before that not a byte is read
+    /// or written: a client of a daemon that runs as root may name any socket of the host, and must learn nothing
+    /// of what another service says to root.
     ///
     /// # Errors
     /// [`QmpError`], or the reason of `is_meant`.
@@ -188,10 +193,10 @@ impl Qmp {
         Ok(Qmp::over(stream, within)?)
     }
 
-    /// The same over a connection that is there, whose own time limits hold for each read and write.
+    /// As [`Qmp::connect`] over an open connection with its own time limits for each read and write.
     ///
     /// # Errors
-    /// [`QmpError`].
+    /// [`QmpError`] without a greeting in time.
     pub fn over(stream: UnixStream, within: Duration) -> Result<Qmp, QmpError> {
         let mut qmp = Qmp { stream, received: Vec::new(), within };
         let until = Instant::now() + within;
@@ -204,19 +209,20 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Asks one.
+    /// Asks one question.
     ///
     /// # Errors
-    /// [`QmpError`]; the connection is then of no use any more.
+    /// [`QmpError`]; the connection is then unusable.
     pub fn ask(&mut self, question: Question) -> Result<Result<Value, Refused>, QmpError> {
         self.send(&question.line())?;
         self.answer(Instant::now() + self.within)
     }
 
-    /// Asks some at once, which takes one turn of QEMU's main loop instead of one each. Answers in the same order.
+    /// Asks several questions at once, which takes one turn of QEMU's main loop instead of one each. The answers
+    /// come in the same order.
     ///
     /// # Errors
-    /// [`QmpError`]; the connection is then of no use any more.
+    /// [`QmpError`]; the connection is then unusable.
     pub fn ask_all(&mut self, questions: &[Question]) -> Result<Vec<Result<Value, Refused>>, QmpError> {
         self.send(&questions.iter().map(|question| question.line()).collect::<String>())?;
         let until = Instant::now() + self.within;
@@ -252,7 +258,7 @@ impl Qmp {
             if looked_at > LINE_BYTES_MAX {
                 return Err(QmpError::TooLong);
             }
-            // A read waits for `within` at most, so that an answer in pieces takes twice that at most.
+            // A read waits at most `within`, so an answer in pieces takes at most twice that.
             if Instant::now() > until {
                 return Err(QmpError::TimedOut(self.within));
             }
@@ -277,8 +283,8 @@ fn peer_pid(stream: &UnixStream) -> Result<u32, QmpError> {
     u32::try_from(peer.pid()).map_err(|_| QmpError::NotQmp(format!("its peer is process {}", peer.pid())))
 }
 
-/// A connection of which no call takes longer than `within`. Nor does connecting: QEMU lets two clients wait, also those that have
-/// given up, and the next one waits for a place (unix(7): `SO_SNDTIMEO` is for that, too).
+/// A connection on which no call takes longer than `within`, `connect` included. QEMU lets two clients wait, also
+/// those that have given up, and the next one waits for a place (unix(7): `SO_SNDTIMEO` also limits that).
 fn stream(path: &Path, within: Duration) -> nix::Result<UnixStream> {
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     let within = TimeVal::new(within.as_secs() as i64, i64::from(within.subsec_micros()));
@@ -288,7 +294,7 @@ fn stream(path: &Path, within: Duration) -> nix::Result<UnixStream> {
     Ok(UnixStream::from(fd))
 }
 
-/// One line of the monitor.
+/// One line from the monitor.
 #[derive(Debug, PartialEq)]
 enum Message {
     Greeting,
@@ -327,19 +333,19 @@ mod tests {
 
     const GREETING: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}}, \"capabilities\": [\"oob\"]}}\r\n";
 
-    /// A monitor that says each text when a line has come, the first at once.
+    /// A monitor that sends the first text at once, and each next one after a line from the client.
     fn monitor(texts: Vec<Vec<u8>>) -> (tempfile::TempDir, JoinHandle<()>) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let listener = UnixListener::bind(folder.path().join("qmp")).expect("the socket is new");
         let thread = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("somebody connects");
+            let (mut stream, _) = listener.accept().expect("a client connects");
             let mut chunk = [0; 4096];
             for text in texts {
                 if stream.write_all(&text).is_err() || matches!(stream.read(&mut chunk), Ok(0) | Err(_)) {
                     return;
                 }
             }
-            // Silent until the other side has had enough.
+            // Silent until the client gives up.
             let _ = stream.read(&mut chunk);
         });
         (folder, thread)
@@ -368,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_monitor_refuses_is_told_from_what_it_does_not_answer() {
+    fn a_refusal_of_the_monitor_is_distinguished_from_silence() {
         let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"The command query-stats has not been found\"}}\r\n";
         let answer = ask(&[GREETING, "{\"return\": {}}\r\n", refusal], Question::Mappings).expect("it answers");
         assert_eq!(answer.expect_err("it refuses").class, "CommandNotFound");
@@ -377,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_busy_or_no_monitor_is_an_error_in_time() {
+    fn a_busy_socket_or_one_without_a_monitor_is_an_error_within_the_deadline() {
         let busy = ask(&[""], Question::Status).expect_err("no greeting");
         assert!(matches!(busy, QmpError::TimedOut(_)), "{busy}");
         let other = ask(&["220 mail.example.org ESMTP\r\n"], Question::Status).expect_err("not QMP");
@@ -387,15 +393,15 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_with_no_place_for_another_client_is_an_error_in_time() {
+    fn a_monitor_with_no_place_for_another_client_is_an_error_within_the_deadline() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("qmp");
         let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
         bind(fd.as_raw_fd(), &UnixAddr::new(&path).expect("a short path")).expect("it is new");
         listen(&fd, Backlog::new(1).expect("as QEMU")).expect("it is bound");
-        // Nobody accepts: the first two wait for a greeting, and the third for a place.
+        // The listener never accepts: the first two clients wait for a greeting, and the third for a place.
         for _ in 0..3 {
-            let busy = Qmp::connect(&path, Duration::from_millis(50)).expect_err("nobody answers");
+            let busy = Qmp::connect(&path, Duration::from_millis(50)).expect_err("no answer comes");
             assert!(matches!(busy, QmpError::TimedOut(_)), "{busy}");
         }
     }
@@ -426,7 +432,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_too_odd(line in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_line_causes_a_panic(line in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = message(&line);
         }
 

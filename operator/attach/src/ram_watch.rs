@@ -1,10 +1,11 @@
-//! Whether RAM, or what may be done to it, has changed since it was looked at. Asked often, so it costs little: one question to the monitor,
-//! or one read of `maps` (proc_pid_maps(5)), which walks no page tables as `smaps` does.
+//! Detects changes of RAM, or of what may be done to it, since it was last examined. It runs often, so it
+//! costs little: one question to the monitor, or one read of `maps` (proc_pid_maps(5)), which walks no page
+//! tables as `smaps` does.
 //!
 //! ```text
 //!   every LOOK_EVERY   monitor: query-memory-devices ┐
 //!                      without: large mappings       ├─ as before ─▶ nothing to do
-//!                      THP of the process, the host  ┴▶ another ───▶ the RAM map is read anew, then `followed`
+//!                      THP of the process, the host  ┴▶ another ───▶ the RAM map is read again, then `followed`
 //!   every READ_EVERY   or a thousand times what that takes ─▶ the same: advice (MADV_NOHUGEPAGE) is in smaps alone
 //! ```
 
@@ -19,40 +20,41 @@ use crate::monitor::Monitor;
 use crate::process::VmProcess;
 use crate::qmp::Question;
 
-/// Memory is plugged in by hand or by a scheduler that takes seconds itself, and works unmanaged until then. A look takes half a
-/// millisecond.
+/// Interval between checks. An operator or a scheduler plugs memory in, which takes seconds itself, and the memory
+/// works unmanaged until then. A check takes half a millisecond.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// How often the RAM map is read without a sign that it has changed. A process seldom changes its advice, and until it is seen the kernel
-/// refuses what is tried.
+/// Interval between reads of the RAM map without a sign of a change. A process seldom changes its advice, and until
+/// the change is seen the kernel refuses the attempts.
 const READ_EVERY: Duration = Duration::from_secs(300);
 
-/// Reading takes some milliseconds a gibibyte in base pages: a thousandth of a core at most goes into it, however large the guest is.
+/// Limit on the reads' share of a core, as its inverse. A read takes some milliseconds per gibibyte in base pages:
+/// at most a thousandth of a core goes into it, however large the guest is.
 const READ_SHARE: u32 = 1000;
 
-/// Smaller mappings come and go with threads and devices. Linux takes plugged memory in blocks of 128 MiB (memory-hotplug.rst), and some
-/// VMMs give half of that.
+/// Smallest mapping that counts. Smaller ones come and go with threads and devices. Linux takes plugged memory in
+/// blocks of 128 MiB (memory-hotplug.rst), and some VMMs give half of that.
 const MAPPING_MIN: Bytes = mib(64);
 
-/// What RAM looks like from afar.
+/// Cheap summary of RAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     ram: Ram,
     /// `PR_SET_THP_DISABLE` of the process (proc_pid_status(5), `THP_enabled`).
     is_thp_off: bool,
-    /// The host's setting.
+    /// Whether the host's THP setting is `never`.
     is_thp_never: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ram {
-    /// The memory devices that QEMU tells of.
+    /// The memory devices according to QEMU.
     Devices(Value),
-    /// First address and end of each large mapping that can be written.
+    /// First address and end of each large writable mapping.
     Mappings(Vec<(u64, u64)>),
 }
 
-/// See the module.
+/// Watch on one guest's RAM; see the module.
 #[derive(Debug)]
 pub(crate) struct RamWatch {
     looked_at: Instant,
@@ -62,13 +64,13 @@ pub(crate) struct RamWatch {
 }
 
 impl RamWatch {
-    /// Remembers how things are now: made before the RAM map is read, so that no change falls between.
+    /// Remembers the present state. It is made before the RAM map is read, so that no change is missed.
     pub fn new(process: &VmProcess, monitor: Option<&Monitor>) -> RamWatch {
         let now = Instant::now();
         RamWatch { looked_at: now, followed: mark(process, monitor), read_at: now, reading_took: Duration::ZERO }
     }
 
-    /// What RAM looks like now, where it is time to look and that is something new, or time to read the RAM map all the same.
+    /// The present state, where it is time to check and the state is new, or time to read the RAM map all the same.
     pub fn change(&mut self, process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
         if self.looked_at.elapsed() < LOOK_EVERY {
             return None;
@@ -78,23 +80,23 @@ impl RamWatch {
         mark(process, monitor).filter(|mark| is_time || self.followed.as_ref() != Some(mark))
     }
 
-    /// The RAM map was read, or could not be, which took so long.
+    /// Records a read of the RAM map, successful or not, and its duration.
     pub fn read(&mut self, took: Duration) {
         (self.read_at, self.reading_took) = (Instant::now(), took);
     }
 
-    /// The RAM map was read after this was seen.
+    /// Records that the RAM map was read after this state was seen.
     pub fn followed(&mut self, mark: Mark) {
         self.followed = Some(mark);
     }
 }
 
-/// `None` where it can not be told for now.
+/// `None` where the state is not readable for now.
 fn mark(process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
     let ram = match monitor {
         Some(monitor) => {
             let answer = monitor.with(|qmp| qmp.ask(Question::MemoryDevices)).ok()?;
-            // A machine without such devices says so or refuses: both stay as they are.
+            // A machine without such devices says so or refuses: neither answer changes.
             Ram::Devices(answer.unwrap_or_default())
         }
         None => Ram::Mappings(process.maps()?.lines().filter_map(large_mapping).collect()),
@@ -105,7 +107,7 @@ fn mark(process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
     Some(Mark { ram, is_thp_off, is_thp_never: process.places.is_thp_never() })
 }
 
-/// `7fc247e00000-7fc257e00000 rw-p 00000000 00:00 0`
+/// Parses `7fc247e00000-7fc257e00000 rw-p 00000000 00:00 0`.
 fn large_mapping(line: &str) -> Option<(u64, u64)> {
     let (addresses, rest) = line.split_once(' ')?;
     let (start, end) = addresses.split_once('-')?;
@@ -127,7 +129,7 @@ mod tests {
     const PLUGGED: &str = "7f0040000000-7f0048000000 rw-s 00000000 00:01 7 /memfd:dimm (deleted)\n";
 
     #[test]
-    fn large_mappings_that_can_be_written_are_seen_and_no_others() {
+    fn only_large_writable_mappings_are_seen() {
         let text = format!("{BEFORE}{PLUGGED}nonsense\n7f-\n7f0050000000-7f0060000000 r--p 0 00:00 0\n");
         let seen: Vec<_> = text.lines().filter_map(large_mapping).collect();
         assert_eq!(seen, [(0x7f00_0000_0000, 0x7f00_1000_0000), (0x7f00_4000_0000, 0x7f00_4800_0000)]);
@@ -145,7 +147,7 @@ mod tests {
         Instant::now().checked_sub(time).expect("the clock has run for longer")
     }
 
-    /// What is new once it is time to look again.
+    /// The change once it is time to check again.
     fn later(watch: &mut RamWatch, process: &VmProcess) -> Option<Mark> {
         watch.looked_at = ago(LOOK_EVERY);
         watch.change(process, None)
@@ -158,19 +160,19 @@ mod tests {
         let mut watch = RamWatch::new(&process, None);
         assert_eq!(later(&mut watch, &process), None);
         fs::write(&maps, [BEFORE, PLUGGED].concat()).expect("written");
-        assert_eq!(watch.change(&process, None), None, "it has just looked");
+        assert_eq!(watch.change(&process, None), None, "it has just checked");
         let change = later(&mut watch, &process).expect("a mapping has come");
-        assert_eq!(later(&mut watch, &process).as_ref(), Some(&change), "nobody has followed it");
+        assert_eq!(later(&mut watch, &process).as_ref(), Some(&change), "it was not followed");
         watch.followed(change);
         assert_eq!(later(&mut watch, &process), None);
         fs::write(&maps, BEFORE).expect("written");
         assert!(later(&mut watch, &process).is_some(), "a mapping has gone");
         fs::remove_file(&maps).expect("it was there");
-        assert_eq!(later(&mut watch, &process), None, "nothing can be told");
+        assert_eq!(later(&mut watch, &process), None, "the maps are not readable");
     }
 
     #[test]
-    fn thp_that_is_switched_off_for_the_process_or_the_host_is_a_change_and_so_is_on_again() {
+    fn switching_thp_off_or_on_for_the_process_or_the_host_is_a_change() {
         let (_folder, process) = guest();
         let status = process.places.proc.join("7/status");
         let settings = process.places.sys.join("kernel/mm/transparent_hugepage");
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_is_read_anew_now_and_then_and_seldom_where_that_takes_long() {
+    fn the_map_is_read_again_periodically_and_rarely_where_that_takes_long() {
         let (_folder, process) = guest();
         let mut watch = RamWatch::new(&process, None);
         watch.read_at = ago(READ_EVERY);

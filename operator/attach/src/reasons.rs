@@ -1,11 +1,11 @@
-//! Reasons why windows are not huge, in words: the same whether a manager counted them or one look did.
+//! Reasons why windows are not huge, in words: the same from a manager and from a survey.
 
 use std::collections::BTreeMap;
 
 use wideleaf_control::view::Reason;
 use wideleaf_memory::explain::WhyNot;
 
-/// For views, most windows first.
+/// The reasons as views show them, most windows first.
 pub(crate) fn reasons(counts: &BTreeMap<WhyNot, u64>) -> Vec<Reason> {
     let said = |(why, windows): (&WhyNot, &u64)| Reason {
         name: why.name().to_owned(),

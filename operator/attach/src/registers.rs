@@ -1,4 +1,4 @@
-//! How a vCPU pages, from what QEMU prints of its registers (`info registers`).
+//! Paging mode of a vCPU, from the registers that QEMU prints (`info registers`).
 //!
 //! ```text
 //!   CR0.PG = 0 ───────────────────────────▶ nothing: it starts, or waits to be started
@@ -8,25 +8,25 @@
 //!                                └─ CR4.PAE = 0 ──▶ 32-bit, two levels: not followed
 //! ```
 //!
-//! SDM vol. 3, 4.1.1. In system management mode a vCPU has tables of the firmware's, or none: nothing is said then either.
+//! SDM vol. 3, 4.1.1. In system management mode a vCPU has the firmware's tables or none, so it has no mode either.
 
 use wideleaf_memory::sensors::guest_tables::TableLevels;
 
-/// How a vCPU translates addresses.
+/// Paging mode of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PagingMode {
-    /// Not at all, for now.
+    /// Paging is off for now.
     Off,
-    /// In 64-bit mode.
+    /// Paging in 64-bit mode.
     Long {
-        /// CR3.
+        /// Value of CR3.
         root: u64,
-        /// By so many levels.
+        /// Number of levels.
         levels: TableLevels,
     },
-    /// 32-bit with physical address extension.
+    /// Paging in 32-bit mode with physical address extension.
     Pae,
-    /// 32-bit.
+    /// Paging in 32-bit mode.
     Legacy,
 }
 
@@ -36,7 +36,7 @@ const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
 
 impl PagingMode {
-    /// Reads one vCPU's registers; `None` where one of those that matter is not there or no number.
+    /// Parses one vCPU's registers; `None` where a register that matters is missing or malformed.
     pub fn parse(text: &str) -> Option<PagingMode> {
         let register = |name: &str| {
             let value = text.split_whitespace().find_map(|word| word.strip_prefix(name))?;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What QEMU 7.2 printed of a vCPU at work in 64-bit mode.
+    /// Output of QEMU 7.2 for a vCPU at work in 64-bit mode.
     const LONG: &str = "\r\nCPU#0\r
 RAX=00000000005bb41e RBX=00000000001e7460 RCX=00000000000000f0 RDX=f741bfb79231f1c1\r
 RIP=0000000000195da4 RFL=00000087 [--S--PC] CPL=3 II=0 A20=1 SMM=0 HLT=0\r
@@ -72,7 +72,7 @@ DR6=00000000ffff0ff0 DR7=0000000000000400\r
 EFER=0000000000000500\r
 FCW=037f FSW=0000 [ST=0] FTW=00 MXCSR=00001f80\r\n";
 
-    /// And of one that waits to be started.
+    /// Output for a vCPU that waits to be started.
     const WAITING: &str = "\r\nCPU#1\r
 EAX=00000000 EBX=00000000 ECX=00000000 EDX=00a10f11\r
 EIP=0000fff0 EFL=00000002 [-------] CPL=0 II=0 A20=1 SMM=0 HLT=0\r
@@ -89,7 +89,7 @@ EFER=0000000000000000\r\n";
     }
 
     #[test]
-    fn every_way_to_page_is_told_by_its_bits() {
+    fn every_paging_mode_is_recognised_by_its_bits() {
         let with = |cr4: &str, efer: &str| {
             PagingMode::parse(&LONG.replace("CR4=00000620", cr4).replace("EFER=0000000000000500", efer))
         };
@@ -105,7 +105,7 @@ EFER=0000000000000000\r\n";
     }
 
     #[test]
-    fn what_lacks_a_register_that_matters_is_not_understood() {
+    fn text_without_a_register_that_matters_is_refused() {
         for missing in ["CR0=", "CR3=", "CR4=", "EFER=", "SMM="] {
             assert_eq!(PagingMode::parse(&LONG.replace(missing, "X=")), None, "{missing}");
         }
@@ -114,7 +114,7 @@ EFER=0000000000000000\r\n";
 
     proptest! {
         #[test]
-        fn no_text_is_too_odd(text in "(CR0=|CR3=|CR4=|EFER=|SMM=|[0-9a-f]{0,20}|\\PC| |\n){0,60}") {
+        fn no_text_causes_a_panic(text in "(CR0=|CR3=|CR4=|EFER=|SMM=|[0-9a-f]{0,20}|\\PC| |\n){0,60}") {
             let _ = PagingMode::parse(&text);
         }
     }

@@ -1,14 +1,14 @@
-//! KVM's side of a guest that somebody else runs: its totals by mapping size, and nothing else. Whoever has the VM's file
-//! descriptor may ask KVM for more, and that is its own process alone.
+//! KVM's side of an external guest: only its totals by mapping size. Further questions to KVM need the VM's file
+//! descriptor, which only the guest's own process has.
 //!
 //! | way | needs | costs | asked |
 //! |---|---|---|---|
 //! | QMP `query-stats` | a monitor of its own | 1 ms of QEMU's main loop | once a second, by the watcher |
-//! | `/sys/kernel/debug/kvm/PID-FD` | root | nothing | by whoever wants to know |
+//! | `/sys/kernel/debug/kvm/PID-FD` | root | nothing | by the caller |
 //! | `virsh domstats --vm` | a libvirt domain | a process, 20 ms | every ten seconds, by the watcher |
 //!
-//! Who wants to know never waits for another process: the loop and whoever shows the guest are told what was answered last, with its age
-//! where that is more than it should be.
+//! Callers never wait for another process: the loop and the views receive the latest answer, with its age where
+//! that is more than it should be.
 
 use std::fs;
 use std::io;
@@ -26,18 +26,18 @@ use crate::process::{Places, VmProcess};
 use crate::qmp::Question;
 use crate::virsh::Virsh;
 
-/// An answer that is older says nothing of now.
+/// Age at which an answer expires.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// A thread wakes when it wakes: what is nearly old enough is asked again.
+/// Tolerance for a thread that wakes early: a nearly expired answer is asked for again.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// KVM's totals of one external guest; see the module.
 #[derive(Debug)]
 pub struct OutsideView {
     paging: Paging,
     source: Source,
-    /// Locked for moments, never while something is asked.
+    /// Locked for moments, never during a question.
     latest: Mutex<Latest>,
 }
 
@@ -46,15 +46,15 @@ struct Latest {
     stats: MappingStats,
     at: Instant,
     asked_at: Instant,
-    /// Why there was no answer since.
+    /// Reason why no answer has come since.
     trouble: Option<String>,
 }
 
 type Answer = Result<MappingStats, SecondLevelError>;
 
-/// Where the totals come from.
+/// Source of the totals.
 struct Source {
-    /// How often another process is asked; `None`: a file of the kernel's, read whenever somebody wants to know.
+    /// Interval between questions to another process; `None` for a file of the kernel, which each caller reads.
     every: Option<Duration>,
     ask: Box<dyn Fn() -> Answer + Send + Sync>,
 }
@@ -87,10 +87,10 @@ impl Source {
 }
 
 impl OutsideView {
-    /// The best way there is now to ask about this guest; `Err`: what would bring one.
+    /// The best source for this guest now; `Err`: what would provide one.
     ///
     /// # Errors
-    /// One line.
+    /// One line: what would provide the totals.
     pub fn of(process: &VmProcess, monitor: Option<&Arc<Monitor>>) -> Result<OutsideView, String> {
         let monitor = monitor.map(|monitor| Source::monitor(Arc::clone(monitor)));
         let debugfs = || debugfs_folders(process).into_iter().map(Source::debugfs);
@@ -104,7 +104,8 @@ impl OutsideView {
         }
         let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
         Err(format!(
-            "what KVM maps is not known{why}: needs a QMP socket of its own, root and a mounted debugfs, or virsh"
+            "KVM's mapping sizes are not known{why}: needs a QMP socket of its own, root and a mounted debugfs, or \
+             virsh"
         ))
     }
 
@@ -115,12 +116,12 @@ impl OutsideView {
         Ok(OutsideView { paging, source, latest: Mutex::new(latest) })
     }
 
-    /// How often [`OutsideView::refresh`] wants to be called; `None`: never.
+    /// Interval at which [`OutsideView::refresh`] has to be called; `None`: never.
     pub fn refresh_every(&self) -> Option<Duration> {
         self.source.every
     }
 
-    /// Asks again where it is time to, and waits for the answer: half a second for a monitor, two for virsh.
+    /// Asks again when it is time to, and waits for the answer: half a second for a monitor, two for virsh.
     pub fn refresh(&self) {
         let Some(every) = self.source.every else { return };
         if self.latest().asked_at.elapsed() + SLACK < every {
@@ -135,14 +136,14 @@ impl OutsideView {
         }
     }
 
-    /// Why the totals are older than they should be, and how old they are.
+    /// Reason why the totals are older than they should be, and their age.
     pub fn trouble(&self) -> Option<String> {
         let latest = self.latest();
         let told = match latest.at.elapsed() {
-            age if age > KEPT_FOR => "is not known any more".to_owned(),
-            age => format!("was told {} s ago", age.as_secs()),
+            age if age > KEPT_FOR => "are no longer known".to_owned(),
+            age => format!("are {} s old", age.as_secs()),
         };
-        latest.trouble.as_ref().map(|why| format!("what KVM maps {told}: {why}"))
+        latest.trouble.as_ref().map(|why| format!("KVM's mapping sizes {told}: {why}"))
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
@@ -167,7 +168,7 @@ impl SecondLevel for OutsideView {
         }
         let latest = self.latest();
         if latest.at.elapsed() > KEPT_FOR {
-            return Err(SecondLevelError::WrongState("KVM's totals could not be had for a minute"));
+            return Err(SecondLevelError::WrongState("KVM's totals were not available for a minute"));
         }
         Ok(latest.stats)
     }
@@ -197,7 +198,7 @@ impl SecondLevel for OutsideView {
     }
 }
 
-/// `[{"provider": "kvm", "stats": [{"name": "pages_2m", "value": 64}, …]}]`
+/// Parses `[{"provider": "kvm", "stats": [{"name": "pages_2m", "value": 64}, …]}]`.
 fn of_query_stats(answer: &Value) -> Option<MappingStats> {
     let providers = answer.as_array()?.iter();
     let stats: Vec<_> = providers.filter_map(|provider| provider["stats"].as_array()).flatten().collect();
@@ -220,7 +221,7 @@ fn of_debugfs(folder: &Path) -> io::Result<MappingStats> {
     Ok(MappingStats { pages_4k: figure("pages_4k")?, pages_2m: figure("pages_2m")?, pages_1g: figure("pages_1g")? })
 }
 
-/// What this host's KVM makes its second level of: two dimensions where the module says so, else one folded table.
+/// Kind of second-level tables of this host's KVM: two dimensions where the module reports it, else one folded table.
 fn paging(places: &Places) -> Paging {
     let is_on = |parameter: &str| {
         let text = fs::read_to_string(places.sys.join("module").join(parameter)).unwrap_or_default();
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_to_know_does_not_wait_for_who_is_asked_and_hears_how_old_the_answer_is() {
+    fn a_caller_never_waits_for_the_source_and_learns_the_age_of_the_answer() {
         let totals = |pages_2m| MappingStats { pages_4k: 0, pages_2m, pages_1g: 0 };
         let (answer, answers) = std::sync::mpsc::channel::<Answer>();
         let answers = Mutex::new(answers);
@@ -272,22 +273,22 @@ mod tests {
         let view = OutsideView::over(source, Paging::Shadow).expect("it has answered");
         std::thread::scope(|scope| {
             let refreshed = scope.spawn(|| view.refresh());
-            // Nobody has answered that yet, and nobody will before this has its totals.
+            // No answer has come yet, and none will come before this assertion.
             assert_eq!((view.mapping_stats().expect("of before"), view.trouble()), (totals(1), None));
             answer.send(Err(SecondLevelError::NoSuchStatistic("pages_2m"))).expect("heard");
             refreshed.join().expect("it does not panic");
         });
         assert_eq!(view.mapping_stats().expect("of before"), totals(1));
-        assert!(view.trouble().expect("it was refused").starts_with("what KVM maps was told 0 s ago: "));
+        assert!(view.trouble().expect("it was refused").starts_with("KVM's mapping sizes are 0 s old: "));
         view.latest().at = Instant::now().checked_sub(2 * KEPT_FOR).expect("the clock has run for longer");
-        assert!(view.mapping_stats().is_err() && view.trouble().expect("still").contains("not known any more"));
+        assert!(view.mapping_stats().is_err() && view.trouble().expect("still").contains("no longer known"));
         answer.send(Ok(totals(2))).expect("heard");
         view.refresh();
         assert_eq!((view.mapping_stats().expect("anew"), view.trouble()), (totals(2), None));
     }
 
     #[test]
-    fn only_totals_can_be_had_from_outside() {
+    fn only_totals_are_available_from_outside() {
         let (_folder, process, _kvm) = guest_with_debugfs();
         let view = OutsideView::of(&process, None).expect("readable");
         assert!(view.slots().is_empty());

@@ -1,12 +1,12 @@
-//! A guest of others under the manager: one loop for it, and a thread that keeps its gate up to date.
+//! An external guest under the manager: one loop for it, and a thread that keeps its gate up to date.
 //!
 //! ```text
 //!   VmProcess ─▶ RAM by kind ─▶ a ManagedVm for each ─▶ Manager over ProcessHost ──▶ Live ─▶ view, explain, windows
-//!                               GuestGate ◀── refreshed by who asks, or watcher ─┬ RAM has changed ─▶ a new Manager
+//!                               GuestGate ◀── refreshed by caller, or by watcher ┬ RAM has changed ─▶ a new Manager
 //!                               KVM's totals, the guest's own tables ◀── asked ──┘
 //! ```
 //!
-//! The guest is never stopped or asked to do anything, and leaving it changes none of its pages.
+//! The guest is never stopped or asked to do anything, and detaching changes none of its pages.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,74 +40,76 @@ use crate::second_level::OutsideView;
 use crate::survey::{self, Survey};
 use crate::work::Work;
 
-/// How often a gate is refreshed that asks other processes.
+/// Interval between refreshes of a gate that asks other processes.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
-/// How often the watcher wakes where the gate looks for itself and nobody is asked what KVM maps, for the RAM alone: to wake each second for
-/// 50 guests would take half a per cent of a core.
+/// Interval of the watcher where the gate refreshes itself and KVM's totals need no other process. It then wakes
+/// for the RAM alone: to wake each second for 50 guests would take half a per cent of a core.
 const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
 
-/// A look at a terabyte takes a tenth of a second. Who attaches waits for the first, so that there is something to show.
+/// Time that an attach waits for the first tick, so that there is something to show. A tick over a terabyte takes a
+/// tenth of a second.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_millis(500);
 
-/// Reading the RAM map of a terabyte takes seconds, and a monitor may be asked several questions. The client of a
-/// daemon waits for ten.
+/// Time that an attach may take. Reading the RAM map of a terabyte takes seconds, and a monitor may need several
+/// questions. The client of a daemon waits for ten.
 const ATTACH_WITHIN: Duration = Duration::from_secs(8);
 
-/// A guest that hangs is not waited for as long as for a large one: the daemon has two threads for changes, and
-/// libvirt waits for one of them.
+/// Time that a guest has to show that it does not hang, less than for a large guest: the daemon has two threads for
+/// changes, and libvirt waits for one of them.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// A manager ends after the action it is at, some milliseconds later. One whose guest hangs ends with the guest's
-/// process, or when that answers.
+/// Time to wait for the end of a manager. It ends after the present action, some milliseconds later. If its guest
+/// hangs, it ends with the guest's process, or when that answers.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
-/// Age of the latest tick from which on the guest is said not to answer: twice the longest pause between ticks.
+/// Age of the latest tick after which the guest counts as not answering: twice the longest pause between ticks.
 const TICK_AGE_MAX: Duration = Duration::from_secs(20);
 
-/// How a guest is to be managed.
+/// Settings for the management of a guest.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// By which policy; `None`: off, it is only looked at.
+    /// Policy to use; `None`: off, the guest is only observed.
     pub policy: Option<PolicyChoice>,
     /// Whether shared memory may be collapsed, which stops the guest for 15 to 30 ms a window.
     pub may_collapse_shared: bool,
-    /// A QMP socket of the guest's that nobody else is connected to.
+    /// A QMP socket of the guest with no other client.
     pub qmp: Option<PathBuf>,
-    /// What it may cost.
+    /// Limits on its costs.
     pub limits: BudgetLimits,
-    /// What a TLB miss costs on this machine.
+    /// Cost of a TLB miss on this machine.
     pub walk: WalkCost,
 }
 
-/// Why a guest can not be managed.
+/// Reason why a guest cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// The policy is of no use there.
+    /// The policy cannot manage this guest.
     #[error("{0}")]
     Policy(String),
-    /// It has a manager of its own.
-    #[error("process {0} is `wideleaf run`, which manages its guest itself: say there which policy it should follow")]
+    /// The guest has a manager of its own.
+    #[error("process {0} is `wideleaf run`, which manages its guest itself: set the policy there")]
     ManagesItself(u32),
-    /// Somebody else has attached it, or it is a VMM that manages its guest itself under another name.
+    /// Another process has attached it, or it is a VMM under another name that manages its guest itself.
     #[error(
-        "process {0} has a manager already, its own or one that somebody else attached: leave it to that, or detach it there"
+        "process {0} has a manager already, its own or one that another process attached: leave it to that one, or \
+         detach it there"
     )]
     HasManager(u32),
-    /// Its memory can not be seen or advised.
-    #[error("process {pid} can not be managed: {source} (needs {NEEDED_TO_ACT})")]
+    /// Its memory cannot be read or advised.
+    #[error("cannot manage process {pid}: {source} (needs {NEEDED_TO_ACT})")]
     Host {
-        /// The process.
+        /// Id of the process.
         pid: u32,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: HostError,
     },
-    /// It has ended.
+    /// The process has ended.
     #[error("process {0} has ended")]
     Gone(u32),
-    /// It does not answer.
+    /// The process does not answer.
     #[error("process {pid} {why}; try again once it does")]
     NoAnswer {
-        /// The process.
+        /// Id of the process.
         pid: u32,
         /// What it does instead, in words that follow its name.
         why: String,
@@ -115,27 +117,27 @@ pub enum AttachError {
     /// Its RAM was not found.
     #[error("the RAM of process {pid} was not found: {why}")]
     NoRam {
-        /// The process.
+        /// Id of the process.
         pid: u32,
-        /// Why.
+        /// Reason in words.
         why: String,
     },
-    /// No thread can be had.
+    /// The manager cannot be started.
     #[error(transparent)]
     Manager(#[from] ManagerError),
-    /// No thread can be had.
+    /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// A guest under the manager. Dropped, it is left to itself with its pages as they are. That takes a second at most:
-/// threads that wait for a process that hangs end when it answers, or ends.
+/// A guest under the manager. A drop ends the management and leaves the pages as they are. That takes at most a
+/// second: threads that wait for a process that hangs end when it answers, or ends.
 pub struct Attached {
-    /// Until it is dropped.
+    /// `None` only after the drop.
     parts: Option<(Arc<Guest>, Watcher)>,
 }
 
-/// What its watcher has in hand as well.
+/// Parts that the watcher uses as well.
 struct Guest {
     process: VmProcess,
     monitor: Option<Arc<Monitor>>,
@@ -148,22 +150,22 @@ struct Guest {
     changing: Mutex<()>,
     /// Locked for moments.
     now: Mutex<Now>,
-    /// Behind the manager, which is gone before another may come.
+    /// Declared after the manager, so that it is released after the manager's end.
     _claim: Claim,
 }
 
-/// What changes.
+/// Parts that change.
 struct Now {
     ram: Arc<RamMap>,
     settings: Settings,
     manager: Manager,
-    /// Where the policy asks for the guest's own tables.
+    /// The guest's own tables, where the policy needs them.
     tables: Option<Tables>,
-    /// What managers before this one did.
+    /// Work of the managers before this one.
     before: Work,
 }
 
-/// The guest's own tables, or why they can not be had.
+/// The guest's own tables, or why they are not available.
 type Tables = Result<Arc<OutsideTables>, String>;
 
 impl Now {
@@ -180,7 +182,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Attached {
-    /// Takes a guest under management. It is looked at before this returns, which is within `ATTACH_WITHIN`.
+    /// Takes a guest under management. It is surveyed before this returns, which is within `ATTACH_WITHIN`.
     ///
     /// # Errors
     /// [`AttachError`]; nothing is then done to the guest.
@@ -204,7 +206,7 @@ impl Attached {
         let host = ProcessHost::open(pid).map_err(|source| AttachError::Host { pid, source })?;
         let claim = host.claim().map_err(|source| AttachError::Host { pid, source })?;
         let claim = claim.ok_or(AttachError::HasManager(pid))?;
-        // From here on the process is held by its descriptor; before, its number may have passed to another.
+        // From here on a descriptor holds the process; before, another process may have received its number.
         if !process.is_alive() {
             return Err(AttachError::Gone(pid));
         }
@@ -235,12 +237,12 @@ impl Attached {
         &self.parts.as_ref().expect("it is not dropped yet").0
     }
 
-    /// The process.
+    /// The process of the guest.
     pub fn process(&self) -> &VmProcess {
         &self.guest().process
     }
 
-    /// What is done from now on; `None`: it is only looked at. Counters go on.
+    /// Sets the policy; `None`: the guest is only observed. Counters continue.
     ///
     /// # Errors
     /// [`AttachError`]; all is then as it was.
@@ -259,29 +261,29 @@ impl Attached {
         changed.unwrap_or_else(|no_answer| Err(silent(pid, &no_answer)))
     }
 
-    /// What it may cost from now on.
+    /// Sets the limits on the costs.
     pub fn set_limits(&mut self, limits: BudgetLimits) {
         let mut now = self.guest().now();
         now.settings.limits = limits;
         now.manager.set_limits(limits);
     }
 
-    /// Nothing is done to it for now, or again.
+    /// Leaves the guest alone for now, or ends that.
     pub fn leave_alone(&self, is_asked: bool) {
         self.guest().gate.leave_alone(is_asked);
     }
 
-    /// Whether promotions may make pages resident that are not; where the host is short they had better not.
+    /// Whether promotions may make absent pages resident, which they should not where the host is short.
     pub fn set_may_grow(&self, may_grow: bool) {
         self.guest().gate.keep_holes(!may_grow);
     }
 
-    /// Whether the guest is gone.
+    /// Whether the guest has ended.
     pub fn has_ended(&self) -> bool {
         self.guest().now().manager.has_ended() || self.guest().gate.state() == GateState::Gone
     }
 
-    /// All about it, as it was at the end of the latest tick.
+    /// Full description, as of the end of the latest tick.
     pub fn view(&self) -> VmView {
         let guest = self.guest();
         let now = guest.now();
@@ -310,7 +312,7 @@ impl Attached {
         }
     }
 
-    /// Why windows are not huge.
+    /// Reasons why windows are not huge.
     pub fn explain(&self) -> Explanation {
         let (live, ram) = self.guest().seen();
         let tables_note = self.guest().now().tables_note();
@@ -329,7 +331,7 @@ impl Attached {
         }
     }
 
-    /// What is behind every window.
+    /// Backing of every window.
     pub fn windows(&self) -> WindowMap {
         let ((live, _), mapping) = (self.guest().seen(), self.guest().mapping());
         let mut ranges: Vec<_> = live.snapshot.vms.iter().flat_map(|vm| window_ranges(vm, mapping)).collect();
@@ -337,7 +339,7 @@ impl Attached {
         WindowMap { name: self.guest().process.name.clone(), ranges }
     }
 
-    /// Leaves the guest to itself.
+    /// Ends the management of the guest.
     pub fn stop(self) {
         drop(self);
     }
@@ -348,7 +350,7 @@ impl Guest {
         lock(&self.now)
     }
 
-    /// The latest tick, and the RAM it was of.
+    /// The latest tick, and the RAM that it covered.
     fn seen(&self) -> (Arc<Live>, Arc<RamMap>) {
         let now = self.now();
         (now.manager.live(), Arc::clone(&now.ram))
@@ -362,43 +364,44 @@ impl Guest {
         self.now().tables.as_ref()?.as_ref().ok().cloned()
     }
 
-    /// Why what KVM maps is not as new as it should be.
+    /// Reason why KVM's totals are not as new as they should be.
     fn trouble(&self) -> Option<String> {
         self.kvm.as_ref()?.trouble()
     }
 
-    /// Whether the guest hangs, as far as can be told without asking it.
+    /// Whether the guest hangs, as far as is visible without a question to it.
     fn silence(&self, live: &Live) -> Option<String> {
         let age = self.host.now().since(live.at);
-        let late = || format!("the latest look at it is {} s old: it hangs, or this host is very busy", age.as_secs());
+        let late =
+            || format!("its manager's latest tick is {} s old: it hangs, or this host is very busy", age.as_secs());
         match deadline::silence_of(self.process.key()) {
             Some(no_answer) => Some(format!("it {no_answer}")),
             None => (age > TICK_AGE_MAX && self.gate.state() != GateState::Gone).then(late),
         }
     }
 
-    /// Ends one manager and begins another; whoever calls this holds `changing`. Two loops for a moment, of which the old one may still be
-    /// at a window: each looks at what it did by itself.
+    /// Replaces one manager by another; the caller holds `changing`. There are two loops for a moment, and the old
+    /// one may still be at a window: each checks only its own work.
     fn go_on_with(&self, ram: Arc<RamMap>, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
         let tables = tables(&settings, &self.host, self.monitor.as_ref(), &ram);
         let (host, kvm) = (&self.host, self.kvm.as_ref());
         let next = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref() }.manager(&settings)?;
         let mut now = self.now();
-        // They may have changed meanwhile.
+        // They may have changed since.
         next.set_limits(now.settings.limits);
         now.before = now.before.with(&now.manager.live());
         (now.ram, now.settings.policy, now.tables) = (ram, policy, tables);
         let old = std::mem::replace(&mut now.manager, next);
         drop(now);
-        drop(old); // waits for its thread, and nobody waits for this
+        drop(old); // waits for its thread; `now` is free again
         Ok(())
     }
 
-    /// Goes on with the RAM that is there now. What was unplugged is no longer managed.
+    /// Continues with the present RAM. Unplugged memory is no longer managed.
     ///
     /// # Errors
-    /// [`AttachError`]: the RAM can not be told for now, or no thread be had; all is then as it was.
+    /// [`AttachError`]: the RAM is not readable for now, or no thread is available. All is then as it was.
     fn follow_ram(&self) -> Result<(), AttachError> {
         let ram = survey::map(&self.process, self.monitor.as_deref());
         let is_told = self.monitor.is_none() || !ram.pieces.iter().any(|piece| piece.is_guess);
@@ -432,10 +435,10 @@ fn silent(pid: u32, no_answer: &NoAnswer) -> AttachError {
     AttachError::NoAnswer { pid, why: no_answer.to_string() }
 }
 
-/// What would be done to a guest, and what would not, one line each. Nothing is.
+/// Actions that would be taken on a guest, and those that would not, one line each. It changes nothing.
 ///
 /// # Errors
-/// [`AttachError`] where the policy is of no use there.
+/// [`AttachError`] where the policy cannot manage this guest.
 pub fn plan(process: &VmProcess, settings: &Settings) -> Result<Vec<String>, AttachError> {
     check(settings.policy.as_ref())?;
     let survey = Survey::take(process, settings.qmp.as_deref());
@@ -447,7 +450,7 @@ pub fn plan(process: &VmProcess, settings: &Settings) -> Result<Vec<String>, Att
             format!("{} windows ({} MiB) may be promoted, as {policy} chooses", reason.windows, mib(reason.windows))
         }
         (name, None) if name == WhyNot::PolicyNeverPromotes.name() => {
-            format!("{} windows are only looked at: the policy is off", reason.windows)
+            format!("{} windows are only observed: the policy is off", reason.windows)
         }
         _ => format!("{} windows stay as they are: {}", reason.windows, reason.text),
     };
@@ -457,7 +460,7 @@ pub fn plan(process: &VmProcess, settings: &Settings) -> Result<Vec<String>, Att
     Ok(lines)
 }
 
-/// What is to be said of windows that have no reason of their own to stay small.
+/// Reason for windows that have no reason of their own to stay small.
 fn otherwise(settings: &Settings) -> WhyNot {
     if policy(settings).promotes() { WhyNot::NotChosen } else { WhyNot::PolicyNeverPromotes }
 }
@@ -472,7 +475,7 @@ fn policy(settings: &Settings) -> Box<dyn Policy> {
     settings.policy.clone().unwrap_or_else(off).make_for(&settings.walk)
 }
 
-/// The guest's own tables, where the policy asks for them.
+/// The guest's own tables, where the policy needs them.
 fn tables(
     settings: &Settings,
     host: &Arc<ProcessHost>,
@@ -483,7 +486,7 @@ fn tables(
     is_asked.then(|| OutsideTables::of(host, monitor, ram).map(Arc::new))
 }
 
-/// What a manager is made of.
+/// Parts of a manager.
 struct Parts<'a> {
     ram: &'a RamMap,
     gate: &'a Arc<GuestGate>,
@@ -506,7 +509,7 @@ impl Parts<'_> {
         Ok(manager)
     }
 
-    /// One for each kind of RAM. KVM's totals are of all of them together.
+    /// One for each kind of RAM. KVM's totals cover all of them together.
     fn vms(&self, may_collapse_shared: bool) -> Vec<ManagedVm> {
         let mut kinds: Vec<BackingConfig> = self.ram.pieces.iter().map(|piece| backing_of(piece.kind)).collect();
         kinds.dedup();
@@ -557,13 +560,13 @@ fn window_ranges(vm: &VmSnapshot, mapping: Option<MappingStats>) -> Vec<WindowRa
     rows.chunk_by(follows).map(range).collect()
 }
 
-/// The share of samples that saw an access, in tenths, cut off at nine.
+/// The share of samples with an access, in tenths, cut off at nine.
 fn heat(access: AccessHistory) -> char {
     let tenths = |rate: u32| char::from_digit((rate / 1000).min(9), 10).expect("a digit");
     access.rate().map_or('?', |rate| tenths(rate.get()))
 }
 
-/// Keeps a guest's gate up to date, and what is managed of it, until it is dropped or the guest is gone.
+/// Keeps a guest's gate and its RAM up to date until it is dropped or the guest is gone.
 struct Watcher {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -583,7 +586,7 @@ impl Watcher {
                 }
                 guest.kvm.iter().for_each(|kvm| kvm.refresh());
                 guest.tables().iter().for_each(|tables| tables.refresh());
-                // What could not be followed is tried again at the next look.
+                // A change that could not be followed is tried again at the next check.
                 if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref()) {
                     let began = Instant::now();
                     let is_followed = guest.follow_ram().is_ok();
@@ -648,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vmm_that_manages_its_guest_itself_is_left_to_it() {
+    fn a_vmm_that_manages_its_guest_itself_is_refused() {
         let (_folder, places) = fake_places();
         add_process(&places, 7, &["/usr/bin/wideleaf", "run", "gups"], &["anon_inode:kvm-vm"]);
         let process = VmProcess::look(&places, 7).expect("it is there").expect("a VM");
@@ -657,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_of_no_use_is_refused_before_anything_is_done() {
+    fn a_policy_that_cannot_manage_the_guest_is_refused_before_anything_is_done() {
         let giant = PolicyChoice::parse("giant").expect("it exists");
         let refused = check(Some(&giant)).expect_err("only our own VMM can");
         assert!(refused.to_string().contains("wideleaf run"), "{refused}");
@@ -665,12 +668,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_unplugged_is_no_longer_managed() {
+    fn unplugged_memory_is_no_longer_managed() {
         let (_folder, places) = fake_places();
         add_process(&places, 7, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
         let process = VmProcess::look(&places, 7).expect("it is there").expect("a VM");
         let gate = Arc::new(GuestGate::new(process, None));
-        let host = Arc::new(ProcessHost::open(std::process::id()).expect("anybody may open his own"));
+        let host = Arc::new(ProcessHost::open(std::process::id()).expect("a process may open itself"));
         let piece = |name: &str, start: u64, kind| {
             let gpa = GpaRange::new(Gpa::new(start), mib(128)).expect("small");
             let range = RamRange { gpa, hva: Hva::new((1 << 40) + start) };

@@ -1,5 +1,5 @@
-//! One look at a guest that nobody of ours manages: what is behind its RAM, and why what is not huge is not. It changes nothing:
-//! pagemap, smaps, and questions.
+//! One look at a guest without a manager of ours: what backs its RAM, and the reasons for windows that are not
+//! huge. It changes nothing: it reads pagemap and smaps and asks questions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,22 +26,22 @@ use crate::ram::{self, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
 use crate::second_level::OutsideView;
 
-/// A guest of a terabyte in base pages takes some seconds, and a monitor that hangs two.
+/// Time that a survey may take. A guest of a terabyte in base pages takes some seconds, and a monitor that hangs two.
 const SURVEY_WITHIN: Duration = Duration::from_secs(10);
 
-/// Said of the guests of `wideleaf run`.
+/// Note on the guests of `wideleaf run`.
 const MANAGES_ITSELF: &str = "it is managed by its own process, `wideleaf run`";
 
 fn manages_itself(process: &VmProcess) -> bool {
     process.vmm == Vmm::Wideleaf
 }
 
-/// What one look saw.
+/// Result of one survey.
 #[derive(Clone, Debug)]
 pub struct Survey {
     process: VmProcess,
     ram: RamMap,
-    /// By piece of RAM.
+    /// Windows by piece of RAM.
     windows: Vec<Vec<WindowBacking>>,
     backing: Option<BackingView>,
     mapping: Option<MappingStats>,
@@ -51,8 +51,9 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks. `qmp`: a monitor of QEMU's that nobody else is connected to; it brings exact addresses and KVM's totals. What can not be had
-    /// is a note, never an error. A process that does not answer within `SURVEY_WITHIN` has that note and nothing else.
+    /// Takes a survey. `qmp`: a monitor of QEMU with no other client, which gives exact addresses and KVM's totals.
+    /// Unavailable figures are a note, never an error. A process that does not answer within `SURVEY_WITHIN` has
+    /// that note and nothing else.
     pub fn take(process: &VmProcess, qmp: Option<&Path>) -> Survey {
         if let Some(why) = &process.no_answer {
             return Survey::unseen(process, why);
@@ -62,7 +63,7 @@ impl Survey {
         looked.unwrap_or_else(|no_answer| Survey::unseen(process, &no_answer.to_string()))
     }
 
-    /// Of a process that does not answer.
+    /// The survey of a process that does not answer.
     fn unseen(process: &VmProcess, why: &str) -> Survey {
         Survey {
             process: process.clone(),
@@ -101,7 +102,7 @@ impl Survey {
         Survey { process: process.clone(), ram, windows, backing, mapping, left_alone, keeps_holes, notes }
     }
 
-    /// All about it.
+    /// Full description of the VM.
     pub fn view(&self) -> VmView {
         VmView {
             name: self.process.name.clone(),
@@ -121,7 +122,7 @@ impl Survey {
         }
     }
 
-    /// What is behind every window.
+    /// Backing of every window.
     pub fn windows(&self) -> WindowMap {
         let range = |(piece, rows): (&RamPiece, &Vec<WindowBacking>)| {
             let first = rows.first()?.window.start().get();
@@ -132,12 +133,13 @@ impl Survey {
         WindowMap { name: self.process.name.clone(), ranges }
     }
 
-    /// Why windows are not huge.
+    /// Reasons why windows are not huge.
     pub fn explanation(&self) -> Explanation {
         self.reasons(false, WhyNot::Unmanaged)
     }
 
-    /// The same, under a manager that may collapse shared memory or may not. `otherwise`: of windows that have no reason of their own.
+    /// As [`Survey::explanation`], under a manager that may collapse shared memory or may not. `otherwise`: the
+    /// reason for windows that have none of their own.
     pub(crate) fn reasons(&self, may_collapse_shared: bool, otherwise: WhyNot) -> Explanation {
         let rows = self
             .ram
@@ -188,7 +190,7 @@ fn not_known(error: &HostError) -> String {
     format!("what backs its RAM is not known: {error} (needs {})", process::NEEDED_TO_LOOK)
 }
 
-/// RAM as the monitor knows it, or guessed.
+/// RAM according to the monitor, or by a guess.
 pub(crate) fn map(process: &VmProcess, monitor: Option<&Monitor>) -> RamMap {
     match monitor {
         Some(monitor) => {
@@ -203,7 +205,7 @@ pub(crate) fn mapping_view(stats: MappingStats) -> MappingView {
     MappingView { pages_4k: stats.pages_4k, pages_2m: stats.pages_2m, pages_1g: stats.pages_1g }
 }
 
-/// Windows one behind the other, as characters.
+/// Adjacent windows as characters.
 pub(crate) fn window_range(
     first_gpa: u64,
     rows: impl Iterator<Item = Backing>,
@@ -227,7 +229,7 @@ const fn letter(backing: Backing) -> char {
     }
 }
 
-/// KVM maps nothing larger than what backs it, nor in a size of which it has none.
+/// KVM maps nothing larger than its backing, nor in a size that its totals do not have.
 const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
     match backing {
         Backing::Giant1G if totals.pages_1g > 0 => Backing::Giant1G,
@@ -239,7 +241,7 @@ const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
 
 type Looked = (Vec<Vec<WindowBacking>>, BackingView);
 
-/// Scans all RAM. The process is held by its descriptor, so what is seen is of this one or an error.
+/// Scans all RAM. A descriptor holds the process, so the result is of this process or an error.
 fn look(process: &VmProcess, ram: &RamMap) -> Result<Looked, HostError> {
     let host = ProcessHost::open(process.pid)?;
     let mut sensor = HostBackingSensor::default();
@@ -253,7 +255,7 @@ fn look(process: &VmProcess, ram: &RamMap) -> Result<Looked, HostError> {
     Ok((windows, backing))
 }
 
-/// All bytes of a piece by what backs them.
+/// Adds all bytes of a piece by what backs them.
 pub(crate) fn add(backing: &mut BackingView, piece: &RamPiece, runs: &[PageRun]) {
     let (huge, base): (Vec<&PageRun>, Vec<&PageRun>) = runs.iter().partition(|run| run.is_huge);
     let sum = |runs: Vec<&PageRun>| runs.iter().map(|run| run.bytes.get()).sum::<u64>();
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_answer_is_a_row_that_says_so() {
+    fn a_process_that_does_not_answer_has_a_row_with_that_note() {
         let (_folder, places) = fake_places();
         add_process(&places, 75, &["qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
         hang(&places, 75, "cmdline");
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_seen_is_unknown_and_not_nothing() {
+    fn unreadable_figures_are_unknown_and_not_zero() {
         let unseen = Survey { backing: None, windows: vec![Vec::new(); 2], ..survey() };
         assert_eq!((unseen.view().backing, unseen.view().resident()), (None, None));
         let explanation = unseen.explanation();
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_never_promotes_comes_before_what_only_it_would_change() {
+    fn a_policy_that_never_promotes_comes_before_reasons_that_only_a_policy_would_change() {
         let under = |otherwise| survey().reasons(false, otherwise).reasons.into_iter().map(|reason| reason.name);
         let never = under(WhyNot::PolicyNeverPromotes).collect::<Vec<_>>();
         assert_eq!(never, ["misaligned", "policy_never_promotes", "never_touched"]);
@@ -353,14 +355,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_would_be_left_alone_says_so_of_each_window() {
+    fn a_guest_that_would_be_left_alone_has_that_reason_for_each_window() {
         let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: false, ..survey() };
         assert!(named_reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
         assert_eq!(survey.view().care, Care::Unmanaged);
     }
 
     #[test]
-    fn a_guest_with_a_manager_of_its_own_is_not_said_to_be_saved() {
+    fn a_guest_with_a_manager_of_its_own_is_not_reported_as_being_saved() {
         let (_folder, places) = fake_places();
         add_process(
             &places,
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_counted_once_and_misaligned_ones_beside() {
+    fn bytes_are_counted_once_and_misaligned_ones_also_apart() {
         let runs = [
             PageRun { start: Hva::new(1 << 40), bytes: mib(2), is_huge: true },
             PageRun { start: Hva::new((1 << 40) + (4 << 20)), bytes: kib(8), is_huge: false },

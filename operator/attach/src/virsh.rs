@@ -1,5 +1,6 @@
-//! libvirt's own command, for domains whose monitor libvirt has to itself: read-only (`--readonly`), so that no domain is changed or
-//! tainted, and with a deadline. It costs a process and a connection each time, some 20 ms: ask rarely.
+//! libvirt's own command, for domains with a monitor that only libvirt uses. It runs read-only (`--readonly`), so
+//! that no domain is changed or tainted, and with a deadline. Each call costs a process and a connection, some 20
+//! ms, so callers use it rarely.
 
 use std::io::{self, Read as _};
 use std::path::PathBuf;
@@ -10,13 +11,13 @@ use std::time::Duration;
 
 use wideleaf_policies::MappingStats;
 
-/// How long it may take: libvirtd may be busy with another domain.
+/// Time that virsh may take: libvirtd may be busy with another domain.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// No answer of interest is longer.
+/// Upper bound on its output, in bytes.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
-/// libvirt's command.
+/// The command virsh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Virsh {
     program: PathBuf,
@@ -28,43 +29,46 @@ impl Default for Virsh {
     }
 }
 
-/// Why it does not say.
+/// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
 pub enum VirshError {
-    /// It is not there.
+    /// The program does not start.
     #[error("cannot start {program}: {source} (Debian: libvirt-clients)")]
     Start {
-        /// What was started.
+        /// Program that was started.
         program: String,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// It took too long.
-    #[error("virsh {0} did not answer within {time} ms: libvirtd is busy or waits for a hook", time = ANSWER_WITHIN.as_millis())]
+    /// The command took too long.
+    #[error(
+        "virsh {0} did not answer within {time} ms: libvirtd is busy or waits for a hook",
+        time = ANSWER_WITHIN.as_millis()
+    )]
     TimedOut(&'static str),
-    /// It said no.
+    /// The command failed.
     #[error("virsh {what}: {said}")]
     Failed {
-        /// Its command.
+        /// Name of the command.
         what: &'static str,
-        /// Its own words.
+        /// First line of its error output.
         said: String,
     },
 }
 
-/// What libvirt is doing with a domain's memory.
+/// Libvirt's present work on a domain's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Nothing.
+    /// No work on its memory.
     None,
-    /// Migrating it.
+    /// Migration of the domain.
     Migration,
-    /// Saving, dumping or restoring it.
+    /// Saving, dumping or restoring the domain.
     Snapshot,
 }
 
 impl Virsh {
-    /// Another program in its place.
+    /// Uses another program in its place.
     pub fn at(program: impl Into<PathBuf>) -> Virsh {
         Virsh { program: program.into() }
     }
@@ -81,10 +85,10 @@ impl Virsh {
         })
     }
 
-    /// What is being done with a domain's memory (`domjobinfo`).
+    /// Present work on a domain's memory (`domjobinfo`).
     ///
     /// # Errors
-    /// [`VirshError`].
+    /// [`VirshError`] without an answer.
     pub fn job(&self, domain: &str) -> Result<Job, VirshError> {
         Ok(job(&self.run("domjobinfo", &["--", domain])?))
     }
@@ -106,7 +110,7 @@ impl Virsh {
         }
         let status = child.wait().map_err(start_error)?;
         match said {
-            // Whatever virsh started may still have its pipes, and the thread that reads them ends when that does.
+            // A child of virsh may still hold its pipes; the thread that reads them ends when that child does.
             Err(_) => Err(VirshError::TimedOut(what)),
             Ok((out, _)) if status.success() => Ok(out),
             Ok((_, err)) => {
@@ -123,7 +127,7 @@ fn bounded(pipe: Option<impl io::Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `  vm.pages_2m.cur=128`
+/// Parses `  vm.pages_2m.cur=128`.
 fn mappings(text: &str) -> Option<MappingStats> {
     let figure = |name: &str| {
         let value = text.lines().find_map(|line| line.trim().strip_prefix(name));
@@ -136,7 +140,7 @@ fn mappings(text: &str) -> Option<MappingStats> {
     })
 }
 
-/// `Job type: Unbounded` and `Operation: Outgoing migration`.
+/// Parses `Job type: Unbounded` and `Operation: Outgoing migration`.
 fn job(text: &str) -> Job {
     let figure =
         |name: &str| text.lines().find_map(|line| line.trim().strip_prefix(name)).map(str::trim).unwrap_or_default();
@@ -148,7 +152,7 @@ fn job(text: &str) -> Job {
     }
 }
 
-/// What libvirt wrote into a domain's status file about the job that runs: `<job type='…' async='migration out' …>`.
+/// The running job according to libvirt's status file of a domain: `<job type='…' async='migration out' …>`.
 pub fn job_of_status(xml: &str) -> Job {
     let tag = xml.split_once("<job ").and_then(|(_, rest)| rest.split_once('>')).map_or("", |(tag, _)| tag);
     let name = tag.split_once("async='").and_then(|(_, rest)| rest.split_once('\'')).map_or("", |(name, _)| name);
@@ -165,13 +169,13 @@ mod tests {
     use proptest::prelude::*;
     use std::fs;
 
-    /// A program that answers with a text, and how it ends.
+    /// A program that runs a script in place of virsh.
     fn answering(script: &str) -> (tempfile::TempDir, Virsh) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let [text, path] = ["text", "virsh"].map(|name| folder.path().join(name));
         fs::write(&text, format!("#!/bin/sh\n{script}\n")).expect("written");
-        // By a process of its own: a file that this one writes can be open for writing in a child that another thread
-        // has just forked, and while it is, starting it is "Text file busy" (execve(2), ETXTBSY).
+        // Another process copies it: a child that another thread has just forked can hold a file that this one
+        // writes open for writing. Until that closes, starting the file is "Text file busy" (execve(2), ETXTBSY).
         let copied = Command::new("install").args(["-m", "700"]).args([&text, &path]).status();
         assert!(copied.expect("install(1) starts").success());
         (folder, Virsh::at(path))
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_virsh_says_when_it_fails_is_handed_on() {
+    fn the_message_of_a_failing_virsh_is_passed_on() {
         let (_folder, virsh) = answering("echo \"error: failed to get domain 'x'\" >&2; exit 1");
         assert_eq!(
             virsh.job("x").expect_err("it fails").to_string(),
@@ -205,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_virsh_that_hangs_has_started_is_not_waited_for() {
+    fn a_child_of_a_virsh_that_hangs_is_not_waited_for() {
         let (folder, virsh) = answering("(sleep 8; touch $(dirname $0)/ended) & sleep 8");
         assert!(matches!(virsh.job("x"), Err(VirshError::TimedOut("domjobinfo"))));
         assert!(!folder.path().join("ended").exists(), "it was waited for");
     }
 
     #[test]
-    fn jobs_that_touch_memory_are_told_from_others() {
+    fn jobs_that_touch_memory_are_distinguished_from_others() {
         assert_eq!(job("Job type:         None        \n"), Job::None);
         assert_eq!(job("Job type:         Unbounded   \nOperation:        Outgoing migration\n"), Job::Migration);
         assert_eq!(job("Job type:         Bounded\nOperation:        Save\n"), Job::Snapshot);
@@ -231,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_too_odd(text in "(.{0,20}|<job |async='|Job type:|vm.pages_2m.cur=|\n){0,12}") {
+        fn no_text_causes_a_panic(text in "(.{0,20}|<job |async='|Job type:|vm.pages_2m.cur=|\n){0,12}") {
             let _ = (mappings(&text), job(&text), job_of_status(&text));
         }
     }

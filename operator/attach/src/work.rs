@@ -1,4 +1,5 @@
-//! What managers have done for a guest: one has to end and another to begin when the policy changes, and the counters go on.
+//! Work of the managers of a guest. A change of policy ends one manager and begins another, and
+//! the counters continue.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,7 +25,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Nothing yet.
+    /// Counters at zero.
     pub fn none() -> Work {
         Work {
             outcomes: BTreeMap::new(),
@@ -38,7 +39,7 @@ impl Work {
         }
     }
 
-    /// With what another manager did.
+    /// The sum with the work of another manager.
     pub fn with(&self, live: &Live) -> Work {
         let mut sum = self.clone();
         for ((mechanism, outcome), times) in &live.outcomes {
@@ -57,7 +58,8 @@ impl Work {
         sum
     }
 
-    /// For views. `live` has the latest actions; its clock began at `opened_at`. A TLB miss costs what `walk` says.
+    /// The counters as views show them. `live` has the latest actions; its clock began at `opened_at`. `walk` has
+    /// the cost of a TLB miss.
     pub fn view(&self, live: &Live, opened_at: SystemTime, walk: &WalkCost) -> WorkView {
         let at_s = |at: Duration| (opened_at + at).duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         let latest = live.latest.iter().map(|action| ActionView {
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_is_told_in_a_few_numbers() {
+    fn a_histogram_becomes_a_few_numbers() {
         let mut ns = Histogram::new(2).expect("two digits");
         for pause in [150_000, 150_000, 700_000, 30_000_000] {
             ns.record(pause).expect("it grows");

@@ -1,5 +1,5 @@
-//! Real guests of QEMU's under the manager: promoted, left alone, left to themselves, and never a byte lost. They need QEMU and KVM
-//! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
+//! Real QEMU guests under the manager: promoted, left alone, detached, and never a byte lost. They need QEMU and
+//! KVM (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -20,7 +20,7 @@ mod qemu;
 
 use qemu::{Guest, can_run, eventually};
 
-/// What the guest walks over.
+/// Memory that the guest walks over.
 const IN_USE: Bytes = mib(64);
 
 const SHARED: [&str; 6] =
@@ -35,7 +35,7 @@ fn at_work(arguments: &[&str]) -> Guest {
     at_work_with(arguments, "")
 }
 
-/// The same, with more on the guest's own command line.
+/// As [`at_work`], with more on the guest's own command line.
 fn at_work_with(arguments: &[&str], more: &str) -> Guest {
     let guest = Guest::start(arguments, more);
     let process = guest.process();
@@ -84,7 +84,7 @@ fn a_guest_on_base_pages_is_promoted_while_it_runs_and_loses_no_byte() {
         let seen = Survey::take(attached.process(), None).view();
         assert!(
             seen.backing.unwrap().huge_2m >= IN_USE.get() - mib(8).get(),
-            "a look from outside says the same: {:?}",
+            "a survey from outside agrees: {:?}",
             seen.backing
         );
         attached.stop();
@@ -93,7 +93,7 @@ fn a_guest_on_base_pages_is_promoted_while_it_runs_and_loses_no_byte() {
 }
 
 #[test]
-fn shared_memory_is_promoted_only_where_somebody_allows_it() {
+fn shared_memory_is_promoted_only_where_that_is_allowed() {
     if can_run() {
         let guest = at_work(&SHARED);
         if Survey::take(&guest.process(), None).view().backing.unwrap().huge_2m > 0 {
@@ -110,7 +110,7 @@ fn shared_memory_is_promoted_only_where_somebody_allows_it() {
 }
 
 #[test]
-fn a_guest_whose_policy_is_off_is_only_looked_at_until_that_changes() {
+fn a_guest_with_its_policy_off_is_only_observed_until_that_changes() {
     if can_run() {
         let guest = at_work(&["-M", "microvm", "-m", "128M"]);
         split_all(&guest);
@@ -149,7 +149,7 @@ fn a_guest_has_one_manager_at_a_time() {
 }
 
 #[test]
-fn a_guest_that_ends_is_gone_and_nobody_takes_its_place() {
+fn a_guest_that_ends_is_gone_and_cannot_be_attached_again() {
     if can_run() {
         let mut guest = at_work(&["-M", "microvm", "-m", "128M"]);
         let process = guest.process();
@@ -160,7 +160,7 @@ fn a_guest_that_ends_is_gone_and_nobody_takes_its_place() {
     }
 }
 
-/// Tells QEMU to do something over a monitor that nobody else is connected to.
+/// Sends commands to QEMU over a monitor with no other client.
 fn tell(monitor: &Path, commands: &[Value]) {
     let mut stream = UnixStream::connect(monitor).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -212,7 +212,7 @@ fn by(policy: &str) -> Settings {
     Settings { policy: Some(PolicyChoice::parse(policy).unwrap()), ..Settings::default() }
 }
 
-/// What a manager that asks for the guest's own tables sees of a guest that maps all its memory with pages of that size.
+/// Page sizes that a manager sees in the tables of a guest that maps all its memory with pages of size `own`.
 fn guest_pages(own: &str, policy: &str) -> GuestPagesView {
     let guest = at_work_with(&["-M", "microvm", "-m", "128M"], &format!("guest_pages={own}"));
     let attached = Attached::start(guest.process(), Settings { qmp: Some(guest.qmp()), ..by(policy) }).unwrap();
@@ -240,7 +240,7 @@ fn the_guests_own_page_sizes_are_read_from_its_tables_through_its_monitor() {
 }
 
 #[test]
-fn a_policy_that_asks_for_the_guests_page_sizes_is_told_what_would_bring_them() {
+fn a_policy_that_needs_the_guests_page_sizes_brings_a_note_on_what_would_provide_them() {
     if can_run() {
         let guest = at_work(&["-M", "microvm", "-m", "128M"]);
         let told = |policy: &str| {
@@ -254,7 +254,7 @@ fn a_policy_that_asks_for_the_guests_page_sizes_is_told_what_would_bring_them() 
 }
 
 #[test]
-fn a_plan_says_what_would_be_done_and_does_nothing() {
+fn a_plan_lists_the_actions_and_takes_none() {
     if can_run() {
         let guest = at_work(&["-M", "microvm", "-m", "128M"]);
         split_all(&guest);

@@ -1,5 +1,5 @@
-//! What is seen of a host with a process whose memory map is locked. Needs KVM, `/dev/fuse` and root
-//! (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip into a failure).
+//! A host with a process whose memory map is locked. Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse`
+//! turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use wideleaf_attach::find::{self, FindError};
@@ -25,7 +25,7 @@ fn is_silent(view: &VmView) -> bool {
 }
 
 #[test]
-fn a_look_at_all_processes_has_every_one_and_says_which_does_not_answer() {
+fn a_scan_of_all_processes_lists_every_one_and_marks_those_that_do_not_answer() {
     let (Some(mut stuck), Some(other)) = (StuckProcess::start(), StuckProcess::start()) else { return };
     let view_of = |pid: u32| {
         let found = find::all(&Places::default()).unwrap().guests;
@@ -45,12 +45,12 @@ fn a_look_at_all_processes_has_every_one_and_says_which_does_not_answer() {
 }
 
 #[test]
-fn a_guest_that_hangs_is_neither_attached_nor_given_another_policy_and_can_be_left() {
+fn a_guest_that_hangs_cannot_be_attached_or_get_another_policy_but_can_be_detached() {
     let Some(mut stuck) = StuckProcess::start() else { return };
     let never = || Some(PolicyChoice::parse("never").unwrap());
     let mut attached =
         Attached::start(look(stuck.pid()).unwrap(), Settings { policy: never(), ..Settings::default() }).unwrap();
-    // Known from before it hangs: only the questions of attaching show that it does.
+    // Read before it hangs: only the questions of attaching show that it does.
     let known = look(stuck.pid()).unwrap();
     stuck.lock();
     assert!(look(stuck.pid()).unwrap().no_answer.is_none(), "its arguments are not read again");

@@ -1,4 +1,4 @@
-//! What is seen of real guests: QEMU on KVM with every kind of memory it has. They need QEMU and KVM
+//! Surveys of real guests: QEMU on KVM with every kind of memory that it has. They need QEMU and KVM
 //! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,10 +25,10 @@ mod qemu;
 
 use qemu::{Guest, can_run, eventually};
 
-/// A QEMU that starts while a machine compiles on all its cores takes longer than one at work.
+/// Time for an answer: a QEMU that starts while a machine compiles on all its cores takes longer than one at work.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// The monitor's map, where the guessed one says the same, names and doubts apart.
+/// The monitor's map, after a comparison with the guessed one, except for names and doubts.
 fn map_of(guest: &Guest) -> RamMap {
     let process = guest.process();
     let mut qmp = Qmp::connect(&guest.qmp(), ANSWERS_WITHIN).unwrap();
@@ -50,7 +50,7 @@ fn kind_of(arguments: &[&str]) -> (RamKind, Option<NeverHuge>) {
 }
 
 #[test]
-fn memory_is_anonymous_unless_somebody_says_otherwise() {
+fn memory_is_anonymous_by_default() {
     if can_run() {
         for machine in ["q35", "pc", "microvm"] {
             assert_eq!(kind_of(&["-M", machine, "-m", "256M"]), (RamKind::Anonymous, None), "{machine}");
@@ -62,7 +62,7 @@ fn memory_is_anonymous_unless_somebody_says_otherwise() {
 }
 
 #[test]
-fn shared_memory_is_told_apart_and_a_memfd_can_never_be_huge() {
+fn shared_memory_is_distinguished_and_a_memfd_can_never_be_huge() {
     if can_run() {
         let shared =
             ["-object", "memory-backend-ram,id=a,size=256M,share=on", "-machine", "q35,memory-backend=a", "-m", "256M"];
@@ -72,7 +72,7 @@ fn shared_memory_is_told_apart_and_a_memfd_can_never_be_huge() {
         let guest = Guest::start(&memfd, "");
         let piece = map_of(&guest).pieces.remove(0);
         assert_eq!(piece.kind, RamKind::Shmem);
-        // QEMU aligns a memfd to 4 KiB only; one time in 512 that is a multiple of 2 MiB all the same.
+        // QEMU aligns a memfd only to 4 KiB; one time in 512 that is a multiple of 2 MiB all the same.
         let is_off = !piece.range.hva.is_aligned_to(PageSize::Huge2M);
         assert_eq!(piece.never_huge.is_some_and(|why| why.is_misaligned()), is_off, "{}", piece.range.hva);
     }
@@ -106,7 +106,7 @@ fn two_nodes_are_two_pieces_in_the_order_of_guest_addresses() {
 }
 
 #[test]
-fn pages_of_the_pool_are_told_apart() {
+fn pages_of_the_pool_are_distinguished() {
     if can_run() {
         let lease = match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 128) {
             Ok(lease) => lease,
@@ -134,7 +134,7 @@ fn pages_of_the_pool_are_told_apart() {
 }
 
 #[test]
-fn a_survey_counts_every_byte_and_says_why_windows_are_not_huge() {
+fn a_survey_counts_every_byte_and_has_a_reason_for_each_small_window() {
     if can_run() {
         let guest = Guest::start(&["-M", "microvm", "-m", "256M", "-name", "guest=surveyed,debug-threads=on"], "");
         let process = guest.process();
@@ -218,11 +218,11 @@ fn a_monitor_that_hangs_closes_the_gate_until_it_answers_again() {
 }
 
 #[test]
-fn a_socket_of_another_guest_is_not_believed() {
+fn a_socket_of_another_guest_is_refused() {
     if can_run() {
         let [one, other] = [0; 2].map(|_| Guest::start(&["-M", "microvm", "-m", "128M"], ""));
         let error = Monitor::of(&one.process(), &other.qmp()).unwrap_err().to_string();
-        assert!(error.contains(&format!("is of process {} and not of {}", other.pid(), one.pid())), "{error}");
+        assert!(error.contains(&format!("belongs to process {} and not to {}", other.pid(), one.pid())), "{error}");
     }
 }
 
@@ -269,7 +269,7 @@ fn plugged_memory_is_known_to_the_monitor_and_missing_in_the_guess() {
 }
 
 #[test]
-fn ram_on_both_sides_of_the_hole_is_found_where_no_page_of_it_is_touched() {
+fn ram_on_both_sides_of_the_hole_is_found_before_any_page_is_touched() {
     if can_run() {
         // Five gibibytes of addresses, none of which the guest gets to touch.
         let guest = Guest::start(&["-M", "q35", "-m", "5G", "-S"], "");

@@ -14,68 +14,76 @@ use std::time::{Duration, Instant};
 
 use crate::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
 
-/// How long a question may take. The daemon answers from what it saw in its last second, so it needs milliseconds,
-/// and three seconds at most
-/// where much of the host hangs or it has just started; the rest is for a host with many times more to do than it has
-/// cores.
+/// Time that a question may take. The daemon answers from the survey of its last second, which takes milliseconds.
+/// It takes at most three seconds where much of the host hangs or the daemon has just started. The rest is for a
+/// host that has many times more work than cores.
 pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a change may take. The daemon then looks at the guest, and may ask its monitor some questions that take up to a second
-/// each.
+/// Time that a change may take. The daemon then inspects the guest, and may send its monitor several questions that
+/// take up to a second each.
 pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
-    #[error("no wideleafd listens at {}: start it with `wideleafd` or `systemctl start wideleafd`, or name its socket with --socket", path.display())]
+    /// No daemon listens.
+    #[error(
+        "no wideleafd listens at {}: start it with `wideleafd` or `systemctl start wideleafd`, or name its socket \
+         with --socket",
+        path.display()
+    )]
     NoDaemon {
-        /// Where it was looked for.
+        /// Path of the socket that the client tried.
         path: PathBuf,
     },
-    /// The socket belongs to somebody else.
-    #[error("no permission to connect to {}: run as root or as a member of the group that wideleafd's configuration names", path.display())]
+    /// The socket belongs to another user.
+    #[error(
+        "no permission to connect to {}: run as root or as a member of the group that wideleafd's configuration names",
+        path.display()
+    )]
     NotPermitted {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The reply did not come in time.
     #[error("wideleafd did not reply within {} s: it is stopped or busy, see its log", timeout.as_secs())]
     Silent {
-        /// How long it was waited for.
+        /// Time that the client waited.
         timeout: Duration,
     },
     /// The connection ended before the reply did.
     #[error("wideleafd closed the connection after {received} bytes of its reply: see its log")]
     Closed {
-        /// Bytes of the reply until then.
+        /// Bytes of the reply received until then.
         received: usize,
     },
-    /// The reply has no end.
+    /// The reply does not end.
     #[error(
-        "wideleafd's reply is longer than {LINE_BYTES_MAX} bytes: it is of another version, or something else listens there"
+        "wideleafd's reply is longer than {LINE_BYTES_MAX} bytes: it has another version, or another program listens \
+         there"
     )]
     TooLong,
-    /// The reply is no reply.
+    /// The reply is malformed.
     #[error(
-        "wideleafd's reply is none of protocol version {VERSION} ({why}): it is of another version, or something else listens there"
+        "cannot read wideleafd's reply as protocol version {VERSION} ({why}): it has another version, or another \
+         program listens there"
     )]
     Malformed {
-        /// What is wrong with it.
+        /// Mistake in the reply.
         why: String,
     },
-    /// The daemon says no, in its own words. Another version of the protocol is refused in this way.
+    /// The daemon refuses, in its own words. It refuses another version of the protocol in this way.
     #[error("wideleafd: {0}")]
     Refused(String),
-    /// The daemon has done it and could not write it down, in its own words.
+    /// The daemon has done it but could not save it, in its own words.
     #[error("wideleafd: {0}")]
     Unsaved(String),
-    /// Something else.
+    /// Any other error.
     #[error("cannot talk to wideleafd: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Asks the daemon at `socket` one thing.
+/// Sends one request to the daemon at `socket`.
 ///
 /// # Errors
 /// [`ClientError`], each a line for people that says what to do.
@@ -83,27 +91,28 @@ pub fn ask(socket: &Path, request: Request) -> Result<Answer, ClientError> {
     ask_within(socket, request, None)
 }
 
-/// The same; `timeout`: how long the reply is waited for, where it is not what such a request mostly takes.
+/// As [`ask`], with a limit on the wait for the reply: `timeout`, or the default for the kind of request.
 ///
 /// # Errors
-/// As [`ask`].
+/// Same errors as [`ask`].
 pub fn ask_within(socket: &Path, request: Request, timeout: Option<Duration>) -> Result<Answer, ClientError> {
     let timeout = timeout.unwrap_or_else(|| timeout_of(&request));
     ask_over(connect(socket)?, request, timeout)
 }
 
-/// A connection to the daemon at `socket`, for who asks more than once.
+/// Connects to the daemon at `socket`, for a client that asks more than once.
 ///
 /// # Errors
-/// [`ClientError`] where there is none to be had.
+/// [`ClientError`] where the socket does not accept the client.
 pub fn connect(socket: &Path) -> Result<UnixStream, ClientError> {
     UnixStream::connect(socket).map_err(|error| not_connected(socket, error))
 }
 
-/// The same over a connection that is there; it is used for one request. Who has more of them asks over copies of it, one at a time.
+/// As [`ask_within`] over an existing connection, which serves one request. A client with several requests sends
+/// them one at a time, each over a copy of the connection.
 ///
 /// # Errors
-/// As [`ask`].
+/// Same errors as [`ask`].
 pub fn ask_over(stream: UnixStream, request: Request, timeout: Duration) -> Result<Answer, ClientError> {
     let line = serde_json::to_vec(&Envelope::from(request)).map_err(io::Error::from)?;
     match parse(&exchange(&stream, line, timeout)?)? {
@@ -118,17 +127,17 @@ pub(crate) fn exchange(mut stream: &UnixStream, mut line: Vec<u8>, timeout: Dura
     line.push(b'\n');
     stream.set_write_timeout(Some(timeout))?;
     match stream.write_all(&line) {
-        // Who has closed already may have said why.
+        // A peer that has already closed may have said why.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(silent_or_broken(error, timeout)),
         _ => {}
     }
     read_line(stream, timeout)
 }
 
-/// What a line of the daemon says.
+/// Parses a line of the daemon.
 ///
 /// # Errors
-/// [`ClientError::Malformed`].
+/// [`ClientError::Malformed`] for any other line.
 pub fn parse(line: &[u8]) -> Result<Reply, ClientError> {
     serde_json::from_slice(line).map_err(|error| ClientError::Malformed { why: one_line(&error.to_string()) })
 }
@@ -152,7 +161,8 @@ fn not_connected(socket: &Path, error: io::Error) -> ClientError {
     }
 }
 
-/// Reads until the end of the line, the deadline or [`LINE_BYTES_MAX`]: also a peer that sends a byte now and then is left in time.
+/// Reads until the end of the line, the deadline or [`LINE_BYTES_MAX`]. The deadline holds also against a peer that
+/// sends a byte now and then.
 fn read_line(stream: &UnixStream, timeout: Duration) -> Result<Vec<u8>, ClientError> {
     let deadline = Instant::now() + timeout;
     let mut reader = BufReader::new(stream);
@@ -190,7 +200,7 @@ fn silent_or_broken(error: io::Error, timeout: Duration) -> ClientError {
     }
 }
 
-/// Whatever is shown is one line, whoever wrote it, and no control character reaches the terminal.
+/// The text as one line without control characters, so that no text of another program controls the terminal.
 pub fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
 }
@@ -205,13 +215,13 @@ mod tests {
 
     use super::*;
 
-    /// What a client makes of a peer that reads the request, writes `bytes` and goes.
+    /// The client's result with a peer that reads the request, writes `bytes` and closes.
     fn reply_of(bytes: Vec<u8>) -> Result<Answer, ClientError> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let peer = thread::spawn(move || {
             let mut request = String::new();
             BufReader::new(&theirs).read_line(&mut request).unwrap();
-            // Who has heard enough may be gone before all is written.
+            // A client that has read enough may be gone before all is written.
             let _ = (&theirs).write_all(&bytes);
             request
         });
@@ -236,19 +246,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_and_not_written_down_is_no_answer_and_no_refusal() {
+    fn a_change_that_is_done_but_not_saved_is_neither_an_answer_nor_a_refusal() {
         let unsaved = reply_of(b"{\"unsaved\":\"it is in force, and\\nlost\"}\n".to_vec());
         assert!(matches!(unsaved, Err(ClientError::Unsaved(text)) if text == "it is in force, and lost"));
     }
 
     #[test]
-    fn whoever_goes_in_the_middle_is_named() {
+    fn a_peer_that_closes_in_the_middle_of_a_reply_is_named() {
         assert!(text_of(reply_of(b"{\"ok\"".to_vec())).contains("closed the connection after 5 bytes"));
         assert!(text_of(reply_of(Vec::new())).contains("after 0 bytes"));
     }
 
     #[test]
-    fn what_is_no_reply_says_that_the_version_may_be_another() {
+    fn the_error_for_a_malformed_reply_says_that_the_version_may_differ() {
         for line in [&b"hello\n"[..], b"{\"ok\":{\"cake\":1}}\n", b"\n", b"{\"version\":2}\n"] {
             let text = text_of(reply_of(line.to_vec()));
             assert!(text.contains("another version") && text.lines().count() == 1, "{text}");
@@ -256,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_left() {
+    fn a_client_gives_up_on_a_line_without_end() {
         assert!(text_of(reply_of(vec![b'x'; LINE_BYTES_MAX + (1 << 20)])).contains("longer than"));
     }
 
     #[test]
-    fn a_peer_that_says_nothing_is_left() {
+    fn a_client_gives_up_on_a_silent_peer() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let answer = ask_over(ours, Request::List, Duration::from_millis(20));
         assert!(matches!(answer, Err(ClientError::Silent { .. })), "{answer:?}");
@@ -269,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_says_how_to_start_one() {
+    fn the_error_for_a_missing_daemon_says_how_to_start_one() {
         let text = text_of(ask(Path::new("/nowhere/control.sock"), Request::List));
         assert!(text.starts_with("no wideleafd listens at /nowhere/control.sock: start it"), "{text}");
     }
@@ -277,7 +287,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_a_client_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            // Bytes by chance are no reply.
+            // Random bytes are not a reply.
             prop_assert!(reply_of(bytes).is_err());
         }
     }

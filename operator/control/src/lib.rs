@@ -1,4 +1,4 @@
-//! What the daemon, its clients and the libvirt hook say to each other: JSON over a Unix socket, one message a line.
+//! Messages between the daemon, its clients and the libvirt hook: JSON over a Unix socket, one message a line.
 //!
 //! ```text
 //!   wideleaf list | info | explain | set | top ─┐
@@ -8,11 +8,11 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`client`] | asks the daemon one thing |
-//! | [`peer`], [`server`], [`socket_file`] | who is at the other end, lines from many clients, the file they connect to: for whoever answers |
+//! | [`client`] | sends one request to the daemon |
+//! | [`peer`], [`server`], [`socket_file`] | for servers: the peer, lines from many clients, the socket's file |
 //! | [`protocol`] | requests, replies, their version |
-//! | [`vm`] | the same for the control socket of one VM |
-//! | [`view`] | what is said about a VM, with a daemon or without one |
+//! | [`vm`] | protocol of the control socket of one VM |
+//! | [`view`] | description of a VM, with a daemon or without one |
 //!
 //! The README has an example of every message.
 

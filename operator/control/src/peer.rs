@@ -1,23 +1,24 @@
-//! Who is at the other end of a connection.
+//! The process at the other end of a connection.
 
 use std::io;
 use std::os::unix::net::UnixStream;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-/// As the kernel saw them when they connected (unix(7), `SO_PEERCRED`): nobody can claim to be another.
+/// Identity of a client, as the kernel recorded it when the client connected (unix(7), `SO_PEERCRED`): a client
+/// cannot forge it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process.
+    /// Process id of the client.
     pub pid: u32,
-    /// User.
+    /// User id of the client.
     pub uid: u32,
-    /// First group.
+    /// First group id of the client.
     pub gid: u32,
 }
 
 impl Peer {
-    /// Of a connection.
+    /// Peer at the other end of a connection.
     ///
     /// # Errors
     /// The kernel's answer.

@@ -1,27 +1,27 @@
-//! Requests and replies. A client writes one [`Envelope`] as one line of JSON and reads one [`Reply`] as one line; it may do so
-//! again on the same connection. Unknown fields are ignored, so that fields may be added within a version; whoever
-//! changes the meaning of one raises [`VERSION`].
+//! Requests and replies. A client writes one [`Envelope`] as one line of JSON and reads one [`Reply`] as one line.
+//! It may then send the next request on the same connection. Readers ignore unknown fields, so a version may gain
+//! fields. A change to the meaning of a field raises [`VERSION`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::view::{ByteCount, DaemonView, Explanation, VmView, WindowMap};
 
-/// Of what is written on the socket. A daemon refuses any other, with its own in the text.
+/// Version of the protocol on the socket. A daemon refuses any other, and names its own in the text.
 pub const VERSION: u32 = 1;
 
-/// Where the daemon listens unless told otherwise.
+/// Default path of the daemon's socket.
 pub const SOCKET_PATH: &str = "/run/wideleaf/control.sock";
 
-/// No line is longer: the map of a VM of 4 TiB has 2 million windows, a byte or two each. A reader ends the connection with a longer
-/// one.
+/// Upper bound on a line, in bytes: the map of a VM of 4 TiB has 2 million windows, a byte or two each. A reader
+/// ends the connection with a longer one.
 pub const LINE_BYTES_MAX: usize = 8 << 20;
 
-/// One line of a client.
+/// One line from a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<R = Request> {
     /// [`VERSION`], or that of another protocol of lines.
     pub version: u32,
-    /// What is wanted.
+    /// The request itself.
     #[serde(flatten)]
     pub request: R,
 }
@@ -32,109 +32,112 @@ impl From<Request> for Envelope {
     }
 }
 
-/// What a client wants. `vm`: a name, a process id or a libvirt UUID, as `wideleaf list` shows them.
+/// Request of a client. `vm`: a name, a process id or a libvirt UUID, as `wideleaf list` shows them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// The daemon itself. Answer: [`Answer::Daemon`].
+    /// Asks about the daemon itself. Answer: [`Answer::Daemon`].
     Daemon,
-    /// All VMs that are known. Answer: [`Answer::Vms`].
+    /// Lists all known VMs. Answer: [`Answer::Vms`].
     List,
-    /// Room in the hugetlb pools that was made for libvirt domains. Answer: [`Answer::Rooms`].
+    /// Lists the room in the hugetlb pools that was made for libvirt domains. Answer: [`Answer::Rooms`].
     Rooms,
-    /// One VM. Answer: [`Answer::Vm`].
+    /// Describes one VM. Answer: [`Answer::Vm`].
     Info {
-        /// Which.
+        /// Name, process id or UUID of the VM.
         vm: String,
     },
-    /// Why windows of a VM are not huge. Answer: [`Answer::Explanation`].
+    /// Explains why windows of a VM are not huge. Answer: [`Answer::Explanation`].
     Explain {
-        /// Which.
+        /// Name, process id or UUID of the VM.
         vm: String,
     },
-    /// What is behind every window of a VM. Answer: [`Answer::Windows`].
+    /// Shows what backs every window of a VM. Answer: [`Answer::Windows`].
     Windows {
-        /// Which.
+        /// Name, process id or UUID of the VM.
         vm: String,
     },
-    /// Changes what is said about a VM that is managed. Answer: [`Answer::Vm`], as it is afterwards.
+    /// Changes the settings of a managed VM. Answer: [`Answer::Vm`], as it is afterwards.
     Set {
-        /// Which.
+        /// Name, process id or UUID of the VM.
         vm: String,
-        /// The changes.
+        /// Settings that change.
         #[serde(flatten)]
         changes: Settings,
     },
-    /// Takes a guest that somebody else started under management. Answer: [`Answer::Vm`].
+    /// Takes an external guest under management. Answer: [`Answer::Vm`].
     Attach {
-        /// Which guest.
+        /// Guest to attach to.
         target: Target,
-        /// What differs from the configuration.
+        /// Settings that differ from the configuration.
         #[serde(flatten)]
         settings: Settings,
     },
-    /// Leaves a guest to itself. Its pages stay as they are. Answer: [`Answer::Done`].
+    /// Ends the management of a guest. Its pages stay as they are. Answer: [`Answer::Done`].
     Detach {
-        /// Which.
+        /// Name, process id or UUID of the VM.
         vm: String,
     },
-    /// Reads the configuration file again. Answer: [`Answer::Done`], or the mistake in it, and nothing is changed.
+    /// Reads the configuration file again. Answer: [`Answer::Done`]. A mistake in the file is the reply instead,
+    /// and nothing changes.
     Reload,
-    /// A process of ours tells of its own VM: the first line on a connection, which stays open for as long as the VM runs. It then
-    /// writes a [`Request::Status`] at least every second. Answer: [`Answer::Limits`].
+    /// A `wideleaf run` process registers its own VM. This is the first line on a connection that stays open while
+    /// the VM runs. The process then writes a [`Request::Status`] at least every second. Answer: [`Answer::Limits`].
     Register {
-        /// All about it.
+        /// Full description of the VM.
         vm: Box<VmView>,
     },
-    /// How a registered VM is now. Answer: [`Answer::Limits`], what it may do until the next.
+    /// Current state of a registered VM. Answer: [`Answer::Limits`], which hold until the next status.
     Status {
-        /// All about it.
+        /// Full description of the VM.
         vm: Box<VmView>,
     },
-    /// A libvirt domain is about to start and wants room in the pool. Answer: [`Answer::Done`], or why there is none.
+    /// A libvirt domain is about to start and wants room in the pool. Answer: [`Answer::Done`], or why there
+    /// is no room.
     Prepare {
-        /// Its name.
+        /// Name of the domain.
         domain: String,
-        /// Its UUID.
+        /// UUID of the domain.
         uuid: String,
-        /// What it takes of which pool.
+        /// Pages that the domain takes, by pool.
         pages: Vec<PoolRequest>,
-        /// Its memory on ordinary pages, where it asks for a guarantee.
+        /// Memory on ordinary pages, for a domain that asks for a guarantee.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ordinary: Option<OrdinaryMemory>,
     },
-    /// A libvirt domain runs, as libvirt's hook tells when it has started and when libvirtd was restarted. It is taken under management
-    /// where the configuration says so, or where `settings` ask for it; one that somebody detached stays detached. Answer:
-    /// [`Answer::Done`], whether it was taken or not.
+    /// A libvirt domain runs. Libvirt's hook reports this when the domain has started and when libvirtd was
+    /// restarted. The daemon takes the domain under management where the configuration says so, or where `settings`
+    /// ask for it. A domain that an operator detached stays detached. Answer: [`Answer::Done`], whether it was
+    /// taken or not.
     Started {
-        /// Its name.
+        /// Name of the domain.
         domain: String,
-        /// Its UUID.
+        /// UUID of the domain.
         uuid: String,
-        /// The process that is this domain, by libvirt's word.
+        /// Process that runs this domain, according to libvirt.
         pid: u32,
-        /// What its metadata say. Where something was said before, by metadata or over the socket, that counts more.
+        /// Settings from the domain's metadata. Earlier settings, by metadata or over the socket, take precedence.
         #[serde(flatten)]
         settings: Settings,
-        /// What in its metadata is wrong, a line each: it is not in `settings`.
+        /// Mistakes in the domain's metadata, a line each. They are not in `settings`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mistakes: Vec<String>,
     },
-    /// A libvirt domain is gone: room that was made for it goes back. Answer: [`Answer::Done`].
+    /// A libvirt domain is gone: the room that was made for it goes back. Answer: [`Answer::Done`].
     Release {
-        /// Its name.
+        /// Name of the domain.
         domain: String,
-        /// Its UUID.
+        /// UUID of the domain.
         uuid: String,
     },
 }
 
-/// Memory of a domain that no pool provides, and how much of it has to become large pages.
+/// Memory of a domain outside the pools, and how much of it has to become large pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrdinaryMemory {
-    /// The most that the guest may have of it, in bytes.
+    /// Upper bound on this memory, in bytes.
     pub bytes: ByteCount,
-    /// How much of that has to be in large pages, in bytes.
+    /// Part of it that has to be in large pages, in bytes.
     pub large_bytes: ByteCount,
 }
 
@@ -143,9 +146,9 @@ pub struct OrdinaryMemory {
 pub struct PoolRequest {
     /// Size of a page in bytes: 2 MiB or 1 GiB.
     pub page_bytes: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
-    /// Where; `None`: anywhere.
+    /// NUMA node of the pages; `None`: any node.
     #[serde(default)]
     pub node: Option<u32>,
 }
@@ -153,18 +156,18 @@ pub struct PoolRequest {
 /// Room in the pools for one libvirt domain. The daemon's state file has rooms with the same fields, and more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoomView {
-    /// Of the domain.
+    /// UUID of the domain.
     pub uuid: String,
-    /// Of the domain.
+    /// Name of the domain.
     pub domain: String,
-    /// What it takes of the pools.
+    /// Pages that the domain takes from the pools.
     pub wanted: Vec<PoolRequest>,
-    /// Whether it has come for it, or will not come any more. Until then free pages are kept for it.
+    /// Whether the domain has taken its pages, or will never do so. Until then free pages are kept for it.
     pub has_started: bool,
 }
 
 impl RoomView {
-    /// Free pages of that size that are kept for it, which may be on that node; `None`: on any.
+    /// Free pages of that size that are kept for the domain and may be on that node; `None`: on any.
     pub fn kept(&self, page_bytes: u64, node: Option<u32>) -> u64 {
         let may_be_there = |of: &&PoolRequest| of.node == node || of.node.is_none() || node.is_none();
         let wanted = self.wanted.iter().filter(|of| !self.has_started && of.page_bytes == page_bytes);
@@ -172,95 +175,95 @@ impl RoomView {
     }
 }
 
-/// A guest that somebody else started.
+/// A guest of another VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// The process that runs it.
+    /// Process that runs the guest.
     Pid(u32),
     /// A libvirt domain, by name or UUID.
     Domain(String),
-    /// The process behind a QMP socket of QEMU's, and the socket is used to ask it.
+    /// The process behind a QMP socket of QEMU. The daemon also sends its questions over this socket.
     Qmp(std::path::PathBuf),
 }
 
-/// What may be said about one VM; `None` leaves it as it is, or as the configuration says.
+/// Settings of one VM. `None` leaves a setting as it is, or as the configuration says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// A policy as on the command line (`auto`, `coverage:…`), or `off`: nothing is done, the VM is only looked at.
+    /// A policy as on the command line (`auto`, `coverage:…`), or `off`: the daemon only observes the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// What it is to reach: `best-effort`, or a share like `95%`.
+    /// Coverage that the VM should reach: `best-effort`, or a share like `95%`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<String>,
     /// Whether shared memory (shmem, memfd) may be collapsed, which stops the guest for 15 to 30 ms a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collapse_shared: Option<bool>,
-    /// A QMP socket to ask, where the guest has one that nobody else is connected to.
+    /// A QMP socket for questions, for a guest that has one with no other client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qmp: Option<std::path::PathBuf>,
-    /// What is no longer said, and is as the configuration says.
+    /// Settings to remove, which then are as the configuration says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unset: Vec<SettingName>,
 }
 
-/// One of [`Settings`].
+/// Name of one of the [`Settings`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SettingName {
-    /// `policy`.
+    /// The setting `policy`.
     Policy,
-    /// `guarantee`.
+    /// The setting `guarantee`.
     Guarantee,
-    /// `collapse_shared`.
+    /// The setting `collapse_shared`.
     CollapseShared,
-    /// `qmp`.
+    /// The setting `qmp`.
     Qmp,
 }
 
-/// One line of the daemon.
+/// One line from the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply<A = Answer> {
-    /// It was done.
+    /// The request was carried out.
     Ok(Box<A>),
-    /// It was not: one line, what and why and what to do.
+    /// The request failed. One line: what, why and what to do.
     Error(String),
-    /// It was done, and could not be written down: it is lost when the daemon ends, unless the daemon can write by
-    /// then. One line: why.
+    /// The request was carried out but not saved. The change is lost when the daemon ends, unless the daemon can
+    /// write by then. One line: why.
     Unsaved(String),
 }
 
-/// What is replied where all is well.
+/// Content of a reply to a request that succeeded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Nothing to say.
+    /// Success without further content.
     Done,
-    /// To [`Request::Daemon`].
+    /// Reply to [`Request::Daemon`].
     Daemon(DaemonView),
-    /// To [`Request::List`].
+    /// Reply to [`Request::List`].
     Vms(Vec<VmView>),
-    /// To [`Request::Rooms`].
+    /// Reply to [`Request::Rooms`].
     Rooms(Vec<RoomView>),
-    /// To whatever is about one.
+    /// Reply to requests about one VM.
     Vm(Box<VmView>),
-    /// To [`Request::Explain`].
+    /// Reply to [`Request::Explain`].
     Explanation(Explanation),
-    /// To [`Request::Windows`].
+    /// Reply to [`Request::Windows`].
     Windows(WindowMap),
-    /// To [`Request::Register`] and [`Request::Status`].
+    /// Reply to [`Request::Register`] and [`Request::Status`].
     Limits(Limits),
 }
 
-/// What a registered VM may do until it asks again, and what was set for it meanwhile.
+/// Limits of a registered VM until its next status, and changes since the last one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Guest memory that may be copied per second.
+    /// Guest memory that may be copied per second, in bytes.
     pub copy_per_second: u64,
     /// Share of a core that actions may take, in ten thousandths.
     pub cpu_share: u32,
-    /// The policy that somebody asked for since.
+    /// Policy that an operator has set since the last status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
 }

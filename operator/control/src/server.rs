@@ -1,14 +1,15 @@
-//! Lines over a Unix socket: one thread that waits for all connections at once, and whoever answers.
+//! Lines over a Unix socket: one thread waits for all connections at once, others answer.
 //!
 //! ```text
 //!              ┌────────────── one thread, poll(2) ──────────────┐   a job     ┌─────────────┐
-//!   clients ──▶│ accept · read a line · write a reply · time out │────────────▶│ who answers │
+//!   clients ──▶│ accept · read a line · write a reply · time out │────────────▶│   workers   │
 //!              └─────────────────────────────────────────────────┘◀────────────└─────────────┘
 //!                                                        a reply, and a byte to wake the thread
 //! ```
 //!
-//! Whatever a client sends or does not send, the others are served: a line has a bound, so has the time it may take, so has the number
-//! of connections. A client has one request under way at a time; what it sends meanwhile waits in the kernel's buffer.
+//! No client can keep the server from serving the others: the length of a line, the time that it may take and
+//! the number of connections are bounded. A client has one request under way at a time. Further requests wait in
+//! the kernel's buffer.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -32,53 +33,53 @@ mod connection;
 use connection::{Connection, Progress};
 pub use connection::{Dialect, REQUEST_BYTES_MAX, decode};
 
-/// After a connection that could not be taken, for want of file descriptors say.
+/// Pause after a connection that could not be accepted, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// One connection, for as long as it lasts.
+/// Identity of one connection while it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(u64);
 
 impl ConnectionId {
-    /// The connection of that number.
+    /// Identity with that number.
     pub const fn new(number: u64) -> ConnectionId {
         ConnectionId(number)
     }
 }
 
-/// How many connections there may be; more are refused, in a line.
+/// Number of connections that may be open. The server refuses more of them in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Of all users.
+    /// Connections of all users together.
     pub of_all: usize,
-    /// So many more for root.
+    /// Further connections for root only.
     pub more_for_root: usize,
 }
 
 impl Places {
-    /// When this user's is taken.
+    /// Limit on the connections for this user.
     pub const fn of(self, uid: u32) -> usize {
         self.of_all + if uid == 0 { self.more_for_root } else { 0 }
     }
 }
 
-/// What the thread that waits has for who answers.
+/// Message from the waiting thread to the threads that answer.
 #[derive(Debug)]
 pub enum Job {
-    /// A line of a client's.
+    /// One line from a client.
     Line {
-        /// Whose.
+        /// Connection that the line came from.
         connection: ConnectionId,
-        /// Who that is.
+        /// Process that sent the line.
         peer: Peer,
-        /// Without its end.
+        /// Content without the line's end.
         line: Vec<u8>,
     },
     /// A client has gone.
     Closed(ConnectionId),
 }
 
-/// Takes replies from who answers.
+/// Takes replies from the threads that answer.
 #[derive(Clone)]
 pub struct Replies {
     finish: Sender<Done>,
@@ -86,7 +87,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// To the line of that connection. From a registration on it may be silent for a shorter time.
+    /// Replies to the line of that connection. After a registration the connection may be silent for a shorter time.
     pub fn send<A: Serialize>(&self, connection: ConnectionId, reply: &Reply<A>, is_registration: bool) {
         let _ = self.finish.send(Done { connection, reply: connection::encode(reply), is_registration });
         self.shared.wake();
@@ -98,14 +99,14 @@ impl Replies {
     }
 }
 
-/// A socket that clients can connect to already, and that nobody serves yet: they wait.
+/// A socket that clients can already connect to. They wait until [`Listening::serve`].
 pub struct Listening {
     listener: UnixListener,
     woken: UnixStream,
     wake: UnixStream,
 }
 
-/// A server that runs.
+/// A running server.
 pub struct LineServer {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -130,10 +131,11 @@ struct Done {
 }
 
 impl Listening {
-    /// Binds the socket. A file that nobody listens at any more is replaced; who binds it removes it, after the server.
+    /// Binds the socket. It replaces a file without a listener. The caller that binds it removes it,
+    /// after the server.
     ///
     /// # Errors
-    /// [`SocketFileError`], with who listens there if somebody does.
+    /// [`SocketFileError`], which names the process that listens there already.
     pub fn at(file: &SocketFile<'_>) -> Result<Listening, SocketFileError> {
         let listener = file.bind()?;
         let at = |source| file.failed(source);
@@ -144,8 +146,8 @@ impl Listening {
         Ok(Listening { listener, woken, wake })
     }
 
-    /// Serves it until [`LineServer::stop`], in a thread that does `begin` first. `answer` starts the threads that answer; they end when there
-    /// are no more jobs.
+    /// Serves the socket until [`LineServer::stop`], in a thread that calls `begin` first. `answer` starts the
+    /// threads that answer. They end when there are no more jobs.
     pub fn serve(
         self,
         places: Places,
@@ -168,7 +170,7 @@ impl Listening {
 }
 
 impl LineServer {
-    /// Ends all connections. A request that is under way is waited for, and answered. What could not be done is said, in lines.
+    /// Ends all connections, after the answer to each request under way. Returns the problems, a line each.
     pub fn stop(self) -> Vec<String> {
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake();
@@ -176,8 +178,8 @@ impl LineServer {
         ended.filter_map(|ended| ended.err().map(|_| "a thread of the control socket panicked".to_owned())).collect()
     }
 
-    /// As [`LineServer::stop`]; a request that is still under way at `until` is left behind, and its connection ends
-    /// without an answer when this process does.
+    /// As [`LineServer::stop`], until `until`. A request that is still under way then is abandoned: its connection
+    /// ends without an answer when this process does.
     pub fn stop_by(self, until: Instant) -> Vec<String> {
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake();
@@ -188,10 +190,10 @@ impl LineServer {
     }
 }
 
-/// How often it is looked whether a thread has ended.
+/// Interval between checks that a thread has ended.
 const JOIN_STEP: Duration = Duration::from_millis(2);
 
-/// Waits for the end of a thread, until `until`; a line where it panicked, or goes on.
+/// Waits for the end of a thread, until `until`. Returns a line if it panicked or still runs.
 pub fn ended_by(what: &str, thread: JoinHandle<()>, until: Instant) -> Option<String> {
     while !thread.is_finished() {
         if Instant::now() >= until {
@@ -202,7 +204,7 @@ pub fn ended_by(what: &str, thread: JoinHandle<()>, until: Instant) -> Option<St
     thread.join().err().map(|_| format!("{what} panicked"))
 }
 
-/// The thread that waits.
+/// The thread that waits for connections.
 struct Shop {
     listener: UnixListener,
     woken: UnixStream,
@@ -237,15 +239,16 @@ impl Shop {
         self.end();
     }
 
-    /// Ends all connections, one whose request is being answered with its answer: it may be about what ends us.
+    /// Ends all connections. A connection with a request under way gets its answer first, which may be
+    /// about this end.
     fn end(self) {
         let Shop { jobs, done, mut connections, .. } = self;
         for id in connections.keys() {
-            // Nobody hears it who has ended.
+            // The workers may have ended.
             let _ = jobs.send(Job::Closed(*id));
         }
         connections.retain(|_, connection| connection.interest().is_none());
-        // Whoever answers ends when there is nothing more to answer, and with the last of them nothing more is to come.
+        // The workers end when there is nothing more to answer. After the last of them no more replies come.
         drop(jobs);
         for Done { connection: id, reply, .. } in done {
             if let Some(mut connection) = connections.remove(&id) {
@@ -255,8 +258,8 @@ impl Shop {
         }
     }
 
-    /// Sleeps until something can be done. A connection whose request is being answered is not looked at: that it was closed is
-    /// found when the reply is written, and until then it would wake us for nothing.
+    /// Sleeps until something can be done. A connection with a request under way is not polled: the write of the
+    /// reply will find it closed, and until then it would wake this thread for nothing.
     fn wait(&self) -> io::Result<Ready> {
         let now = Instant::now();
         let watched: Vec<(ConnectionId, &Connection, PollFlags)> = self
@@ -296,7 +299,8 @@ impl Shop {
     fn accept(&mut self) {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
-            // It stays in the queue, and poll(2) returns at once: without a pause this would take all of a core.
+            // The connection stays in the queue and poll(2) returns at once: without a pause this would take all
+            // of a core.
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return thread::sleep(ACCEPT_PAUSE),
             Err(_) => return,
         };
@@ -304,7 +308,7 @@ impl Shop {
         let mut connection = Connection::new(stream, peer);
         let places = self.places.of(peer.uid);
         if self.connections.len() >= places {
-            connection.refuse(&format!("{places} connections are open, and no more are taken: try again later"));
+            connection.refuse(&format!("all {places} connections are in use: try again later"));
             let _ = connection.advance();
             return;
         }
@@ -313,7 +317,7 @@ impl Shop {
         self.connections.insert(id, connection);
     }
 
-    /// Reads or writes what can be without waiting.
+    /// Reads or writes as much as is possible without waiting.
     fn serve(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         match connection.advance() {
@@ -338,13 +342,13 @@ impl Shop {
 
     fn close(&mut self, id: ConnectionId) {
         if self.connections.remove(&id).is_some() {
-            // Nobody hears it who has ended.
+            // The workers may have ended.
             let _ = self.jobs.send(Job::Closed(id));
         }
     }
 }
 
-/// What can be done without waiting.
+/// Sockets that are ready.
 struct Ready {
     listener: bool,
     connections: Vec<ConnectionId>,

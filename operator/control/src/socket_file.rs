@@ -1,4 +1,4 @@
-//! A socket's file: whether somebody listens there already, and who may connect.
+//! A socket's file: whether another process listens there already, and which users may connect.
 
 use std::fs;
 use std::io;
@@ -8,66 +8,66 @@ use std::path::{Path, PathBuf};
 
 use crate::peer::Peer;
 
-/// Why there is no socket.
+/// Reason for a missing socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketFileError {
-    /// Somebody listens there.
+    /// Another process listens there.
     #[error("{who} (pid {pid}) is listening at {}: stop it first, or {remedy}", path.display())]
     Taken {
-        /// What listens there, most likely.
+        /// Program that most likely listens there.
         who: &'static str,
-        /// The other.
+        /// Process id of the listener.
         pid: u32,
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// How to have another place.
+        /// Way to choose another path.
         remedy: &'static str,
     },
-    /// There is something else.
-    #[error("{} is no socket: move it away, or {remedy}", path.display())]
+    /// Another kind of file is there.
+    #[error("{} is not a socket: move it away, or {remedy}", path.display())]
     NoSocket {
-        /// Which.
+        /// Path of that file.
         path: PathBuf,
-        /// How to have another place.
+        /// Way to choose another path.
         remedy: &'static str,
     },
-    /// The kernel refused.
+    /// The kernel refused the socket.
     #[error("cannot listen at {}: {source}; {remedy}", path.display())]
     Socket {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// How to have another place.
+        /// Way to choose another path.
         remedy: &'static str,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
 }
 
-/// A socket that is about to be.
+/// A socket to be created.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketFile<'a> {
-    /// Where.
+    /// Path of the socket.
     pub path: &'a Path,
-    /// Permission bits.
+    /// Permission bits of the file.
     pub mode: u32,
-    /// Its group; `None`: this process's.
+    /// Group of the file; `None`: that of this process.
     pub gid: Option<u32>,
-    /// Whether its folder is made where there is none.
+    /// Whether to create a missing folder.
     pub makes_folder: bool,
-    /// What listens there already if somebody does, in words.
+    /// Program that would listen there already, in words.
     pub who: &'static str,
-    /// How to have another place, in words.
+    /// Way to choose another path, in words.
     pub remedy: &'static str,
 }
 
 impl SocketFile<'_> {
-    /// A socket that only those may connect to who are meant to.
+    /// Binds a socket that only the intended users may connect to.
     ///
-    /// Until its mode is set, the new file has what the umask leaves, which for a service is no write permission for others, and writing is
-    /// what connecting takes (unix(7)).
+    /// Until its mode is set, the new file has what the umask leaves. For a service that is no write permission for
+    /// other users, and connecting takes write permission (unix(7)).
     ///
     /// # Errors
-    /// [`SocketFileError`], with who listens there if somebody does.
+    /// [`SocketFileError`], which names the process that listens there already.
     pub fn bind(&self) -> Result<UnixListener, SocketFileError> {
         let SocketFile { path, mode, gid, .. } = *self;
         self.clear()?;
@@ -82,12 +82,12 @@ impl SocketFile<'_> {
         Ok(listener)
     }
 
-    /// The kernel's answer, with where that was.
+    /// The kernel's error, with the path.
     pub fn failed(&self, source: io::Error) -> SocketFileError {
         SocketFileError::Socket { path: self.path.to_owned(), remedy: self.remedy, source }
     }
 
-    /// Removes a socket that nobody listens at.
+    /// Removes a socket without a listener.
     fn clear(&self) -> Result<(), SocketFileError> {
         let SocketFile { path, who, remedy, .. } = *self;
         match fs::symlink_metadata(path) {
@@ -99,7 +99,7 @@ impl SocketFile<'_> {
             Ok(_) => {}
         }
         match UnixStream::connect(path) {
-            // A listener's credentials are those of who called listen(2).
+            // A listener's credentials are those of the process that called listen(2).
             Ok(stream) => {
                 let pid = Peer::of(&stream).map_err(|error| self.failed(error))?.pid;
                 Err(SocketFileError::Taken { who, pid, path: path.to_owned(), remedy })

@@ -1,4 +1,5 @@
-//! What is said about a VM. The same whoever looks: the daemon that manages it, or a command that looks at the process once.
+//! Description of a VM. It has the same form from the daemon that manages the VM and from a command that looks at
+//! the process once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,109 +13,111 @@ pub type ByteCount = u64;
 /// The daemon and its host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DaemonView {
-    /// Of the program.
+    /// Version of the program.
     pub version: String,
-    /// Its process.
+    /// Process id of the daemon.
     pub pid: u32,
     /// Seconds since it started.
     pub uptime_s: f64,
-    /// VMs that are managed.
+    /// Number of managed VMs.
     pub vms: usize,
-    /// Guest memory that may be copied per second, over all VMs.
+    /// Guest memory that may be copied per second over all VMs, in bytes.
     pub copy_per_second: ByteCount,
     /// Share of a core that actions may take, over all VMs, in ten thousandths.
     pub cpu_share: u32,
-    /// CPU time it has used, seconds.
+    /// CPU time that the daemon has used, in seconds.
     pub cpu_s: f64,
-    /// Free memory of the host.
+    /// Free memory of the host, in bytes.
     pub host_free: ByteCount,
-    /// Whether free memory is below the watermark, so that nothing is promoted that takes more memory.
+    /// Whether free memory is below the watermark, so that no promotion may take more memory.
     pub is_host_short: bool,
 }
 
-/// Who runs a VM.
+/// Program that runs a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Vmm {
-    /// A process of QEMU's.
+    /// A QEMU process.
     Qemu,
-    /// `wideleaf run`.
+    /// A `wideleaf run` process.
     Wideleaf,
-    /// Something else with guests of KVM's.
+    /// Another program with KVM guests.
     Other,
 }
 
-/// Who looks after its pages, and whether at the moment.
+/// State of the management of a VM's pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Care {
-    /// Nobody of ours: it is only looked at.
+    /// No manager of ours: the VM is only observed.
     Unmanaged,
     /// A manager acts on it.
     Managed,
-    /// Its policy is `off`.
+    /// The VM's policy is `off`.
     Off,
-    /// A manager has it and does nothing for now.
+    /// A manager has the VM and does nothing for now.
     LeftAlone {
-        /// Why: one line.
+        /// Reason in one line.
         reason: String,
     },
 }
 
-/// One VM.
+/// Description of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
-    /// Of the libvirt domain, or what QEMU was given as `-name`, or the process id.
+    /// Name of the libvirt domain, or QEMU's `-name`, or the process id.
     pub name: String,
-    /// Of the libvirt domain.
+    /// UUID of the libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Its process.
+    /// Process that runs the VM.
     pub pid: u32,
-    /// When that process started, in clock ticks since boot (proc_pid_stat(5)): with the id it names one process for ever.
+    /// Start of that process, in clock ticks since boot (proc_pid_stat(5)). With the id it names one
+    /// process for ever.
     pub started_at: u64,
-    /// Who runs it.
+    /// Program that runs the VM.
     pub vmm: Vmm,
-    /// Who looks after its pages.
+    /// Management of its pages.
     #[serde(flatten)]
     pub care: Care,
-    /// As given on the command line; `None` where nobody manages it.
+    /// Policy as on the command line; `None` for an unmanaged VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// What it is to reach.
+    /// Coverage that it should reach.
     #[serde(default)]
     pub guarantee: Guarantee,
-    /// Its RAM, piece by piece.
+    /// RAM of the VM, piece by piece.
     pub ram: Vec<RamView>,
-    /// All of its RAM by what backs it on the host; `None` where that can not be seen.
+    /// All of its RAM by what backs it on the host; `None` where that cannot be seen.
     #[serde(default)]
     pub backing: Option<BackingView>,
-    /// By what KVM maps it with; `None` where that can not be asked.
+    /// Mappings that KVM uses for it; `None` where KVM cannot be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapping: Option<MappingView>,
-    /// By what the guest's own page tables map it with; `None` where nobody looked.
+    /// Page sizes in the guest's own page tables; `None` where they were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<GuestPagesView>,
-    /// What the manager has done; `None` where nobody manages it.
+    /// Work of its manager; `None` for an unmanaged VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<WorkView>,
-    /// Figures that are missing or guessed, each with the reason and the privilege or option that would bring it.
+    /// Missing or estimated figures, each with the reason and the privilege or option that would provide it.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
 impl VmView {
-    /// All that is present; `None` where that can not be seen.
+    /// Resident memory in bytes; `None` where that cannot be seen.
     pub fn resident(&self) -> Option<ByteCount> {
         Some(self.backing?.resident())
     }
 
-    /// The share of present memory in pages of 2 MiB or more, in ten thousandths; `None` where nothing is present, or it can not be seen.
+    /// Share of resident memory in pages of 2 MiB or more, in ten thousandths. `None` where nothing is
+    /// resident or visible.
     pub fn coverage(&self) -> Option<u32> {
         self.backing?.coverage()
     }
 
-    /// Whether it reaches what it is to reach; `None` for best effort, and where nothing is present.
+    /// Whether the VM meets its guarantee; `None` for best effort, and where nothing is resident.
     pub fn is_guarantee_met(&self) -> Option<bool> {
         match self.guarantee {
             Guarantee::BestEffort => None,
@@ -123,26 +126,27 @@ impl VmView {
     }
 }
 
-/// What a VM is to reach.
+/// Coverage that a VM should reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Guarantee {
     /// As much as the budget and the host allow.
     #[default]
     BestEffort,
-    /// That share of its present memory in large pages, in ten thousandths; a VM that stays under it is reported.
+    /// That share of its resident memory in large pages, in ten thousandths. A VM that stays below it is reported.
     Coverage(u32),
 }
 
-/// A guarantee that can not be read.
+/// Text that is not a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no guarantee: write best-effort, or a share of memory in large pages like 95% or 99.5%")]
+#[error("{text:?} is not a guarantee: write best-effort, or a share of memory in large pages like 95% or 99.5%")]
 pub struct GuaranteeError {
-    /// What was written.
+    /// Text as written.
     pub text: String,
 }
 
-/// `best-effort`, or a share above zero and up to 100 % with up to two decimals: what a user writes, and what is shown.
+/// `best-effort`, or a share above zero and up to 100 % with up to two decimals: a user writes this form and
+/// output shows it.
 impl FromStr for Guarantee {
     type Err = GuaranteeError;
 
@@ -184,99 +188,100 @@ pub struct RamView {
     pub name: String,
     /// First guest-physical address.
     pub gpa: u64,
-    /// Length.
+    /// Length in bytes.
     pub bytes: ByteCount,
-    /// First address in its process.
+    /// First address in the VM's process.
     pub hva: u64,
     /// `anonymous`, `shmem`, `hugetlb` or `file`.
     pub kind: String,
-    /// Whether guest-physical addresses are known, or guessed from the process's mappings.
+    /// Whether the guest-physical addresses are a guess from the process's mappings.
     pub is_guess: bool,
-    /// Why no window of it can ever be huge, and what to start the guest with instead; `None` where they can.
+    /// Why no window of it can ever be huge, and options of the guest that would change that; `None` where they can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub never_huge: Option<String>,
 }
 
-/// Guest RAM by what backs it on the host, bytes.
+/// Guest RAM by what backs it on the host, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackingView {
-    /// Nothing is present.
+    /// Memory without a page.
     pub unbacked: ByteCount,
-    /// In pages of 4 KiB.
+    /// Memory in pages of 4 KiB.
     pub base_4k: ByteCount,
-    /// In pages of 2 MiB.
+    /// Memory in pages of 2 MiB.
     pub huge_2m: ByteCount,
-    /// In pages of 1 GiB.
+    /// Memory in pages of 1 GiB.
     pub giant_1g: ByteCount,
-    /// Whatever it is backed with, where the mapping's address or file offset is such that no page of it can be huge.
+    /// Memory that no huge page can back because of the address or file offset of its mapping, with or without pages.
     pub misaligned: ByteCount,
 }
 
 impl BackingView {
-    /// All that is present.
+    /// Resident memory in bytes.
     pub fn resident(&self) -> ByteCount {
         self.base_4k + self.huge_2m + self.giant_1g
     }
 
-    /// The share of present memory in pages of 2 MiB or more, in ten thousandths; `None` where nothing is present.
+    /// Share of resident memory in pages of 2 MiB or more, in ten thousandths; `None` where nothing is resident.
     pub fn coverage(&self) -> Option<u32> {
         let large = u128::from(self.huge_2m + self.giant_1g);
         (large * 10_000).checked_div(u128::from(self.resident())).map(|share| share as u32)
     }
 }
 
-/// KVM's leaf mappings by size.
+/// Number of KVM's leaf mappings by size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappingView {
-    /// Of 4 KiB.
+    /// Mappings of 4 KiB.
     pub pages_4k: u64,
-    /// Of 2 MiB.
+    /// Mappings of 2 MiB.
     pub pages_2m: u64,
-    /// Of 1 GiB.
+    /// Mappings of 1 GiB.
     pub pages_1g: u64,
 }
 
 /// Windows (2 MiB of guest-physical memory) by the page size that the guest's own tables map them with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestPagesView {
-    /// With base pages.
+    /// Windows on base pages.
     pub base_4k: u64,
-    /// With a huge page.
+    /// Windows on a huge page.
     pub huge_2m: u64,
-    /// As part of a giant page.
+    /// Windows in a giant page.
     pub giant_1g: u64,
-    /// Here with this size and there with that.
+    /// Windows with more than one size.
     pub mixed: u64,
-    /// Not at all.
+    /// Windows that are not mapped.
     pub unmapped: u64,
-    /// In tables that were not read.
+    /// Windows in tables that were not read.
     pub unknown: u64,
 }
 
-/// What a manager has done for a VM since it has it.
+/// Work of a manager for a VM since it took the VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkView {
     /// Actions by mechanism and outcome, as `collapse` → `done` → 12.
     pub outcomes: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Guest memory copied by promotions.
+    /// Guest memory copied by promotions, in bytes.
     pub copied: ByteCount,
-    /// Became resident only because the page is large.
+    /// Memory that became resident only because its page is large, in bytes.
     pub bloat: ByteCount,
-    /// CPU time, seconds: of actions, and of everything.
+    /// CPU time of actions, in seconds.
     pub action_cpu_s: f64,
-    /// The same, sensing and deciding included.
+    /// CPU time with sensing and deciding included, in seconds.
     pub total_cpu_s: f64,
-    /// Times the budget said no.
+    /// Number of actions that the budget refused.
     pub budget_refusals: u64,
-    /// How long windows were out of the guest's reach.
+    /// Durations for which windows were out of the guest's reach.
     pub unavailable: Quantiles,
-    /// Time the guest is thought to spend on page walks, in ten thousandths of one CPU's; `None` where nothing tells.
+    /// Estimated time that the guest spends on page walks, in ten thousandths of one CPU; `None`
+    /// without a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walk_share: Option<u32>,
     /// The latest actions, oldest first.
     #[serde(default)]
     pub latest: Vec<ActionView>,
-    /// Sensors that failed, by name.
+    /// Failures of sensors, by name.
     #[serde(default)]
     pub sensor_failures: BTreeMap<String, u64>,
 }
@@ -284,85 +289,86 @@ pub struct WorkView {
 /// A histogram in a few numbers, and in Prometheus' form.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quantiles {
-    /// How many there were.
+    /// Number of values.
     pub count: u64,
-    /// Their sum, seconds.
+    /// Sum of the values, in seconds.
     pub sum_s: f64,
-    /// Half were no longer, seconds.
+    /// Median (p50), in seconds.
     pub median_s: f64,
-    /// 99 of 100 were no longer, seconds.
+    /// 99th percentile (p99), in seconds.
     pub p99_s: f64,
-    /// The longest, seconds.
+    /// Maximum, in seconds.
     pub max_s: f64,
-    /// How many were no longer than each of [`PAUSE_BOUNDS_S`].
+    /// Number of values at or below each of [`PAUSE_BOUNDS_S`].
     #[serde(default)]
     pub at_most: Vec<u64>,
 }
 
-/// Upper bounds of the buckets in which pauses are counted, seconds: from a split to a stall of shared memory, and beyond.
+/// Upper bounds of the buckets for pauses, in seconds: from a split to a stall of shared memory, and beyond.
 pub const PAUSE_BOUNDS_S: [f64; 10] = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.2];
 
-/// One action that is over.
+/// One finished action.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ActionView {
-    /// Seconds since the epoch.
+    /// Time in seconds since the epoch.
     pub at_s: f64,
     /// First guest-physical address of its window.
     pub gpa: u64,
-    /// How it was done.
+    /// Mechanism that carried it out.
     pub mechanism: String,
-    /// What came of it.
+    /// Outcome of the action.
     pub outcome: String,
 }
 
-/// Why windows are not huge.
+/// Reasons for windows that are not huge.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// The VM.
+    /// Name of the VM.
     pub name: String,
-    /// All of its windows (2 MiB of guest-physical memory); `None` where they can not be seen.
+    /// Number of its windows (2 MiB of guest-physical memory); `None` where they cannot be seen.
     pub windows: Option<u64>,
-    /// Of these in large pages.
+    /// Number of windows in large pages.
     pub huge: Option<u64>,
-    /// The others by reason, most first.
+    /// Other windows by reason, the most frequent first.
     pub reasons: Vec<Reason>,
-    /// By what the guest's own page tables map them with; `None` where nobody looked.
+    /// Page sizes in the guest's own page tables; `None` where they were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<Box<GuestPagesView>>,
-    /// What is of the VM as a whole.
+    /// Notes about the VM as a whole.
     pub notes: Vec<String>,
 }
 
-/// A reason and how many windows have it.
+/// A reason and its number of windows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
     /// For programs: `never_touched`, `holes`, `backing_off_no_huge_page`, …
     pub name: String,
-    /// Windows.
+    /// Number of windows.
     pub windows: u64,
-    /// For people: what it means, and what would change it.
+    /// For people: its meaning, and what would change it.
     pub text: String,
 }
 
-/// What is behind every window of a VM, in the order of guest-physical addresses.
+/// Backing of every window of a VM, in the order of guest-physical addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowMap {
-    /// The VM.
+    /// Name of the VM.
     pub name: String,
-    /// Its ranges.
+    /// Ranges of its windows.
     pub ranges: Vec<WindowRange>,
 }
 
-/// Windows one behind the other.
+/// Adjacent windows in one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowRange {
     /// First guest-physical address.
     pub gpa: u64,
     /// A character a window: `.` nothing, `4` base pages, `2` a huge page, `1` part of a giant page.
     pub backing: String,
-    /// The same way what KVM is thought to map: the smaller of the host's page and what a hold or the VM's totals allow; `?` unknown.
+    /// A character a window: the size that KVM should map, `?` where unknown. It is the smaller of the host's page
+    /// and what a hold or the VM's totals allow.
     pub second_level: String,
-    /// `0` (cold) to `9` (hot), `?` where no sensor tells.
+    /// A character a window: `0` (cold) to `9` (hot), `?` without a sensor.
     pub heat: String,
 }
 
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_share_is_refused_with_what_is() {
+    fn the_error_for_a_malformed_share_shows_the_right_form() {
         for text in ["", "95", "%", "0%", "100.01%", "101%", "1e1%", "-5%", "+5%", "95.%", ".5%", "95.123%", "9 5%"] {
             let error = text.parse::<Guarantee>().unwrap_err();
             assert!(error.to_string().contains("best-effort, or a share"), "{text:?}");

@@ -9,59 +9,62 @@ use crate::client::{ClientError, exchange, one_line};
 use crate::protocol::{Envelope, Reply};
 use crate::vm::{VM_VERSION, VmAnswer, VmRequest};
 
-/// How long an answer may take: a pause waits up to two seconds for the last vCPU to leave the guest, and one client of several waits
-/// for the others.
+/// Time that an answer may take. A pause waits up to two seconds for the last vCPU to leave the guest, and one
+/// client of several waits for the others.
 pub const VM_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
 pub enum VmClientError {
-    /// Nobody listens.
+    /// No VM listens.
     #[error("no VM listens at {}: it has ended, or was started with another --control-socket", path.display())]
     NoVm {
-        /// Where it was looked for.
+        /// Path of the socket that the client tried.
         path: PathBuf,
     },
-    /// The socket belongs to somebody else.
-    #[error("no permission to connect to {}: run as root or as the user who started the VM", path.display())]
+    /// The socket belongs to another user.
+    #[error("no permission to connect to {}: run as root or as the user that started the VM", path.display())]
     NotPermitted {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The reply did not come in time.
-    #[error("the VM at {} did not reply within {} s: its process is stopped or busy", path.display(), VM_ANSWER_TIMEOUT.as_secs())]
+    #[error(
+        "the VM at {} did not reply within {} s: its process is stopped or busy",
+        path.display(), VM_ANSWER_TIMEOUT.as_secs()
+    )]
     Silent {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The connection ended before the reply did.
     #[error("the VM at {} ended before it replied", path.display())]
     Ended {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// The reply is no reply.
-    #[error("what listens at {} speaks another language than version {VM_VERSION} of a VM's control socket: {why}", path.display())]
+    /// The reply is malformed.
+    #[error("the program at {} does not speak version {VM_VERSION} of a VM's control socket: {why}", path.display())]
     Malformed {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What is wrong.
+        /// Mistake in the reply.
         why: String,
     },
-    /// The VM says no, in its own words. Another version of the protocol is refused in this way.
+    /// The VM refuses, in its own words. It refuses another version of the protocol in this way.
     #[error("{0}")]
     Refused(String),
-    /// Something else.
+    /// Any other error.
     #[error("cannot talk to the VM at {}: {source}", path.display())]
     Io {
-        /// Of the socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
 }
 
-/// Asks the VM at `socket` one thing.
+/// Sends one request to the VM at `socket`.
 ///
 /// # Errors
 /// [`VmClientError`], each a line for people that says what to do.
@@ -77,7 +80,7 @@ pub fn ask(socket: &Path, request: VmRequest) -> Result<VmAnswer, VmClientError>
     let reply = exchange(&stream, request, VM_ANSWER_TIMEOUT).map_err(|error| match error {
         ClientError::Silent { .. } => VmClientError::Silent { path: path() },
         ClientError::Closed { .. } => VmClientError::Ended { path: path() },
-        ClientError::TooLong => VmClientError::Malformed { path: path(), why: "its reply has no end".into() },
+        ClientError::TooLong => VmClientError::Malformed { path: path(), why: "its reply does not end".into() },
         ClientError::Io(source) => VmClientError::Io { path: path(), source },
         other => VmClientError::Malformed { path: path(), why: other.to_string() },
     })?;

@@ -1,5 +1,5 @@
-//! The README's examples are the protocol: each parses, comes back as it was written, and none is missing. Damage to one gives an
-//! error and no panic.
+//! The README's examples are the protocol: each parses, comes back as it was written, and none is missing. Damage
+//! to one gives an error and no panic.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ fn replies() -> Vec<&'static str> {
     examples("< ")
 }
 
-/// Parses a line as `T`, and holds what `T` writes against it.
+/// Parses a line as `T`, and compares it with what `T` writes.
 fn round_trip<T: DeserializeOwned + Serialize>(line: &str) -> T {
     let parsed: T = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
     let written = serde_json::to_value(&parsed).unwrap();
@@ -32,7 +32,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(line: &str) -> T {
     parsed
 }
 
-/// The names that serde knows, as it lists them when it is given another.
+/// Names that serde knows, from its error for an unknown one.
 fn known_names(error: serde_json::Error) -> BTreeSet<String> {
     let text = error.to_string();
     let (_, expected) = text.split_once("expected").unwrap();
@@ -40,7 +40,7 @@ fn known_names(error: serde_json::Error) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_example_of_a_request_is_one_and_none_is_missing() {
+fn every_example_of_a_request_parses_and_none_is_missing() {
     let name_of = |line: &str| {
         assert_eq!(round_trip::<Envelope>(line).version, VERSION);
         serde_json::from_str::<Value>(line).unwrap()["request"].as_str().unwrap().to_owned()
@@ -51,7 +51,7 @@ fn every_example_of_a_request_is_one_and_none_is_missing() {
 }
 
 #[test]
-fn every_example_of_a_reply_is_one_and_none_is_missing() {
+fn every_example_of_a_reply_parses_and_none_is_missing() {
     let name_of = |line: &str| match round_trip::<Reply>(line) {
         Reply::Error(_) | Reply::Unsaved(_) => None,
         Reply::Ok(answer) => match serde_json::to_value(answer).unwrap() {
@@ -82,7 +82,7 @@ proptest! {
     fn damage_to_a_request_is_an_error_or_another_request(which in any::<prop::sample::Index>(), end in any::<prop::sample::Index>(), byte: u8) {
         let line = which.get(&requests()).as_bytes();
         let whole = end.index(line.len());
-        // Cut short, it is never one.
+        // A request cut short never parses.
         prop_assert!(serde_json::from_slice::<Envelope>(&line[..whole]).is_err());
         let mut damaged = line.to_vec();
         damaged[whole] = byte;

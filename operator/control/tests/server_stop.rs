@@ -1,4 +1,4 @@
-//! A server that is stopped while it answers.
+//! A server that stops while it answers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{Read as _, Write as _};
@@ -11,7 +11,7 @@ use wideleaf_control::server::{Job, Listening, Places};
 use wideleaf_control::socket_file::SocketFile;
 
 #[test]
-fn who_asks_for_its_end_is_answered_and_then_it_ends() {
+fn a_client_that_asks_the_server_to_end_gets_its_answer_before_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.sock");
     let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, who: "a test", remedy: "" };
@@ -26,7 +26,7 @@ fn who_asks_for_its_end_is_answered_and_then_it_ends() {
                 for job in jobs {
                     let Job::Line { connection, .. } = job else { continue };
                     asked.send(()).unwrap();
-                    // Not before the server is to stop.
+                    // Not before the server is about to stop.
                     is_stopping.recv().unwrap();
                     while !replies.is_stopping() {
                         thread::yield_now();

@@ -1,4 +1,5 @@
-//! The examples in VM.md are the protocol of a VM's control socket: each parses, comes back as it was written, and none is missing.
+//! The examples in VM.md are the protocol of a VM's control socket: each parses, comes back as it was written, and
+//! none is missing.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
@@ -14,21 +15,21 @@ fn examples(mark: &str) -> impl Iterator<Item = &'static str> {
     include_str!("../VM.md").lines().filter_map(move |line| line.strip_prefix(mark))
 }
 
-/// Parses a line as `T`, and holds what `T` writes against it.
+/// Parses a line as `T`, and compares it with what `T` writes.
 fn round_trip<T: DeserializeOwned + Serialize>(line: &str) -> T {
     let parsed: T = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
     assert_eq!(serde_json::to_value(&parsed).unwrap(), serde_json::from_str::<Value>(line).unwrap(), "{line}");
     parsed
 }
 
-/// The names that serde knows, as it lists them when it is given another.
+/// Names that serde knows, from its error for an unknown one.
 fn known_names(error: serde_json::Error) -> BTreeSet<String> {
     let text = error.to_string();
     text.split_once("expected").unwrap().1.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 #[test]
-fn every_example_of_a_request_is_one_and_none_is_missing() {
+fn every_example_of_a_request_parses_and_none_is_missing() {
     let name_of = |line: &str| {
         assert_eq!(round_trip::<Envelope<VmRequest>>(line).version, VM_VERSION);
         serde_json::from_str::<Value>(line).unwrap()["request"].as_str().unwrap().to_owned()
@@ -39,7 +40,7 @@ fn every_example_of_a_request_is_one_and_none_is_missing() {
 }
 
 #[test]
-fn every_example_of_a_reply_is_one_and_none_is_missing() {
+fn every_example_of_a_reply_parses_and_none_is_missing() {
     let name_of = |line: &str| match round_trip::<Reply<VmAnswer>>(line) {
         Reply::Error(_) | Reply::Unsaved(_) => None,
         Reply::Ok(answer) => serde_json::to_value(answer).unwrap().as_object().unwrap().keys().next().cloned(),

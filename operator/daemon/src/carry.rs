@@ -1,10 +1,10 @@
-//! Counters that outlive the daemon: what was counted before plus what is counted now.
+//! Counters that survive a restart of the daemon: earlier counts plus present ones.
 
 use std::collections::BTreeMap;
 
 use wideleaf_control::view::{Quantiles, WorkView};
 
-/// `now` as if it had begun with `before`.
+/// `now` as if it continued `before`.
 pub fn continued(before: &WorkView, now: &WorkView) -> WorkView {
     WorkView {
         outcomes: outcomes(&before.outcomes, &now.outcomes),
@@ -20,12 +20,12 @@ pub fn continued(before: &WorkView, now: &WorkView) -> WorkView {
     }
 }
 
-/// What is worth remembering of `work`: totals. What was lately is of no use to a daemon that starts.
+/// The part of `work` to remember: totals. A daemon that starts has no use for recent values.
 pub fn totals(work: &WorkView) -> WorkView {
     WorkView { walk_share: None, latest: Vec::new(), ..work.clone() }
 }
 
-/// Actions of any kind and outcome.
+/// Number of actions of any kind and outcome.
 pub fn actions(work: &WorkView) -> u64 {
     work.outcomes.values().flat_map(BTreeMap::values).sum()
 }
@@ -50,7 +50,7 @@ fn outcomes(before: &BTreeMap<String, Counts>, now: &BTreeMap<String, Counts>) -
     sum
 }
 
-/// Counts, sums and buckets add up. Quantiles do not: they are those of the present, or of the past where nothing has happened since.
+/// Counts, sums and buckets add up. Quantiles do not: they are the present ones, or without any the earlier ones.
 fn quantiles(before: &Quantiles, now: &Quantiles) -> Quantiles {
     let shown = if now.count == 0 { before } else { now };
     let at_most = (0..before.at_most.len().max(now.at_most.len()))

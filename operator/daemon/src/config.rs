@@ -1,11 +1,11 @@
-//! The configuration file: what an operator may say, what holds where nothing is said, and what is wrong with what was said.
+//! The configuration file: its keys, their defaults and its mistakes.
 //!
 //! ```text
-//!   [defaults] ◀── [[vm]] whose pattern is the VM's name, first to last ◀── what `wideleaf set` and `attach` said
+//!   [defaults] ◀── [[vm]] with a pattern for the VM's name, in order ◀── settings of `wideleaf set` and `attach`
 //! ```
 //!
-//! Every key has a default, so that an empty file is a whole configuration. A key that does not exist is a mistake: a typing error that
-//! is passed over in silence is a setting that never was.
+//! Every key has a default, so an empty file is a complete configuration. An unknown key is a mistake, because a
+//! typing error that is ignored in silence is a setting that never takes effect.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,39 +24,39 @@ mod words;
 pub use pattern::Pattern;
 pub use values::{Automatic, Listen, PolicySetting, share_from};
 
-/// Where the configuration is unless `--config` says otherwise.
+/// Path of the configuration without `--config`.
 pub const CONFIG_PATH: &str = "/etc/wideleaf/wideleafd.toml";
 
-/// The longest configuration that is read: thousands of VMs with a rule each.
+/// Upper bound on the file: thousands of VMs with a rule each.
 const FILE_MAX: Bytes = mib(4);
 
-/// All that can be configured.
+/// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// What actions may cost, over all VMs.
+    /// Cost limits of actions, over all VMs.
     pub budget: BudgetConfig,
-    /// When the host is short of memory.
+    /// Watermarks for a shortage of memory on the host.
     pub host: HostConfig,
-    /// Where and for whom the daemon listens.
+    /// The control socket.
     pub socket: SocketConfig,
-    /// Where it is scraped.
+    /// The metrics endpoint.
     pub metrics: MetricsConfig,
-    /// Where it remembers.
+    /// The state file.
     pub state: StateConfig,
-    /// Which guests it takes by itself.
+    /// Guests that it attaches by itself.
     pub attach: AttachConfig,
-    /// What holds for a VM of which nothing else is said.
+    /// Settings of VMs without other ones.
     pub defaults: Defaults,
-    /// What holds for VMs by name.
+    /// Settings of VMs by name.
     pub vm: Vec<VmRule>,
 }
 
-/// `[budget]`.
+/// Section `[budget]`: limits over all VMs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BudgetConfig {
-    /// Guest memory copied per second.
+    /// Guest memory that may be copied per second, in bytes.
     #[serde(deserialize_with = "values::size")]
     pub copy_per_second: Bytes,
     /// Share of one core, in ten thousandths.
@@ -65,7 +65,7 @@ pub struct BudgetConfig {
 }
 
 impl Default for BudgetConfig {
-    /// What one manager alone has by default: the host is one host however many VMs it runs.
+    /// The default of one manager: the host is one host however many VMs it runs.
     fn default() -> BudgetConfig {
         let limits = BudgetLimits::default();
         BudgetConfig { copy_per_second: limits.copy_per_second, cpu_share: limits.cpu_share.get() }
@@ -73,7 +73,7 @@ impl Default for BudgetConfig {
 }
 
 impl BudgetConfig {
-    /// As the loops know it.
+    /// The limits as the managers' loops use them.
     pub fn limits(&self) -> BudgetLimits {
         BudgetLimits {
             copy_per_second: self.copy_per_second,
@@ -83,108 +83,108 @@ impl BudgetConfig {
     }
 }
 
-/// `[host]`.
+/// Section `[host]`: watermarks of available memory.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
-    /// Below this much available memory nothing is promoted that takes more.
+    /// Available memory below which no promotion may take more memory.
     #[serde(deserialize_with = "values::size")]
     pub low_free: Bytes,
-    /// From this much on it is again.
+    /// Available memory from which on promotions may take more again.
     #[serde(deserialize_with = "values::size")]
     pub high_free: Bytes,
 }
 
 impl Default for HostConfig {
-    /// A collapse needs 2 MiB at a time, but a VM that grows needs hundreds: half a gibibyte is what a host with a few small guests
-    /// can take without swapping. Twice that to go on, so that the switch does not flap.
+    /// A collapse needs 2 MiB at a time, but a VM that grows needs hundreds. Half a gibibyte is what a host with a
+    /// few small guests can take without swapping. The upper mark is twice that, so that the switch does not flap.
     fn default() -> HostConfig {
         HostConfig { low_free: mib(512), high_free: gib(1) }
     }
 }
 
-/// `[socket]`.
+/// Section `[socket]`: the control socket.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SocketConfig {
-    /// Its path.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// Who may connect, and so read: the file's permission bits.
+    /// Permission bits of the file: users that may connect may also read.
     #[serde(deserialize_with = "values::mode")]
     pub mode: u32,
-    /// The group of the file, whose members may also change things.
+    /// Group of the file, with members that may also make changes.
     pub group: Option<String>,
 }
 
 impl Default for SocketConfig {
-    /// Owner and group: where the VMs of a host are and how they are named is not everybody's business.
+    /// Owner and group: other users need not learn the names and places of a host's VMs.
     fn default() -> SocketConfig {
         SocketConfig { path: PathBuf::from(SOCKET_PATH), mode: 0o660, group: None }
     }
 }
 
-/// `[metrics]`.
+/// Section `[metrics]`: the metrics endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
-    /// Where to listen for Prometheus.
+    /// Address or file for Prometheus.
     pub listen: Listen,
-    /// Who may connect where that is a file: its permission bits.
+    /// Permission bits of a Unix socket's file.
     #[serde(deserialize_with = "values::mode")]
     pub mode: u32,
 }
 
 impl Default for MetricsConfig {
-    /// As the control socket, for the same reason.
+    /// As for the control socket, for the same reason.
     fn default() -> MetricsConfig {
         MetricsConfig { listen: Listen::default(), mode: SocketConfig::default().mode }
     }
 }
 
-/// `[state]`.
+/// Section `[state]`: the state file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StateConfig {
-    /// The file that outlives the daemon.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
 impl Default for StateConfig {
-    /// systemd's `StateDirectory=wideleaf`.
+    /// The folder of systemd's `StateDirectory=wideleaf`.
     fn default() -> StateConfig {
         StateConfig { path: PathBuf::from("/var/lib/wideleaf/state.json") }
     }
 }
 
-/// `[attach]`.
+/// Section `[attach]`: guests that the daemon takes by itself.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AttachConfig {
-    /// Which.
+    /// Guests to attach.
     pub automatic: Automatic,
-    /// How often the host's processes are looked through for new ones.
+    /// Interval between scans of the host's processes for new guests.
     #[serde(deserialize_with = "values::interval")]
     pub interval: Duration,
 }
 
 impl Default for AttachConfig {
-    /// libvirt's: who installs the hook wants its guests looked after, and nothing happens to a guest that nobody named. Every ten
-    /// seconds: a guest that has just started touches its memory for longer than that.
+    /// libvirt's guests: an operator that installs the hook wants them managed, and no other guest is touched without
+    /// being named. Every ten seconds: a guest that has just started touches its memory for longer than that.
     fn default() -> AttachConfig {
         AttachConfig { automatic: Automatic::Libvirt, interval: Duration::from_secs(10) }
     }
 }
 
-/// `[defaults]`.
+/// Section `[defaults]`: settings of VMs without other ones.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Defaults {
-    /// The policy.
+    /// Policy of the VM.
     pub policy: PolicySetting,
-    /// What a VM is to reach.
+    /// Coverage that a VM should reach.
     #[serde(deserialize_with = "values::guarantee")]
     pub guarantee: Guarantee,
-    /// How long it may be under that before it is reported.
+    /// Time that a VM may be below its guarantee before it is reported.
     #[serde(deserialize_with = "values::interval")]
     pub grace: Duration,
     /// Whether shared memory may be collapsed, which stops a guest for 15 to 30 ms a window.
@@ -192,7 +192,8 @@ pub struct Defaults {
 }
 
 impl Default for Defaults {
-    /// `auto` because it acts only where it pays; half a minute because a guest that boots is under everything at first.
+    /// `auto`, because it acts only where it pays. Half a minute, because a guest that boots is below any
+    /// guarantee at first.
     fn default() -> Defaults {
         Defaults {
             policy: PolicySetting::default(),
@@ -203,53 +204,53 @@ impl Default for Defaults {
     }
 }
 
-/// `[[vm]]`: what holds for VMs whose name the pattern is. A later rule overrides an earlier one.
+/// Section `[[vm]]`: settings of VMs with a name that matches the pattern. A later rule overrides an earlier one.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmRule {
-    /// Which.
+    /// Pattern for the names.
     pub name: Pattern,
-    /// As in [`Defaults`].
+    /// Policy, as in [`Defaults`].
     pub policy: Option<PolicySetting>,
-    /// As in [`Defaults`].
+    /// Guarantee, as in [`Defaults`].
     #[serde(default, deserialize_with = "values::some_guarantee")]
     pub guarantee: Option<Guarantee>,
-    /// As in [`Defaults`].
+    /// Collapse of shared memory, as in [`Defaults`].
     pub collapse_shared: Option<bool>,
-    /// A QMP socket that nobody else is connected to.
+    /// A QMP socket with no other client.
     pub qmp: Option<PathBuf>,
-    /// Its part of the budget beside the others'.
+    /// Weight of the VM in the sharing of the budget.
     #[serde(default, deserialize_with = "values::weight")]
     pub weight: Option<u32>,
-    /// Its copies per second are never more than that.
+    /// Upper bound on its copies, in bytes per second.
     #[serde(default, deserialize_with = "values::some_size")]
     pub copy_per_second: Option<Bytes>,
-    /// Once that much is resident only because its pages are large, nothing is promoted that takes more.
+    /// Upper bound on its bloat in bytes. At the bound no promotion may take more memory.
     #[serde(default, deserialize_with = "values::some_size")]
     pub bloat_max: Option<Bytes>,
 }
 
-/// What holds for one VM.
+/// Effective settings of one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
-    /// What is done.
+    /// Policy of the VM.
     pub policy: PolicySetting,
-    /// What is to be reached.
+    /// Coverage that it should reach.
     pub guarantee: Guarantee,
     /// Whether shared memory may be collapsed.
     pub collapse_shared: bool,
-    /// A QMP socket to ask.
+    /// A QMP socket for questions.
     pub qmp: Option<PathBuf>,
-    /// Part of the budget beside the others'.
+    /// Weight in the sharing of the budget.
     pub weight: u32,
-    /// Bound of its copies per second.
+    /// Upper bound on its copies, in bytes per second.
     pub copy_per_second: Option<Bytes>,
-    /// Bound of its bloat.
+    /// Upper bound on its bloat, in bytes.
     pub bloat_max: Option<Bytes>,
 }
 
 impl Config {
-    /// Reads a file's text.
+    /// Parses a file's text.
     ///
     /// # Errors
     /// The first mistake, with its line and column.
@@ -261,7 +262,7 @@ impl Config {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// That it can not be read, or the first mistake in it.
+    /// The file cannot be read, or its first mistake.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let at = || path.to_owned();
         let text = InputFile::open_stream(path).and_then(|file| file.read_text(FILE_MAX));
@@ -276,10 +277,10 @@ impl Config {
         })
     }
 
-    /// What holds for a VM of that name, of which `said` was said over the socket.
+    /// Effective settings of a VM with that name and with `said`, its settings over the socket.
     ///
     /// # Errors
-    /// What is wrong with what was said.
+    /// The mistake in `said`.
     pub fn wanted(&self, name: &str, said: &Settings) -> Result<Wanted, String> {
         let mut wanted = Wanted {
             policy: self.defaults.policy.clone(),
@@ -325,12 +326,12 @@ fn set<T>(place: &mut T, value: Option<T>) {
     }
 }
 
-/// What is wrong with a configuration's text.
+/// A mistake in a configuration's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Line and column, from 1 on; `None` where it is about the whole.
+    /// Line and column, from 1 on; `None` for a mistake of the whole.
     pub place: Option<(usize, usize)>,
-    /// What.
+    /// Description of the mistake.
     pub what: String,
 }
 
@@ -345,23 +346,23 @@ impl Mistake {
     }
 }
 
-/// Why there is no configuration.
+/// Reason for a missing configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file can not be read.
+    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Unreadable {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: std::io::Error,
     },
-    /// Its text is wrong.
+    /// The text has a mistake.
     #[error("{}{mistake}", path.display())]
     Mistaken {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What and where.
+        /// The mistake and its place.
         mistake: Mistake,
     },
 }
@@ -390,16 +391,16 @@ mod tests {
         assert_eq!(Config::default().budget.limits(), BudgetLimits::default());
     }
 
-    /// Of the file that is installed as an example.
+    /// The example file that the package installs.
     const EXAMPLE: &str = include_str!("../../../packaging/wideleafd.toml");
 
     #[test]
-    fn the_example_says_what_holds_without_it() {
+    fn the_example_file_has_the_defaults() {
         assert_eq!(Config::parse(EXAMPLE).expect("nothing is wrong"), Config::default());
     }
 
     #[test]
-    fn what_the_example_has_as_comments_can_be_said_too() {
+    fn the_commented_keys_of_the_example_file_are_valid() {
         let said: String = EXAMPLE
             .lines()
             .map(|line| {
@@ -424,18 +425,21 @@ mod tests {
         assert!(mistake("[[vm]]\nname = \"a\"\nweight = 0").starts_with(":3:10: 0 is not a weight"));
         assert!(mistake("[attach]\nautomatic = \"some\"").starts_with(":2:13: "));
         assert!(mistake("[attach]\ninterval = \"10\"").starts_with(":2:12: \"10\" is not a time"));
-        assert!(mistake("[metrics]\nlisten = \"here\"").starts_with(":2:10: \"here\" is nowhere to listen"));
+        assert!(mistake("[metrics]\nlisten = \"here\"").starts_with(":2:10: \"here\" is not an address"));
     }
 
     #[test]
-    fn a_policy_that_every_guest_would_refuse_is_a_mistake_with_the_reason_that_set_gives() {
+    fn a_policy_that_every_guest_would_refuse_is_a_mistake_with_the_same_reason_as_in_set() {
         for policy in ["at-fault", "reservation", "prealloc", "giant"] {
             for (text, place) in [
                 (format!("[defaults]\npolicy = \"{policy}\"\n"), ":2:10: "),
                 (format!("[[vm]]\nname = \"a\"\npolicy = \"{policy}\"\n"), ":3:10: "),
             ] {
                 let mistake = mistake(&text);
-                assert!(mistake.starts_with(place) && mistake.contains("guests of `wideleaf run` alone"), "{mistake}");
+                assert!(
+                    mistake.starts_with(place) && mistake.contains("only for guests of `wideleaf run`"),
+                    "{mistake}"
+                );
             }
         }
     }
@@ -447,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_rule_overrides_and_what_was_said_overrides_all() {
+    fn a_later_rule_overrides_an_earlier_one_and_settings_override_all() {
         let text = "[defaults]\nguarantee = \"90%\"\n[[vm]]\nname = \"web*\"\npolicy = \"off\"\nweight = 2\n\
                     [[vm]]\nname = \"web-1\"\npolicy = \"greedy\"\nbloat_max = \"64M\"\n";
         let config = Config::parse(text).expect("all of it makes sense");
@@ -467,7 +471,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "[\\[\\]a-z_\"= \n0-9%*.]{0,200}") {
+        fn no_text_causes_a_panic(text in "[\\[\\]a-z_\"= \n0-9%*.]{0,200}") {
             let _ = Config::parse(&text).map_err(|mistake| mistake.to_string());
         }
     }

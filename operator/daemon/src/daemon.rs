@@ -1,4 +1,4 @@
-//! From the first line of `main` to the last: what is started in which order, and ended in the reverse.
+//! The daemon from start to end: its parts in the order of their start, and the reverse order of their end.
 //!
 //! ```text
 //!   state read ─▶ socket bound ─▶ metrics ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads, guests, state
@@ -27,32 +27,32 @@ use crate::peer::Access;
 use crate::server::{ListenError, Server};
 use crate::state::{self, Loaded, State};
 
-/// Why the daemon does not run.
+/// Reason for the daemon's failure.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The control socket can not be had, or the metrics not be served.
+    /// The control socket or the metrics endpoint is not available.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The state can neither be read nor put aside.
-    #[error("cannot read the state in {}: {source}; run as root, or give state.path another place", path.display())]
+    /// The state can neither be read nor moved aside.
+    #[error("cannot read the state in {}: {source}; run as root, or set another state.path", path.display())]
     State {
-        /// Its file.
+        /// Path of the state file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
-    /// Another daemon has it.
-    #[error("another wideleafd has the state in {}: end it, or give this one another state.path", .0.display())]
+    /// Another daemon holds the state.
+    #[error("another wideleafd holds the state in {}: end it, or set another state.path", .0.display())]
     StateHeld(PathBuf),
-    /// Signals can not be handled.
+    /// Signals cannot be handled.
     #[error("cannot handle signals: {0}")]
     Signals(io::Error),
 }
 
-/// Runs until somebody wants it to end. Guests are left as they are, and the state stays for the next.
+/// Runs until a signal ends it. Guests stay as they are, and the state stays for the next daemon.
 ///
 /// # Errors
-/// [`RunError`]; nothing is left running then.
+/// [`RunError`]; nothing keeps running then.
 pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result<(), RunError> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(RunError::Signals)?;
     let engine = Arc::new(Engine::new(doors, config.clone(), config_path));
@@ -81,8 +81,8 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     }
     notify(NotifyState::Stopping);
     stop.set();
-    // Whatever does not end by then waits for a process that hangs, or changes a pool, which the next daemon finds
-    // out about.
+    // Any part that has not ended by then waits for a process that hangs, or changes a pool. The next daemon finds
+    // the result of that change.
     let until = Instant::now() + END_WITHIN;
     server.stop(until);
     metrics.into_iter().for_each(MetricsServer::stop);
@@ -93,23 +93,23 @@ pub fn run(config: Config, config_path: Option<PathBuf>, doors: Doors) -> Result
     Ok(())
 }
 
-/// Requests that are under way are answered, and threads end, if they do so by then: systemd kills a daemon that does
-/// not end, and an operator waits for it.
+/// Time for requests under way to be answered and for threads to end: systemd kills a daemon that does not end, and
+/// an operator waits for it.
 const END_WITHIN: Duration = Duration::from_millis(600);
 
-/// The state is saved and managers end in less, whatever else took all the time.
+/// Least time that remains for saving the state and ending managers, which take less.
 const SAVE_WITHIN: Duration = Duration::from_millis(300);
 
-/// In a thread of its own: a guest that hangs must not hold up the end.
+/// Runs in its own thread: a guest that hangs must not delay the daemon's end.
 fn reload(engine: &Arc<Engine>) {
     let engine = Arc::clone(engine);
     let reload = move || {
         if let Err(error) = engine.reload() {
-            tracing::error!("nothing is changed: {error}");
+            tracing::error!("cannot reload: {error}; the earlier configuration stays in force");
         }
     };
     if let Err(error) = thread::Builder::new().name("reload".into()).spawn(reload) {
-        tracing::error!("the configuration is not read again: {error}");
+        tracing::error!("cannot read the configuration again: {error}");
     }
 }
 
@@ -121,8 +121,8 @@ fn earlier_state(config: &Config) -> Result<State, RunError> {
         Loaded::Fresh => State::default(),
         Loaded::Damaged { aside, why } => {
             tracing::warn!(
-                "the state makes no sense ({why}): begun anew, and the old one kept as {}; room that it had made in the pools stays: see \
-                 `wideleaf pool list`",
+                "cannot read the state ({why}): a new one begins, and the old one is kept as {}; its room in the \
+                 pools stays: see `wideleaf pool list`",
                 aside.display()
             );
             State::default()
@@ -130,7 +130,8 @@ fn earlier_state(config: &Config) -> Result<State, RunError> {
     })
 }
 
-/// Two daemons that wrote one state would each forget what the other knows; and what is read before the other has ended is not its last word.
+/// Two daemons that write one state would each lose the other's changes, and the state is final only once the other
+/// daemon has ended.
 fn claimed_state(config: &Config) -> Result<File, RunError> {
     let path = config.state.path.clone();
     if let Some(folder) = path.parent() {
@@ -151,10 +152,10 @@ fn start_metrics(config: &Config, engine: &Arc<Engine>) -> Result<Option<Metrics
     Ok(metrics)
 }
 
-/// Nobody may be listening: then there is nobody to tell.
+/// Without a service manager this does nothing.
 fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!("systemd is not told: {error}");
+        tracing::warn!("cannot notify systemd: {error}");
     }
 }
 
@@ -174,13 +175,13 @@ fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>) -> JoinHandle<()> {
     thread::spawn(move || {
         or_abort("the scout", || {
             while let Err(error) = engine.resume() {
-                tracing::error!("guests of earlier are not taken up yet: {error}");
+                tracing::error!("cannot take up earlier guests yet: {error}");
                 if stop.wait(engine.scout_interval()) {
                     return;
                 }
             }
             loop {
-                engine.scout().unwrap_or_else(|error| tracing::error!("guests are not looked for: {error}"));
+                engine.scout().unwrap_or_else(|error| tracing::error!("cannot look for guests: {error}"));
                 engine.has_looked();
                 if stop.wait(engine.scout_interval()) {
                     return;
@@ -190,15 +191,16 @@ fn scout(engine: &Arc<Engine>, stop: &Arc<Stop>) -> JoinHandle<()> {
     })
 }
 
-/// A daemon that answers and looks after nothing is worse than none: systemd starts another, which goes on from the state.
+/// A daemon that answers but manages nothing is worse than none. systemd starts another, which continues
+/// from the state.
 fn or_abort(what: &'static str, run: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
-        tracing::error!("{what} panicked, and wideleafd with it: the words are above");
+        tracing::error!("{what} panicked and ends wideleafd: its message is above");
         abort();
     }
 }
 
-/// Whether threads are to end, and a way to sleep until then.
+/// Whether threads should end, and a way to sleep until then.
 #[derive(Default)]
 struct Stop {
     is_set: Mutex<bool>,
@@ -211,7 +213,7 @@ impl Stop {
         self.changed.notify_all();
     }
 
-    /// Sleeps, and says whether it is time to end.
+    /// Sleeps, and returns whether it is time to end.
     fn wait(&self, time: Duration) -> bool {
         let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
         let slept = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);

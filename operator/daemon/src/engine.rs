@@ -1,13 +1,13 @@
-//! All VMs of the host, one budget, one view.
+//! All VMs of the host under one budget.
 //!
 //! ```text
-//!   every second   tick    look at each VM · forget who ended · guarantees · one budget shared out · state saved
-//!   every interval scout   guests that came: taken, if the configuration names them · rooms nobody came for: given back
-//!   at any time    answer  requests.rs: from what the last tick saw, or by a change
+//!   every second   tick    view of each VM · ended ones removed · guarantees · budget shared · state saved
+//!   every interval scout   new guests: taken, if the configuration names them · abandoned rooms: given back
+//!   at any time    answer  requests.rs: from the last tick's views, or by a change
 //! ```
 //!
-//! The table of VMs is locked for moments only, and never while a guest is asked or told something: a monitor that does not answer
-//! holds up who asked for that guest, and nobody else. The tick passes a guest over that somebody asks something meanwhile.
+//! The table of VMs is locked for moments only, and never during a call to a guest. A monitor that does not answer
+//! delays only the clients that asked for its guest. The tick skips a guest that is busy with another request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -42,24 +42,24 @@ pub use requests::Service;
 use starting::Starting;
 use vm::Vm;
 
-/// How often every VM is looked at. Policies plan by themselves; this is for people, and for the budget.
+/// Interval between views of every VM. Policies plan by themselves; this is for people, and for the budget.
 pub const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often counters are written while they change. Fewer writes than that wear no disk, and nobody misses ten seconds of a
-/// counter.
+/// Interval between writes of changing counters. It is long enough not to wear a disk, and at most ten seconds of a
+/// counter are lost.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Guests that somebody detached are remembered so that they are not taken again; those that have ended are forgotten at the next
-/// scouting, so this bounds only what one interval can bring.
+/// Upper bound on the detached guests that are remembered, so that they are not taken again. Each scouting forgets
+/// those that have ended, so this bounds only those of one interval.
 const LEFT_MAX: usize = 4096;
 
-/// The host, as far as the daemon asks it.
+/// The host as the daemon accesses it.
 pub struct Doors {
-    /// Its guests.
+    /// Guests of the host.
     pub guests: Arc<dyn Guests>,
-    /// Its pools.
+    /// Hugetlb pools of the host.
     pub pools: Box<dyn Pools>,
-    /// How much memory is available; `None` where it can not be told.
+    /// Available memory of the host, in bytes; `None` where it is unknown.
     pub available: Box<dyn Fn() -> Option<Bytes> + Send + Sync>,
     /// Questions to guests' processes, each with a deadline.
     pub questions: Arc<Questions>,
@@ -74,35 +74,36 @@ pub struct Engine {
     table: Mutex<Table>,
     saved: Mutex<Saved>,
     changing_pools: Mutex<()>,
-    /// Held from when parts are made until all are told: what is told last is what was made last.
+    /// Held from the computation of the shares until all managers have them: the last ones sent are the
+    /// last ones computed.
     sharing: Mutex<()>,
     looks: Arc<Looks>,
     starting: Starting,
 }
 
-/// What is in the state file.
+/// Relation of the state file to the table.
 enum Saved {
-    /// What an earlier daemon left, which must not be overwritten before it is known.
+    /// The file has an earlier daemon's state, which must not be overwritten before it is read.
     NotYetRead,
-    /// Something older than what is known.
+    /// The file is older than the table.
     Old,
-    /// That.
+    /// The file has this state.
     As(State),
 }
 
-/// What is known. Locked for moments.
+/// The daemon's knowledge, locked for moments.
 struct Table {
     config: Config,
     vms: BTreeMap<ProcessId, Vm>,
     being_attached: BTreeSet<ProcessId>,
     left: BTreeSet<ProcessId>,
-    /// Guests of an earlier daemon that are not taken up yet: they stay in the state until they are.
+    /// Guests of an earlier daemon that are not taken up yet. They stay in the state until they are.
     pending: Vec<Remembered>,
-    /// Those of them that did not answer when they were to be taken up.
+    /// Those among them that did not answer when they should have been taken up.
     silent: BTreeSet<ProcessId>,
-    /// Why guests could not be taken, as it was said last.
+    /// Reasons why guests could not be taken, as last logged.
     refused: BTreeMap<ProcessId, String>,
-    /// What is wrong in the metadata of domains that run all the same.
+    /// Mistakes in the metadata of running domains.
     mistakes: BTreeMap<ProcessId, Vec<String>>,
     rooms: Vec<Room>,
     host: HostMemoryWatch,
@@ -110,33 +111,34 @@ struct Table {
 }
 
 impl Table {
-    /// Whether libvirt has told of a domain of that name: one that is managed, or one that has room in a pool.
+    /// Whether libvirt has reported a domain of that name: one that is managed, or one with room in a pool.
     fn has_domain(&self, name: &str) -> bool {
         let mut domains = self.vms.values().filter_map(|vm| vm.found.domain.as_deref());
         domains.any(|domain| domain == name) || self.rooms.iter().any(|room| room.domain == name)
     }
 
-    /// What an earlier daemon knew of a guest that is not taken up again yet.
+    /// An earlier daemon's record of a guest that is not taken up again yet.
     fn remembered(&self, process: ProcessId) -> Option<Remembered> {
         self.pending.iter().find(|guest| guest.process == process).cloned()
     }
 }
 
-/// A guest that is looked after, for whoever wants to ask it something; `None` once it was left to itself.
+/// A managed guest, shared by the threads that call it; `None` once it was detached.
 type SharedCare = Arc<Mutex<Option<Box<dyn Care>>>>;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked did so in a guest's code or before a change: the table's own changes do not panic half way.
+    // A panic happens in a guest's code or before a change: the table's own changes do not panic half way.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Seconds since the epoch.
+/// Present time in seconds since the epoch.
 fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl Engine {
-    /// One that knows of no guest yet. `config_path` is where [`Engine::reload`] reads; `None`: there is no file, and the defaults hold.
+    /// An engine without guests. [`Engine::reload`] reads `config_path`; `None`: there is no file, and
+    /// the defaults hold.
     pub fn new(doors: Doors, config: Config, config_path: Option<PathBuf>) -> Engine {
         let state_path = config.state.path.clone();
         let table = Table {
@@ -171,17 +173,18 @@ impl Engine {
         locked(&self.table)
     }
 
-    /// Time since it was made: the clock of [`Engine::tick`].
+    /// Time since its creation: the clock of [`Engine::tick`].
     pub fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// How long scouting may wait.
+    /// Longest pause between scoutings.
     pub fn scout_interval(&self) -> Duration {
         self.table().config.attach.interval
     }
 
-    /// Learns what an earlier daemon knew: from then on its state may be overwritten. Once, before anything is asked of this one.
+    /// Takes over an earlier daemon's state, which may be overwritten from then on. It is called once,
+    /// before any request.
     pub fn adopt(&self, state: State) {
         let State { guests, left, rooms, mistakes, .. } = state;
         let mut table = self.table();
@@ -193,12 +196,12 @@ impl Engine {
         *locked(&self.saved) = Saved::Old;
     }
 
-    /// Looks at the host's memory before anything is asked.
+    /// Measures the host's memory before the first request.
     pub fn begin(&self) {
         self.watch_host();
     }
 
-    /// What happens every second.
+    /// Work of every second.
     pub fn tick(&self, now: Duration) {
         self.watch_host();
         let cares: Vec<(ProcessId, SharedCare)> =
@@ -225,10 +228,10 @@ impl Engine {
         }
     }
 
-    /// Reads the configuration again and tells every VM what has changed for it. Counters go on.
+    /// Reads the configuration again and applies changes to every VM. Counters continue.
     ///
     /// # Errors
-    /// What is wrong with the file; nothing is changed then.
+    /// The mistake in the file; nothing is changed then.
     pub fn reload(&self) -> Result<(), ConfigError> {
         let config = self.config_path.as_deref().map_or(Ok(Config::default()), Config::read)?;
         let processes: Vec<ProcessId> = {
@@ -237,7 +240,7 @@ impl Engine {
                 || config.metrics != table.config.metrics
                 || config.state != table.config.state;
             if is_elsewhere {
-                tracing::warn!("[socket], [metrics] and [state] are as they were until wideleafd is restarted");
+                tracing::warn!("[socket], [metrics] and [state] stay as they were: restart wideleafd to change them");
             }
             table.config = config;
             table.vms.keys().copied().collect()
@@ -251,19 +254,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the state, if it has changed.
+    /// Writes the state if it has changed, and logs an error.
     fn save(&self) {
         if let Err(error) = self.write_state() {
             tracing::error!("{error}");
         }
     }
 
-    /// The same; when it returns, the next daemon knows all that is known.
+    /// Writes the state if it has changed. When it returns, the next daemon knows all of the state.
     fn write_state(&self) -> Result<(), String> {
         let mut saved = locked(&self.saved);
         let state = self.state();
         match &*saved {
-            Saved::NotYetRead => return Err("what an earlier wideleafd left is not read yet: try again".into()),
+            Saved::NotYetRead => return Err("the state of an earlier wideleafd is not read yet: try again".into()),
             Saved::As(there) if *there == state => return Ok(()),
             Saved::Old | Saved::As(_) => {}
         }
@@ -285,14 +288,14 @@ impl Engine {
         }
     }
 
-    /// Guests were looked for, and those of an earlier daemon taken up: from now on answers are whole.
+    /// Called after the first scan for guests, with those of an earlier daemon taken up: from now on
+    /// answers are complete.
     pub fn has_looked(&self) {
         self.starting.end();
     }
 
-    /// Leaves all guests as they are, and keeps the state for the next daemon. Returns when `within` has passed at
-    /// the latest: a manager
-    /// whose guest hangs is left to the end of this process, which changes nothing for the guest.
+    /// Leaves all guests as they are, and keeps the state for the next daemon. It returns after at most `within`. A
+    /// manager with a guest that hangs ends with this process, which changes nothing for the guest.
     pub fn stop(self: &Arc<Self>, within: Duration) {
         let engine = Arc::clone(self);
         let until = Instant::now() + within;
@@ -303,7 +306,7 @@ impl Engine {
             let (ended, ends) = mpsc::channel();
             for care in vms.values().filter_map(Vm::care) {
                 let ended = ended.clone();
-                // Where there is no thread, the manager ends with this process.
+                // Without a thread the manager ends with this process.
                 let _ = thread::Builder::new().name("leaving".into()).spawn(move || {
                     leave(&care);
                     let _ = ended.send(());
@@ -317,12 +320,12 @@ impl Engine {
         }
     }
 
-    /// What is known of every VM that is managed, as of the last tick.
+    /// View of every managed VM, as of the last tick.
     pub fn views(&self) -> Vec<VmView> {
         self.table().vms.values().map(Vm::view).collect()
     }
 
-    /// What is scraped: of the last tick, so that it costs the same however the guests are.
+    /// Data of a scrape, from the last tick, so that its cost does not depend on the guests.
     pub fn scrape(&self) -> Scrape {
         let scraped =
             |vm: &Vm| ScrapedVm { view: vm.view(), counted: vm.counted(), is_guarantee_met: !vm.is_guarantee_missed() };
@@ -331,12 +334,12 @@ impl Engine {
     }
 }
 
-/// Asks or tells a guest something; `None` where it was left to itself meanwhile.
+/// Calls a guest; `None` where it was detached in between.
 fn told<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
     locked(care).as_deref_mut().map(tell)
 }
 
-/// The same, for who looks after all guests and waits for none of them: `None` also where somebody else asks it something just now.
+/// As [`told`], for the tick, which waits for no guest: `None` also where another thread calls it now.
 fn told_if_free<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
     match care.try_lock() {
         Ok(mut care) => care.as_deref_mut().map(tell),

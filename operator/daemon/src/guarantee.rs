@@ -1,28 +1,29 @@
-//! Whether a VM has what it was promised. A VM that has just started, or has just touched new memory, is under its guarantee for a
-//! while and nothing is wrong: only one that stays there is reported, once.
+//! Whether a VM meets its guarantee. A VM that has just started, or has just touched new memory, is below its
+//! guarantee for a while without anything wrong. Only one that stays there is reported, once.
 
 use std::time::Duration;
 
 use wideleaf_control::view::Guarantee;
 
-/// How long a VM has been under its guarantee.
+/// Time that a VM has been below its guarantee.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuaranteeWatch {
     under_since: Option<Duration>,
     is_missed: bool,
 }
 
-/// What is worth a line in the log.
+/// Event that is worth a line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuaranteeEvent {
-    /// It is under its guarantee for longer than the grace time.
+    /// The VM has been below its guarantee for longer than the grace time.
     Missed,
-    /// It was, and is no more.
+    /// The VM meets its guarantee again after a miss.
     MetAgain,
 }
 
 impl GuaranteeWatch {
-    /// Takes a look into account, `now` being the time since some start. A VM with nothing present lacks nothing.
+    /// Takes the present coverage into account, `now` being the time since some start. A VM without resident
+    /// memory misses nothing.
     pub fn update(
         &mut self,
         guarantee: Guarantee,
@@ -44,12 +45,12 @@ impl GuaranteeWatch {
         }
     }
 
-    /// Whether it has been reported as under its guarantee, and is still.
+    /// Whether it has been reported as below its guarantee, and still is.
     pub fn is_missed(&self) -> bool {
         self.is_missed
     }
 
-    /// For how long it has been under its guarantee.
+    /// Time that it has been below its guarantee.
     pub fn under_for(&self, now: Duration) -> Option<Duration> {
         self.under_since.map(|since| now.saturating_sub(since))
     }
@@ -60,20 +61,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_stays_under_it_longer_than_the_grace_time_is_reported_and_once() {
+    fn only_a_vm_below_it_for_longer_than_the_grace_time_is_reported_and_once() {
         let mut watch = GuaranteeWatch::default();
         let mut at = |second, coverage| {
             let (now, grace) = (Duration::from_secs(second), Duration::from_secs(10));
             watch.update(Guarantee::Coverage(9_000), coverage, now, grace)
         };
         let events = [at(0, Some(0)), at(9, Some(8_999)), at(10, Some(9_000)), at(11, Some(0)), at(21, Some(0))];
-        assert_eq!(events, [None; 5]); // under it from 0 to 9 and from 11 to 21: never for more than ten seconds
+        assert_eq!(events, [None; 5]); // below it from 0 to 9 and from 11 to 21: never for more than ten seconds
         assert_eq!([at(22, Some(0)), at(23, Some(0))], [Some(GuaranteeEvent::Missed), None]);
         assert_eq!([at(24, Some(9_000)), at(25, Some(9_000))], [Some(GuaranteeEvent::MetAgain), None]);
     }
 
     #[test]
-    fn best_effort_and_an_empty_vm_lack_nothing() {
+    fn best_effort_and_an_empty_vm_miss_nothing() {
         let mut watch = GuaranteeWatch::default();
         let hour = Duration::from_secs(3600);
         for (guarantee, coverage) in [(Guarantee::BestEffort, Some(0)), (Guarantee::Coverage(10_000), None)] {

@@ -1,4 +1,4 @@
-//! The real host behind the daemon's doors.
+//! The real host behind the daemon's interfaces.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub fn doors() -> Doors {
     }
 }
 
-/// By the kernel's estimate (proc_meminfo(5), `MemAvailable`).
+/// Available memory according to the kernel's estimate (proc_meminfo(5), `MemAvailable`).
 fn available() -> Option<Bytes> {
     let host = LinuxHost::open().ok()?;
     host_memory(&host).ok().map(|memory| memory.available)

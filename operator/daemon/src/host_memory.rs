@@ -1,26 +1,27 @@
-//! Whether the host is short of memory, in bytes that are available, with two marks so that it does not flap.
+//! Whether the host is short of memory: available bytes against two marks, so that the state does not flap.
 //!
 //! ```text
 //!   available   low_free        high_free
 //!   ────────────┼───────────────┼──────▶
-//!      short    │   as it was   │  enough
+//!      short    │   unchanged   │  enough
 //! ```
 
 use wideleaf_policies::Bytes;
 
 use crate::config::HostConfig;
 
-/// What was seen last.
+/// Latest measurement and its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemoryWatch {
-    /// Available, by the kernel's estimate (`MemAvailable`); zero before the first look.
+    /// Available memory according to the kernel's estimate (`MemAvailable`), in bytes; zero before
+    /// the first measurement.
     pub available: Bytes,
     /// Whether that is too little.
     pub is_short: bool,
 }
 
 impl HostMemoryWatch {
-    /// Takes a look into account. Where there is none, all stays as it was.
+    /// Takes a measurement into account. Without one, the state stays.
     pub fn update(&mut self, available: Option<Bytes>, marks: &HostConfig) {
         let Some(available) = available else { return };
         self.available = available;

@@ -1,26 +1,26 @@
-//! wideleafd: looks after the guests of a host.
+//! wideleafd: manages the guests of a host.
 //!
 //! ```text
-//!   main ─▶ daemon ─┬─ tick, scout ─▶ engine ─┬─▶ guests ─▶ wideleaf_attach     whom it looks after
-//!                   ├─ server ─▶ answers ─────┤   share, guarantee, host_memory  how much each may do, and gets
-//!                   └─ metrics ◀── scrape ────┘   rooms, state, carry            what outlives it
+//!   main ─▶ daemon ─┬─ tick, scout ─▶ engine ─┬─▶ guests ─▶ wideleaf_attach     the guests
+//!                   ├─ server ─▶ answers ─────┤   share, guarantee, host_memory  their shares and guarantees
+//!                   └─ metrics ◀── scrape ────┘   rooms, state, carry            what survives a restart
 //! ```
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`daemon`] | what is started and ended in which order |
-//! | [`engine`] | the table of VMs, and what is answered to whom |
-//! | [`guests`] | the door to guests of others; [`host`] has the real ones behind it |
+//! | [`daemon`] | parts of the daemon in the order of their start and end |
+//! | [`engine`] | the table of VMs, and the answers to requests |
+//! | [`guests`] | the interface to external guests; [`host`] has the real ones behind it |
 //! | [`share`] | one budget for all VMs |
-//! | [`guarantee`], [`host_memory`] | who lacks what was promised; whether the host is short of memory |
+//! | [`guarantee`], [`host_memory`] | missed guarantees; whether the host is short of memory |
 //! | [`rooms`] | room in the hugetlb pools |
-//! | [`state`], [`carry`] | what outlives the daemon |
-//! | [`server`], [`peer`] | the control socket, and who may change things |
-//! | [`listen_error`] | why it does not listen |
-//! | [`metrics`], [`usage`] | what is scraped, and what the daemon itself takes |
-//! | [`config`] | what an operator may say |
+//! | [`state`], [`carry`] | data that survives the daemon |
+//! | [`server`], [`peer`] | the control socket, and permissions for changes |
+//! | [`listen_error`] | reasons why it does not listen |
+//! | [`metrics`], [`usage`] | the metrics, and the daemon's own use of the host |
+//! | [`config`] | the configuration file |
 //!
-//! The README says what an operator sees of each.
+//! The README describes what an operator sees of each.
 
 pub mod carry;
 pub mod config;

@@ -1,25 +1,25 @@
-//! Why the daemon does not listen.
+//! Reasons why the daemon does not listen.
 
 use std::io;
 use std::net::SocketAddr;
 
 use wideleaf_control::socket_file::SocketFileError;
 
-/// Why there is no socket.
+/// Reason for a missing socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another daemon has it, there is something else, or the kernel refused.
+    /// Another daemon listens there, another kind of file is there, or the kernel refused.
     #[error(transparent)]
     File(#[from] SocketFileError),
     /// The group does not exist.
     #[error("{0}")]
     NoGroup(String),
-    /// The kernel refused.
-    #[error("cannot serve metrics at {address}: {source}; give metrics.listen another address, or \"off\"")]
+    /// The kernel refused the metrics' address.
+    #[error("cannot serve metrics at {address}: {source}; set metrics.listen to another address, or \"off\"")]
     Metrics {
-        /// Where.
+        /// Address of the endpoint.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
 }

@@ -1,4 +1,5 @@
-//! Parses, runs, prints one line where it failed, sets the exit code. Everything else is in the library.
+//! Parses the command line, runs, prints one line after a failure and sets the exit code. Everything else is
+//! in the library.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,29 +15,29 @@ use wideleaf_daemon::{daemon, host};
 #[path = "../../../cli/src/manual_page.rs"]
 mod manual_page;
 
-/// Of the manual: system administration commands (man(1)).
+/// Section of the manual: system administration commands (man(1)).
 const MANUAL_SECTION: &str = "8";
 
-/// Looks after the guests of this host: its own and those that somebody else started.
+/// Manages the guests of this host: its own and those of other VMMs.
 ///
-/// It finds guests of KVM's (QEMU's, libvirt's), backs their memory with large pages where that pays, within one budget for the
-/// whole host, and says what it does on a Unix socket (`wideleaf list`) and to Prometheus. When it ends, the guests stay as they
-/// are.
+/// It finds KVM guests (QEMU's, libvirt's) and backs their memory with large pages where that pays, within one
+/// budget for the whole host. It reports on a Unix socket (`wideleaf list`) and to Prometheus. When it ends, the
+/// guests stay as they are.
 #[derive(Debug, Parser)]
 #[command(
     name = "wideleafd",
     version,
     after_help = "Examples:
-  wideleafd                                  with /etc/wideleaf/wideleafd.toml, or the defaults where there is none
-  wideleafd --config test.toml --check       what the file says, or the first mistake in it
-  WIDELEAF_LOG=debug wideleafd               more on standard error
+  wideleafd                                  with /etc/wideleaf/wideleafd.toml, or the defaults without that file
+  wideleafd --config test.toml --check       prints the configuration, or the first mistake in it
+  WIDELEAF_LOG=debug wideleafd               logs more to standard error
 Signals: SIGHUP reads the configuration again, SIGTERM and SIGINT end it."
 )]
 struct Cli {
     /// The configuration file
     #[arg(long, value_name = "FILE", default_value = CONFIG_PATH)]
     config: PathBuf,
-    /// Print what the configuration says in the file's own words, or the first mistake in it, and end
+    /// Print the configuration in the file's own words, or the first mistake in it, and end
     #[arg(long)]
     check: bool,
     /// Print the manual page, for packages, and end
@@ -44,16 +45,17 @@ struct Cli {
     man: bool,
 }
 
-/// Lines that wait for a journal that hangs; later ones are lost and counted. An hour of a busy host, and a few MiB.
+/// Upper bound on lines that wait for a journal that hangs; later ones are lost and counted. An hour of a busy
+/// host, and a few MiB.
 const LINES_WAITING_MAX: usize = 16 << 10;
 
-/// A configuration that makes no sense, a host that lacks something, output that can not be written: as `wideleaf` has them.
+/// Exit codes as of `wideleaf`: an invalid configuration, a host that lacks something, output that cannot be written.
 const EXIT_INPUT: u8 = 3;
 const EXIT_HOST: u8 = 4;
 const EXIT_OUTPUT: u8 = 7;
 
 fn main() -> ExitCode {
-    // A limit on the size of files is an error of the write, not the end: as a handler, which does nothing.
+    // A limit on the size of files becomes an error of the write instead of the end: this handler does nothing.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let cli = Cli::parse();
     if cli.man {
@@ -64,7 +66,7 @@ fn main() -> ExitCode {
         Err(error) => return failed(EXIT_INPUT, &error),
     };
     if cli.check {
-        // Whoever reads it may have read enough.
+        // The reader may have closed the pipe early.
         let _ = write!(std::io::stdout(), "{}", config.words());
         return ExitCode::SUCCESS;
     }
@@ -86,7 +88,7 @@ fn print_manual() -> ExitCode {
     }
 }
 
-/// A host without a file in the usual place has the defaults; one that was named must be there.
+/// Without a file in the usual place the defaults hold; a file that was named must exist.
 fn read(path: &Path) -> Result<(Config, Option<PathBuf>), ConfigError> {
     if path == Path::new(CONFIG_PATH) && !path.exists() {
         return Ok((Config::default(), None));
@@ -99,10 +101,10 @@ fn failed(code: u8, error: &dyn std::error::Error) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// The log's thread. A journal that hangs holds up this thread, and none that answers or manages.
+/// The log's thread. A journal that hangs delays only this thread, and none that answers or manages.
 struct Log {
     lost: ErrorCounter,
-    /// Dropped, it waits for what is not written yet, about a second at most.
+    /// On a drop it waits for unwritten lines, about a second at most.
     writer: WorkerGuard,
 }
 
@@ -124,7 +126,8 @@ fn log_to_standard_error() -> Log {
     let (to, writer) =
         NonBlockingBuilder::default().buffered_lines_limit(LINES_WAITING_MAX).lossy(true).finish(std::io::stderr());
     let lost = to.error_counter();
-    // The journal has its own clock. Where standard error is closed, the subscriber would print to it that it could not, and panic.
+    // The journal has its own clock. If standard error is closed, the subscriber would report that on standard
+    // error, and panic.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to).without_time();
     log.with_target(false).with_ansi(false).log_internal_errors(false).init();
     Log { lost, writer }

@@ -1,10 +1,11 @@
-//! What Prometheus scrapes, in OpenMetrics' text form: one table of families, each with its name, its help and where its rows come from.
+//! The metrics for Prometheus in OpenMetrics' text form: one table of families, each with its name, its help and
+//! the source of its rows.
 //!
-//! Every row of a VM has the labels `vm`, `uuid` and `pid`: two guests may have one name and no UUID, and two rows with the same labels
-//! make Prometheus refuse all of a scrape.
+//! Every row of a VM has the labels `vm`, `uuid` and `pid`. Two guests may have one name and no UUID, and two rows
+//! with the same labels make Prometheus refuse the whole scrape.
 //!
-//! Counters and histograms begin at zero with each daemon, as Prometheus expects of a process that starts anew ([`ScrapedVm::counted`]);
-//! `wideleaf info` has the totals over all daemons.
+//! Counters and histograms begin at zero with each daemon, as Prometheus expects of a process that starts anew
+//! ([`ScrapedVm::counted`]). `wideleaf info` has the totals over all daemons.
 
 use std::fmt;
 
@@ -23,41 +24,41 @@ mod format;
 
 pub use endpoint::MetricsServer;
 
-/// All that a scrape says.
+/// Data of one scrape.
 #[derive(Clone, Debug)]
 pub struct Scrape {
-    /// The VMs that are managed.
+    /// The managed VMs.
     pub vms: Vec<ScrapedVm>,
-    /// The daemon.
+    /// View of the daemon.
     pub daemon: DaemonView,
-    /// Its resident memory, where the kernel says.
+    /// Resident memory of the daemon in bytes, where the kernel reports it.
     pub resident: Option<Bytes>,
-    /// The host's pools.
+    /// The host's hugetlb pools.
     pub pools: Vec<PoolStatus>,
 }
 
-/// A VM that is managed.
+/// A managed VM in a scrape.
 #[derive(Clone, Debug)]
 pub struct ScrapedVm {
-    /// How it is.
+    /// View of the VM.
     pub view: VmView,
-    /// What was counted since this daemon, or its own process, took it. A row of these never goes back but to zero.
+    /// Counters since this daemon, or the VM's own process, took it. A row of these never drops except to zero.
     pub counted: Option<WorkView>,
-    /// Whether it has its guarantee, or is at least not reported as without it.
+    /// Whether it meets its guarantee, or has at least not been reported as missing it.
     pub is_guarantee_met: bool,
 }
 
 /// One family of metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// As it is registered; a counter's rows have `_total` behind it.
+    /// Name as registered; a counter's rows end in `_total`.
     pub name: &'static str,
-    /// What it says, with its unit.
+    /// Meaning, with its unit.
     pub help: &'static str,
     rows: Rows,
 }
 
-/// Where the rows come from, and of which type they are.
+/// Source and type of the rows.
 #[derive(Clone, Copy, Debug)]
 enum Rows {
     Gauge(fn(&Scrape) -> Vec<Row<f64>>),
@@ -69,7 +70,7 @@ type Labels = Vec<(&'static str, String)>;
 type Row<T> = (Labels, T);
 
 impl Family {
-    /// As its rows are named.
+    /// Name of the family's rows.
     pub fn row_name(&self) -> String {
         match self.rows {
             Rows::Counter(_) => format!("{}_total", self.name),
@@ -86,7 +87,7 @@ const fn counter(name: &'static str, help: &'static str, rows: fn(&Scrape) -> Ve
     Family { name, help, rows: Rows::Counter(rows) }
 }
 
-/// Every family there is.
+/// All families of metrics.
 pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_vm_backing_bytes", "Guest memory by the size of the host's pages behind it", |scrape| {
         each_vm(scrape, |vm| {
@@ -102,7 +103,7 @@ pub const FAMILIES: &[Family] = &[
             mapped.map_or(Vec::new(), |sizes| by("size", &["4k", "2m", "1g"], sizes))
         })
     }),
-    gauge("wideleaf_vm_coverage_ratio", "Share of present guest memory in pages of 2 MiB or more", |scrape| {
+    gauge("wideleaf_vm_coverage_ratio", "Share of resident guest memory in pages of 2 MiB or more", |scrape| {
         each_vm(scrape, |vm| one(vm.coverage().map(ratio)))
     }),
     gauge(
@@ -113,19 +114,19 @@ pub const FAMILIES: &[Family] = &[
     counter("wideleaf_vm_actions", "Actions by mechanism and outcome", |scrape| each_counted(scrape, actions)),
     Family {
         name: "wideleaf_vm_unavailable_seconds",
-        help: "How long windows were out of the guest's reach while they were acted on",
+        help: "Time that windows were out of the guest's reach during an action",
         rows: Rows::Histogram(|scrape| each_counted(scrape, |work| vec![(Vec::new(), work.unavailable.clone())])),
     },
-    gauge("wideleaf_vm_bloat_bytes", "Became resident only because the page is large", |scrape| {
+    gauge("wideleaf_vm_bloat_bytes", "Memory that became resident only because its page is large", |scrape| {
         each_work(scrape, |work| one(Some(work.bloat as f64)))
     }),
     counter("wideleaf_vm_copied_bytes", "Guest memory copied by promotions", |scrape| {
         each_counted(scrape, |work| one(Some(work.copied as f64)))
     }),
-    counter("wideleaf_vm_budget_refusals", "Times the budget said no", |scrape| {
+    counter("wideleaf_vm_budget_refusals", "Actions that the budget refused", |scrape| {
         each_counted(scrape, |work| one(Some(work.budget_refusals as f64)))
     }),
-    counter("wideleaf_vm_sensor_failures", "Sensors that failed, by name", |scrape| {
+    counter("wideleaf_vm_sensor_failures", "Failures of sensors, by name", |scrape| {
         each_counted(scrape, |work| {
             let rows = work.sensor_failures.iter();
             rows.map(|(sensor, count)| (vec![("sensor", sensor.clone())], *count as f64)).collect()
@@ -133,12 +134,12 @@ pub const FAMILIES: &[Family] = &[
     }),
     gauge(
         "wideleaf_vm_walk_share_ratio",
-        "Share of one CPU that the guest's page walks are thought to take",
+        "Share of the time of one CPU that the guest's page walks take, by estimate",
         |scrape| each_work(scrape, |work| one(work.walk_share.map(ratio))),
     ),
     gauge(
         "wideleaf_vm_guarantee_met",
-        "1 unless the VM is under its guarantee for longer than the grace time",
+        "1 unless the VM is below its guarantee for longer than the grace time",
         |scrape| {
             let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee != Guarantee::BestEffort);
             promised.map(|vm| (labels(&vm.view), f64::from(u8::from(vm.is_guarantee_met)))).collect()
@@ -156,8 +157,8 @@ pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_daemon_resident_bytes", "Resident memory of the daemon", |scrape| {
         one(scrape.resident.map(|resident| resident.get() as f64))
     }),
-    gauge("wideleaf_daemon_uptime_seconds", "Since the daemon started", |scrape| one(Some(scrape.daemon.uptime_s))),
-    gauge("wideleaf_daemon_vms", "VMs that are managed", |scrape| one(Some(scrape.daemon.vms as f64))),
+    gauge("wideleaf_daemon_uptime_seconds", "Uptime of the daemon", |scrape| one(Some(scrape.daemon.uptime_s))),
+    gauge("wideleaf_daemon_vms", "Managed VMs", |scrape| one(Some(scrape.daemon.vms as f64))),
     gauge(
         "wideleaf_daemon_copy_limit_bytes_per_second",
         "Guest memory that may be copied per second, over all VMs",
@@ -166,7 +167,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_host_free_bytes", "Memory of the host that is available without swapping", |scrape| {
         one(Some(scrape.daemon.host_free as f64))
     }),
-    gauge("wideleaf_host_short", "1 while the host is short of memory and nothing grows", |scrape| {
+    gauge("wideleaf_host_short", "1 while the host is short of memory and no promotion may take more", |scrape| {
         one(Some(f64::from(u8::from(scrape.daemon.is_host_short))))
     }),
     gauge("wideleaf_pool_pages", "Pages of the hugetlb pools by state; node=\"all\" is the whole host", |scrape| {
@@ -194,12 +195,12 @@ fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row
     each(scrape, |vm| rows(&vm.view))
 }
 
-/// What is: of all daemons.
+/// Rows of state, over all daemons.
 fn each_work<T>(scrape: &Scrape, rows: impl Fn(&WorkView) -> Vec<Row<T>>) -> Vec<Row<T>> {
     each(scrape, |vm| vm.view.work.as_ref().map_or(Vec::new(), &rows))
 }
 
-/// What was counted: by this daemon.
+/// Rows of counters, of this daemon.
 fn each_counted<T>(scrape: &Scrape, rows: impl Fn(&WorkView) -> Vec<Row<T>>) -> Vec<Row<T>> {
     each(scrape, |vm| vm.counted.as_ref().map_or(Vec::new(), &rows))
 }
@@ -295,7 +296,8 @@ impl EncodeMetric for Counter {
 }
 
 impl EncodeMetric for Histogram {
-    /// The view says how many were no longer than each bound; the encoder adds its buckets up itself, so it is given the differences.
+    /// The view has counts at or below each bound. The encoder adds its buckets up itself, so it
+    /// gets the differences.
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let Histogram(Quantiles { count, sum_s, at_most, .. }) = self;
         let bounded = PAUSE_BOUNDS_S.into_iter().zip(at_most.iter().copied());

@@ -1,12 +1,12 @@
-//! Who is at the other end of a connection, and what they may do. Who may connect at all is a matter of the socket's mode and group;
-//! whoever may, may read. Changing things is for root, for the user that the daemon runs as, and for the configured group.
+//! Permissions of clients. The socket's mode and group decide which users may connect, and every client may read.
+//! Root, the daemon's own user and the configured group may also make changes.
 
 use std::path::{Path, PathBuf};
 
 pub use wideleaf_control::peer::Peer;
 use wideleaf_control::protocol::Request;
 
-/// Who may change things.
+/// Users that may make changes.
 #[derive(Clone, Debug)]
 pub struct Access {
     own_uid: u32,
@@ -15,20 +15,20 @@ pub struct Access {
 }
 
 impl Access {
-    /// Root, the user of this process, and the members of `group` as `/etc/group` names them.
+    /// Root, the user of this process, and the members of `group` according to `/etc/group`.
     pub fn new(group: Option<String>) -> Access {
         Access::with_files(group, nix::unistd::geteuid().as_raw(), "/etc")
     }
 
-    /// The same with another user, and `passwd` and `group` in another folder.
+    /// As [`Access::new`] with another user, and with `passwd` and `group` in another folder.
     pub fn with_files(group: Option<String>, own_uid: u32, etc: impl Into<PathBuf>) -> Access {
         Access { own_uid, group, etc: etc.into() }
     }
 
-    /// Whether `peer` may change things.
+    /// Whether `peer` may make changes.
     ///
-    /// Membership is looked up by user, in the files: the process id may by now be another process, and its groups say nothing of who
-    /// connected. (Static binaries have no other source of users either.)
+    /// Membership is looked up by user, in the files: the process id may belong to another process by now, with
+    /// other groups. (Static binaries have no other source of users either.)
     pub fn may_change(&self, peer: Peer) -> bool {
         peer.uid == 0 || peer.uid == self.own_uid || self.is_member(peer)
     }
@@ -76,7 +76,7 @@ fn user_name(etc: &Path, uid: u32) -> Option<String> {
     })
 }
 
-/// Whether a request leaves everything as it is.
+/// Whether a request changes nothing.
 pub fn is_reading(request: &Request) -> bool {
     match request {
         Request::Daemon
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn root_the_own_user_and_members_of_the_group_may_change_things_and_nobody_else() {
+    fn only_root_the_own_user_and_members_of_the_group_may_make_changes() {
         let (_etc, access) = access(Some("wideleaf"));
         let may = [peer(0, 0), peer(500, 500), peer(1000, 100), peer(2000, 77)].map(|peer| access.may_change(peer));
         assert_eq!(may, [true; 4]);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_group_membership_means_nothing() {
+    fn without_a_configured_group_membership_has_no_effect() {
         let (_etc, access) = access(None);
         assert!(!access.may_change(peer(1000, 77)));
         assert_eq!(access.gid(), Ok(None));
@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn a_group_that_does_not_exist_is_named() {
-        let (_etc, access) = access(Some("nobody-has-it"));
-        assert!(access.gid().expect_err("no such group").contains("groupadd --system nobody-has-it"));
+        let (_etc, access) = access(Some("no-such-group"));
+        assert!(access.gid().expect_err("no such group").contains("groupadd --system no-such-group"));
         assert!(!access.may_change(peer(1000, 100)));
     }
 }

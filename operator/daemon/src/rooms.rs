@@ -1,14 +1,14 @@
 //! Room in the hugetlb pools for libvirt domains: made before a domain starts, given back when it is gone.
 //!
 //! ```text
-//!   hook: prepare ──▶ Room: filled ──▶ … domain runs … ──▶ hook: release, or its process ended, or we find it gone: emptied
+//!   hook: prepare ──▶ Room: filled ──▶ … domain runs … ──▶ hook: release, or its process has ended or is not found: emptied
 //!                      │  intent ──▶ book ──▶ pool            the same, part by part
-//!                      ├─ refused, and the pool known to be as it was: the intent is closed
-//!                      └─ killed in between, or nobody knows: settled from what is found in the pool
+//!                      ├─ refused, and the pool is known to be unchanged: the intent is closed
+//!                      └─ killed in between, or result unknown: settled from the pool's numbers
 //! ```
 //!
-//! A room is plain data, so that one that was made by a daemon that was killed is given back by the next: once, and no more than was
-//! made.
+//! A room is plain data. The next daemon therefore gives back the room that a killed daemon made: once, and no more
+//! than was made.
 
 use std::time::Duration;
 
@@ -22,33 +22,33 @@ use crate::guests::{Found, ProcessId};
 /// Room for one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Of the domain.
+    /// UUID of the domain.
     pub uuid: String,
-    /// Of the domain.
+    /// Name of the domain.
     pub domain: String,
-    /// What it takes of the pools.
+    /// Pages that the domain takes from the pools.
     pub wanted: Vec<PoolRequest>,
-    /// What they grew by for it: less, where there were free pages.
+    /// Growth of the pools for it: less than `wanted` where there were free pages.
     pub grown: Vec<Granted>,
-    /// A change of a pool that was begun for it. Whether it was made, the pool tells.
+    /// A change of a pool that was begun for it. The pool shows whether it was made.
     #[serde(default)]
     pub open: Option<Intent>,
-    /// Its process, by libvirt's word.
+    /// Process of the domain according to libvirt.
     #[serde(default)]
     pub process: Option<ProcessId>,
-    /// Whether its process was seen: what it wanted is in use then, and no longer to be kept for it.
+    /// Whether its process was seen: its pages are in use then, and no longer kept for it.
     pub has_started: bool,
-    /// Seconds since the epoch when it was made.
+    /// Creation time, in seconds since the epoch.
     pub made_at_s: u64,
 }
 
-/// Why a pool was not changed as asked, in one line.
+/// Reason why a pool was not changed as asked, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is known to be as it was.
+    /// The pool is known to be unchanged.
     #[error("{0}")]
     AsBefore(String),
-    /// Whether something was done all the same, [`Pools::settle`] tells.
+    /// The pool may have changed all the same; [`Pools::settle`] finds out.
     #[error("{0}")]
     Unknown(String),
 }
@@ -60,30 +60,31 @@ impl From<PoolError> for Refusal {
     }
 }
 
-/// The door to the pools.
+/// The daemon's interface to the pools.
 pub trait Pools: Send + Sync {
-    /// Makes room for `request` in addition to what there is: all of it or nothing. Before a pool changes, it is noted.
+    /// Makes room for `request` in addition to the present pages: all of it or nothing. A change is noted before
+    /// it is made.
     ///
     /// # Errors
     /// [`Refusal`]: what is missing, in numbers, and what would help.
     fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal>;
 
-    /// Takes back a part of what [`Pools::grow`] added, noted before, and takes it out of `granted`.
+    /// Takes back a part of the growth by [`Pools::grow`], noted before, and removes it from `granted`.
     ///
     /// # Errors
-    /// [`Refusal`]: why what is left of it stays.
+    /// [`Refusal`]: why the rest stays.
     fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), Refusal>;
 
-    /// Finds out what became of a change that was noted: it is put into `granted`, or taken out of it.
+    /// Determines the result of a noted change, and adds it to `granted` or removes it there.
     ///
     /// # Errors
-    /// One line: the pool can not be read.
+    /// One line: the pool cannot be read.
     fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, String>;
 
-    /// Pages of that size, on that node or on any, that the next domain could have without growing.
+    /// Pages of that size, on that node or on any, that the next domain could have without growth.
     fn available(&self, request: &PoolRequest) -> u64;
 
-    /// How the pools are.
+    /// State of the pools.
     fn status(&self) -> Vec<PoolStatus>;
 }
 
@@ -94,7 +95,7 @@ impl Pools for HugetlbPools {
         Ok(self.reserve_noting(&Request { size, pages, node, on_shortage: OnShortage::Refuse }, note)?)
     }
 
-    /// Pages that somebody still has are memory again when they are unmapped: nobody needs to wait for that.
+    /// Pages in use become ordinary memory when they are unmapped, so there is no need to wait for them.
     fn shrink(&self, granted: &mut Granted, note: Note<'_>) -> Result<(), Refusal> {
         self.give_back_part(granted, note)?;
         Ok(())
@@ -104,7 +105,7 @@ impl Pools for HugetlbPools {
         HugetlbPools::settle(self, intent, granted).map_err(|error| error.to_string())
     }
 
-    /// Promises are not made by node: each node is taken to hold all of them.
+    /// The kernel does not keep reservations by node, so each node counts all of them.
     fn available(&self, request: &PoolRequest) -> u64 {
         let Some(pool) = size_of(request).ok().and_then(|size| HugetlbPools::status(self, size).ok()) else { return 0 };
         let Some(node) = request.node else { return pool.available() };
@@ -112,7 +113,7 @@ impl Pools for HugetlbPools {
         free.saturating_sub(pool.reserved)
     }
 
-    /// A size that this kernel does not have has no pool.
+    /// A size that this kernel does not support has no pool.
     fn status(&self) -> Vec<PoolStatus> {
         POOL_SIZES.iter().filter_map(|size| HugetlbPools::status(self, *size).ok()).collect()
     }
@@ -125,18 +126,18 @@ fn size_of(request: &PoolRequest) -> Result<PageSize, String> {
     size.ok_or_else(|| format!("there is no pool of pages of {} bytes: only of 2 MiB and 1 GiB", request.page_bytes))
 }
 
-/// How long a room waits for its domain. libvirt calls the hook some 100 ms before QEMU starts; a domain that is restored from a large file
-/// takes longer, and shows its process meanwhile.
+/// Time that a room waits for its domain. libvirt calls the hook some 100 ms before QEMU starts. A domain that is
+/// restored from a large file takes longer, but its process already runs.
 pub const UNUSED_MAX: Duration = Duration::from_secs(120);
 
-/// Where a room is written down: before a pool changes for it, so that whoever comes after us knows. An error keeps the pool as it is.
+/// Records a room before a pool changes for it, so that the next daemon knows. An error keeps the pool as it is.
 pub type Book<'a> = &'a mut dyn FnMut(&Room) -> Result<(), String>;
 
-/// Makes room for a domain beside `others`: as much as is missing of all that it wants, or nothing. The pools grow by no more than
-/// `spare`, where that is known: the kernel would make pages of all the memory there is.
+/// Makes room for a domain beside `others`: the missing part of all that it wants, or nothing. The pools grow by at
+/// most `spare`, where that is known: the kernel would turn all available memory into pages.
 ///
 /// # Errors
-/// Of the first that is refused; what was made before it is given back, and what of it could not be is still in the room.
+/// The first refusal. Earlier growth is given back; what could not be is still in the room.
 pub fn fill(
     pools: &dyn Pools,
     room: &mut Room,
@@ -171,7 +172,7 @@ fn grow(pools: &dyn Pools, room: &mut Room, missing: &PoolRequest, book: Book<'_
     Ok(())
 }
 
-/// What came of a change, the intent of which stays open only where nobody knows.
+/// Result of a change. Its intent stays open only if the result is unknown.
 fn closed<T>(room: &mut Room, changed: Result<T, Refusal>) -> Result<T, String> {
     if !matches!(changed, Err(Refusal::Unknown(_))) {
         room.open = None;
@@ -179,10 +180,10 @@ fn closed<T>(room: &mut Room, changed: Result<T, Refusal>) -> Result<T, String> 
     changed.map_err(|refusal| refusal.to_string())
 }
 
-/// Gives back all of it. What stays is still in the room, to be tried again; why is a line in the log.
+/// Gives back all of the room. The rest stays in the room for another attempt, with the reason in the log.
 pub fn empty(pools: &dyn Pools, room: &mut Room, book: Book<'_>) {
-    let not_all = |room: &Room, error| tracing::warn!("room for {} is not all given back yet: {error}", room.domain);
-    // One change at a time is open: where nobody can tell what became of it, the others wait.
+    let not_all = |room: &Room, error| tracing::warn!("cannot give back all room for {} yet: {error}", room.domain);
+    // One change at a time is open: while its result is unknown, the others wait.
     if let Err(error) = settle(pools, room) {
         return not_all(room, error);
     }
@@ -197,7 +198,7 @@ pub fn empty(pools: &dyn Pools, room: &mut Room, book: Book<'_>) {
     room.grown.retain(|granted| !granted.is_undone());
 }
 
-/// Gives back one of those that the pools grew by, part by part.
+/// Gives back one growth of the pools, part by part.
 fn shrink(pools: &dyn Pools, room: &mut Room, index: usize, book: Book<'_>) -> Result<(), String> {
     while let Some(mut granted) = room.grown.get(index).filter(|granted| !granted.is_undone()).cloned() {
         let shrunk = pools.shrink(&mut granted, &mut |intent| {
@@ -210,18 +211,18 @@ fn shrink(pools: &dyn Pools, room: &mut Room, index: usize, book: Book<'_>) -> R
     Ok(())
 }
 
-/// Finds out what became of a change that was begun for a room.
+/// Determines the result of a change that was begun for a room.
 ///
 /// # Errors
-/// One line: the pool can not be read, and it stays open.
+/// One line: the pool cannot be read, and the change stays open.
 pub fn settle(pools: &dyn Pools, room: &mut Room) -> Result<(), String> {
     let Some(intent) = room.open.clone() else { return Ok(()) };
     match pools.settle(&intent, &mut room.grown)? {
         Settled::Undone => {}
         Settled::Done(pages) => tracing::info!("a change of the pool for {} was made: {pages} pages", room.domain),
         Settled::Unclear { before, after, now } => tracing::warn!(
-            "somebody else changed the pool of {} pages while it was changed for {}: it had {before}, {after} were asked for, it has \
-             {now}; pages that may be too many are left there, see `wideleaf pool list`",
+            "another process changed the pool of {} pages while it was changed for {}: it had {before}, {after} were \
+             asked for, it has {now}; pages that may be too many are left there, see `wideleaf pool list`",
             intent.size(),
             room.domain
         ),
@@ -230,7 +231,8 @@ pub fn settle(pools: &dyn Pools, room: &mut Room) -> Result<(), String> {
     Ok(())
 }
 
-/// Free pages are anybody's, except those that are promised. A promise that names no node may be kept on any, and so counts on each.
+/// Free pages are available to any process, except those that are promised to a domain. A promise that names no node
+/// may be kept on any, so it counts on each.
 fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[PoolRequest]) -> u64 {
     let may_be_there = |of: &PoolRequest| of.node == request.node || of.node.is_none() || request.node.is_none();
     let rival = promised.iter().filter(|of| of.page_bytes == request.page_bytes && may_be_there(of));
@@ -238,10 +240,10 @@ fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[PoolRequest]) -
     request.pages.saturating_add(promised).saturating_sub(pools.available(request)).min(request.pages)
 }
 
-/// Takes what has to become large pages of a domain's ordinary memory out of `spare`, where that is known.
+/// Takes the memory that a domain needs in ordinary large pages out of `spare`, where that is known.
 ///
 /// # Errors
-/// Where there is less: the domain could have all of the host's memory and not reach its guarantee.
+/// Where there is less: the domain could have all of the host's memory and still miss its guarantee.
 pub fn take_ordinary(ordinary: Option<OrdinaryMemory>, spare: &mut Option<Bytes>) -> Result<(), String> {
     let (Some(OrdinaryMemory { bytes, large_bytes }), Some(spare)) = (ordinary, spare) else { return Ok(()) };
     let (all, large) = (Bytes::new(bytes), Bytes::new(large_bytes));
@@ -269,12 +271,13 @@ fn take(missing: &PoolRequest, spare: &mut Option<Bytes>) -> Result<(), String> 
 }
 
 impl Room {
-    /// One that has nothing yet.
+    /// A room without pages yet.
     pub fn new(uuid: String, domain: String, wanted: Vec<PoolRequest>, made_at_s: u64) -> Room {
         Room { uuid, domain, wanted, grown: Vec::new(), open: None, process: None, has_started: false, made_at_s }
     }
 
-    /// Whether it was made for that guest. What a guest says of itself is not asked: libvirt says which process a domain is.
+    /// Whether it was made for that guest. Libvirt decides which process is the domain; the guest's own claims
+    /// do not count.
     pub fn belongs_to(&self, found: &Found) -> bool {
         match self.process {
             Some(process) => process == found.process,
@@ -282,42 +285,42 @@ impl Room {
         }
     }
 
-    /// Its domain has come.
+    /// Records that its domain has come.
     pub fn start(&mut self, process: ProcessId) {
         (self.process, self.has_started) = (Some(process), true);
     }
 
-    /// Whether nobody needs it, where its domain does not run: it did, or it has had the time to come.
+    /// Whether it is unneeded while its domain does not run: the domain did run, or has had the time to come.
     pub fn is_abandoned(&self, now_s: u64) -> bool {
         self.has_started || now_s.saturating_sub(self.made_at_s) > UNUSED_MAX.as_secs()
     }
 }
 
-/// Pools that exist only here, and can run out.
+/// Pools that exist only in tests, and can run out.
 #[derive(Debug, Default)]
 pub struct FakePools(std::sync::Mutex<FakePool>);
 
 /// The one pool of [`FakePools`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FakePool {
-    /// Pages it has that nobody uses.
+    /// Free pages of the pool.
     pub free: u64,
-    /// Pages it can still grow by.
+    /// Pages that it can still grow by.
     pub growth_left: u64,
 }
 
 impl FakePools {
-    /// With a pool like that.
+    /// Pools with that one.
     pub fn new(pool: FakePool) -> FakePools {
         FakePools(pool.into())
     }
 
-    /// How it is now.
+    /// Present state of the pool.
     pub fn now(&self) -> FakePool {
         *self.pool()
     }
 
-    /// Somebody took or left pages.
+    /// Sets the free pages, as if another process took or left some.
     pub fn set_free(&self, free: u64) {
         self.pool().free = free;
     }
@@ -327,12 +330,13 @@ impl FakePools {
     }
 }
 
-/// How large the pool of [`FakePools`] would be if it had grown by all it can: its size is that less what is left.
+/// Size that the pool of [`FakePools`] would have after all of its growth: its present size is that less
+/// the remaining growth.
 const FAKE_PAGES_MAX: u64 = 1 << 32;
 const FAKE_BOOT: &str = "of a test";
 
 impl Pools for std::sync::Arc<FakePools> {
-    /// As a kernel that knows only when it has tried.
+    /// Acts as a kernel that knows only when it has tried.
     fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
         let before = FAKE_PAGES_MAX - self.now().growth_left;
         let after = before + request.pages;
@@ -394,7 +398,7 @@ mod tests {
         Arc::new(FakePools::new(FakePool { free, growth_left }))
     }
 
-    /// What the pools grew by for who wants that.
+    /// Growth of the pools for that request.
     fn make(
         pools: &dyn Pools,
         wanted: &[PoolRequest],
@@ -408,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_all_of_the_room_or_none() {
+    fn a_room_is_made_whole_or_not_at_all() {
         let pools = pools(0, 10);
         assert_eq!(make(&pools, &[pages(4), pages(7)], &[], None), Err("7 pages are missing, 6 can be made".into()));
         assert_eq!(pools.now(), FakePool { free: 0, growth_left: 10 });
@@ -420,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_can_not_be_written_down_nothing_is_changed() {
+    fn without_a_saved_note_nothing_is_changed() {
         let (pools, mut room) = (pools(0, 10), room(4, false));
         let mut full = |_: &Room| Err("the disk is full".to_owned());
         assert_eq!(fill(&pools, &mut room, &[], None, &mut full), Err("the disk is full".into()));
@@ -431,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_somebody_else_adds_while_a_change_fails_are_not_taken_for_ours() {
+    fn pages_that_another_process_adds_while_a_change_fails_are_not_counted_as_growth() {
         let (pools, mut room) = (pools(0, 10), room(6, false));
         let others = || {
             let mut pool = pools.pool();
@@ -443,7 +447,7 @@ mod tests {
         };
         assert_eq!(fill(&pools, &mut room, &[], None, &mut unnoted), Err("the disk is full".into()));
         assert_eq!((pools.now(), &room.grown, &room.open), (FakePool { free: 3, growth_left: 7 }, &Vec::new(), &None));
-        // By the time the kernel tries, others have taken three of the seven that it could make.
+        // By the time that the kernel tries, other processes have taken three of the seven that it could make.
         let mut late = |_: &Room| {
             others();
             Ok(())
@@ -455,11 +459,11 @@ mod tests {
     }
 
     #[test]
-    fn a_room_is_that_of_the_process_that_libvirt_calls_its_domain() {
+    fn a_room_belongs_to_the_process_that_libvirt_names_for_its_domain() {
         let guests = crate::guests::fake::FakeGuests::default();
         let process = guests.start(10, "web");
         let mut room = room(1, false);
-        assert!(!room.belongs_to(&guests.guest(10).found), "anybody can call itself so");
+        assert!(!room.belongs_to(&guests.guest(10).found), "any process can have that name");
         let process_2 = guests.start_domain(11, "web");
         assert!(room.belongs_to(&guests.guest(11).found));
         room.start(process);
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_not_made_again_unless_it_is_kept_for_another() {
+    fn free_pages_are_used_unless_they_are_kept_for_another_domain() {
         let grown = |others: &[Room]| -> Vec<u64> {
             let grown = make(&pools(6, 100), &[pages(8)], others, None).expect("a hundred can be made");
             grown.iter().map(Granted::pages).collect()
@@ -492,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_does_not_get_the_memory_that_the_host_is_to_keep() {
+    fn a_domain_does_not_get_the_hosts_reserve() {
         let room = |wanted: &[PoolRequest]| make(&pools(0, 100), wanted, &[], Some(mib(20)));
         assert_eq!(room(&[pages(10)]).expect("twenty mebibytes").len(), 1);
         let error = room(&[pages(1), pages(10)]).expect_err("two mebibytes too many");
@@ -500,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_is_no_pools_is_refused() {
+    fn a_size_without_a_pool_is_refused() {
         let request = PoolRequest { page_bytes: 64 << 10, pages: 1, node: None };
         let error = HugetlbPools::of_this_machine().grow(&request, &mut |_| Ok(())).expect_err("no such pool");
         assert!(error.to_string().contains("65536 bytes: only of 2 MiB and 1 GiB"), "{error}");

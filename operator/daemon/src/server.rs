@@ -1,4 +1,4 @@
-//! The control socket: connections are [`wideleaf_control::server`]'s, and a few threads answer (`answering.rs`).
+//! The control socket: [`wideleaf_control::server`] has the connections, and a few threads answer (`answering.rs`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,35 +16,35 @@ mod answering;
 pub use crate::listen_error::ListenError;
 pub use wideleaf_control::server::{ConnectionId, REQUEST_BYTES_MAX};
 
-/// More clients than this are refused, in a line: an operator's host has one hook at a time, a dashboard or two, and a connection
-/// for each VM of ours.
+/// Number of clients, beyond which more are refused in a line. An operator's host has one hook at a time, a
+/// dashboard or two, and a connection for each registered VM.
 pub const CONNECTIONS_MAX: usize = 64;
 
-/// So many more for root: libvirt's hook has to be heard, however many others are connected.
+/// Further connections for root: libvirt's hook has to get through, however many other clients are connected.
 const CONNECTIONS_OF_ROOT: usize = 8;
 
 const PLACES: Places = Places { of_all: CONNECTIONS_MAX, more_for_root: CONNECTIONS_OF_ROOT };
 
-/// Whoever knows the answers.
+/// Source of the answers.
 pub trait Answers: Send + Sync + 'static {
-    /// Does what `peer` wants, if it may.
+    /// Carries out the request of `peer`, if that is permitted.
     fn answer(&self, connection: ConnectionId, peer: Peer, request: Request) -> Reply;
 
-    /// Hears that a connection has ended.
+    /// Called when a connection has ended.
     fn closed(&self, connection: ConnectionId);
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
     lines: LineServer,
     path: PathBuf,
 }
 
 impl Server {
-    /// Binds the socket and serves it until [`Server::stop`]. A file that nobody listens at any more is replaced.
+    /// Binds the socket and serves it until [`Server::stop`]. A file without a listener is replaced.
     ///
     /// # Errors
-    /// [`ListenError`], with who listens there if somebody does.
+    /// [`ListenError`], which names the process that listens there already.
     pub fn start(config: &SocketConfig, access: &Access, answers: Arc<dyn Answers>) -> Result<Server, ListenError> {
         let gid = access.gid().map_err(ListenError::NoGroup)?;
         let file = SocketFile {
@@ -60,19 +60,19 @@ impl Server {
         Ok(Server { lines, path: config.path.clone() })
     }
 
-    /// Ends all connections and removes the socket. A request that is under way is waited for, until `until`.
+    /// Ends all connections and removes the socket. It waits for a request under way, until `until`.
     pub fn stop(self, until: Instant) {
         self.lines.stop_by(until).iter().for_each(|problem| tracing::error!("{problem}"));
         if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::error!("{} stays: {error}", self.path.display());
+            tracing::error!("cannot remove {}: {error}", self.path.display());
         }
     }
 }
 
-/// What a line asks.
+/// Decodes the request in a line.
 ///
 /// # Errors
-/// One line: it is of another version, or none of ours.
+/// One line: the request has another version, or is malformed.
 pub fn decode(line: &[u8]) -> Result<Request, String> {
     server::decode(line, Dialect { who: "this wideleafd", version: VERSION })
 }
@@ -94,7 +94,7 @@ mod tests {
     #[derive(Default)]
     struct Parrot {
         closed: Mutex<Vec<ConnectionId>>,
-        /// While somebody has it, who asks about one guest or changes something waits.
+        /// While the test holds it, requests about one guest and changes wait.
         busy: Mutex<()>,
     }
 
@@ -129,7 +129,8 @@ mod tests {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let config = SocketConfig { path: folder.path().join("control.sock"), ..SocketConfig::default() };
             let parrot = Arc::new(Parrot::default());
-            let server = Server::start(&config, &Access::new(None), parrot.clone()).expect("nobody else listens there");
+            let server =
+                Server::start(&config, &Access::new(None), parrot.clone()).expect("no other server listens there");
             Bench { _folder: folder, config, parrot, server: Some(server) }
         }
 
@@ -150,7 +151,7 @@ mod tests {
     }
 
     fn connect(path: &Path) -> UnixStream {
-        let stream = UnixStream::connect(path).expect("somebody listens");
+        let stream = UnixStream::connect(path).expect("the server listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         stream
     }
@@ -176,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_ours() {
+    fn a_request_of_another_version_is_refused_with_ours() {
         let bench = Bench::new();
         let reply = ask(&bench.connect(), r#"{"version":2,"request":"something new"}"#);
         assert!(reply.contains("speaks version 1, not 2"), "{reply}");
     }
 
     #[test]
-    fn who_is_silent_does_not_hold_up_who_is_not() {
+    fn silent_clients_do_not_delay_others() {
         let bench = Bench::new();
         let silent: Vec<UnixStream> = (0..10).map(|_| bench.connect()).collect();
         (&silent[0]).write_all(b"{\"version\":1,").expect("written");
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_what_takes_long_does_not_hold_up_a_list_a_pulse_or_another_kind_of_request() {
+    fn long_requests_do_not_delay_a_list_a_status_or_another_kind_of_request() {
         let bench = Bench::new();
         let asked = |line: &str| {
             let stream = bench.connect();
@@ -233,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_too_many_is_told_so() {
+    fn one_connection_too_many_is_refused_with_a_reason() {
         let bench = Bench::new();
         let places = PLACES.of(nix::unistd::geteuid().as_raw());
         let mut streams: Vec<UnixStream> = (0..places).map(|_| bench.connect()).collect();
         assert_eq!(ask(&streams[places - 1], LIST), NO_VMS); // all are accepted by now
         let mut reply = String::new();
         let _ = bench.connect().read_to_string(&mut reply);
-        assert!(reply.contains(&format!("{places} connections are open")), "{reply:?}");
+        assert!(reply.contains(&format!("all {places} connections are in use")), "{reply:?}");
         streams.clear();
         while bench.parrot.closed.lock().expect("no thread panicked").len() < places {
             thread::yield_now();
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_servers_socket_is_not_taken_and_a_dead_ones_is() {
+    fn the_socket_of_a_running_server_is_kept_and_that_of_a_dead_one_is_replaced() {
         let bench = Bench::new();
         let second = Server::start(&bench.config, &Access::new(None), bench.parrot.clone()).map(stop);
         let error = second.expect_err("one listens already").to_string();
@@ -259,20 +260,20 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let config = SocketConfig { path: folder.path().join("a.sock"), ..SocketConfig::default() };
         drop(UnixListener::bind(&config.path).expect("bound"));
-        assert!(config.path.exists(), "a file that nobody listens at");
+        assert!(config.path.exists(), "a file without a listener");
         let server = Server::start(&config, &Access::new(None), bench.parrot.clone()).expect("the file is replaced");
         assert_eq!(ask(&connect(&config.path), LIST), NO_VMS);
         stop(server);
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_left_alone() {
+    fn a_file_that_is_not_a_socket_is_left_alone() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let config = SocketConfig { path: folder.path().join("precious"), ..SocketConfig::default() };
         std::fs::write(&config.path, "data").expect("written");
         let parrot = Arc::new(Parrot::default());
         let error = Server::start(&config, &Access::new(None), parrot).map(stop).expect_err("it is a file");
-        assert!(error.to_string().contains("is no socket"), "{error}");
+        assert!(error.to_string().contains("is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&config.path).expect("still there"), "data");
     }
 
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_bytes_come_the_server_serves_on() {
+    fn the_server_keeps_serving_after_any_bytes() {
         let bench = Bench::new();
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(64));
         let line = proptest::collection::vec(any::<u8>(), 0..300);

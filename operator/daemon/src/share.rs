@@ -1,43 +1,44 @@
-//! One budget, many VMs: who may do how much for the next second.
+//! One budget, many VMs: the share of each for the next second.
 //!
 //! ```text
 //!   total ├────────────── busy VMs, by weight ──────────────┤─ idle VMs, by weight ─┤
 //!         0                                              15/16                     1      all are idle, or none is: one part for all
 //! ```
 //!
-//! What an idle VM has no use for goes to those that have work; what is kept for it lets it begin at once, and it then counts as
-//! busy from the next second on. Rounded down everywhere: the parts are never more than the whole.
+//! The unused part of idle VMs goes to those that have work. A reserve lets an idle VM begin at once, and it then
+//! counts as busy from the next second on. All shares are rounded down, so their sum never exceeds the total.
 
 use std::time::Duration;
 
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
 
-/// What a VM brings to the sharing.
+/// Input of one VM to the sharing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its part beside the others'. Not zero.
+    /// Weight of the VM, not zero.
     pub weight: u32,
     /// Whether it did something, or was refused something, in the last second.
     pub is_busy: bool,
-    /// It wants no more than that.
+    /// Upper bound on its copies, in bytes per second.
     pub copy_per_second_max: Option<Bytes>,
 }
 
-/// What is kept for idle VMs as long as others are busy: 1 of so many parts. At 2 GiB/s that is 128 MiB/s among them, more than
-/// the second until the next sharing needs to show that there is work.
+/// Inverse of the reserve for idle VMs while others are busy. At 2 GiB/s it is 128 MiB/s for all of them, more than
+/// they need in the second until the next sharing to show that there is work.
 const IDLE_PART: u64 = 16;
 
-/// The dearest single action, which every part must be able to pay for at some time: a window of shared memory takes 15 to 30 ms
-/// and copies 2 MiB. Twice that, so that an estimate may be wrong.
+/// The most expensive single action, which every share must be able to pay for at some time: a window of shared
+/// memory takes 15 to 30 ms and copies 2 MiB. Twice that, since an estimate may be wrong.
 const ACTION_COPY: Bytes = mib(4);
 const ACTION_CPU: Duration = Duration::from_millis(60);
 
-/// A part that takes longer to save up for one action is as good as none, and a debt of that length would never be noticed.
+/// Longest time to save up for one action. A share that takes longer is useless, and a debt of that length would
+/// never be noticed.
 const BURST_MAX: Duration = Duration::from_secs(60);
 
-/// What each may do, in the order of `claims`. Their sum is at most `total`, and none is zero unless `total` has less than one
-/// byte, or one ten thousandth of a core, for it.
+/// The shares in the order of `claims`. Their sum is at most `total`. A share is zero only if `total` has less than
+/// one byte, or one ten thousandth of a core, for it.
 pub fn parts(total: BudgetLimits, claims: &[Claim]) -> Vec<BudgetLimits> {
     let weights = |busy: bool| -> u64 {
         claims.iter().filter(|claim| claim.is_busy == busy).map(|claim| u64::from(claim.weight)).sum()
@@ -52,7 +53,7 @@ pub fn parts(total: BudgetLimits, claims: &[Claim]) -> Vec<BudgetLimits> {
     claims.iter().map(|claim| limits(total, part_of(claim), claim.copy_per_second_max)).collect()
 }
 
-/// `of / parts` of the whole.
+/// The share `of / parts` of the whole.
 #[derive(Clone, Copy)]
 struct Part {
     of: u64,
@@ -72,8 +73,8 @@ fn limits(total: BudgetLimits, part: Part, copy_per_second_max: Option<Bytes>) -
     BudgetLimits { copy_per_second, cpu_share, burst: burst(total.burst, copy_per_second, cpu_share) }
 }
 
-/// How long a small part is saved up, so that it suffices for one action: a bucket that is smaller than the smallest thing that is
-/// taken from it is never used.
+/// Time to save up a small share, so that it suffices for one action: a bucket smaller than the smallest action
+/// would never be used.
 fn burst(at_least: Duration, copy_per_second: Bytes, cpu_share: PerTenThousand) -> Duration {
     let copy_ns = (u128::from(ACTION_COPY.get()) * 1_000_000_000).checked_div(u128::from(copy_per_second.get()));
     let cpu_ns = (ACTION_CPU.as_nanos() * 10_000).checked_div(u128::from(cpu_share.get()));
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_part_of_the_idle_goes_to_the_busy_by_weight() {
+    fn the_share_of_idle_vms_goes_to_busy_ones_by_weight() {
         let whole = total(mib(1600), 10_000);
         let parts = parts(whole, &[claim(1, true), claim(2, true), claim(5, false), claim(5, false)]);
         assert_eq!(copies(&parts), [mib(500), mib(1000), mib(50), mib(50)]);
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_are_alike_nothing_is_kept_back() {
+    fn without_a_mix_of_busy_and_idle_vms_there_is_no_reserve() {
         let whole = total(mib(1600), 10_000);
         for is_busy in [true, false] {
             assert_eq!(copies(&parts(whole, &[claim(1, is_busy), claim(3, is_busy)])), [mib(400), mib(1200)]);
@@ -118,12 +119,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_of_its_own_is_kept() {
+    fn a_vms_own_bound_is_kept() {
         let bounded = Claim { copy_per_second_max: Some(mib(10)), ..claim(1, true) };
         assert_eq!(copies(&parts(total(mib(100), 100), &[bounded])), [mib(10)]);
     }
 
-    /// 50 VMs on the default budget: 1 % of a core each, of which 250 ms are 2.5 ms, and a window of shared memory takes 17.
+    /// 50 VMs on the default budget: 1 % of a core each, of which 250 ms are 2.5 ms, and a window of shared
+    /// memory takes 17.
     #[test]
     fn a_small_part_is_saved_up_until_it_pays_for_one_action() {
         let part = parts(BudgetLimits::default(), &[claim(1, true); 50])[0];
@@ -138,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_parts_are_never_more_than_the_whole_and_nobody_starves(
+        fn the_shares_never_exceed_the_total_and_none_is_zero(
             claims in proptest::collection::vec(any_claim(), 0..64),
             copy in kib(1024).get()..=gib(64).get(),
             cpu in 0..=10_000_u32,

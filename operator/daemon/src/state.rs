@@ -1,8 +1,8 @@
-//! What the daemon remembers across its own end, however that comes.
+//! The daemon's state across restarts, also after a crash.
 //!
 //! ```text
 //!   state.json.new ── write, fsync ──▶ rename ──▶ state.json ── fsync of the folder
-//!   state.json that makes no sense ── rename ──▶ state.json.damaged, and an empty one is begun
+//!   an unreadable state.json ── rename ──▶ state.json.damaged, and an empty one begins
 //! ```
 //!
 //! A reader sees the old file or the new one, never half of one (rename(2)).
@@ -21,53 +21,53 @@ use wideleaf_policies::units::mib;
 use crate::guests::ProcessId;
 use crate::rooms::Room;
 
-/// Of the file. One of another version is put aside as a damaged one is: what it says can not be known.
+/// Version of the file. A file of another version is moved aside like a damaged one, since its meaning is unknown.
 pub const VERSION: u32 = 1;
 
-/// The longest state that is read: some KiB for each of thousands of VMs.
+/// Upper bound on the file: some KiB for each of thousands of VMs.
 const FILE_MAX: Bytes = mib(64);
 
-/// All that is remembered.
+/// Content of the state file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// [`VERSION`].
+    /// Version of the content, [`VERSION`].
     pub version: u32,
     /// Guests under management.
     pub guests: Vec<Remembered>,
-    /// Guests that somebody detached, which are not to be taken again by themselves.
+    /// Guests that an operator detached, which must not be taken again automatically.
     pub left: Vec<ProcessId>,
     /// Room that was made in the pools.
     pub rooms: Vec<Room>,
-    /// What is wrong in the metadata of domains that run, a line each.
+    /// Mistakes in the metadata of running domains, a line each.
     #[serde(default)]
     pub mistakes: Vec<(ProcessId, Vec<String>)>,
 }
 
-/// A guest under management.
+/// Record of a guest under management.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Remembered {
-    /// Its process.
+    /// Process of the guest.
     pub process: ProcessId,
-    /// Its name then.
+    /// Name of the guest then.
     pub name: String,
-    /// What was said of it over the socket.
+    /// Settings over the socket or from metadata.
     pub said: Settings,
-    /// What was counted.
+    /// Counters of its managers.
     pub work: WorkView,
 }
 
-/// What was found at the start.
+/// State of the file at the start.
 #[derive(Debug, PartialEq)]
 pub enum Loaded {
     /// There was no file.
     Fresh,
-    /// What it says.
+    /// The file has this state.
     Known(State),
-    /// The file was put aside.
+    /// The file was moved aside.
     Damaged {
-        /// Where to.
+        /// New path of the file.
         aside: PathBuf,
-        /// What was wrong with it.
+        /// Mistake in the file.
         why: String,
     },
 }
@@ -75,7 +75,7 @@ pub enum Loaded {
 /// Reads the file.
 ///
 /// # Errors
-/// The kernel's answer where there is a file and it can be neither read nor put aside.
+/// The kernel's error for a file that can be neither read nor moved aside.
 pub fn load(path: &Path) -> io::Result<Loaded> {
     let bytes = match InputFile::open(path).and_then(|file| file.read(FILE_MAX)) {
         Ok(bytes) => bytes,
@@ -84,7 +84,7 @@ pub fn load(path: &Path) -> io::Result<Loaded> {
     };
     let why = match serde_json::from_slice::<State>(&bytes) {
         Ok(state) if state.version == VERSION => return Ok(Loaded::Known(state)),
-        Ok(state) => format!("it is of version {}, this wideleafd knows {VERSION}", state.version),
+        Ok(state) => format!("it has version {}, this wideleafd reads {VERSION}", state.version),
         Err(error) => error.to_string(),
     };
     let aside = with_suffix(path, ".damaged");
@@ -95,7 +95,7 @@ pub fn load(path: &Path) -> io::Result<Loaded> {
 /// Writes the file, all or nothing. When it returns, the state survives a crash of the host.
 ///
 /// # Errors
-/// The kernel's answer; the file is as it was.
+/// The kernel's error; the file is as it was.
 pub fn save(path: &Path, state: &State) -> io::Result<()> {
     let new = with_suffix(path, ".new");
     let mut file = File::create(&new)?;
@@ -106,10 +106,10 @@ pub fn save(path: &Path, state: &State) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Keeps other daemons from this state for as long as the file lives.
+/// Keeps other daemons from this state as long as the file lives.
 ///
 /// # Errors
-/// [`TryLockError::WouldBlock`] where another has it, or the kernel's answer.
+/// [`TryLockError::WouldBlock`] where another daemon holds it, or the kernel's error.
 pub fn claim(path: &Path) -> Result<File, TryLockError> {
     let file = File::create(with_suffix(path, ".lock")).map_err(TryLockError::Error)?;
     file.try_lock().map(|()| file)
@@ -129,7 +129,7 @@ mod tests {
     fn one_daemon_has_a_state_at_a_time() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("state.json");
-        let first = claim(&path).expect("nobody has it");
+        let first = claim(&path).expect("no daemon holds it");
         assert!(matches!(claim(&path), Err(TryLockError::WouldBlock)));
         drop(first);
         claim(&path).expect("it was let go");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_nothing_else_is_left() {
+    fn a_saved_state_is_loaded_and_no_other_file_is_left() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("state.json");
         assert_eq!(load(&path).expect("no file is no error"), Loaded::Fresh);
@@ -157,20 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_put_aside() {
+    fn a_state_of_another_version_is_moved_aside() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("state.json");
         save(&path, &State { version: 2, ..state(1) }).expect("saved");
         let Loaded::Damaged { aside, why } = load(&path).expect("it can be put aside") else {
-            panic!("it is of version 2")
+            panic!("it has version 2")
         };
-        assert_eq!(why, "it is of version 2, this wideleafd knows 1");
+        assert_eq!(why, "it has version 2, this wideleafd reads 1");
         assert!(aside.exists() && !path.exists());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_put_aside_and_kept(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_other_bytes_are_moved_aside_and_kept(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let path = folder.path().join("state.json");
             fs::write(&path, &bytes).expect("written");
@@ -181,7 +181,7 @@ mod tests {
         }
 
         #[test]
-        fn a_file_that_was_cut_off_is_no_state(keep in 0..100_usize) {
+        fn a_truncated_file_counts_as_damaged(keep in 0..100_usize) {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let path = folder.path().join("state.json");
             let whole = serde_json::to_vec(&state(1)).expect("JSON");

@@ -1,11 +1,11 @@
-//! What the daemon itself takes of the host.
+//! The daemon's own use of the host.
 
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use wideleaf_policies::{Bytes, PageSize};
 
-/// CPU time of all its threads (getrusage(2)); zero where the kernel does not say.
+/// CPU time of all its threads (getrusage(2)); zero where the kernel does not report it.
 pub fn cpu() -> Duration {
     getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| {
         [usage.user_time(), usage.system_time()]
@@ -15,7 +15,7 @@ pub fn cpu() -> Duration {
     })
 }
 
-/// Memory that is resident: the second field of `/proc/self/statm` (proc_pid_statm(5)), in base pages.
+/// Resident memory in bytes: the second field of `/proc/self/statm` (proc_pid_statm(5)), in base pages.
 pub fn resident() -> Option<Bytes> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;

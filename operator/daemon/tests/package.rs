@@ -1,11 +1,11 @@
-//! The Debian package: what is in it, with which rights, and that what is unpacked runs.
+//! The Debian package: its content with permissions, and a run of the unpacked programs.
 //!
 //! ```text
 //!   built programs ─▶ packaging/build-deb ─▶ .deb ─┬─ dpkg-deb --info, --contents, --control
 //!                                                  └─ dpkg --unpack into a root of its own ─▶ its programs
 //! ```
 //!
-//! No script of the package runs: they are for the machine it is installed on.
+//! No script of the package runs: they are for the machine that it is installed on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -19,14 +19,14 @@ use wideleaf_guest_tests::{Need, is_there};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Standard output of a command that has to work.
+/// Standard output of a command that has to succeed.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Whether the Debian tools are there. Says why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
+/// Whether the Debian tools are installed. Prints why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
 fn can_run() -> bool {
     let has = |program: &str| {
         let version = Command::new(program).arg("--version").output();
@@ -50,7 +50,7 @@ impl Package {
         symlink(env!("CARGO_BIN_EXE_wideleafd"), programs.join("wideleafd")).unwrap();
         let mut build = Command::new(Path::new(REPOSITORY).join("packaging/build-deb"));
         build.arg("--binaries").arg(programs).arg("--output").arg(folder.path().join("out"));
-        // Compressing takes longer than everything else together, and says nothing about what is in it.
+        // Compression takes longer than everything else together, and does not change the content.
         let file = PathBuf::from(output(build.env("DPKG_DEB_COMPRESSOR_TYPE", "none")).trim());
         Package { folder, file }
     }
@@ -59,7 +59,7 @@ impl Package {
         output(Command::new("dpkg-deb").arg(question).arg(&self.file))
     }
 
-    /// Rights and owner by path, folders left out.
+    /// Permissions and owner by path, without folders.
     fn contents(&self) -> BTreeMap<String, String> {
         let contents = self.ask("--contents");
         let line = |line: &str| {
@@ -70,7 +70,7 @@ impl Package {
         contents.lines().filter_map(line).filter(|(path, _)| !path.ends_with('/') && !path.is_empty()).collect()
     }
 
-    /// A folder of its control files.
+    /// A folder with its control files.
     fn control(&self) -> PathBuf {
         let folder = self.folder.path().join("control");
         output(Command::new("dpkg-deb").arg("--control").arg(&self.file).arg(&folder));
@@ -93,7 +93,7 @@ impl Package {
 }
 
 #[test]
-fn the_package_has_all_that_an_operator_needs_and_it_runs_where_it_is_unpacked() {
+fn the_package_is_complete_and_its_programs_run_where_it_is_unpacked() {
     if !can_run() {
         return;
     }
@@ -153,7 +153,7 @@ fn its_control_files_are_well_formed(package: &Package) {
     let says = |script: &str, words: &str| fs::read_to_string(control.join(script)).unwrap().contains(words);
     assert!(says("postinst", "wideleaf hook install") && says("prerm", "wideleaf hook uninstall"));
     assert!(says("postrm", "rm -rf /var/lib/wideleaf /run/wideleaf"), "nothing is left after a purge");
-    // What lintian calls errors and warnings, as far as it can be seen without lintian.
+    // The errors and warnings of lintian, as far as they can be checked without lintian.
     let address = info.lines().find_map(|line| line.trim().strip_prefix("Maintainer: ")).unwrap();
     assert!(address.ends_with('>') && !address.contains("localhost"), "{address}");
     assert!(info.lines().all(|line| line.trim().len() <= 80), "{info}");
@@ -166,14 +166,14 @@ fn its_control_files_are_well_formed(package: &Package) {
     }
 }
 
-/// Errors and warnings count, but for those of a package that this test has not compressed.
+/// Errors and warnings count, except those about the missing compression of this package.
 const LINTIAN: [&str; 3] = [
     "--fail-on=error,warning",
     "--suppress-tags",
     "uses-no-compression-for-control-tarball,uses-no-compression-for-data-tarball",
 ];
 
-/// `lintian`, where it is installed: no build needs it.
+/// `lintian`, where it is installed; the build does not need it.
 fn lintian_finds_nothing(package: &Package) {
     let Ok(found) = Command::new("lintian").args(LINTIAN).arg(&package.file).output() else {
         println!("skipped: lintian is not installed");
@@ -209,7 +209,7 @@ fn what_is_unpacked_runs(package: &Package) {
     assert!(root.join(started).exists(), "{started}");
     let document = unit.lines().find_map(|line| line.strip_prefix("Documentation=file:/")).unwrap();
     assert!(root.join(document).exists(), "{document}");
-    // Below a folder that everybody can write to, which folders for temporary files are, no hook is installed.
+    // No hook is installed below a folder that every user can write to, such as one for temporary files.
     let mut install = Command::new(root.join("usr/bin/wideleaf"));
     let installed = install.args(["hook", "install", "--root"]).arg(&root).output().unwrap();
     let (hook, why) = (root.join("etc/libvirt/hooks/qemu.d/wideleaf"), String::from_utf8_lossy(&installed.stderr));
@@ -220,7 +220,7 @@ fn what_is_unpacked_runs(package: &Package) {
 }
 
 #[test]
-fn programs_that_are_not_there_are_an_error_and_no_package() {
+fn missing_programs_are_an_error_and_give_no_package() {
     if !can_run() {
         return;
     }

@@ -1,4 +1,4 @@
-//! The daemon with guests of `wideleaf run`, both as they are installed: told of each other, killed, and told again. Needs KVM
+//! The daemon with guests of `wideleaf run`, both as installed: registered, killed, and registered again. Needs KVM
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -22,11 +22,11 @@ fn program() -> &'static Path {
     PROGRAM.get_or_init(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false))
 }
 
-/// `wideleaf run`, which does not outlive the test.
+/// `wideleaf run` that ends with the test.
 struct Run(Child);
 
 impl Run {
-    /// A guest that rewrites 32 MiB until it is ended; its policy waits until it has long been registered.
+    /// A guest that rewrites 32 MiB until it is ended. Its policy waits until the guest has long been registered.
     fn start(program: &Path, more: &[&str]) -> Run {
         let mut command = Command::new(program);
         command.args(["run", "pattern", "--memory=128M", "--cmdline=bytes=32M seconds=600", "--policy=greedy"]);
@@ -85,13 +85,14 @@ fn a_run_is_listed_kept_within_the_budget_and_back_after_the_daemon_was_killed()
 }
 
 #[test]
-fn a_run_whose_program_has_another_name_is_left_to_its_own_manager() {
+fn a_run_under_another_program_name_is_left_to_its_own_manager() {
     if !has_kvm() {
         return;
     }
     let place = Place::new();
     let renamed = place.file("other-vmm");
-    // By another process: one that this process has open for writing may be in a child of another test's (ETXTBSY).
+    // Another process copies it: a child of another test may hold a file that this process has open
+    // for writing (ETXTBSY).
     assert!(Command::new("cp").args([program(), &*renamed]).status().unwrap().success());
     let daemon = place.start();
     let run = Run::start(&renamed, &["--no-daemon"]);

@@ -1,4 +1,4 @@
-//! The daemon beside a process whose memory map is locked: everyone else is served, and it ends when it is told to.
+//! The daemon beside a process with a locked memory map: all other clients are served, and it ends on a signal.
 //! Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -36,7 +36,7 @@ fn attach(place: &Place, pid: u32) -> Result<Answer, ClientError> {
 }
 
 #[test]
-fn a_process_that_hangs_is_a_row_and_a_line_in_the_log_and_everything_else_goes_on() {
+fn a_process_that_hangs_has_a_row_and_a_line_in_the_log_and_everything_else_continues() {
     let (Some(mut stuck), Some(other)) = (StuckProcess::start(), StuckProcess::start()) else { return };
     let place = Place::new();
     place.configure("[attach]\ninterval = \"1s\"");
@@ -70,7 +70,7 @@ fn a_process_that_hangs_is_a_row_and_a_line_in_the_log_and_everything_else_goes_
 }
 
 #[test]
-fn a_daemon_ends_beside_a_guest_that_hangs_also_where_it_manages_it_and_keeps_its_state() {
+fn a_daemon_ends_and_keeps_its_state_beside_guests_that_hang_even_managed_ones() {
     let (Some(mut managed), Some(mut stuck)) = (StuckProcess::start(), StuckProcess::start()) else { return };
     let place = Place::new();
     let daemon = place.start();
@@ -97,7 +97,7 @@ fn a_managed_guest_that_hangs_can_be_detached() {
     let daemon = place.start();
     attach(&place, stuck.pid()).unwrap();
     stuck.lock();
-    // It waits for its policy, and is refused; the second one does not even wait.
+    // The first request waits for the policy and is refused; the second one does not even wait.
     let policy = || Settings { policy: Some("greedy".into()), ..Settings::default() };
     let set = || ask(&place.socket(), Request::Set { vm: stuck.pid().to_string(), changes: policy() });
     for _ in 0..2 {

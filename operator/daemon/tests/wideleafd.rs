@@ -1,4 +1,4 @@
-//! The program itself: started, asked, told, killed, and started again.
+//! The program itself: started, asked, signalled, killed, and started again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod place;
@@ -19,14 +19,14 @@ use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_policies::units::mib;
 
-/// What it says on standard error when it ends with `code`.
+/// Standard error of a program that ends with `code`.
 fn error_of(command: Command, code: i32) -> String {
     let output = assert_cmd::Command::from_std(command).assert().code(code).get_output().clone();
     String::from_utf8(output.stderr).unwrap()
 }
 
 #[test]
-fn the_configuration_is_checked_without_anything_being_started() {
+fn check_reads_the_configuration_and_starts_nothing() {
     let place = Place::new();
     let check = || {
         let mut command = place.command();
@@ -48,7 +48,7 @@ fn the_configuration_is_checked_without_anything_being_started() {
 }
 
 #[test]
-fn a_file_that_was_named_and_is_not_there_is_a_mistake() {
+fn a_missing_configuration_file_that_was_named_is_an_error() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wideleafd"));
     command.args(["--config", "/nowhere/at.toml"]);
     let error = error_of(command, 3);
@@ -62,7 +62,7 @@ fn it_prints_its_manual_page() {
     let output = command.arg("--man").assert().success().get_output().clone();
     let page = String::from_utf8(output.stdout).unwrap();
     assert!(page.contains(".TH wideleafd 8"), "{page}");
-    assert!(page.contains("more on standard error\nSignals: SIGHUP reads the configuration again"), "{page}");
+    assert!(page.contains("logs more to standard error\nSignals: SIGHUP reads the configuration again"), "{page}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn room_that_is_refused_is_a_warning_in_the_log_with_the_domain_and_the_reason()
 }
 
 #[test]
-fn a_log_that_is_not_read_holds_up_neither_its_answers_nor_its_end() {
+fn an_unread_log_delays_neither_the_answers_nor_the_end() {
     let place = Place::new();
     let (_unread, mut full) = std::io::pipe().unwrap();
     let bytes = fcntl(&full, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
@@ -128,7 +128,7 @@ fn it_is_scraped_over_tcp_where_that_is_configured() {
 }
 
 #[test]
-fn a_thousand_who_connect_and_say_nothing_keep_no_scraper_out_and_hold_up_no_end() {
+fn a_thousand_silent_clients_keep_no_scraper_out_and_delay_no_end() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let place = Place::new();
@@ -168,7 +168,7 @@ fn sigterm_ends_it_with_its_sockets_removed_and_its_state_kept() {
 }
 
 #[test]
-fn a_second_one_ends_with_the_first_ones_process_id_and_leaves_it_alone() {
+fn a_second_daemon_ends_with_the_first_ones_process_id_in_its_error_and_leaves_it_alone() {
     let place = Place::new();
     let daemon = place.start();
     let error = error_of(place.command(), 4);
@@ -177,7 +177,7 @@ fn a_second_one_ends_with_the_first_ones_process_id_and_leaves_it_alone() {
 }
 
 #[test]
-fn a_killed_ones_sockets_are_replaced_and_a_damaged_state_is_kept_aside() {
+fn the_sockets_of_a_killed_daemon_are_replaced_and_a_damaged_state_is_moved_aside() {
     let place = Place::new();
     assert!(!place.start().end(Signal::SIGKILL).success());
     assert!(place.socket().exists());
@@ -185,19 +185,19 @@ fn a_killed_ones_sockets_are_replaced_and_a_damaged_state_is_kept_aside() {
     let daemon = place.start();
     assert_eq!(daemon.view().vms, 0);
     assert_eq!(std::fs::read_to_string(place.file("state.json.damaged")).unwrap(), "{\"version\":");
-    assert!(place.log().contains("the state makes no sense"));
+    assert!(place.log().contains("cannot read the state ("));
 }
 
 #[test]
-fn what_is_in_the_sockets_place_and_is_none_is_left_alone() {
+fn another_file_in_the_sockets_place_is_left_alone() {
     let place = Place::new();
     std::fs::write(place.socket(), "precious").unwrap();
-    assert!(error_of(place.command(), 4).contains("is no socket"));
+    assert!(error_of(place.command(), 4).contains("is not a socket"));
     assert_eq!(std::fs::read_to_string(place.socket()).unwrap(), "precious");
 }
 
 #[test]
-fn systemd_is_told_when_it_is_ready_and_when_it_ends() {
+fn the_daemon_notifies_systemd_when_it_is_ready_and_when_it_ends() {
     let place = Place::new();
     let told = UnixDatagram::bind(place.file("notify")).unwrap();
     told.set_read_timeout(Some(WITHIN)).unwrap();
@@ -210,7 +210,7 @@ fn systemd_is_told_when_it_is_ready_and_when_it_ends() {
     let child = command.env("NOTIFY_SOCKET", place.file("notify")).stderr(Stdio::null()).spawn().unwrap();
     let daemon = Daemon { place: &place, child };
     assert_eq!(hear(), "READY=1");
-    assert_eq!(daemon.view().vms, 0); // whoever is told so may ask at once
+    assert_eq!(daemon.view().vms, 0); // a client may ask at once after READY=1
     daemon.signal(Signal::SIGTERM);
     assert_eq!(hear(), "STOPPING=1");
 }
@@ -225,7 +225,7 @@ fn own_vm() -> Box<VmView> {
 }
 
 #[test]
-fn a_vm_of_ours_is_there_for_as_long_as_its_connection() {
+fn a_registered_vm_is_listed_as_long_as_its_connection() {
     let place = Place::new();
     let daemon = place.start();
     let stream = UnixStream::connect(place.socket()).unwrap();

@@ -1,4 +1,4 @@
-//! Real guests of QEMU's, as [`wideleaf_guest_tests`] starts them, seen as this crate sees processes.
+//! Real QEMU guests, as [`wideleaf_guest_tests`] starts them, from this crate's view.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,27 +8,27 @@ use wideleaf_attach::process::{Places, VmProcess};
 use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest};
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 
-/// What the guest does: it walks over 64 MiB for as long as it lives.
+/// Work of the guest: it walks over 64 MiB for as long as it lives.
 const WORK: &str = "pattern bytes=64M seconds=600";
 
-/// Whether the tests here can run. Says why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
+/// Whether the tests here can run. Prints why not, or fails where `WIDELEAF_REQUIRE` names what is missing.
 pub fn can_run() -> bool {
     let qemu = std::process::Command::new(QEMU).arg("--version").output();
     is_there(Need::Qemu, qemu.map(drop).map_err(|error| format!("{QEMU}: {error}"))) && has_kvm()
 }
 
-/// A guest, ended when this is dropped.
+/// A guest that ends when this is dropped.
 pub struct Guest(QemuGuest);
 
 impl Guest {
-    /// Starts QEMU with `arguments` and the guest at its work; `more` stands on the guest's own command line.
+    /// Starts QEMU with `arguments` and the guest at its work; `more` extends the guest's own command line.
     pub fn start(arguments: &[&str], more: &str) -> Guest {
         let guest = Guest(QemuGuest::start_as(arguments, &format!("{WORK} {more}"), false).expect("QEMU starts"));
         eventually("its monitor", || guest.qmp().exists());
         guest
     }
 
-    /// Its process, with a VM.
+    /// The process of the guest, with a VM.
     pub fn process(&self) -> VmProcess {
         let mut found = None;
         eventually("its VM", || {
@@ -38,7 +38,7 @@ impl Guest {
         found.expect("just found")
     }
 
-    /// What it has printed.
+    /// Lines that the guest has printed.
     pub fn console(&self) -> String {
         self.said().lines.join("\n")
     }
@@ -58,7 +58,8 @@ impl std::ops::DerefMut for Guest {
     }
 }
 
-/// Waits for something that is sure to come; a machine that compiles on all cores meanwhile needs some time.
+/// Waits for something that is sure to come. A machine that compiles on all cores at the same time needs some
+/// time for it.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     const WITHIN: Duration = Duration::from_secs(60);
     let began = Instant::now();

@@ -21,25 +21,26 @@ use crate::client::one_line;
 use crate::peer::Peer;
 use crate::protocol::{Envelope, LINE_BYTES_MAX, Reply};
 
-/// No request is longer: the longest is a VM's view, some 100 KiB for a VM of a thousand pieces of RAM. (What the daemon replies
-/// may be longer, a map of windows for one.)
+/// Upper bound on a request, in bytes. The longest is a VM's view, some 100 KiB for a VM of a thousand pieces of
+/// RAM. (A reply may be longer, for example a map of windows.)
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(REQUEST_BYTES_MAX <= LINE_BYTES_MAX, "a request is a line");
 
-/// A line that was begun, and a reply, may take that long: both are a few packets within one host.
+/// Time that a line, once begun, and a reply may take: both are a few packets within one host.
 const LINE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A client that waits between two requests: `top` refreshes more often than once a minute.
+/// Time that a client may be silent between two requests: `top` refreshes more often than once a minute.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// A VM of ours says every second how it is. One that misses five of them hangs, or is stopped.
+/// Time that a registered VM may be silent. It reports every second: one that misses five reports hangs,
+/// or is stopped.
 const REGISTERED_SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// What is read at once. Larger than nearly every request.
+/// Bytes read at once, more than in nearly every request.
 const READ_BYTES: usize = 16 << 10;
 
-/// One connection.
+/// One connection to a client.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
@@ -57,14 +58,14 @@ enum Phase {
     Writing { reply: Vec<u8>, written: usize, is_last: bool },
 }
 
-/// What came of a step.
+/// Result of one step.
 #[derive(Debug)]
 pub(super) enum Progress {
     /// Nothing to do until the socket is ready again.
     Waiting,
     /// A line to be answered.
     Line(Vec<u8>),
-    /// It is over.
+    /// The connection is over.
     Closed,
 }
 
@@ -84,7 +85,7 @@ impl Connection {
         self.peer
     }
 
-    /// What it waits for; `None` while its request is being answered.
+    /// Events that the connection waits for; `None` while its request is being answered.
     pub(super) fn interest(&self) -> Option<PollFlags> {
         match self.phase {
             Phase::Reading => Some(PollFlags::POLLIN),
@@ -93,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// When it has taken too long.
+    /// Time at which the connection has taken too long.
     pub(super) fn deadline(&self) -> Instant {
         let allowed = match self.phase {
             Phase::Reading if self.input.is_empty() && self.is_registered => REGISTERED_SILENCE_MAX,
@@ -103,13 +104,13 @@ impl Connection {
         self.since + allowed
     }
 
-    /// What it is answered.
+    /// Starts to write a reply.
     pub(super) fn reply(&mut self, reply: Vec<u8>, is_registration: bool) {
         self.is_registered |= is_registration;
         self.enter(Phase::Writing { reply, written: 0, is_last: false });
     }
 
-    /// The last it is told.
+    /// Starts to write the last reply of the connection.
     pub(super) fn refuse(&mut self, why: &str) {
         let reply = encode(&Reply::<()>::Error(why.to_owned()));
         self.enter(Phase::Writing { reply, written: 0, is_last: true });
@@ -120,7 +121,8 @@ impl Connection {
         self.since = Instant::now();
     }
 
-    /// Goes as far as it can without waiting. It reads once at most, so that who sends much does not keep the others waiting.
+    /// Goes as far as possible without waiting. It reads at most once, so that a client that sends much does not
+    /// delay the others.
     pub(super) fn advance(&mut self) -> Progress {
         if let Phase::Writing { .. } = self.phase
             && let Some(progress) = self.write()
@@ -177,7 +179,7 @@ impl Connection {
         }
     }
 
-    /// The first line that is there, without its end.
+    /// First complete line of the input, without its end.
     fn take_line(&mut self) -> Option<Vec<u8>> {
         let end = self.input.iter().position(|byte| *byte == b'\n')?;
         let rest = self.input.split_off(end + 1);
@@ -198,12 +200,12 @@ fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Takes what was written to wake us. What is more than one read of it wakes us again.
+/// Takes the bytes that were written to wake this thread. Bytes beyond one read wake it again.
 pub(super) fn drain(mut woken: &UnixStream) {
     let _ = woken.read(&mut [0; 64]);
 }
 
-/// A reply as its line. What is refused is told in one line, whatever of the client's words is in it.
+/// A reply as its line. A refusal is always one line, whatever words of the client it contains.
 pub(super) fn encode<A: Serialize>(reply: &Reply<A>) -> Vec<u8> {
     let line = match reply {
         Reply::Error(why) => serde_json::to_vec(&Reply::<()>::Error(one_line(why))),
@@ -216,35 +218,35 @@ pub(super) fn encode<A: Serialize>(reply: &Reply<A>) -> Vec<u8> {
     line
 }
 
-/// The version alone: what it means is the same in all versions.
+/// The version alone: its meaning is the same in all versions.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
 }
 
-/// A protocol of lines: who speaks it, in which version.
+/// A protocol of lines: the program that speaks it, and the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
-    /// Who answers, in words.
+    /// Program that answers, in words.
     pub who: &'static str,
-    /// The only version that is answered.
+    /// The only version that it answers.
     pub version: u32,
 }
 
-/// What a line asks.
+/// Decodes the request in a line.
 ///
 /// # Errors
-/// One line: it is of another version, or none of ours.
+/// One line: the request has another version, or is malformed.
 pub fn decode<R: DeserializeOwned>(line: &[u8], dialect: Dialect) -> Result<R, String> {
     let Dialect { who, version: ours } = dialect;
     let Version { version } = serde_json::from_slice(line).map_err(|error| {
-        format!("this is no request: {}; a line is {{\"version\":{ours},\"request\":…}}", words(&error))
+        format!("not a request: {}; write a line like {{\"version\":{ours},\"request\":…}}", words(&error))
     })?;
     if version != ours {
         return Err(format!("{who} speaks version {ours}, not {version}: use the wideleaf of its release"));
     }
-    let envelope: Envelope<R> = serde_json::from_slice(line)
-        .map_err(|error| format!("this is no request of version {ours}: {}", words(&error)))?;
+    let envelope: Envelope<R> =
+        serde_json::from_slice(line).map_err(|error| format!("not a request of version {ours}: {}", words(&error)))?;
     Ok(envelope.request)
 }
 
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn who_registered_may_be_silent_for_a_shorter_time() {
+    fn a_registered_client_may_be_silent_for_a_shorter_time() {
         let (here, _there) = UnixStream::pair().expect("a pair of sockets");
         here.set_nonblocking(true).expect("nonblocking");
         let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 });

@@ -2,16 +2,16 @@
 
 use serde::Deserialize;
 
-/// What VMs' names are held against.
+/// A pattern for VMs' names.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Pattern(String);
 
 impl Pattern {
-    /// Whether `name`, all of it, is what the pattern says.
+    /// Whether the pattern matches all of `name`.
     ///
-    /// After a `*` the rest is tried at each later character; only the last `*` is ever tried again, since whatever an earlier one
-    /// could still swallow the last one can too. So it takes at most length × length steps, whatever the pattern.
+    /// After a `*` the rest is tried at each later character. Only the last `*` is ever tried again, since it can
+    /// also match what an earlier one could. So it takes at most length × length steps, whatever the pattern.
     pub fn is_match(&self, name: &str) -> bool {
         let (pattern, name): (Vec<char>, Vec<char>) = (self.0.chars().collect(), name.chars().collect());
         let (mut p, mut n) = (0, 0);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, word for word; exponential in the number of stars.
+    /// The definition as written, exponential in the number of stars.
     fn by_definition(pattern: &[char], name: &[char]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),
@@ -74,7 +74,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_what_the_definition_says(pattern in "[ab*?]{0,8}", name in "[ab]{0,8}") {
+        fn it_agrees_with_the_definition(pattern in "[ab*?]{0,8}", name in "[ab]{0,8}") {
             let chars = |text: &str| text.chars().collect::<Vec<char>>();
             let expected = by_definition(&chars(&pattern), &chars(&name));
             prop_assert_eq!(Pattern::from(pattern.as_str()).is_match(&name), expected);

@@ -1,5 +1,5 @@
-//! The values of the configuration: what a person writes (`"2G"`, `"50%"`, `"10s"`) and what it means. What is not one is answered
-//! with the form it should have.
+//! The values of the configuration: their form (`"2G"`, `"50%"`, `"10s"`) and meaning. The error for another value
+//! shows the right form.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,20 +15,20 @@ use wideleaf_policies::{Bytes, PolicyChoice};
 
 use super::Pattern;
 
-/// What is done to a VM's pages.
+/// Policy of a VM, or none.
 #[derive(Clone, Debug)]
 pub enum PolicySetting {
-    /// Nothing: it is only looked at.
+    /// No policy: the VM is only observed.
     Off,
-    /// What the policy wants.
+    /// The VM has this policy.
     Use(PolicyChoice),
 }
 
 impl PolicySetting {
-    /// Reads `off`, or a policy as on the command line.
+    /// Parses `off`, or a policy as on the command line.
     ///
     /// # Errors
-    /// What there is instead.
+    /// The existing policies.
     pub fn parse(text: &str) -> Result<PolicySetting, String> {
         match text {
             "off" => Ok(PolicySetting::Off),
@@ -44,7 +44,7 @@ impl Default for PolicySetting {
 }
 
 impl fmt::Display for PolicySetting {
-    /// What [`PolicySetting::parse`] reads again.
+    /// Text that [`PolicySetting::parse`] reads again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PolicySetting::Off => f.write_str("off"),
@@ -53,7 +53,7 @@ impl fmt::Display for PolicySetting {
     }
 }
 
-/// Two that read the same are the same.
+/// Two with the same text are equal.
 impl PartialEq for PolicySetting {
     fn eq(&self, other: &PolicySetting) -> bool {
         self.to_string() == other.to_string()
@@ -61,7 +61,7 @@ impl PartialEq for PolicySetting {
 }
 
 impl<'de> Deserialize<'de> for PolicySetting {
-    /// A policy in the file is for guests of other VMMs: one that each of them would refuse is a mistake in the file.
+    /// A policy in the file is for external guests: one that each of them would refuse is a mistake in the file.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PolicySetting, D::Error> {
         read(deserializer, |text| match PolicySetting::parse(text)? {
             PolicySetting::Use(choice) => refuse_policy(&choice).map_or(Ok(PolicySetting::Use(choice)), Err),
@@ -70,21 +70,21 @@ impl<'de> Deserialize<'de> for PolicySetting {
     }
 }
 
-/// Which guests are taken under management without being named one by one.
+/// Guests that are attached without an operator's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Automatic {
-    /// `"libvirt"`: those of which libvirt's hook tells.
+    /// `"libvirt"`: the domains that libvirt's hook reports.
     Libvirt,
-    /// `"none"`.
+    /// `"none"`: no guest.
     None,
-    /// `"all"`.
+    /// `"all"`: every guest.
     All,
-    /// `["web*", "db"]`.
+    /// `["web*", "db"]`: guests by name.
     Named(Vec<Pattern>),
 }
 
 impl Automatic {
-    /// Whether a guest of that name, of which nobody told, is.
+    /// Whether a guest of that name is taken without a report of the hook.
     pub fn is_match(&self, name: &str) -> bool {
         match self {
             Automatic::Libvirt | Automatic::None => false,
@@ -93,21 +93,22 @@ impl Automatic {
         }
     }
 
-    /// Whether a libvirt domain of that name is, of which the hook told and whose metadata say that. One that asks is always.
+    /// Whether a libvirt domain that the hook reports is taken, with the settings of its metadata. One that asks
+    /// for it always is.
     pub fn takes_domain(&self, name: &str, said: &Settings) -> bool {
         *self == Automatic::Libvirt || self.is_match(name) || asks_for_care(said)
     }
 }
 
-/// Whether somebody wants more than to be looked at: a policy, or a guarantee. What can not be read is wanted as well, and refused
-/// with a reason.
+/// Whether the settings ask for more than observation: a policy, or a guarantee. A malformed one also counts, and
+/// is refused with a reason later.
 fn asks_for_care(said: &Settings) -> bool {
     let has_policy = said.policy.as_deref().is_some_and(|policy| policy != "off");
     has_policy || said.guarantee.as_deref().is_some_and(|wanted| wanted.parse() != Ok(Guarantee::BestEffort))
 }
 
 impl fmt::Display for Automatic {
-    /// As in the file.
+    /// The value as in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Automatic::Libvirt => f.write_str("\"libvirt\""),
@@ -151,14 +152,14 @@ impl<'de> Visitor<'de> for AutomaticVisitor {
     }
 }
 
-/// Where the metrics are.
+/// Address of the metrics endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// `"off"`.
+    /// `"off"`: no endpoint.
     Off,
-    /// `"127.0.0.1:9477"`.
+    /// `"127.0.0.1:9477"`: a TCP port.
     Tcp(SocketAddr),
-    /// `"unix:/run/wideleaf/metrics.sock"`.
+    /// `"unix:/run/wideleaf/metrics.sock"`: a Unix socket.
     Unix(PathBuf),
 }
 
@@ -168,14 +169,14 @@ impl Listen {
             ("off", _) => Ok(Listen::Off),
             (_, Some(path)) if path.starts_with('/') => Ok(Listen::Unix(path.into())),
             _ => text.parse().map(Listen::Tcp).map_err(|_| {
-                format!("{text:?} is nowhere to listen: write \"127.0.0.1:9477\", \"unix:/PATH\" or \"off\"")
+                format!("{text:?} is not an address to listen at: write \"127.0.0.1:9477\", \"unix:/PATH\" or \"off\"")
             }),
         }
     }
 }
 
 impl Default for Listen {
-    /// This host only: the names of its VMs are in the metrics.
+    /// This host only, since the names of its VMs are in the metrics.
     fn default() -> Listen {
         Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 9477)))
     }
@@ -197,10 +198,10 @@ impl<'de> Deserialize<'de> for Listen {
     }
 }
 
-/// Reads `50%` or `99.5%` as ten thousandths.
+/// Parses `50%` or `99.5%` as ten thousandths.
 ///
 /// # Errors
-/// The form it should have.
+/// The right form.
 pub fn share_from(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     match number {
@@ -209,7 +210,7 @@ pub fn share_from(text: &str) -> Result<u32, String> {
     }
 }
 
-/// `"512M"`.
+/// A size such as `"512M"`.
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     read(deserializer, |text| Bytes::parse(text).map_err(|error| format!("{text:?}: {error}")))
 }
@@ -219,12 +220,12 @@ pub(super) fn some_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Op
     size(deserializer).map(Some)
 }
 
-/// `"50%"`.
+/// A share such as `"50%"`.
 pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     read(deserializer, share_from)
 }
 
-/// `"95%"` or `"best-effort"`.
+/// A guarantee, `"95%"` or `"best-effort"`.
 pub(super) fn guarantee<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Guarantee, D::Error> {
     read(deserializer, |text| text.parse().map_err(|error: GuaranteeError| error.to_string()))
 }
@@ -234,7 +235,7 @@ pub(super) fn some_guarantee<'de, D: Deserializer<'de>>(deserializer: D) -> Resu
     guarantee(deserializer).map(Some)
 }
 
-/// `"0660"`.
+/// Permission bits such as `"0660"`.
 pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     read(deserializer, |text| match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -242,10 +243,10 @@ pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D:
     })
 }
 
-/// No VM outweighs another more than that: shares stay far above what a single action takes.
+/// Upper bound on the ratio of two VMs' weights: shares stay far above the cost of a single action.
 const WEIGHT_MAX: u32 = 1_000;
 
-/// `2`.
+/// A weight such as `2`.
 pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     let weight = i64::deserialize(deserializer)?;
     match u32::try_from(weight) {
@@ -256,7 +257,7 @@ pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
-/// `"10s"`. Whole seconds: nothing here looks more often than once in one.
+/// A time such as `"10s"`, in whole seconds: nothing here runs more often than once a second.
 pub(super) fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     read(deserializer, |text| {
         let seconds = match text.strip_suffix('s') {
@@ -266,7 +267,7 @@ pub(super) fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dur
         match seconds {
             Some(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
             _ => Err(format!(
-                "{text:?} is not a time: write whole seconds or minutes, like \"10s\" or \"5m\", a day at most"
+                "{text:?} is not a time: write whole seconds or minutes, like \"10s\" or \"5m\", at most a day"
             )),
         }
     })
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_taken_by_the_configuration_or_because_it_asks() {
+    fn a_domain_is_taken_by_the_configuration_or_at_its_own_request() {
         let says = |policy: Option<&str>, guarantee: Option<&str>| {
             let [policy, guarantee] = [policy, guarantee].map(|word| word.map(str::to_owned));
             Settings { policy, guarantee, ..Settings::default() }
@@ -319,11 +320,11 @@ mod tests {
                 assert!(automatic.takes_domain("db", said), "{automatic:?} {said:?}");
             }
         }
-        assert!(!Automatic::Libvirt.is_match("web-1"), "nobody told of it");
+        assert!(!Automatic::Libvirt.is_match("web-1"), "the hook did not report it");
     }
 
     #[test]
-    fn where_to_listen_is_an_address_a_path_or_nowhere() {
+    fn listen_is_an_address_a_path_or_off() {
         assert_eq!(Listen::parse("off"), Ok(Listen::Off));
         assert_eq!(Listen::parse("unix:/run/a.sock"), Ok(Listen::Unix("/run/a.sock".into())));
         for here in ["[::1]:9477", "127.0.0.1:9477", "unix:/run/a.sock", "off"] {

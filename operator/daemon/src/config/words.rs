@@ -1,4 +1,5 @@
-//! The configuration in the file's own words: what `wideleafd --check` prints, and what reads as the same configuration again.
+//! The configuration in the file's own words: `wideleafd --check` prints it, and it reads as the
+//! same configuration again.
 
 use std::fmt::{Display, Write as _};
 use std::time::Duration;
@@ -11,9 +12,9 @@ use super::{
 };
 
 impl Config {
-    /// All of it, with what is not said as a comment or not at all.
+    /// The whole configuration; unset keys are left out.
     pub fn words(&self) -> String {
-        // Taken apart, so that a key that is new is not forgotten here.
+        // Destructured, so that a new key cannot be forgotten here.
         let Config { budget, host, socket, metrics, state, attach, defaults, vm } = self;
         let BudgetConfig { copy_per_second, cpu_share } = budget;
         let HostConfig { low_free, high_free } = host;
@@ -88,7 +89,7 @@ impl Words {
     }
 }
 
-/// With whatever TOML wants before a quotation mark.
+/// With the escapes that TOML needs.
 fn quoted(value: impl Display) -> toml::Value {
     toml::Value::String(value.to_string())
 }
@@ -102,7 +103,7 @@ fn names(automatic: &Automatic) -> toml::Value {
     }
 }
 
-/// In the largest unit that is exact.
+/// The size in the largest exact unit.
 fn size(bytes: Bytes) -> String {
     let units = [(1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let unit = units.into_iter().find(|(unit, _)| bytes.get() >= *unit && bytes.get().is_multiple_of(*unit));
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_reads_as_the_same_configuration() {
+    fn the_printed_text_reads_as_the_same_configuration() {
         reads_the_same(&Config::default());
         let all = r#"
             [socket]

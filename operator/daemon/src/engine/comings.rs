@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   found ─▶ take ─▶ being attached ─▶ on the table ─ set ─▶ on the table ─ ended ─▶ bury
-//!                         │ refused         └── settled otherwise ─▶ taken anew    └ detached ─▶ forget
-//!                         └─▶ said once
+//!                         │ refused         └── other fixed settings ─▶ taken again └ detached ─▶ forget
+//!                         └─▶ logged once
 //! ```
 
 use std::sync::{Arc, Mutex};
@@ -20,11 +20,11 @@ use crate::guests::{Found, ProcessId};
 use crate::state::Remembered;
 
 impl Engine {
-    /// Takes up what it left: guests that are still the same process, and room in the pools. A guest that does not
-    /// answer is taken up by the first scouting that finds it answering.
+    /// Takes up an earlier daemon's guests that are still the same process, and its room in the pools. A guest that
+    /// does not answer is taken up by the first scouting that finds it answering.
     ///
     /// # Errors
-    /// Where nobody can tell which guests run; nothing is taken up or forgotten then.
+    /// The running guests cannot be listed; nothing is taken up or forgotten then.
     pub fn resume(&self) -> Result<(), String> {
         let running = self.running()?;
         let pending = self.table().pending.clone();
@@ -34,7 +34,7 @@ impl Engine {
         given_back
     }
 
-    /// The guests that run, known to requests as well from now on.
+    /// The running guests, from now on also known to requests.
     pub(super) fn running(&self) -> Result<Vec<Found>, String> {
         let running = self.doors.guests.find()?;
         self.looks.keep(running.clone());
@@ -43,7 +43,7 @@ impl Engine {
 
     fn take_up(&self, pending: Vec<Remembered>, running: &[Found]) {
         for Remembered { process, name, said, work } in pending {
-            // Whoever asked meanwhile has settled it.
+            // A request may have settled it in between.
             let is_settled = !self.table().pending.iter().any(|pending| pending.process == process);
             match running.iter().find(|found| found.process == process) {
                 _ if is_settled => {}
@@ -52,7 +52,7 @@ impl Engine {
                     continue;
                 }
                 Some(found) => self.take_or_warn(found, said, work),
-                None => tracing::info!("{name} (pid {}) has ended meanwhile", process.pid),
+                None => tracing::info!("{name} (pid {}) has ended", process.pid),
             }
             let mut table = self.table();
             table.pending.retain(|pending| pending.process != process);
@@ -60,10 +60,10 @@ impl Engine {
         }
     }
 
-    /// Looks for guests that came and rooms that nobody came for.
+    /// Looks for new guests and abandoned rooms.
     ///
     /// # Errors
-    /// Where nobody can tell which guests run: that is not to say that none does, and nothing is given back.
+    /// The running guests cannot be listed. That does not mean that none runs, so nothing is given back.
     pub fn scout(&self) -> Result<(), String> {
         let running = self.running()?;
         let silent = {
@@ -79,7 +79,7 @@ impl Engine {
             table.mistakes.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
-            // A guest that does not answer may have a name for which the configuration has other rules.
+            // A guest that does not answer may have a name with other rules in the configuration.
             let is_named = |found: &Found| {
                 found.vmm != Vmm::Wideleaf
                     && found.no_answer.is_none()
@@ -88,7 +88,7 @@ impl Engine {
             running.iter().filter(|found| is_new(found) && is_named(found)).cloned().collect()
         };
         for found in &came {
-            // To take those before it may have taken long enough for somebody to detach it.
+            // Taking the ones before it may have taken so long that an operator has detached it.
             if !self.table().left.contains(&found.process) {
                 self.take_or_warn(found, Settings::default(), WorkView::default());
             }
@@ -98,7 +98,7 @@ impl Engine {
         given_back
     }
 
-    /// A refusal is a line in the log, once: the next scouting tries again.
+    /// Logs a refusal once; the next scouting tries again.
     fn take_or_warn(&self, found: &Found, said: Settings, work: WorkView) {
         let refusal = self.take(found, said, work).err();
         let mut table = self.table();
@@ -111,7 +111,8 @@ impl Engine {
         }
     }
 
-    /// Takes a guest under management, which may take seconds. One that is managed already is told what was said, and stays.
+    /// Takes a guest under management, which may take seconds. A guest that is managed already gets the
+    /// settings and stays.
     pub(super) fn take(&self, found: &Found, said: Settings, before: WorkView) -> Result<(), String> {
         if found.vmm == Vmm::Wideleaf {
             return Err("it is run by `wideleaf run`, which has a manager of its own".into());
@@ -131,9 +132,9 @@ impl Engine {
         self.attach_as(found, said, wanted, before)
     }
 
-    /// Attaches a guest that is noted as being attached, and puts it on the table.
+    /// Attaches a guest that is marked as being attached, and puts it on the table.
     fn attach_as(&self, found: &Found, said: Settings, wanted: Wanted, before: WorkView) -> Result<(), String> {
-        // Whatever a guest shows of itself that nobody thought of, it can be tried again.
+        // A panic on unexpected data of a guest must not prevent another attempt.
         let taken = caught(|| {
             let mut care = self.doors.guests.attach(found, &wanted)?;
             let view = care.view();
@@ -152,9 +153,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Attaches a guest anew, where that is what it takes for what is `said` to hold: its monitor, and whether shared memory may be collapsed,
-    /// are settled when a guest is attached. Counters go on. Says whether it did; where the guest can not be attached like that, it is
-    /// attached as it was.
+    /// Attaches a guest again where `said` changes settings that are fixed at attach: its monitor, and whether
+    /// shared memory may be collapsed. Counters continue. Returns whether it did. Where the guest cannot be
+    /// attached like that, it is attached as before.
     pub(super) fn take_anew(&self, found: &Found, said: &Settings) -> Result<bool, String> {
         let (wanted, vm, key, earlier) = {
             let mut table = self.table();
@@ -164,25 +165,25 @@ impl Engine {
             if !table.being_attached.insert(found.process) {
                 return Err("it is being attached already".into());
             }
-            // A daemon that is killed now is followed by one that takes it up.
+            // If this daemon is killed now, the next one takes the guest up.
             table.pending.push(earlier.clone());
             (wanted, table.vms.remove(&found.process), key, earlier)
         };
-        tracing::info!("{} (pid {}) is attached anew, for its {key}", found.name, found.process.pid);
+        tracing::info!("{} (pid {}) is attached again, for its {key}", found.name, found.process.pid);
         let was = vm.as_ref().map(|vm| vm.wanted.clone());
         vm.as_ref().and_then(Vm::care).iter().for_each(leave);
         let attached = self.attach_as(found, said.clone(), wanted, earlier.work.clone());
         if let (Err(error), Some(was)) = (&attached, was) {
-            tracing::warn!("{} (pid {}) is attached as it was: {error}", found.name, found.process.pid);
+            tracing::warn!("{} (pid {}) is attached as before: {error}", found.name, found.process.pid);
             self.table().being_attached.insert(found.process);
             let again = self.attach_as(found, earlier.said, was, earlier.work);
-            again.unwrap_or_else(|error| tracing::warn!("{} is not managed any more: {error}", found.name));
+            again.unwrap_or_else(|error| tracing::warn!("{} is no longer managed: {error}", found.name));
         }
         self.table().pending.retain(|guest| guest.process != found.process);
         attached.map(|()| true)
     }
 
-    /// Changes what is said of a VM. What it can not be is refused, and all stays as it was.
+    /// Changes the settings of a VM. Invalid ones are refused, and all stays as it was.
     pub(super) fn set(&self, process: ProcessId, changes: &Settings) -> Result<(), String> {
         let (said, wanted, care) = {
             let table = self.table();
@@ -207,7 +208,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Looks at one VM now, so that who changed it sees the change.
+    /// Reads the view of one VM now, so that the client sees its change.
     fn refresh(&self, process: ProcessId) {
         let care = self.table().vms.get(&process).and_then(Vm::care);
         let view = care.and_then(|care| told(&care, |care| care.view()));
@@ -216,21 +217,22 @@ impl Engine {
         }
     }
 
-    /// Takes a VM that has ended off the table, and what was made for it back.
+    /// Removes a VM that has ended from the table, and gives its room back.
     ///
-    /// Room for which no process was seen yet is for the next start of the domain, and is kept.
+    /// Room without a process yet is for the next start of the domain, and is kept.
     pub(super) fn bury(&self, process: ProcessId) {
         let Some(vm) = self.off_the_table(process, "has ended") else { return };
-        // A guest of ours that has registered is no domain, and has no room.
+        // A registered `wideleaf run` guest is not a domain, and has no room.
         let Hands::Attached(care) = vm.hands else { return };
         self.give_back_rooms_if_free(|room| room.has_started && room.belongs_to(&vm.found));
-        // Its threads may be waiting for an answer, and nobody waits for them. Without a thread, `care` is dropped here.
+        // Its threads may wait for an answer, and this thread must not wait for them. Without a new thread, `care`
+        // is dropped here.
         let leaving = thread::Builder::new().name("leaving".into()).spawn(move || leave(&care));
         drop(leaving);
         self.save();
     }
 
-    /// Takes a VM off the table and leaves it to itself.
+    /// Removes a VM from the table and ends its management.
     pub(super) fn forget(&self, process: ProcessId, why: &str) {
         if let Some(care) = self.off_the_table(process, why).as_ref().and_then(Vm::care) {
             leave(&care);

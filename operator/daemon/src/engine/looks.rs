@@ -1,12 +1,12 @@
-//! Looks at guests without a manager, and at which guests there are. Each is a question with a deadline, so that a
-//! request waits a moment and no longer, however large guests are, and whatever does not answer for them. A process
-//! that hangs (in the kernel, or its monitor) hangs the look at it, and no other.
+//! Surveys of unmanaged guests, and the list of running guests. Each survey is a question with a deadline, so a
+//! request waits only a moment, however large guests are and whatever does not answer. A process that hangs (in the
+//! kernel, or its monitor) delays only its own survey.
 //!
 //! ```text
-//!   list ─▶ find ────────── waits FIND_WITHIN ─▶ who runs, or who ran at the latest find
-//!        └▶ older than LOOK_INTERVAL, nobody looks ─▶ a round: WORKERS guests at a time ─▶ views
+//!   list ─▶ find ────────── waits FIND_WITHIN ─▶ the guests of this find, or of the latest
+//!        └▶ older than LOOK_INTERVAL, no round yet ─▶ a round: WORKERS guests at a time ─▶ views
 //!             └▶ waits for its end, but not for guests that are slow, nor longer than ANSWER_WITHIN
-//!                  ─▶ what is known; "it is still being looked at", or why it does not answer, where nothing is
+//!                  ─▶ known views; otherwise "its survey is still under way", or why it does not answer
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,38 +21,38 @@ use wideleaf_memory::panicked::caught;
 
 use crate::guests::{Found, Guests, ProcessId};
 
-/// Guests that nobody manages are looked at again only after that long: whoever may ask may ask as often as they like.
+/// Shortest time between two surveys of an unmanaged guest, however often clients ask.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finding the guests of a host reads the links of all open files of all processes: some ten milliseconds, a second on
-/// a busy host. A request that waits longer is answered with the guests of the latest find.
+/// Time that a request waits for a new list of guests. The scan reads the links of all open files of all processes:
+/// some ten milliseconds, or a second on a busy host. After that the answer has the guests of the latest scan.
 const FIND_WITHIN: Duration = Duration::from_millis(500);
 
-/// Where there is no earlier find to answer with, as when the daemon has just started.
+/// The same limit where there is no earlier scan, as when the daemon has just started.
 const FIRST_FIND_WITHIN: Duration = Duration::from_secs(2);
 
-/// A host's small guests are looked at in some milliseconds. One of a terabyte takes seconds, and a libvirtd that hangs
-/// takes two for each.
+/// Time that a list waits for the surveys. A host's small guests take some milliseconds. One of a terabyte takes
+/// seconds, and a libvirtd that hangs takes two for each.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// A guest that takes longer is not waited for where all are asked about: its last view is shown.
+/// Duration of a survey after which a list shows the guest's last view instead of waiting.
 const SLOW: Duration = Duration::from_millis(200);
 
-/// What takes longer is not waited for. Who asks over the socket gives up later.
+/// Time that a request for one guest waits, shorter than the wait of its client.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 const _: () = assert!(
     FIRST_FIND_WITHIN.as_millis() + PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
-    "who asks is still there to hear why there is no answer"
+    "the client still waits for the reason why there is no answer"
 );
 
-/// Guests that are looked at at once: one that hangs for the first time holds up a part of the round.
+/// Number of guests surveyed at once: one that hangs for the first time delays a part of the round.
 const WORKERS: usize = 4;
 
-/// How often it is looked whether only slow guests are left.
+/// Interval between checks whether only slow guests are left.
 const STEP: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// Views of unmanaged guests; see the module.
 pub(super) struct Looks {
     questions: Arc<Questions>,
     seen: Mutex<Seen>,
@@ -62,14 +62,14 @@ pub(super) struct Looks {
 
 #[derive(Default)]
 struct Seen {
-    /// Who runs, by the latest find.
+    /// Guests of the latest scan.
     found: Option<Result<Vec<Found>, String>>,
     is_finding: bool,
     ended_at: Option<Instant>,
     is_looking: bool,
-    /// Guests of the round that are not looked at yet.
+    /// Guests of the round that are still to be surveyed.
     due: BTreeSet<ProcessId>,
-    /// `None`: it could not be looked at, mostly because it has just ended.
+    /// `None` after a failed survey, mostly because the guest has just ended.
     views: BTreeMap<ProcessId, Option<VmView>>,
 }
 
@@ -78,10 +78,10 @@ impl Looks {
         Looks { questions, seen: Mutex::default(), changed: Condvar::new(), patience: PATIENCE }
     }
 
-    /// Who runs: now, or where finding them takes long at the latest find.
+    /// The running guests: of a new scan, or where that takes long, of the latest.
     ///
     /// # Errors
-    /// One line: that can not be told, or not yet.
+    /// One line: the guests are not known, or not yet.
     pub(super) fn found(self: &Arc<Looks>, guests: &Arc<dyn Guests>) -> Result<Vec<Found>, String> {
         if !std::mem::replace(&mut self.seen().is_finding, true) {
             let (looks, guests) = (Arc::clone(self), Arc::clone(guests));
@@ -94,21 +94,23 @@ impl Looks {
             };
             if let Err(error) = thread::Builder::new().name("find".into()).spawn(find) {
                 self.seen().is_finding = false;
-                return Err(format!("guests are not looked for: {error}"));
+                return Err(format!("cannot look for guests: {error}"));
             }
         }
         let within = if self.seen().found.is_none() { FIRST_FIND_WITHIN } else { FIND_WITHIN };
         let waited = self.changed.wait_timeout_while(self.seen(), within, |seen| seen.is_finding);
         let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        seen.found.clone().unwrap_or_else(|| Err("guests are still being looked for: ask again in a moment".into()))
+        seen.found
+            .clone()
+            .unwrap_or_else(|| Err("the search for guests is still under way: ask again in a moment".into()))
     }
 
-    /// Keeps what a find of the daemon's own saw, for requests that come while another takes long.
+    /// Stores the result of the daemon's own scan, for requests that come while another takes long.
     pub(super) fn keep(&self, found: Vec<Found>) {
         self.seen().found = Some(Ok(found));
     }
 
-    /// Views of `found`, whom nobody manages.
+    /// Views of the unmanaged guests `found`.
     pub(super) fn at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) -> Vec<VmView> {
         self.begin(guests, found);
         let until = Instant::now() + ANSWER_WITHIN;
@@ -125,12 +127,12 @@ impl Looks {
         seen.due.contains(&found.process) && !is_slow()
     }
 
-    /// What is known of one; `None` where it could not be looked at.
+    /// The latest view of one guest; `None` after a failed survey.
     fn known(&self, seen: &Seen, found: &Found) -> Option<VmView> {
         let silence = || self.questions.silence_of(found.key()).map(|no_answer| no_answer.to_string());
         let note = match (found.no_answer.clone().or_else(silence), seen.views.get(&found.process)) {
             (None, Some(view)) => return view.clone(),
-            (None, None) => "it is still being looked at: ask again in a moment".to_owned(),
+            (None, None) => "its survey is still under way: ask again in a moment".to_owned(),
             (Some(why), _) => format!("it {why}"),
         };
         let mut view = seen.views.get(&found.process).cloned().flatten().unwrap_or_else(|| by_name(found));
@@ -138,10 +140,10 @@ impl Looks {
         Some(view)
     }
 
-    /// What `look` sees of one guest.
+    /// Result of `look` on one guest.
     ///
     /// # Errors
-    /// That it does not answer.
+    /// The guest does not answer.
     pub(super) fn one<T: Send + 'static>(
         &self,
         found: &Found,
@@ -171,7 +173,7 @@ impl Looks {
         let (looks, guests, found) = (Arc::clone(self), Arc::clone(guests), found.to_vec());
         let looking = thread::Builder::new().name("looks".into()).spawn(move || looks.round(&guests, &found));
         if let Err(error) = looking {
-            tracing::error!("guests that nobody manages are not looked at: {error}");
+            tracing::error!("cannot survey unmanaged guests: {error}");
             self.end();
         }
     }
@@ -187,7 +189,7 @@ impl Looks {
         };
         thread::scope(|scope| {
             for _ in 1..WORKERS.min(found.len()) {
-                // Without another thread this one does it all.
+                // Without another thread this one does all of the work.
                 let _ = thread::Builder::new().name("looks".into()).spawn_scoped(scope, work);
             }
             work();
@@ -197,7 +199,7 @@ impl Looks {
 
     fn look_at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &Found) {
         let (looks, guests, of) = (Arc::clone(self), Arc::clone(guests), found.clone());
-        // What it sees is kept, also after the asking thread has given up.
+        // The view is stored even after the asking thread has given up.
         let look = move || {
             let view = caught(|| guests.look(&of)).ok().and_then(Result::ok);
             looks.seen().views.insert(of.process, view);
@@ -221,7 +223,7 @@ impl Looks {
     }
 }
 
-/// Who it is, and no more.
+/// A view with the guest's identity only.
 fn by_name(found: &Found) -> VmView {
     VmView {
         name: found.name.clone(),
@@ -251,7 +253,7 @@ mod tests {
         Arc::new(Looks { patience, ..Looks::new(Arc::default()) })
     }
 
-    /// Has a round made now, however new the last one is, and waits for its end.
+    /// Runs a round now, however recent the last one is, and waits for its end.
     fn round(looks: &Arc<Looks>, guests: &FakeGuests) -> Vec<VmView> {
         let door: Arc<dyn Guests> = Arc::new(guests.clone());
         let found = looks.found(&door).expect("they are seen");
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_hangs_says_so_and_the_others_are_looked_at_again_and_again() {
+    fn a_guest_that_hangs_has_a_note_and_the_others_are_surveyed_again_and_again() {
         let (looks, guests) = (looks(), FakeGuests::default());
         for (pid, name) in [(10, "hangs"), (11, "web"), (12, "db")] {
             guests.start(pid, name);
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn many_guests_that_hang_hold_up_no_other_and_all_are_seen_once_they_answer() {
+    fn many_guests_that_hang_delay_no_other_and_all_are_seen_once_they_answer() {
         let (looks, guests) = (looks(), FakeGuests::default());
         let busy: Arc<Mutex<()>> = Arc::default();
         for pid in 0..3 * WORKERS as u32 {
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_whose_process_did_not_even_say_its_name_is_not_asked_more() {
+    fn a_guest_that_did_not_even_give_its_name_is_not_asked_more() {
         let (looks, guests) = (looks(), FakeGuests::default());
         guests.start(10, "10");
         guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_is_told_from_the_latest_find_while_another_takes_long() {
+    fn the_latest_list_of_guests_is_used_while_a_new_scan_takes_long() {
         let (looks, guests) = (looks(), FakeGuests::default());
         guests.start(10, "web");
         let door: Arc<dyn Guests> = Arc::new(guests.clone());

@@ -1,7 +1,7 @@
-//! Mistakes in the metadata of libvirt domains that run all the same: a domain that was started while no hook or daemon
-//! was there, and one whose metadata were changed while it ran. At `reconnect` libvirtd would kill the guest that its
-//! hook refuses, so they are only told: in the log once, and in the view of the VM for as long as it runs or until
-//! libvirt tells of metadata without them.
+//! Mistakes in the metadata of running libvirt domains. A domain may have started without the hook or the daemon,
+//! or its metadata may have changed since. At `reconnect` libvirtd would kill a guest that its hook refuses, so the
+//! daemon only reports them: once in the log, and in the view of the VM as long as it runs or until libvirt reports
+//! metadata without them.
 
 use wideleaf_control::protocol::{Answer, Target};
 
@@ -9,7 +9,7 @@ use super::Engine;
 use super::requests::process_of;
 
 impl Engine {
-    /// Remembers what is wrong in the metadata of a domain that runs.
+    /// Remembers the mistakes in the metadata of a running domain.
     pub(super) fn note_mistakes(&self, domain: &str, pid: u32, mistakes: Vec<String>) -> Result<(), String> {
         if mistakes.is_empty() && self.table().mistakes.is_empty() {
             return Ok(());
@@ -28,7 +28,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The answer, with what is wrong in their metadata among the notes of its VMs.
+    /// The answer, with the mistakes in the metadata among the notes of its VMs.
     pub(super) fn with_mistakes(&self, mut answer: Answer) -> Answer {
         let table = self.table();
         let views = match &mut answer {

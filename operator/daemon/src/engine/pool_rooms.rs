@@ -1,12 +1,14 @@
-//! Room in the pools, as the daemon keeps its books of it: in the table, and in the state file before and after each change of a pool.
+//! The daemon's books on room in the pools: in the table, and in the state file before and after each change
+//! of a pool.
 //!
 //! ```text
 //!   prepare ─▶ room in the table ─▶ (intent in the file ─▶ pool grows)… ─▶ result in the file ─▶ the domain may start
-//!   release, end of its process, nobody came ─▶ (intent in the file ─▶ pool shrinks)… ─▶ room out of table and file
-//!   a daemon that starts ─▶ what became of intents that are open: read from the pool
+//!   release, end of its process, abandoned ─▶ (intent in the file ─▶ pool shrinks)… ─▶ room out of table and file
+//!   a daemon that starts ─▶ the result of open intents: read from the pool
 //! ```
 //!
-//! One change at a time: whoever changes which rooms there are holds `changing_pools`, so that the place of a room in the table stays.
+//! There is one change at a time: a thread that adds or removes rooms holds `changing_pools`, so that the index of
+//! a room in the table stays.
 
 use wideleaf_control::protocol::{Answer, OrdinaryMemory, PoolRequest, RoomView};
 use wideleaf_memory::pool::Granted;
@@ -15,10 +17,10 @@ use super::{Engine, locked, now_s};
 use crate::rooms::{self, Room};
 
 impl Engine {
-    /// Makes room for a domain. What was made for an earlier start of it goes back first.
+    /// Makes room for a domain. Room from an earlier start of it goes back first.
     ///
-    /// What a guarantee asks of ordinary memory is compared with what the host has, and not set aside: only a guarantee
-    /// that can not be met is refused.
+    /// The ordinary memory that a guarantee asks for is compared with the host's and not set aside: only a
+    /// guarantee that cannot be met is refused.
     pub(super) fn prepare(
         &self,
         domain: String,
@@ -43,7 +45,7 @@ impl Engine {
         });
         if filled.is_ok() {
             let pages: u64 = room.grown.iter().map(Granted::pages).sum();
-            tracing::info!("room for {domain}: {pages} pages more");
+            tracing::info!("room for {domain}: {pages} more pages");
             self.book(index, &room);
         } else {
             self.close(index, &room);
@@ -52,7 +54,7 @@ impl Engine {
         filled.and(saved).map(|()| Answer::Done).map_err(refused)
     }
 
-    /// What is kept for whom.
+    /// Rooms and the domains that they are kept for.
     pub(super) fn rooms(&self) -> Vec<RoomView> {
         let view = |room: &Room| RoomView {
             uuid: room.uuid.clone(),
@@ -63,13 +65,13 @@ impl Engine {
         self.table().rooms.iter().map(view).collect()
     }
 
-    /// Gives back the rooms for which nobody comes any more.
+    /// Gives back the abandoned rooms.
     ///
-    /// Which these are is asked before who runs: a domain that starts in between runs by the time that somebody says so, and a list of
-    /// who ran earlier would not have it.
+    /// The abandoned rooms are determined before the list of running guests. A domain that starts in between runs
+    /// by the time that libvirt reports it, and an earlier list would miss it.
     ///
     /// # Errors
-    /// Where nobody can tell which guests run; nothing is given back then.
+    /// The running guests cannot be listed; nothing is given back then.
     pub(super) fn give_back_abandoned(&self) -> Result<(), String> {
         let _one_at_a_time = locked(&self.changing_pools);
         let abandoned: Vec<Room> = {
@@ -99,13 +101,13 @@ impl Engine {
         if self.are_settled() {
             self.empty_rooms(which);
         } else {
-            // The next scouting gives back what nobody needs.
+            // The next scouting gives back unneeded room.
             self.table().rooms.iter_mut().filter(|room| which(room)).for_each(|room| room.has_started = true);
         }
     }
 
-    /// The same, or nothing where a pool is being changed, which takes up to a minute: for who must not wait. What stays is given back by the
-    /// next scouting.
+    /// As [`Engine::give_back_rooms`] for callers that must not wait: it does nothing while a pool is being
+    /// changed, which takes up to a minute. The next scouting gives back the rest.
     pub(super) fn give_back_rooms_if_free(&self, which: impl Fn(&Room) -> bool) {
         if let Ok(_one_at_a_time) = self.changing_pools.try_lock()
             && self.are_settled()
@@ -114,10 +116,11 @@ impl Engine {
         }
     }
 
-    /// Whether no change is open: another one on top of it would make the pool's numbers tell of neither.
+    /// Whether no change is open. After a second change on top of an open one, the pool's numbers would show the
+    /// result of neither.
     fn are_settled(&self) -> bool {
         let settled = self.settle_rooms();
-        settled.inspect_err(|error| tracing::warn!("what became of a pool is not known yet: {error}")).is_ok()
+        settled.inspect_err(|error| tracing::warn!("the result of a pool's change is not known yet: {error}")).is_ok()
     }
 
     fn empty_rooms(&self, which: impl Fn(&Room) -> bool) {
@@ -129,7 +132,7 @@ impl Engine {
                 else {
                     return;
                 };
-                // Nobody needs it any more: what can not be given back now is tried again at the next scouting.
+                // The room is unneeded: pages that cannot be given back now are tried again at the next scouting.
                 room.has_started = true;
                 (index, room.clone())
             };
@@ -139,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// Finds out what became of changes that were begun and not ended: by an earlier daemon, or without an answer.
+    /// Determines the result of changes without a known end, by an earlier daemon or after an error.
     fn settle_rooms(&self) -> Result<(), String> {
         let open: Vec<(usize, Room)> = {
             let table = self.table();
@@ -153,20 +156,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes down what was done for a room, and what is about to be. When it returns, the next daemon knows.
+    /// Records what was done for a room, and what is about to be. When it returns, the next daemon knows.
     fn note(&self, index: usize, room: &Room) -> Result<(), String> {
         self.book(index, room);
         self.write_state()
     }
 
-    /// The same in the table alone. Whether its domain has come, others may have noted meanwhile.
+    /// Records it in the table alone. Another thread may have recorded meanwhile that its domain has come.
     fn book(&self, index: usize, room: &Room) {
         if let Some(there) = self.table().rooms.get_mut(index) {
             (there.grown, there.open) = (room.grown.clone(), room.open.clone());
         }
     }
 
-    /// Takes a room off the table, if nothing of it is left in the pools; says whether that is so.
+    /// Removes a room from the table if none of it is left in the pools; returns whether it did.
     fn close(&self, index: usize, room: &Room) -> bool {
         self.book(index, room);
         let is_empty = room.grown.is_empty() && room.open.is_none();

@@ -1,4 +1,4 @@
-//! What is answered to whom.
+//! Answers to requests, and the permissions that they need.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::peer::{Access, Peer, is_reading};
 use crate::server::{Answers, ConnectionId};
 use crate::usage;
 
-/// VMs that are named where one is asked for that does not exist. More is no help.
+/// Number of VMs named in the error for an unknown one.
 const NAMES_MAX: usize = 20;
 
-/// Said of a guest that an earlier daemon managed.
+/// Reason shown for a guest that an earlier daemon managed.
 const IS_STARTING: &str = "wideleafd is about to take it up again: ask again in a moment";
 
-/// Whether the answer needs to know which guests run and which of them are managed.
+/// Whether the answer needs to know the running guests and the managed ones among them.
 fn is_about_guests(request: &Request) -> bool {
     match request {
         Request::List
@@ -30,19 +30,19 @@ fn is_about_guests(request: &Request) -> bool {
         | Request::Detach { .. } => true,
         Request::Daemon | Request::Rooms | Request::Reload => false,
         Request::Register { .. } | Request::Status { .. } => false,
-        // libvirt waits for its hook, and what is not taken up yet is counted in.
+        // libvirt waits for its hook, and these requests also cover guests that are not taken up yet.
         Request::Prepare { .. } | Request::Started { .. } | Request::Release { .. } => false,
     }
 }
 
-/// The engine, as the control socket knows it.
+/// The engine as the control socket uses it.
 pub struct Service {
     engine: Arc<Engine>,
     access: Access,
 }
 
 impl Service {
-    /// Answers for `engine`, to whom `access` allows it.
+    /// Answers for `engine`, with the permissions of `access`.
     pub fn new(engine: Arc<Engine>, access: Access) -> Service {
         Service { engine, access }
     }
@@ -53,7 +53,7 @@ impl Answers for Service {
         if !is_reading(&request) && !self.access.may_change(peer) {
             let uid = peer.uid;
             return Reply::Error(format!(
-                "user {uid} may only look: root and members of socket.group may change things"
+                "user {uid} may only read: root and members of socket.group may make changes"
             ));
         }
         let is_to_be_kept = matches!(request, Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. });
@@ -61,12 +61,12 @@ impl Answers for Service {
             Ok(answer) => answer,
             Err(why) => return Reply::Error(why),
         };
-        // It was tried already, and the log has the error; where that went well, this writes nothing.
+        // The engine has already tried, and the log has its error. After a success this writes nothing.
         let saved = if is_to_be_kept { self.engine.write_state() } else { Ok(()) };
         match saved {
             Ok(()) => Reply::Ok(Box::new(self.engine.with_mistakes(answer))),
             Err(why) => Reply::Unsaved(format!(
-                "it is in force until wideleafd ends, which could not write it down: {why}; make room there"
+                "it is in force until wideleafd ends, but could not be saved: {why}; make room there"
             )),
         }
     }
@@ -76,14 +76,14 @@ impl Answers for Service {
     }
 }
 
-/// What can be seen of a guest from outside.
+/// Function that reads a guest from outside.
 type Look<T> = fn(&dyn Guests, &Found) -> Result<T, String>;
 
-/// Whom a name means.
+/// The guest that a name stands for.
 enum Meant {
-    /// One of the table.
+    /// A guest in the table.
     Managed(ProcessId),
-    /// One that nobody manages.
+    /// An unmanaged guest.
     Other(Found),
 }
 
@@ -113,7 +113,7 @@ impl Engine {
             Request::Reload => self.reload().map(|()| Answer::Done).map_err(|error| error.to_string()),
             Request::Register { vm } => self.register(connection, peer, *vm).map(Answer::Limits),
             Request::Status { vm } => self.status(connection, *vm).map(Answer::Limits),
-            // libvirt does not show what a hook says, unless the hook fails.
+            // libvirt does not show a hook's output, unless the hook fails.
             Request::Prepare { domain, uuid, pages, ordinary } => {
                 self.prepare(domain, uuid, pages, ordinary).inspect_err(|why| tracing::warn!("{why}"))
             }
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// The daemon itself.
+    /// View of the daemon itself.
     pub fn daemon_view(&self) -> DaemonView {
         let table = self.table();
         DaemonView {
@@ -145,14 +145,14 @@ impl Engine {
         }
     }
 
-    /// Those that are managed, and then the others.
+    /// The managed VMs, and then the others.
     fn list(&self) -> Result<Vec<VmView>, String> {
         let mut views = self.views();
         views.extend(self.others()?);
         Ok(views)
     }
 
-    /// Guests that nobody manages.
+    /// Views of the unmanaged guests.
     fn others(&self) -> Result<Vec<VmView>, String> {
         let found = self.others_found()?;
         let mut views = self.looks.at(&self.doors.guests, &found);
@@ -169,7 +169,8 @@ impl Engine {
         Ok(found.into_iter().filter(|found| !table.vms.contains_key(&found.process)).collect())
     }
 
-    /// A guest that an earlier daemon managed is not unmanaged: this one takes it up again, and has not come to it.
+    /// Marks a guest that an earlier daemon managed: it is not unmanaged, but this daemon has not yet taken
+    /// it up again.
     fn say_if_pending(&self, found: &Found, view: &mut VmView) {
         let table = self.table();
         let Some(pending) = table.remembered(found.process) else { return };
@@ -213,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// Asks whoever looks after a VM; where that is its own process, what can be seen from outside has to do.
+    /// Asks the manager of a VM. Where that is its own process, a survey from outside answers instead.
     fn ask<T: Send + 'static>(
         &self,
         process: ProcessId,
@@ -231,7 +232,7 @@ impl Engine {
         }
     }
 
-    /// Looks at one from outside, and waits no longer than for a list.
+    /// Surveys one guest, and waits no longer than for a list.
     fn look_at<T: Send + 'static>(&self, found: &Found, look: Look<T>) -> Result<T, String> {
         let (guests, of) = (Arc::clone(&self.doors.guests), found.clone());
         self.looks.one(found, move || look(&*guests, &of))?
@@ -250,8 +251,8 @@ impl Engine {
         }
     }
 
-    /// Whom `text`, a process id, a name or a UUID, means. The kernel gives process ids; names and UUIDs processes give themselves, so
-    /// that also a guest that nobody manages can make one ambiguous.
+    /// The guest that `text` stands for: a process id, a name or a UUID. The kernel assigns process ids, while
+    /// processes choose their names and UUIDs. So an unmanaged guest can also make a name ambiguous.
     fn meant(&self, text: &str) -> Result<Meant, String> {
         let mut all: Vec<Found> = self.table().vms.values().map(|vm| vm.found.clone()).collect();
         let managed = all.len();
@@ -272,7 +273,7 @@ impl Engine {
         }
     }
 
-    /// A guest that is named by its monitor is asked over it.
+    /// A guest that the client names by its monitor is also managed over that monitor.
     fn attach(&self, target: &Target, mut settings: Settings) -> Result<Found, String> {
         let found = self.doors.guests.resolve(target)?;
         if let (Target::Qmp(path), None) = (target, &settings.qmp) {
@@ -284,9 +285,10 @@ impl Engine {
         Ok(found)
     }
 
-    /// A domain runs, by libvirt's word. What the configuration does not name, and does not ask for care, is left alone; and so is who
-    /// was detached, also when libvirtd was restarted and tells again. What was said of it since it was taken stays said. One that was taken
-    /// before its metadata were told is attached anew where they say what is settled by that.
+    /// Handles libvirt's report that a domain runs. A domain that the configuration does not name and that does not
+    /// ask for management is left alone. So is one that was detached, also when libvirtd was restarted and reports
+    /// it again. Settings since it was taken stay. A domain that was taken before its metadata were known is
+    /// attached again where they change settings that are fixed at attach.
     fn started(&self, domain: String, uuid: &str, pid: u32, settings: &Settings) -> Result<Answer, String> {
         let found = self.doors.guests.resolve(&Target::Pid(pid))?;
         let settings = {
@@ -299,9 +301,7 @@ impl Engine {
             let is_named = !is_left && table.config.attach.automatic.takes_domain(&domain, settings);
             if !is_left && !is_named && said.is_none() {
                 let automatic = &table.config.attach.automatic;
-                tracing::info!(
-                    "{domain} (pid {pid}) is left to itself: attach.automatic = {automatic} does not name it"
-                );
+                tracing::info!("{domain} (pid {pid}) is not managed: attach.automatic = {automatic} does not name it");
             }
             let settings = (said.is_some() || is_named).then(|| vm::merged(settings, &said.unwrap_or_default()));
             settings.map(|settings| (settings, earlier.map(|guest| guest.work).unwrap_or_default()))
@@ -314,7 +314,7 @@ impl Engine {
             }
         });
         self.save();
-        // The hook does not wait long enough to hear it.
+        // The hook does not wait long enough for this result.
         taken.inspect_err(|why| tracing::warn!("{domain} (pid {pid}): {why}")).map(|()| Answer::Done)
     }
 
@@ -323,19 +323,19 @@ impl Engine {
         {
             let mut table = self.table();
             if table.vms.get(&process).is_some_and(|vm| matches!(vm.hands, Hands::Registered(_))) {
-                return Err(format!("{name} looks after itself: `wideleaf set {name} policy=off` stops that"));
+                return Err(format!("{name} manages itself: `wideleaf set {name} policy=off` stops that"));
             }
             table.left.insert(process);
             table.pending.retain(|guest| guest.process != process);
         }
-        self.forget(process, "is left to itself");
+        self.forget(process, "is detached");
         self.save();
         Ok(Answer::Done)
     }
 
     fn register(&self, connection: ConnectionId, peer: Peer, view: VmView) -> Result<Limits, String> {
         if view.pid != peer.pid {
-            return Err(format!("process {} can not register a VM of process {}", peer.pid, view.pid));
+            return Err(format!("process {} cannot register a VM of process {}", peer.pid, view.pid));
         }
         let mut found = Found {
             process: process_of(&view),
@@ -349,7 +349,7 @@ impl Engine {
         let process = found.process;
         {
             let mut table = self.table();
-            // The rules of a libvirt domain are that domain's alone.
+            // The rules of a libvirt domain apply only to that domain.
             found.is_name_anothers = table.has_domain(&found.name);
             if table.vms.contains_key(&process) {
                 return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
@@ -369,7 +369,7 @@ impl Engine {
             let mut table = self.table();
             let vm = table.vms.values_mut().find(|vm| is_of(vm, connection)).ok_or("register first")?;
             if process_of(&view) != vm.found.process {
-                return Err(format!("this connection is that of process {}", vm.found.process.pid));
+                return Err(format!("this connection belongs to process {}", vm.found.process.pid));
             }
             vm.see(view);
             vm.count_activity();
@@ -387,7 +387,7 @@ impl Engine {
             .ok_or_else(|| "register first".to_owned())
     }
 
-    /// Forgets the VM that was registered over a connection that has ended.
+    /// Removes the VM that was registered over a connection that has ended.
     fn unregister(&self, connection: ConnectionId) {
         let process = self.table().vms.values().find(|vm| is_of(vm, connection)).map(|vm| vm.found.process);
         if let Some(process) = process {
@@ -408,7 +408,7 @@ fn is_called(found: &Found, text: &str) -> bool {
     found.name == text || found.uuid.as_deref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(text))
 }
 
-/// Its place among `all`.
+/// Index of the guest with that name in `all`.
 fn the_one_called(text: &str, all: &[Found]) -> Result<Option<usize>, String> {
     let called: Vec<usize> = (0..all.len()).filter(|index| is_called(&all[*index], text)).collect();
     if let [] | [_] = called.as_slice() {
@@ -424,7 +424,7 @@ fn unknown<'a>(text: &str, all: impl Iterator<Item = &'a Found>) -> String {
         names[NAMES_MAX] = "…";
     }
     match names.as_slice() {
-        [] => format!("there is no VM {text:?}, and no other"),
+        [] => format!("there is no VM {text:?}, nor any other"),
         _ => format!("there is no VM {text:?}; there are {}", names.join(", ")),
     }
 }

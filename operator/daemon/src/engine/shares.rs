@@ -1,4 +1,4 @@
-//! One budget, shared out; who may grow; who misses what it was guaranteed.
+//! Shares of the budget, permission to grow, and missed guarantees.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ impl Engine {
         host.update(available, &config.host);
         match (was_short, host.is_short) {
             (false, true) => {
-                tracing::warn!("the host is short of memory ({} available): nothing grows", host.available)
+                tracing::warn!("the host is short of memory ({} available): no promotion may take more", host.available)
             }
-            (true, false) => tracing::info!("the host has memory again ({} available)", host.available),
+            (true, false) => tracing::info!("the host has enough memory again ({} available)", host.available),
             _ => {}
         }
     }
@@ -35,7 +35,7 @@ impl Engine {
                 Some(GuaranteeEvent::Missed) => missed.push((*process, vm.care())),
                 Some(GuaranteeEvent::MetAgain) => {
                     vm.missed_because = None;
-                    tracing::info!("{} has its guarantee of {} again", vm.found.name, vm.wanted.guarantee);
+                    tracing::info!("{} meets its guarantee of {} again", vm.found.name, vm.wanted.guarantee);
                 }
                 None => {}
             }
@@ -45,18 +45,18 @@ impl Engine {
             let explanation = care.as_ref().and_then(|care| told_if_free(care, |care| care.explain()));
             let reason = match explanation.map(|explanation| explanation.reasons.into_iter().next()) {
                 Some(Some(reason)) => format!("{} windows: {}", reason.windows, reason.text),
-                None if care.is_some() => "ask `wideleaf explain`, it was busy just now".to_owned(),
+                None if care.is_some() => "it was busy just now: ask `wideleaf explain`".to_owned(),
                 _ => "only its own process knows why".to_owned(),
             };
             if let Some(vm) = self.table().vms.get_mut(&process) {
-                tracing::warn!("{} is under its guarantee of {}: {reason}", vm.found.name, vm.wanted.guarantee);
+                tracing::warn!("{} is below its guarantee of {}: {reason}", vm.found.name, vm.wanted.guarantee);
                 vm.missed_because = Some(reason);
             }
         }
     }
 
-    /// Gives each VM its part of the budget, and says whether it may grow. Only who gets something new is told; who is busy is told by
-    /// the next tick.
+    /// Gives each VM its share of the budget, and decides whether it may grow. Only VMs with a change are called. A
+    /// busy one gets it at the next tick.
     pub(super) fn share_out(&self) {
         let _one_at_a_time = locked(&self.sharing);
         let mut told_so: Vec<(ProcessId, SharedCare, BudgetLimits, bool)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The engine on guests, pools and a host's memory that a test makes up.
+//! The engine with guests, pools and host memory that a test makes up.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ impl Bench {
         Bench::on(tempfile::tempdir().expect("a temporary folder"), guests, pools, config)
     }
 
-    /// A daemon on that host; it reads its configuration from the folder again.
+    /// A daemon on that host, with its configuration in the folder for reloads.
     fn on(folder: tempfile::TempDir, guests: FakeGuests, pools: Arc<FakePools>, config: &str) -> Bench {
         let bench = Bench::not_begun(folder, guests, pools, config);
         bench.engine.resume().expect("its guests are seen");
@@ -45,7 +45,7 @@ impl Bench {
         bench
     }
 
-    /// The same before it has looked at the host.
+    /// A daemon before its first scan of the host.
     fn not_begun(folder: tempfile::TempDir, guests: FakeGuests, pools: Arc<FakePools>, config: &str) -> Bench {
         let config_path = folder.path().join("wideleafd.toml");
         let text = format!("[state]\npath = {:?}\n{config}", state_path(folder.path()));
@@ -66,7 +66,7 @@ impl Bench {
         bench
     }
 
-    /// The daemon is killed, and another started on the same host.
+    /// Kills the daemon and starts another on the same host.
     fn restarted(self) -> Bench {
         Bench::on(self.folder, self.guests, self.pools, "")
     }
@@ -159,7 +159,7 @@ fn own_view(pid: u32) -> Box<VmView> {
 }
 
 #[test]
-fn guests_that_nobody_manages_are_listed_and_looked_at() {
+fn unmanaged_guests_are_listed_and_surveyed() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     assert_eq!(bench.list()[0].care, CareView::Unmanaged);
@@ -174,7 +174,7 @@ fn guests_that_nobody_manages_are_listed_and_looked_at() {
 }
 
 #[test]
-fn a_guest_is_attached_once_however_often_it_is_asked_for() {
+fn a_guest_is_attached_once_however_often_a_client_asks() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     for _ in 0..2 {
@@ -185,7 +185,7 @@ fn a_guest_is_attached_once_however_often_it_is_asked_for() {
 }
 
 #[test]
-fn a_guest_that_is_named_by_its_monitor_is_asked_over_it_also_after_a_restart() {
+fn a_guest_that_is_attached_by_its_monitor_keeps_that_monitor_after_a_restart() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     let target = Target::Qmp(monitor_of("web"));
@@ -196,7 +196,7 @@ fn a_guest_that_is_named_by_its_monitor_is_asked_over_it_also_after_a_restart() 
 }
 
 #[test]
-fn what_can_not_be_attached_is_told_and_nothing_is_left_behind() {
+fn a_failed_attach_is_an_error_and_leaves_nothing_behind() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.guests.change(10, |guest| guest.attach_error = Some("needs CAP_SYS_NICE".into()));
@@ -208,7 +208,7 @@ fn what_can_not_be_attached_is_told_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_guest_of_ours_is_not_taken_from_its_own_manager() {
+fn a_guest_of_wideleaf_run_is_not_taken_from_its_own_manager() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     bench.guests.start(10, "ours");
     bench.guests.change(10, |guest| guest.found.vmm = Vmm::Wideleaf);
@@ -218,7 +218,7 @@ fn a_guest_of_ours_is_not_taken_from_its_own_manager() {
 }
 
 #[test]
-fn guests_that_come_are_taken_if_the_configuration_names_them() {
+fn new_guests_are_taken_if_the_configuration_names_them() {
     let bench = Bench::new("[attach]\nautomatic = [\"web*\"]\n[[vm]]\nname = \"web-2\"\npolicy = \"off\"");
     for (pid, name) in [(10, "web-1"), (11, "web-2"), (12, "db")] {
         bench.guests.start(pid, name);
@@ -229,7 +229,7 @@ fn guests_that_come_are_taken_if_the_configuration_names_them() {
 }
 
 #[test]
-fn who_was_detached_is_not_taken_again_by_itself_but_when_asked_for() {
+fn a_detached_guest_is_taken_again_only_on_request() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     bench.guests.start(10, "web");
     bench.scout();
@@ -246,7 +246,7 @@ fn started(pid: u32, domain: &str, policy: Option<&str>) -> Request {
 }
 
 #[test]
-fn domains_of_which_the_hook_tells_are_taken_unless_the_configuration_says_otherwise() {
+fn domains_that_the_hook_reports_are_taken_unless_the_configuration_says_otherwise() {
     for (config, taken) in [
         ("", vec!["web-1", "db", "asks"]),
         ("[attach]\nautomatic = \"libvirt\"", vec!["web-1", "db", "asks"]),
@@ -264,18 +264,18 @@ fn domains_of_which_the_hook_tells_are_taken_unless_the_configuration_says_other
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web-1");
     bench.scout();
-    assert_eq!(bench.managed(), [""; 0], "nobody told of it");
+    assert_eq!(bench.managed(), [""; 0], "the hook did not report it");
 }
 
 #[test]
-fn who_was_detached_stays_so_when_libvirtd_is_restarted_until_somebody_attaches_it_or_it_ends() {
+fn a_detached_domain_stays_detached_when_libvirtd_is_restarted_until_it_is_attached_or_ends() {
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web");
     for _ in 0..2 {
         bench.ask(started(10, "web", Some("greedy"))).expect("it runs");
         assert_eq!(bench.managed(), ["web"]);
         bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
-        bench.ask(started(10, "web", Some("greedy"))).expect("it is told again");
+        bench.ask(started(10, "web", Some("greedy"))).expect("it is reported again");
         assert!(bench.managed().is_empty());
         bench.attach(10).expect("it runs");
     }
@@ -290,17 +290,17 @@ fn who_was_detached_stays_so_when_libvirtd_is_restarted_until_somebody_attaches_
 }
 
 #[test]
-fn what_was_said_of_a_guest_counts_more_than_its_metadata_when_libvirtd_is_restarted() {
+fn settings_take_precedence_over_metadata_when_libvirtd_is_restarted() {
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web");
     bench.ask(started(10, "web", Some("greedy"))).expect("it runs");
     bench.set("web", "off").expect("it is managed");
-    bench.ask(started(10, "web", Some("greedy"))).expect("it is told again");
+    bench.ask(started(10, "web", Some("greedy"))).expect("it is reported again");
     assert_eq!(bench.list()[0].policy.as_deref(), Some("off"));
 }
 
 #[test]
-fn a_guest_that_calls_itself_like_a_process_id_does_not_hide_that_process() {
+fn a_guest_with_a_process_id_as_its_name_does_not_hide_that_process() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.guests.start(11, "10");
@@ -310,7 +310,7 @@ fn a_guest_that_calls_itself_like_a_process_id_does_not_hide_that_process() {
 }
 
 #[test]
-fn nothing_is_changed_before_what_an_earlier_daemon_left_is_known() {
+fn nothing_is_changed_before_the_state_of_an_earlier_daemon_is_read() {
     let bench = Bench::new("");
     *locked(&bench.engine.saved) = Saved::NotYetRead;
     let error = bench.ask(prepare("u", 60)).expect_err("the file could not be written");
@@ -331,29 +331,29 @@ fn guests_that_are_not_taken_up_yet_stay_in_the_state() {
 }
 
 #[test]
-fn who_has_ended_is_forgotten() {
+fn a_guest_that_has_ended_is_forgotten() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.attach(10).expect("it runs");
     bench.guests.change(10, |guest| guest.has_ended = true);
     bench.tick_at(1);
     assert!(bench.managed().is_empty() && bench.state().guests.is_empty());
-    assert_eq!(bench.ask(info("web")), Err("there is no VM \"web\", and no other".into()));
+    assert_eq!(bench.ask(info("web")), Err("there is no VM \"web\", nor any other".into()));
 }
 
 #[test]
-fn a_name_that_two_have_is_asked_back_and_one_that_nobody_has_is_told_who_there_is() {
+fn an_ambiguous_name_is_refused_with_the_process_ids_and_an_unknown_one_with_the_known_names() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.guests.start(11, "web");
     assert_eq!(bench.ask(info("web")), Err("2 VMs are called \"web\": name one by its process id (10, 11)".into()));
     assert!(bench.ask(info("00000000-0000-0000-0000-000000000011")).is_ok());
     assert_eq!(bench.ask(info("db")), Err("there is no VM \"db\"; there are web, web".into()));
-    assert!(bench.set("10", "off").expect_err("nobody manages it").contains("run `wideleaf attach 10` first"));
+    assert!(bench.set("10", "off").expect_err("it is unmanaged").contains("run `wideleaf attach 10` first"));
 }
 
 #[test]
-fn whoever_may_connect_may_look_and_only_some_may_change_things() {
+fn every_client_may_read_and_only_some_may_make_changes() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     for request in [Request::Daemon, Request::List, info("web"), Request::Explain { vm: "web".into() }] {
@@ -361,13 +361,13 @@ fn whoever_may_connect_may_look_and_only_some_may_change_things() {
     }
     let attach = Request::Attach { target: Target::Pid(10), settings: Settings::default() };
     for request in [attach, Request::Reload, Request::Detach { vm: "web".into() }] {
-        assert!(bench.ask_as(SOMEBODY, request).expect_err("not for them").starts_with("user 4242 may only look"));
+        assert!(bench.ask_as(SOMEBODY, request).expect_err("not for them").starts_with("user 4242 may only read"));
     }
     assert_eq!(bench.guests.guest(10).attached, 0);
 }
 
 #[test]
-fn what_is_set_holds_and_what_can_not_be_set_changes_nothing() {
+fn valid_settings_take_effect_and_invalid_ones_change_nothing() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.attach(10).expect("it runs");
@@ -379,11 +379,11 @@ fn what_is_set_holds_and_what_can_not_be_set_changes_nothing() {
 }
 
 #[test]
-fn a_change_that_can_not_be_written_down_is_in_force_and_not_answered_as_done() {
+fn a_change_that_cannot_be_saved_is_in_force_and_not_answered_as_done() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.attach(10).expect("it runs");
-    // In the place of the new file there is a folder.
+    // A folder is in the place of the new file.
     let new = bench.folder.path().join("state.json.new");
     std::fs::create_dir(&new).expect("nothing is there");
     let set = |policy: &str| {
@@ -420,20 +420,20 @@ fn a_mistake_in_the_file_changes_nothing() {
     bench.guests.start(10, "web");
     bench.attach(10).expect("it runs");
     bench.configure("[defaults]\npolicy = \"greedy\"\nguarantee = \"most\"");
-    let error = bench.ask(Request::Reload).expect_err("it is no guarantee");
+    let error = bench.ask(Request::Reload).expect_err("it is not a guarantee");
     assert!(error.contains("wideleafd.toml:5:13: "), "{error}");
     assert_eq!(bench.list()[0].policy.as_deref(), Some("auto"));
 }
 
 #[test]
-fn the_budget_goes_to_who_has_work_and_is_never_exceeded() {
+fn the_budget_goes_to_vms_with_work_and_is_never_exceeded() {
     let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"\n[[vm]]\nname = \"big\"\nweight = 3");
     for (pid, name) in [(10, "big"), (11, "small"), (12, "idle")] {
         bench.guests.start(pid, name);
         bench.attach(pid).expect("it runs");
     }
     let copies = || [10, 11, 12].map(|pid| bench.guests.guest(pid).limits.expect("it was told").copy_per_second);
-    assert_eq!(copies(), [mib(960), mib(320), mib(320)]); // 3 : 1 : 1, since nobody has done anything yet
+    assert_eq!(copies(), [mib(960), mib(320), mib(320)]); // 3 : 1 : 1, since no VM has done anything yet
     for pid in [10, 11] {
         bench.guests.change(pid, |guest| guest.work = work(mib(2)));
     }
@@ -457,7 +457,7 @@ fn nothing_grows_while_the_host_is_short_or_a_vm_has_its_bloat() {
     assert!(matches!(bench.ask(Request::Daemon), Ok(Answer::Daemon(daemon)) if daemon.is_host_short));
     bench.available.store(mib(1023).get(), Ordering::Relaxed);
     bench.tick_at(2);
-    assert_eq!(may_grow(), [false, false]); // between the marks: as it was
+    assert_eq!(may_grow(), [false, false]); // between the marks: unchanged
     bench.available.store(gib(1).get(), Ordering::Relaxed);
     bench.tick_at(3);
     assert_eq!(may_grow(), [true, true]);
@@ -467,7 +467,7 @@ fn nothing_grows_while_the_host_is_short_or_a_vm_has_its_bloat() {
 }
 
 #[test]
-fn a_guarantee_that_is_missed_is_in_the_view_with_its_reason_and_goes_when_it_is_met() {
+fn a_missed_guarantee_is_in_the_view_with_its_reason_until_it_is_met() {
     let bench = Bench::new("[defaults]\nguarantee = \"95%\"\ngrace = \"10s\"");
     bench.guests.start(10, "web"); // half of it is huge
     bench.attach(10).expect("it runs");
@@ -477,7 +477,7 @@ fn a_guarantee_that_is_missed_is_in_the_view_with_its_reason_and_goes_when_it_is
     bench.tick_at(11);
     assert_eq!((notes(), is_met()), (Vec::new(), true));
     bench.tick_at(12);
-    let expected = "it is under its guarantee of 95%: 1 windows: the policy has not chosen it";
+    let expected = "it is below its guarantee of 95%: 1 windows: the policy has not chosen it";
     assert_eq!((notes(), is_met()), (vec![expected.to_owned()], false));
     bench.guests.change(10, |guest| guest.backing.base_4k = 0);
     bench.tick_at(13);
@@ -485,7 +485,7 @@ fn a_guarantee_that_is_missed_is_in_the_view_with_its_reason_and_goes_when_it_is
 }
 
 #[test]
-fn a_daemon_that_was_killed_is_back_with_what_it_knew() {
+fn a_killed_daemon_comes_back_with_its_state() {
     let bench = Bench::new("");
     for (pid, name) in [(10, "web"), (11, "db"), (12, "gone"), (13, "left")] {
         bench.guests.start(pid, name);
@@ -505,12 +505,12 @@ fn a_daemon_that_was_killed_is_back_with_what_it_knew() {
     bench.tick_at(1);
     assert_eq!(bench.list()[1].work.as_ref().map(|work| work.copied), Some(mib(8).get()));
     let counted = bench.engine.scrape().vms.remove(1).counted.expect("it is managed");
-    assert_eq!(counted.copied, mib(2).get(), "what is scraped begins at zero, as a counter of a process that starts");
+    assert_eq!(counted.copied, mib(2).get(), "a scraped counter begins at zero, as for a process that starts");
     assert_eq!(bench.state().left.len(), 1);
 }
 
 #[test]
-fn a_process_id_that_came_again_is_another_guest() {
+fn a_reused_process_id_is_another_guest() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.attach(10).expect("it runs");
@@ -519,7 +519,7 @@ fn a_process_id_that_came_again_is_another_guest() {
 }
 
 #[test]
-fn who_asks_one_guest_for_long_holds_up_neither_the_tick_nor_who_registers() {
+fn a_long_request_to_one_guest_delays_neither_the_tick_nor_a_registration() {
     let bench = Bench::new("");
     let web = bench.guests.start(10, "web");
     bench.guests.start(11, "db");
@@ -541,17 +541,17 @@ fn who_asks_one_guest_for_long_holds_up_neither_the_tick_nor_who_registers() {
         bench.tick_at(1);
         bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
         let copied: Vec<u64> = bench.engine.views().iter().flat_map(|vm| &vm.work).map(|work| work.copied).collect();
-        assert_eq!(copied, [0, mib(6).get()], "of web what was seen before");
+        assert_eq!(copied, [0, mib(6).get()], "web has its earlier view");
         assert_eq!([10, 11].map(|pid| bench.guests.guest(pid).may_grow), [true, false]);
         drop(asking);
         assert!(explained.join().expect("it does not panic").is_ok());
     });
     bench.tick_at(2);
-    assert!(!bench.guests.guest(10).may_grow, "it is told as soon as it is free");
+    assert!(!bench.guests.guest(10).may_grow, "it gets the change as soon as it is free");
 }
 
 #[test]
-fn a_guest_that_takes_long_to_look_at_is_listed_by_its_name_and_holds_up_no_list() {
+fn a_guest_with_a_long_survey_is_listed_by_its_name_and_delays_no_list() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     bench.guests.start(11, "huge");
@@ -559,7 +559,7 @@ fn a_guest_that_takes_long_to_look_at_is_listed_by_its_name_and_holds_up_no_list
     let looking = busy.lock().expect("no thread panicked");
     let vms = bench.list();
     assert_eq!((vms[0].name.as_str(), huge_2m(&vms[0])), ("web", mib(2).get()));
-    assert!(vms[1].name == "huge" && vms[1].notes[0].contains("still being looked at"), "{:?}", vms[1]);
+    assert!(vms[1].name == "huge" && vms[1].notes[0].contains("survey is still under way"), "{:?}", vms[1]);
     drop(looking);
     while huge_2m(&bench.list()[1]) == 0 {
         thread::yield_now();
@@ -576,7 +576,7 @@ fn guests_are_left_as_they_are_at_the_end() {
 }
 
 #[test]
-fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
+fn the_last_shares_sent_are_the_last_ones_computed() {
     let bench = Bench::new("");
     let first = bench.guests.start(10, "web");
     bench.guests.start(11, "db");
@@ -597,7 +597,7 @@ fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
             thread::yield_now();
         }
         scope.spawn(|| share(mib(200)));
-        // Whoever does not wait for the first has told db by then; the first is still at web.
+        // A thread that does not wait for the first one has called db by then; the first is still at web.
         for _ in 0..1_000 {
             thread::sleep(Duration::from_micros(100));
             if told() >= mib(90) {
@@ -609,14 +609,14 @@ fn what_is_told_last_of_the_budget_is_what_was_shared_out_last() {
     assert!(told() > mib(90) && told() <= mib(100), "half of 200 MiB, and not of 100: {}", told());
 }
 
-/// Metadata that take another monitor than none.
+/// Metadata that ask for a monitor.
 fn started_with_monitor(pid: u32, domain: &str, policy: &str) -> Request {
     let settings = Settings { policy: Some(policy.into()), qmp: Some(monitor_of(domain)), ..Settings::default() };
     Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings, mistakes: Vec::new() }
 }
 
 #[test]
-fn a_guest_that_was_taken_before_its_metadata_were_told_is_attached_anew_and_its_counters_go_on() {
+fn a_guest_that_was_taken_before_its_metadata_were_known_is_attached_again_and_its_counters_continue() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     bench.guests.start_domain(10, "web");
     bench.guests.change(10, |guest| guest.work = work(mib(6)));
@@ -635,14 +635,14 @@ fn a_guest_that_was_taken_before_its_metadata_were_told_is_attached_anew_and_its
 }
 
 #[test]
-fn metadata_that_can_not_hold_leave_a_guest_as_it_was() {
+fn invalid_metadata_leave_a_guest_as_it_was() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     bench.guests.start_domain(10, "web");
     bench.scout();
     let refused = bench.ask(started_with_monitor(10, "web", "nonsense")).expect_err("there is no such policy");
     assert!(refused.contains("no policy \"nonsense\""), "{refused}");
     assert_eq!((bench.guests.guest(10).attached, bench.managed().len()), (1, 1));
-    // It can be attached no more: then it is nobody's, and the next scouting tries again.
+    // It can no longer be attached: then it is unmanaged, and the next scouting tries again.
     bench.guests.change(10, |guest| guest.attach_error = Some("needs CAP_SYS_NICE".into()));
     assert_eq!(bench.ask(started_with_monitor(10, "web", "greedy")), Err("needs CAP_SYS_NICE".into()));
     assert_eq!((bench.managed().len(), bench.state().guests.len()), (0, 0));
@@ -658,7 +658,7 @@ mod rooms;
 mod starting;
 
 #[test]
-fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing_the_rest() {
+fn a_reload_changes_all_settings_but_those_fixed_at_attach() {
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web");
     bench.attach(10).expect("it runs");
@@ -668,12 +668,12 @@ fn what_is_settled_when_a_guest_is_attached_does_not_keep_a_reload_from_changing
     let qmp = Settings { qmp: Some(monitor_of("web")), ..Settings::default() };
     for changes in [Settings { collapse_shared: Some(true), ..Settings::default() }, qmp] {
         let error = bench.ask(Request::Set { vm: "web".into(), changes }).expect_err("it is attached");
-        assert!(error.contains("is settled when a guest is attached"), "{error}");
+        assert!(error.contains("is fixed when a guest is attached"), "{error}");
     }
 }
 
 #[test]
-fn what_is_unset_is_as_the_configuration_says_now_or_from_the_next_attaching_on() {
+fn unset_settings_follow_the_configuration_now_or_from_the_next_attach_on() {
     let bench = Bench::new("[defaults]\npolicy = \"greedy\"");
     bench.guests.start(10, "web");
     let said = Settings { policy: Some("off".into()), qmp: Some(monitor_of("web")), ..Settings::default() };
@@ -681,14 +681,14 @@ fn what_is_unset_is_as_the_configuration_says_now_or_from_the_next_attaching_on(
     let changes = Settings { unset: vec![SettingName::Policy, SettingName::Qmp], ..Settings::default() };
     let Ok(Answer::Vm(view)) = bench.ask(Request::Set { vm: "web".into(), changes }) else { panic!("it is managed") };
     assert_eq!(view.policy.as_deref(), Some("greedy"));
-    assert_eq!(bench.guests.guest(10).qmp, Some(monitor_of("web")), "it is asked until it is attached anew");
+    assert_eq!(bench.guests.guest(10).qmp, Some(monitor_of("web")), "it stays in use until the next attach");
     assert_eq!(bench.state().guests[0].said, Settings::default());
     let bench = bench.restarted();
     assert_eq!(bench.guests.guest(10).qmp, None);
 }
 
 #[test]
-fn looking_and_changing_at_the_same_time_ends() {
+fn concurrent_reads_and_changes_do_not_deadlock() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"");
     for pid in 10..20 {
         bench.guests.start(pid, &format!("vm-{pid}"));
@@ -708,7 +708,7 @@ fn looking_and_changing_at_the_same_time_ends() {
     }
 }
 
-/// What happens on a host, in any order.
+/// An event on a host; they come in any order.
 #[derive(Clone, Debug)]
 enum Event {
     Starts(u32),
@@ -740,7 +740,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Nobody is managed who does not run, no room is lost, and the file says what is known, whatever happens.
+    /// Every managed guest runs, no room is lost, and the file agrees with the table, whatever happens.
     #[test]
     fn after_any_events_the_books_balance(events in proptest::collection::vec(any_event(), 0..30)) {
         let mut bench = Bench::new("");

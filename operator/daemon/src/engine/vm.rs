@@ -15,30 +15,30 @@ use crate::server::ConnectionId;
 use crate::share::Claim;
 use crate::state::Remembered;
 
-/// In whose hands its pages are.
+/// Manager of its pages.
 pub(super) enum Hands {
-    /// Ours.
+    /// A manager of this daemon.
     Attached(SharedCare),
-    /// Of the process that runs it, which tells us of it over this connection.
+    /// The process that runs it, which reports over this connection.
     Registered(ConnectionId),
 }
 
-/// One VM.
+/// One VM in the table.
 pub(super) struct Vm {
     pub(super) found: Found,
-    /// Over the socket.
+    /// Settings over the socket or from metadata.
     pub(super) said: Settings,
-    /// By the configuration and what was said.
+    /// Effective settings, of the configuration and `said`.
     pub(super) wanted: Wanted,
     pub(super) hands: Hands,
-    /// What was told last. `None`: nothing yet.
+    /// Limits that it received last; `None` before the first ones.
     pub(super) limits: Option<BudgetLimits>,
     pub(super) may_grow: bool,
-    /// Why it is under its guarantee, once it is reported.
+    /// Reason why it is below its guarantee, once that is reported.
     pub(super) missed_because: Option<String>,
-    /// Counted by earlier daemons.
+    /// Counters of earlier daemons.
     before: WorkView,
-    /// As it tells it.
+    /// Its latest view.
     seen: VmView,
     watch: GuaranteeWatch,
     activity: Activity,
@@ -73,17 +73,17 @@ impl Vm {
         }
     }
 
-    /// `wanted`, with what was settled when the guest was attached as it was then: a reload changes all the rest. What of that is unset is
-    /// forgotten for the next time.
+    /// `wanted` with the settings that are fixed at attach as they were then: a reload changes all others. An unset
+    /// fixed setting takes effect at the next attach.
     pub(super) fn keeping_settled(&self, changes: &Settings, wanted: Wanted) -> Result<Wanted, String> {
         if let Some(key) = self.settled_otherwise(changes) {
-            return Err(format!("{key} is settled when a guest is attached: detach it, and attach it again"));
+            return Err(format!("{key} is fixed when a guest is attached: detach it, and attach it again"));
         }
         let Wanted { collapse_shared, qmp, .. } = &self.wanted;
         Ok(Wanted { collapse_shared: *collapse_shared, qmp: qmp.clone(), ..wanted })
     }
 
-    /// The first key of `said` that was settled as something else when the guest was attached.
+    /// The first key of `said` that differs from a setting fixed at attach.
     pub(super) fn settled_otherwise(&self, said: &Settings) -> Option<&'static str> {
         let Hands::Attached(_) = self.hands else { return None };
         let Wanted { collapse_shared, qmp, .. } = &self.wanted;
@@ -98,18 +98,18 @@ impl Vm {
         }
     }
 
-    /// Takes a look into account. A gate that closes or opens is worth a line.
+    /// Stores a view. A gate that closes or opens is logged.
     pub(super) fn see(&mut self, view: VmView) {
         match (&self.seen.care, &view.care) {
             (Care::LeftAlone { reason: before }, Care::LeftAlone { reason }) if before == reason => {}
             (_, Care::LeftAlone { reason }) => tracing::info!("{} is left alone: {reason}", self.found.name),
-            (Care::LeftAlone { .. }, _) => tracing::info!("{} is acted on again", self.found.name),
+            (Care::LeftAlone { .. }, _) => tracing::info!("{} is managed again", self.found.name),
             _ => {}
         }
         self.seen = view;
     }
 
-    /// Whether it had work since the last time: once a second.
+    /// Updates whether it had work since the last call, once a second.
     pub(super) fn count_activity(&mut self) {
         let now = activity(&self.seen);
         self.is_busy = now != self.activity;
@@ -120,7 +120,7 @@ impl Vm {
         Claim { weight: self.wanted.weight, is_busy: self.is_busy, copy_per_second_max: self.wanted.copy_per_second }
     }
 
-    /// Whether it has as much memory as it may only because its pages are large.
+    /// Whether its bloat has reached the limit.
     pub(super) fn is_bloated(&self) -> bool {
         let bloat = self.seen.work.as_ref().map_or(0, |work| work.bloat);
         self.wanted.bloat_max.is_some_and(|max| bloat >= max.get())
@@ -130,13 +130,13 @@ impl Vm {
         self.watch.update(self.wanted.guarantee, self.seen.coverage(), now, grace)
     }
 
-    /// All that is known of it.
+    /// Full description of the VM.
     pub(super) fn view(&self) -> VmView {
         let mut view = self.seen.clone();
         view.guarantee = self.wanted.guarantee;
         view.work = view.work.map(|work| carry::continued(&self.before, &work));
         if let Some(reason) = &self.missed_because {
-            view.notes.insert(0, format!("it is under its guarantee of {}: {reason}", self.wanted.guarantee));
+            view.notes.insert(0, format!("it is below its guarantee of {}: {reason}", self.wanted.guarantee));
         }
         if self.is_bloated() {
             view.notes.push("it has taken as much memory for large pages as its bloat_max allows".into());
@@ -144,18 +144,19 @@ impl Vm {
         view
     }
 
-    /// What was counted since this daemon took it. What is scraped begins at nothing with each daemon: the totals of one that was killed are
-    /// some seconds old, and a counter that goes back by a little and then on looks to Prometheus as if all of it had come again.
+    /// Counters since this daemon took it. Scraped counters begin at zero with each daemon. The saved totals of a
+    /// killed one are some seconds old, and a counter that drops a little and rises again looks to Prometheus as if
+    /// all of it had come again.
     pub(super) fn counted(&self) -> Option<WorkView> {
         self.seen.work.clone()
     }
 
-    /// Whether it is under its guarantee for longer than the grace time.
+    /// Whether it has been below its guarantee for longer than the grace time.
     pub(super) fn is_guarantee_missed(&self) -> bool {
         self.watch.is_missed()
     }
 
-    /// What outlives the daemon. A VM of ours comes back by itself: its process registers again.
+    /// Record that survives the daemon. A registered VM comes back by itself: its process registers again.
     pub(super) fn remembered(&self) -> Option<Remembered> {
         let Hands::Attached(_) = self.hands else { return None };
         let work =
@@ -168,8 +169,8 @@ impl Vm {
         })
     }
 
-    /// What a process of ours is told. It knows nothing of memory that runs short, so it copies nothing then; the policy is its own until
-    /// somebody sets another.
+    /// Limits for a registered VM. Its process does not know of a memory shortage, so its copy limit is then zero.
+    /// Its policy stays until an operator sets another.
     pub(super) fn limits_reply(&self) -> Limits {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
@@ -183,7 +184,7 @@ fn activity(view: &VmView) -> Activity {
     view.work.as_ref().map_or((0, 0, 0), |work| (carry::actions(work), work.copied, work.budget_refusals))
 }
 
-/// `before` with what `changes` says, and without what they unset.
+/// `before` with the settings of `changes`, and without those that they unset.
 pub(super) fn merged(before: &Settings, changes: &Settings) -> Settings {
     let kept = |name: SettingName| !changes.unset.contains(&name);
     let Settings { policy, guarantee, collapse_shared, qmp, unset: _ } = before.clone();

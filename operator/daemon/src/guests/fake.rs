@@ -1,4 +1,4 @@
-//! Guests that exist only here: they come and go, grow and fail as a test says.
+//! Guests that exist only in tests: they come and go, grow and fail as a test says.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,36 +12,36 @@ use wideleaf_policies::BudgetLimits;
 use super::{Care, Found, Guests, ProcessId};
 use crate::config::{PolicySetting, Wanted};
 
-/// One guest, and what was done to it.
+/// One guest, and the calls that it received.
 #[derive(Clone, Debug)]
 pub struct FakeGuest {
-    /// Who it is.
+    /// Identity of the guest.
     pub found: Found,
-    /// Its pages.
+    /// Backing of its memory.
     pub backing: BackingView,
-    /// What its manager counted.
+    /// Counters of its manager.
     pub work: WorkView,
-    /// Why its manager leaves it alone, if it does.
+    /// Reason why its manager leaves it alone, if it does.
     pub left_alone: Option<String>,
-    /// Whether it is gone.
+    /// Whether it has ended.
     pub has_ended: bool,
-    /// Why it can not be attached, if it can not.
+    /// Reason why it cannot be attached, if it cannot.
     pub attach_error: Option<String>,
-    /// Whoever attaches it, looks at it or asks it why waits until nobody has this.
+    /// A thread that attaches, surveys or explains the guest waits until no other thread holds this.
     pub busy: Arc<Mutex<()>>,
-    /// Whoever tells it what it may cost waits until nobody has this.
+    /// A thread that sets the guest's limits waits until no other thread holds this.
     pub deaf: Arc<Mutex<()>>,
-    /// How often it was attached.
+    /// Number of times that it was attached.
     pub attached: u32,
-    /// How often it was left to itself.
+    /// Number of times that it was detached.
     pub stopped: u32,
-    /// The monitor that is asked about it.
+    /// Monitor that its manager asks.
     pub qmp: Option<PathBuf>,
-    /// What it was told last.
+    /// Policy that it received last.
     pub policy: Option<PolicySetting>,
-    /// What it was told last.
+    /// Limits that it received last.
     pub limits: Option<BudgetLimits>,
-    /// What it was told last.
+    /// Permission to grow that it received last.
     pub may_grow: bool,
 }
 
@@ -92,12 +92,12 @@ impl FakeGuest {
     }
 }
 
-/// Where the monitor of a guest of that name is.
+/// Path of the monitor of a guest with that name.
 pub fn monitor_of(name: &str) -> PathBuf {
     PathBuf::from(format!("/run/{name}.qmp"))
 }
 
-/// The guests of a host that a test makes up. Clones are the same host.
+/// The guests of a host that a test makes up. Clones share the host.
 #[derive(Clone, Debug, Default)]
 pub struct FakeGuests {
     guests: Arc<Mutex<BTreeMap<u32, FakeGuest>>>,
@@ -106,7 +106,7 @@ pub struct FakeGuests {
 }
 
 impl FakeGuests {
-    /// Starts one of 4 MiB, half of it huge, which is no domain of libvirt's.
+    /// Starts a guest of 4 MiB, half of it huge, which is not a libvirt domain.
     pub fn start(&self, pid: u32, name: &str) -> ProcessId {
         let process = ProcessId { pid, started_at: u64::from(pid) * 100 };
         let uuid = Some(format!("00000000-0000-0000-0000-{pid:012}"));
@@ -138,40 +138,40 @@ impl FakeGuests {
         process
     }
 
-    /// Starts one that is, by libvirt's word, the domain of that name.
+    /// Starts a guest that is the libvirt domain of that name.
     pub fn start_domain(&self, pid: u32, name: &str) -> ProcessId {
         let process = self.start(pid, name);
         self.change(pid, |guest| guest.found.domain = Some(name.to_owned()));
         process
     }
 
-    /// Changes one.
+    /// Changes one guest.
     ///
     /// # Panics
-    /// Where none has that process id.
+    /// Where no guest has that process id.
     pub fn change(&self, pid: u32, change: impl FnOnce(&mut FakeGuest)) {
         change(self.all().get_mut(&pid).expect("the test started it"));
     }
 
-    /// Whether anybody can tell which run.
+    /// Sets whether the list of running guests is unavailable.
     pub fn hide(&self, is_hidden: bool) {
         self.is_hidden.store(is_hidden, Ordering::Relaxed);
     }
 
-    /// Finding them waits until no thread has this.
+    /// A scan for guests waits until no thread holds this.
     pub fn slow_find(&self) -> Arc<Mutex<()>> {
         Arc::clone(&self.slow_find)
     }
 
-    /// How one is now.
+    /// State of one guest now.
     ///
     /// # Panics
-    /// Where none has that process id.
+    /// Where no guest has that process id.
     pub fn guest(&self, pid: u32) -> FakeGuest {
         self.all().get(&pid).expect("the test started it").clone()
     }
 
-    /// How one is once it answers.
+    /// State of one guest once it answers.
     fn once_free(&self, pid: u32) -> FakeGuest {
         let guest = self.guest(pid);
         drop(guest.busy.lock());

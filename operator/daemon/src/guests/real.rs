@@ -14,16 +14,16 @@ use wideleaf_policies::{BudgetLimits, PolicyChoice};
 use super::{Care, Found, Guests, ProcessId};
 use crate::config::{PolicySetting, Wanted};
 
-/// Whatever runs on this machine.
+/// The guests that run on this machine.
 #[derive(Debug)]
 pub struct RealGuests {
     places: Places,
-    /// What a TLB miss costs here, as it was when the daemon started.
+    /// Cost of a TLB miss here, as of the daemon's start.
     walk: ChosenWalkCost,
 }
 
 impl RealGuests {
-    /// The guests that `/proc` and libvirt's files tell of.
+    /// The guests according to `/proc` and libvirt's files.
     pub fn of_this_machine() -> RealGuests {
         let walk = ChosenWalkCost::read(Path::new("/"));
         tracing::info!("policies count {walk}");
@@ -31,7 +31,7 @@ impl RealGuests {
         RealGuests { places: Places::default(), walk }
     }
 
-    /// The process of `found`; its number may be another's by now.
+    /// The process of `found`; its number may belong to another by now.
     fn process(&self, found: &Found) -> Result<VmProcess, String> {
         let process = find::with_pid(&self.places, found.process.pid).map_err(|error| error.to_string())?;
         if process.started_at == found.process.started_at {
@@ -84,7 +84,7 @@ impl Guests for RealGuests {
 fn found(process: &VmProcess) -> Found {
     Found {
         process: ProcessId { pid: process.pid, started_at: process.started_at },
-        // A name is whatever its process says; a log has a line for each of ours.
+        // A process chooses its name, while a log entry of the daemon is one line.
         name: process.name.replace(char::is_control, "?"),
         uuid: process.uuid.clone(),
         domain: process.domain.clone(),
@@ -101,7 +101,7 @@ fn choice(policy: &PolicySetting) -> Option<PolicyChoice> {
     }
 }
 
-/// A guest under a manager of `memory`'s.
+/// A guest under a manager of `memory`.
 struct RealCare {
     attached: Attached,
     wanted: Wanted,
@@ -120,7 +120,7 @@ impl Care for RealCare {
         self.attached.windows()
     }
 
-    /// A manager whose policy stays goes on as it is: a new one would have to learn anew what is hot.
+    /// A manager with an unchanged policy continues: a new one would have to learn again what is hot.
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
         if wanted.policy != self.wanted.policy {
             self.attached.set_policy(choice(&wanted.policy)).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Where the daemon is scraped: one thread that waits for all connections at once.
+//! The metrics endpoint: one thread that waits for all connections at once.
 //!
 //! ```text
 //!              ┌──────────── one thread, poll(2) ────────────┐
@@ -6,9 +6,9 @@
 //!              └─────────────────────────────────────────────┘
 //! ```
 //!
-//! Whatever clients do, the next scraper is served: there are [`CONNECTIONS_MAX`] of them at most, each with a time for each step, and
-//! who comes when all places are taken gets that of the one that has been silent for longest. To refuse the newcomer instead would let
-//! anybody who opens connections and says nothing keep Prometheus out.
+//! No client can keep the next scraper out. There are at most [`CONNECTIONS_MAX`] connections, each with a time
+//! limit for each step. When all are taken, a newcomer replaces the one that has been silent for longest. To refuse
+//! the newcomer instead would let any user with silent connections keep Prometheus out.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -28,17 +28,18 @@ use crate::config::{Listen, MetricsConfig};
 use crate::listen_error::ListenError;
 use wideleaf_control::socket_file::SocketFile;
 
-/// A Prometheus or two, and somebody who looks by hand; the rest is for those who open connections and say nothing.
+/// Upper bound on connections. A Prometheus or two and an operator need few; the rest is for clients that connect
+/// and stay silent.
 pub(super) const CONNECTIONS_MAX: usize = 32;
 
-/// Who asks again sooner is told the same: figures are those of the last tick anyway, and a client that asks as fast as it can takes
-/// no core of the host.
+/// Age up to which a page is served again. Its figures are those of the last tick anyway, and a client that asks as
+/// fast as it can then takes no core of the host.
 const PAGE_AGE_MAX: Duration = Duration::from_millis(500);
 
-/// After a connection that could not be taken, for want of file descriptors say.
+/// Pause after a connection that could not be accepted, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The HTTP server that is scraped.
+/// The HTTP server of the metrics.
 pub struct MetricsServer {
     wake: UnixStream,
     thread: JoinHandle<()>,
@@ -47,10 +48,11 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Serves `/metrics` with what `scrape` gives. `None` where it is configured off. A file that nobody listens at any more is replaced.
+    /// Serves the result of `scrape` at `/metrics`. `None` where the configuration says `off`. A file without a
+    /// listener is replaced.
     ///
     /// # Errors
-    /// [`ListenError`], with who listens there if somebody does.
+    /// [`ListenError`], which names the process that listens there already.
     pub fn start(
         config: &MetricsConfig,
         scrape: impl Fn() -> Scrape + Send + 'static,
@@ -93,12 +95,12 @@ impl MetricsServer {
         Ok(MetricsServer { wake, thread, listen, address })
     }
 
-    /// Where it listens, where that is a TCP port.
+    /// Address of a TCP endpoint.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// Ends it, whoever is connected.
+    /// Ends the server, with any client connected.
     pub fn stop(self) {
         let _ = (&self.wake).write(&[0]);
         if self.thread.join().is_err() {
@@ -165,17 +167,17 @@ impl Pages {
     }
 }
 
-/// The thread that waits.
+/// The thread that waits for connections.
 struct Shop {
     listener: Listener,
     woken: UnixStream,
-    /// In the order in which they came.
+    /// Connections in the order of their arrival.
     exchanges: VecDeque<Exchange>,
     page: Option<(Instant, Pages)>,
     scrape: Box<dyn Fn() -> Scrape + Send>,
 }
 
-/// What can be done without waiting.
+/// Sockets that are ready.
 struct Ready {
     is_over: bool,
     listener: bool,
@@ -239,13 +241,14 @@ impl Shop {
     fn accept(&mut self) {
         let socket = match self.listener.accept() {
             Ok(socket) => socket,
-            // It stays in the queue, and poll(2) returns at once: without a pause this would take all of a core.
+            // The connection stays in the queue and poll(2) returns at once: without a pause this would take all
+            // of a core.
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return thread::sleep(ACCEPT_PAUSE),
             Err(_) => return,
         };
         let now = Instant::now();
         let mut exchange = Exchange::new(socket, now);
-        // Most have sent their request by now.
+        // Most clients have sent their request by now.
         if self.advance(&mut exchange, now) == Progress::Over {
             return;
         }

@@ -1,5 +1,5 @@
-//! One connection of a scraper: a request in, a reply out, and it is over. Prometheus opens one every fifteen seconds or so; to keep one
-//! open for it is not worth telling one request from the next.
+//! One connection of a scraper: a request in, a reply out, and it ends. Prometheus connects every fifteen seconds
+//! or so, so keeping a connection open is not worth the separation of requests.
 //!
 //! ```text
 //!             a whole head              all written                   its end, or late
@@ -20,19 +20,19 @@ use nix::sys::socket::{Shutdown, shutdown};
 
 use super::format::Format;
 
-/// A scraper's head has some 300 bytes; one that comes through a proxy has more.
+/// Upper bound on a request's head, in bytes. A scraper's has some 300; one that comes through a proxy has more.
 pub(super) const HEAD_BYTES_MAX: usize = 8 << 10;
 
-/// More headers than that are no scraper's.
+/// Upper bound on the headers of a request.
 const HEADERS_MAX: usize = 64;
 
-/// From the connection to the end of the head: a few packets.
+/// Time from the connection to the end of the head: a few packets.
 const READ_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// From the head to the end of the reply: as long as Prometheus waits by default (`scrape_timeout`).
+/// Time from the head to the end of the reply: as long as Prometheus waits by default (`scrape_timeout`).
 const WRITE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// From the reply to the other side's close.
+/// Time from the reply to the other side's close.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A socket of either kind.
@@ -40,7 +40,7 @@ pub(super) trait Socket: Read + Write + AsFd + Send {}
 
 impl<S: Read + Write + AsFd + Send> Socket for S {}
 
-/// See the module.
+/// One connection; see the module.
 pub(super) struct Exchange {
     socket: Box<dyn Socket>,
     phase: Phase,
@@ -53,16 +53,16 @@ enum Phase {
     Closing,
 }
 
-/// Whether there is more to come.
+/// State of the connection after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Once the socket is ready.
+    /// The connection continues once the socket is ready.
     Waiting,
-    /// No.
+    /// The connection has ended.
     Over,
 }
 
-/// The text of a scrape, which all who are told the same share.
+/// The text of a scrape, shared by all replies with it.
 pub(super) type Page = Arc<str>;
 
 struct Reply {
@@ -71,12 +71,12 @@ struct Reply {
 }
 
 impl Exchange {
-    /// One that begins at `now`.
+    /// A connection that begins at `now`.
     pub(super) fn new(socket: Box<dyn Socket>, now: Instant) -> Exchange {
         Exchange { socket, phase: Phase::Reading(Vec::new()), until: now + READ_TIME_MAX }
     }
 
-    /// What it waits for.
+    /// Events that the connection waits for.
     pub(super) fn interest(&self) -> PollFlags {
         match self.phase {
             Phase::Reading(_) | Phase::Closing => PollFlags::POLLIN,
@@ -84,22 +84,22 @@ impl Exchange {
         }
     }
 
-    /// When it has taken too long.
+    /// Time at which it has taken too long.
     pub(super) fn deadline(&self) -> Instant {
         self.until
     }
 
-    /// Whether it has asked, and is owed a reply.
+    /// Whether its request is complete and its reply is not.
     pub(super) fn has_asked(&self) -> bool {
         matches!(self.phase, Phase::Writing { .. })
     }
 
-    /// Goes as far as it can without waiting. `page` is asked for where `/metrics` is.
+    /// Goes as far as possible without waiting. A request for `/metrics` calls `page`.
     pub(super) fn advance(&mut self, now: Instant, page: &mut dyn FnMut(Format) -> Page) -> Progress {
         match self.go_on(now, page) {
             Ok(progress) => progress,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Progress::Waiting,
-            // A client that goes away before it has its answer is its own business.
+            // A client that closes early needs no answer.
             Err(_) => Progress::Over,
         }
     }
@@ -122,7 +122,7 @@ impl Exchange {
                     shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Write)?;
                     (self.phase, self.until) = (Phase::Closing, now + CLOSE_TIME_MAX);
                 }
-                // Once at most: who sends without end does not keep the others waiting.
+                // At most once, so that a client that sends without end does not delay the others.
                 Phase::Closing => {
                     let n = read_some(&mut *self.socket, &mut Vec::new())?;
                     return Ok(if n == 0 { Progress::Over } else { Progress::Waiting });
@@ -139,7 +139,7 @@ impl AsFd for Exchange {
 }
 
 impl Reply {
-    /// What is still to be written; `None`: nothing.
+    /// The bytes still to write; `None` after the last.
     fn rest(&self, written: usize) -> Option<&[u8]> {
         let (head, body) = (self.head.as_bytes(), self.body.as_bytes());
         let rest = head.get(written..).filter(|rest| !rest.is_empty());
@@ -147,7 +147,7 @@ impl Reply {
     }
 }
 
-/// As many bytes as a head has room for.
+/// Reads at most as many bytes as a head may have.
 fn read_some(socket: &mut dyn Socket, into: &mut Vec<u8>) -> io::Result<usize> {
     let mut bytes = [0; HEAD_BYTES_MAX];
     let n = again(|| socket.read(&mut bytes))?;
@@ -164,7 +164,7 @@ fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// The reply to a head; `None` while that is not whole.
+/// The reply to a head; `None` while the head is incomplete.
 fn answer(head: &[u8], page: &mut dyn FnMut(Format) -> Page) -> Option<Reply> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
@@ -172,7 +172,7 @@ fn answer(head: &[u8], page: &mut dyn FnMut(Format) -> Page) -> Option<Reply> {
         Ok(Status::Complete(_)) => true,
         Ok(Status::Partial) => false,
         Err(httparse::Error::TooManyHeaders) => return Some(too_long()),
-        Err(error) => return Some(text("400 Bad Request", &format!("this is no request: {error}\n"))),
+        Err(error) => return Some(text("400 Bad Request", &format!("not a request: {error}\n"))),
     };
     if !is_whole {
         return (head.len() >= HEAD_BYTES_MAX).then(too_long);
@@ -193,7 +193,7 @@ fn answer(head: &[u8], page: &mut dyn FnMut(Format) -> Page) -> Option<Reply> {
 }
 
 fn too_long() -> Reply {
-    let most = format!("a request has {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers at most\n");
+    let most = format!("a request has at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers\n");
     text("431 Request Header Fields Too Large", &most)
 }
 
@@ -217,7 +217,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// An exchange, the client's side of it, and when it began.
+    /// An exchange, the client's side of it, and the time of its start.
     fn exchange() -> (Exchange, UnixStream, Instant) {
         let (here, there) = UnixStream::pair().expect("a pair of sockets");
         here.set_nonblocking(true).expect("nonblocking");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_byte_by_byte_is_answered_once_it_is_whole_and_gets_no_time_for_its_bytes() {
+    fn a_request_byte_by_byte_is_answered_once_complete_and_gets_no_extra_time() {
         let (mut exchange, mut client, began) = exchange();
         let request = b"GET /metrics?a=b HTTP/1.1\r\nHost: a\r\n\r\n";
         for (n, byte) in request.iter().enumerate() {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_reads_has_a_deadline_and_who_does_has_all_of_it() {
+    fn a_client_that_never_reads_has_a_deadline_and_one_that_reads_gets_the_whole_page() {
         let (mut exchange, mut client, began) = exchange();
         client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("written");
         let page: Page = "a figure\n".repeat(1 << 17).into();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_without_end_keeps_nobody_waiting_and_has_a_second() {
+    fn a_client_that_sends_without_end_delays_no_other_and_has_a_second() {
         let (socket, client) = UnixStream::pair().expect("a pair of sockets");
         let began = Instant::now();
         let endless = Endless { request: b"GET /else HTTP/1.1\r\n\r\n", socket };
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_the_format_that_it_asks_for_and_the_classic_one_unasked() {
+    fn a_client_gets_the_format_that_it_asks_for_and_the_classic_one_by_default() {
         for (accept, expected) in [
             ("", Format::Classic),
             ("Accept: application/openmetrics-text; version=1.0.0\r\n", Format::OpenMetrics),

@@ -1,28 +1,28 @@
-//! The two forms of a scrape's text, and which of them a client asks for (RFC 9110, 12.5.1).
+//! The two forms of a scrape's text, and the choice between them by a client's request (RFC 9110, 12.5.1).
 //!
 //! | | OpenMetrics 1.0 | classic (Prometheus' text format 0.0.4) |
 //! |---|---|---|
 //! | `# HELP`, `# TYPE` of a counter | the family's name | the name of its rows, with `_total` |
 //! | the end | `# EOF` | nothing |
 //!
-//! Prometheus asks for OpenMetrics; promtool, curl and other collectors get the classic form, which all of them read.
+//! Prometheus asks for OpenMetrics. promtool, curl and other collectors get the classic form, which all of them read.
 
 use super::FAMILIES;
 
-/// A form.
+/// Form of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// What Prometheus asks for.
+    /// The form that Prometheus asks for.
     OpenMetrics,
-    /// What every client reads.
+    /// The form that every client reads.
     Classic,
 }
 
-/// The version of OpenMetrics that is spoken here.
+/// Supported version of OpenMetrics.
 const VERSION: &str = "1.0.0";
 
 impl Format {
-    /// Its media type.
+    /// Media type of the form.
     pub(super) const fn content_type(self) -> &'static str {
         match self {
             Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -30,8 +30,8 @@ impl Format {
         }
     }
 
-    /// The form that the values of a request's `Accept` headers prefer: OpenMetrics where it is named, and plain text
-    /// is not preferred to it.
+    /// The form that the values of a request's `Accept` headers prefer: OpenMetrics if they name it and do not
+    /// prefer plain text.
     pub(super) fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
         let (mut open_metrics, mut plain) = (0.0, 0.0);
         for range in accept.flat_map(|value| value.split(',')) {
@@ -83,8 +83,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_metrics_is_for_those_who_ask_for_it_and_prefer_it() {
-        // As Prometheus 2.42 and 3.0 ask.
+    fn open_metrics_is_for_clients_that_ask_for_it_and_prefer_it() {
+        // The headers of Prometheus 2.42 and 3.0.
         let prometheus_2 = "application/openmetrics-text;version=1.0.0,\
                             application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         let prometheus_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\

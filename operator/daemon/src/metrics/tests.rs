@@ -1,4 +1,4 @@
-//! What is scraped, read back line by line.
+//! The scraped text, read back line by line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -68,7 +68,7 @@ fn scrape() -> Scrape {
     }
 }
 
-/// `name{labels} value` of every line that is no comment.
+/// `name{labels} value` of every line that is not a comment.
 fn lines(text: &str) -> Vec<(&str, &str, f64)> {
     text.lines()
         .filter(|line| !line.starts_with('#'))
@@ -113,7 +113,7 @@ fn the_classic_text_describes_each_row_by_its_own_name() {
     assert!(!classic.contains("# EOF"), "{classic}");
 }
 
-/// The program is Prometheus' own; no build needs it.
+/// promtool is Prometheus' own program; the build does not need it.
 #[test]
 fn promtool_finds_nothing_in_the_classic_text() {
     let program = std::env::var_os("PROMTOOL").unwrap_or_else(|| "promtool".into());
@@ -148,7 +148,7 @@ fn the_figures_are_those_of_the_views() {
 }
 
 #[test]
-fn counters_are_of_this_daemon_and_what_is_resident_of_all() {
+fn counters_are_of_this_daemon_and_resident_memory_is_of_all() {
     let mut scrape = scrape();
     scrape.vms.truncate(1);
     scrape.vms[0].counted = Some(WorkView { copied: 7, bloat: 9, ..WorkView::default() });
@@ -171,7 +171,7 @@ fn buckets_add_up_to_the_count() {
 }
 
 #[test]
-fn best_effort_has_no_guarantee_to_meet_and_what_is_not_known_has_no_row() {
+fn best_effort_has_no_guarantee_to_meet_and_unknown_figures_have_no_row() {
     let mut scrape = scrape();
     for ScrapedVm { view, counted, .. } in &mut scrape.vms {
         view.guarantee = Guarantee::BestEffort;
@@ -188,7 +188,7 @@ fn file(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All words that look like one of our metrics.
+/// All words that look like one of the daemon's metrics.
 fn named(text: &str) -> BTreeSet<&str> {
     let is_outside = |c: char| !c.is_ascii_alphanumeric() && c != '_';
     text.split(is_outside).filter(|word| word.starts_with("wideleaf_") && word.len() > "wideleaf_vm_".len()).collect()
@@ -270,13 +270,13 @@ fn a_unix_socket_that_a_killed_daemon_left_is_replaced_and_removed_at_the_end() 
 }
 
 #[test]
-fn a_unix_socket_has_the_mode_that_is_configured_and_is_taken_from_nobody_who_listens() {
+fn a_unix_socket_has_the_configured_mode_and_is_not_taken_from_a_listener() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("metrics.sock");
     let mode = || path.metadata().expect("it is there").permissions().mode() & 0o777;
     let first = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).expect("free").expect("it is not off");
     assert_eq!(mode(), 0o660);
-    let taken = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).err().expect("somebody listens");
+    let taken = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).err().expect("another server listens");
     let (pid, text) = (std::process::id(), taken.to_string());
     assert!(text.contains(&format!("(pid {pid}) is listening")) && text.contains("another metrics.listen"), "{text}");
     assert!(get(UnixStream::connect(&path).expect("it listens"), "GET /metrics").starts_with("HTTP/1.1 200"));
@@ -287,10 +287,10 @@ fn a_unix_socket_has_the_mode_that_is_configured_and_is_taken_from_nobody_who_li
     second.stop();
     std::fs::write(&path, "a letter").expect("written");
     let other = MetricsServer::start(&at(Listen::Unix(path.clone())), scrape).err().expect("something else is there");
-    assert!(other.to_string().contains("is no socket") && path.exists(), "{other}");
+    assert!(other.to_string().contains("is not a socket") && path.exists(), "{other}");
 }
 
-/// More clients than there are places, each of which does `begin` and no more.
+/// More clients than there are places, each of which sends `begin` and no more.
 fn crowd(path: &std::path::Path, begin: &[u8]) -> Vec<UnixStream> {
     let connect = |_| {
         let mut stream = UnixStream::connect(path).expect("it listens");
@@ -301,7 +301,7 @@ fn crowd(path: &std::path::Path, begin: &[u8]) -> Vec<UnixStream> {
 }
 
 #[test]
-fn whatever_a_crowd_does_who_asks_is_answered_and_the_end_waits_for_nobody() {
+fn whatever_a_crowd_does_a_request_is_answered_and_the_end_waits_for_no_client() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("metrics.sock");
     // A page that fills a socket's buffer several times.

@@ -1,14 +1,14 @@
-//! Who answers: a desk that hands on what may take long, so that nobody waits behind it who need not.
+//! The threads that answer: a desk hands on requests that may take long, so that quick ones do not wait behind them.
 //!
 //! ```text
-//!   lines ─▶ desk ─┬─ a pulse, the daemon itself ─▶ answered there, from what is known
+//!   lines ─▶ desk ─┬─ a status, the daemon itself ─▶ answered there, from what is known
 //!                  ├─ list ───────────────────────▶ 2 threads   each waits a second at most
-//!                  ├─ one guest: info, explain … ─▶ 2 threads   seconds for a guest of a terabyte, or one whose monitor hangs
+//!                  ├─ one guest: info, explain … ─▶ 2 threads   seconds for a guest of a terabyte, or a monitor that hangs
 //!                  └─ changes: attach, prepare … ─▶ 2 threads   seconds for a monitor or a pool
 //! ```
 //!
-//! A registered VM that is not answered for five seconds takes its daemon for dead; and who asks what there is on the host does so mostly
-//! because something hangs.
+//! A registered VM without an answer for five seconds considers its daemon dead. And a client that lists the guests
+//! of a host often does so because something hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,7 +22,7 @@ use wideleaf_control::server::{Job, Replies};
 use super::{Answers, ConnectionId, decode};
 use crate::peer::Peer;
 
-/// Of each lane. One that waits holds up one more of its kind and no others; each more costs the daemon a stack.
+/// Threads of each lane. One that waits delays only its own kind; each more costs the daemon a stack.
 const THREADS_PER_LANE: usize = 2;
 
 /// A request that is handed on.
@@ -32,20 +32,20 @@ struct Task {
     request: Request,
 }
 
-/// Requests that wait for the like of them only.
+/// Requests that wait only for others of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
-    /// Answered at the desk.
+    /// Requests answered at the desk.
     Desk,
-    /// All guests.
+    /// Requests about all guests.
     List,
-    /// One guest.
+    /// Requests about one guest.
     Look,
-    /// Something is changed.
+    /// Requests that change something.
     Change,
 }
 
-/// Those that have threads.
+/// Lanes with their own threads.
 const LANES: [Lane; 3] = [Lane::List, Lane::Look, Lane::Change];
 
 fn lane(request: &Request) -> Lane {
@@ -63,7 +63,7 @@ fn lane(request: &Request) -> Lane {
     }
 }
 
-/// Starts the threads. They end once nobody can send a job any more.
+/// Starts the threads. They end once no sender of jobs is left.
 pub(super) fn start(jobs: Receiver<Job>, replies: &Replies, answers: &Arc<dyn Answers>) -> Vec<JoinHandle<()>> {
     let clerk = || Clerk { replies: replies.clone(), answers: answers.clone() };
     let mut threads = Vec::new();
@@ -88,7 +88,7 @@ struct Clerk {
 }
 
 impl Clerk {
-    /// At the desk.
+    /// Loop of the desk.
     fn receive(&self, jobs: &Receiver<Job>, queues: &[Sender<Task>; LANES.len()]) {
         for job in jobs {
             match job {
@@ -104,30 +104,30 @@ impl Clerk {
     fn hand_on(&self, task: Task, queues: &[Sender<Task>; LANES.len()]) {
         let lane = lane(&task.request);
         match LANES.iter().position(|other| *other == lane) {
-            Some(number) => drop(queues[number].send(task)), // its threads live for as long as we do
+            Some(number) => drop(queues[number].send(task)), // its threads live as long as the desk
             None => self.answer(task),
         }
     }
 
-    /// In a lane.
+    /// Loop of a lane's thread.
     fn serve(&self, queue: &Mutex<Receiver<Task>>) {
         loop {
             let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok(task) = task else { return };
             if self.replies.is_stopping() {
-                return; // what still waits has no connection any more
+                return; // waiting tasks no longer have a connection
             }
             self.answer(task);
         }
     }
 
-    /// A mistake of ours in one answer is no reason to answer nobody any more.
+    /// A bug in one answer must not end all further answers.
     fn answer(&self, Task { connection, peer, request }: Task) {
         let is_registration = matches!(request, Request::Register { .. });
         let answered = catch_unwind(AssertUnwindSafe(|| self.answers.answer(connection, peer, request)));
         let reply = answered.unwrap_or_else(|_| {
-            tracing::error!("a request made wideleafd panic: the words are above");
-            Reply::Error("wideleafd made a mistake, please report it: the words are in its log".to_owned())
+            tracing::error!("a request made wideleafd panic: its message is above");
+            Reply::Error("wideleafd panicked on this request: please report it with the message in its log".to_owned())
         });
         let is_registration = is_registration && matches!(reply, Reply::Ok(_));
         self.replies.send(connection, &reply, is_registration);

@@ -13,7 +13,7 @@ use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::{Care, DaemonView, VmView};
 
-/// A machine that compiles on all cores meanwhile needs some time.
+/// Time limit for a machine that compiles on all cores at the same time.
 pub const WITHIN: Duration = Duration::from_secs(60);
 
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -63,7 +63,7 @@ impl Place {
         command
     }
 
-    /// Starts one and waits until it answers.
+    /// Starts a daemon and waits until it answers.
     pub fn start(&self) -> Daemon<'_> {
         let log = std::fs::File::options().create(true).append(true).open(self.file("log")).unwrap();
         let child = self.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
@@ -92,7 +92,7 @@ impl Daemon<'_> {
         view
     }
 
-    /// Those that are managed.
+    /// The managed VMs.
     pub fn managed(&self) -> Vec<VmView> {
         let Answer::Vms(mut vms) = self.ask(Request::List) else { panic!("that is no answer") };
         vms.retain(|vm| vm.care != Care::Unmanaged);
@@ -116,7 +116,7 @@ impl Drop for Daemon<'_> {
     }
 }
 
-/// What a scraper is told.
+/// The text that a scraper receives.
 pub fn scrape(mut stream: impl Read + Write) -> String {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
     let mut scraped = String::new();

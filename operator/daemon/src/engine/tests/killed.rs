@@ -1,5 +1,5 @@
-//! The daemon is killed after every step of making and giving back room, on a pool whose files hold what was written to them: whatever
-//! the step, the next daemon leaves no page too many, and takes none that is somebody else's.
+//! The daemon is killed after every step of making and giving back room, on a pool with files that keep what was
+//! written to them. After any step, the next daemon leaves no page too many, and takes none of another owner.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicU32;
@@ -10,16 +10,16 @@ use super::*;
 use crate::rooms::Refusal;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
-/// Pages that an operator made before all this, all of them in use.
+/// Pages that an operator made before the test, all of them in use.
 const BEFORE: u64 = 8;
 
-/// A captured tree's pools, whose user dies after some steps.
+/// The pools of a captured tree, with a user that dies after N steps.
 #[derive(Clone)]
 struct Mortal {
     root: PathBuf,
     pools: HugetlbPools,
     steps_left: Arc<AtomicU32>,
-    /// Whether the kernel has done half of the work when it dies in the middle of a write, or none.
+    /// Whether the kernel has done half of a write when the user dies in the middle of it, or none.
     is_half_done: bool,
 }
 
@@ -36,7 +36,7 @@ impl Mortal {
         }
     }
 
-    /// Between the note and the write.
+    /// Runs between the note and the write.
     fn noted(&self, intent: &Intent) {
         let left = self.steps_left.load(Ordering::Relaxed);
         if left == 0 && self.is_half_done {
@@ -104,7 +104,7 @@ fn host() -> tempfile::TempDir {
     folder
 }
 
-/// A daemon that has taken up what an earlier one left there.
+/// A daemon that has taken up an earlier one's state there.
 fn daemon(root: &Path, pools: Mortal) -> Service {
     let config = Config::parse(&format!("[state]\npath = {:?}", state_path(root))).expect("it makes sense");
     let doors = Doors {
@@ -119,7 +119,7 @@ fn daemon(root: &Path, pools: Mortal) -> Service {
         Loaded::Known(state) => state,
         _ => State::default(),
     });
-    engine.resume().expect("nobody runs");
+    engine.resume().expect("no guest runs");
     Service::new(engine, Access::with_files(None, 0, "/nowhere"))
 }
 
@@ -128,7 +128,7 @@ fn ask(service: &Service, request: Request) {
     assert_eq!(reply, Reply::Ok(Box::new(Answer::Done)));
 }
 
-/// Two rooms are made, the first in two parts, and given back; `true` where all of it came to its end.
+/// Makes two rooms, the first in two parts, and gives them back; `true` where all steps were done.
 fn lives(root: &Path, steps: u32, is_half_done: bool) -> bool {
     let two_parts = || {
         let part = |pages| PoolRequest { page_bytes: 2 << 20, pages, node: None };
@@ -143,8 +143,8 @@ fn lives(root: &Path, steps: u32, is_half_done: bool) -> bool {
     catch_unwind(AssertUnwindSafe(all)).is_ok()
 }
 
-/// The same with a death after each step, and with what `operator` does to the pool before the next daemon; `check` has the number of
-/// pages when that one has given everything back.
+/// Runs it with a death after each step. `operator` changes the pool before the next daemon. `check` gets the
+/// number of pages after that daemon has given everything back.
 fn after_each_death(operator: impl Fn(u64) -> u64, check: impl Fn(u64, &str)) {
     for is_half_done in [false, true] {
         for steps in 0.. {
@@ -175,7 +175,7 @@ fn pages_that_an_operator_adds_between_two_daemons_are_never_taken() {
 }
 
 #[test]
-fn a_pool_that_an_operator_makes_smaller_between_two_daemons_is_not_made_smaller_than_that() {
+fn a_pool_that_an_operator_shrinks_between_two_daemons_is_not_shrunk_further() {
     let fewer = |pages: u64| pages.saturating_sub(3);
     after_each_death(fewer, |pages, when| assert!(pages >= BEFORE - 3, "{pages} {when}"));
 }

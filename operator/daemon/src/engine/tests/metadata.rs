@@ -1,4 +1,4 @@
-//! Mistakes in the metadata of domains that run.
+//! Mistakes in the metadata of running domains.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn started_with(pid: u32, domain: &str, mistakes: &[&str]) -> Request {
 }
 
 #[test]
-fn a_mistake_in_the_metadata_of_a_domain_that_runs_is_in_its_view_also_after_a_restart() {
+fn a_mistake_in_the_metadata_of_a_running_domain_is_in_its_view_also_after_a_restart() {
     let notes = |bench: &Bench| bench.list()[0].notes.clone();
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web");
@@ -17,7 +17,7 @@ fn a_mistake_in_the_metadata_of_a_domain_that_runs_is_in_its_view_also_after_a_r
     let expected = ["a mistake in its metadata: unknown attribute garantee"];
     assert_eq!(notes(&bench), expected);
     bench.ask(Request::Detach { vm: "web".into() }).expect("it is managed");
-    assert_eq!(notes(&bench), expected, "it is only looked at");
+    assert_eq!(notes(&bench), expected, "it is only observed");
     bench.attach(10).expect("it runs");
     let bench = bench.restarted();
     assert_eq!(notes(&bench), expected);

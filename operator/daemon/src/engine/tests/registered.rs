@@ -1,4 +1,4 @@
-//! VMs of ours, which register themselves and have a manager of their own.
+//! VMs of `wideleaf run`, which register themselves and have a manager of their own.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn limits(answer: Result<Answer, String>) -> Limits {
 }
 
 #[test]
-fn a_vm_of_ours_is_listed_limited_and_forgotten_with_its_connection() {
+fn a_registered_vm_is_listed_limited_and_forgotten_with_its_connection() {
     let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"");
     let first = limits(bench.ask(Request::Register { vm: own_view(1) }));
     assert_eq!((first.copy_per_second, first.policy), (mib(1600).get(), None));
@@ -26,7 +26,7 @@ fn a_vm_of_ours_is_listed_limited_and_forgotten_with_its_connection() {
 }
 
 #[test]
-fn a_vm_of_ours_copies_nothing_while_the_host_is_short() {
+fn a_registered_vm_copies_nothing_while_the_host_is_short() {
     let bench = Bench::new("");
     bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
     bench.available.store(0, Ordering::Relaxed);
@@ -35,16 +35,16 @@ fn a_vm_of_ours_copies_nothing_while_the_host_is_short() {
 }
 
 #[test]
-fn nobody_registers_the_vm_of_another_process() {
+fn a_process_cannot_register_the_vm_of_another() {
     let bench = Bench::new("");
     let error = bench.ask(Request::Register { vm: own_view(77) }).expect_err("we are process 1 here");
-    assert_eq!(error, "process 1 can not register a VM of process 77");
+    assert_eq!(error, "process 1 cannot register a VM of process 77");
     bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
     assert!(bench.ask(Request::Register { vm: own_view(1) }).expect_err("twice").contains("managed already"));
 }
 
 #[test]
-fn a_vm_of_ours_that_calls_itself_like_a_domain_does_not_get_the_rules_of_the_domain() {
+fn a_registered_vm_with_the_name_of_a_domain_does_not_get_the_rules_of_the_domain() {
     let weight = |bench: &Bench| {
         let table = bench.engine.table();
         table.vms.values().find(|vm| vm.found.vmm == Vmm::Wideleaf).map(|vm| vm.wanted.weight)
@@ -52,7 +52,7 @@ fn a_vm_of_ours_that_calls_itself_like_a_domain_does_not_get_the_rules_of_the_do
     let rules = "[[vm]]\nname = \"ours\"\nweight = 7";
     let bench = Bench::new(rules);
     bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
-    assert_eq!(weight(&bench), Some(7), "no domain is called so");
+    assert_eq!(weight(&bench), Some(7), "no domain has that name");
     let bench = Bench::new(rules);
     bench.guests.start_domain(10, "ours");
     bench.ask(started(10, "ours", None)).expect("it runs");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn who_only_calls_itself_like_a_domain_gets_neither_its_room_nor_its_settings() {
+fn a_guest_that_only_has_the_name_of_a_domain_gets_neither_its_room_nor_its_settings() {
     let bench = Bench::new("[attach]\nautomatic = [\"web\"]\n[[vm]]\nname = \"web\"\npolicy = \"greedy\"");
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
     bench.guests.start(10, "web"); // and has that UUID
@@ -25,7 +25,7 @@ fn who_only_calls_itself_like_a_domain_gets_neither_its_room_nor_its_settings() 
 }
 
 #[test]
-fn a_room_is_that_of_the_process_that_the_hook_tells() {
+fn a_room_belongs_to_the_process_that_the_hook_reports() {
     let bench = Bench::new("[attach]\nautomatic = \"none\"");
     bench.guests.start(10, "web");
     bench.ask(prepare("u-web", 60)).expect("there is room");
@@ -41,7 +41,7 @@ fn a_room_is_that_of_the_process_that_the_hook_tells() {
 }
 
 #[test]
-fn the_state_file_tells_of_rooms_what_the_daemon_tells() {
+fn the_state_file_has_the_same_rooms_as_the_daemons_answer() {
     let bench = Bench::new("");
     bench.ask(prepare("u", 60)).expect("there is room");
     let Ok(Answer::Rooms(rooms)) = bench.ask(Request::Rooms) else { panic!("rooms are asked for") };
@@ -52,7 +52,7 @@ fn the_state_file_tells_of_rooms_what_the_daemon_tells() {
 }
 
 #[test]
-fn a_domain_that_starts_while_the_scout_is_at_another_keeps_its_room() {
+fn a_domain_that_starts_while_the_scout_attaches_another_keeps_its_room() {
     let bench = Bench::new("[attach]\nautomatic = [\"slow\"]");
     bench.guests.start(10, "slow");
     let busy = bench.guests.guest(10).busy;
@@ -88,7 +88,7 @@ fn room_for_a_domain_is_made_once_and_goes_back_when_it_is_released() {
 }
 
 #[test]
-fn room_goes_back_when_its_vm_ends_without_a_word() {
+fn room_goes_back_when_its_vm_ends_without_a_release() {
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web");
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
@@ -113,7 +113,7 @@ fn room_of_a_detached_vm_stays_until_it_ends() {
 }
 
 #[test]
-fn a_new_daemon_gives_back_what_was_made_for_domains_that_are_gone_and_keeps_the_others() {
+fn a_new_daemon_gives_back_the_room_of_ended_domains_and_keeps_the_rest() {
     let bench = Bench::new("");
     for (pid, name, pages) in [(10, "stays", 10), (11, "goes", 20)] {
         bench.guests.start_domain(pid, name);
@@ -139,10 +139,10 @@ fn room_for_the_next_start_of_a_domain_is_kept_when_its_last_process_ends() {
 }
 
 #[test]
-fn room_that_can_not_be_given_back_at_once_is_given_back_later() {
+fn room_that_cannot_be_given_back_at_once_is_given_back_later() {
     let bench = Bench::new("");
     bench.ask(prepare("u", 60)).expect("there is room");
-    bench.pools.set_free(0); // somebody took its pages
+    bench.pools.set_free(0); // another process took its pages
     bench.ask(release("u")).expect("it is tried");
     assert_eq!((bench.pools.now().growth_left, bench.state().rooms.len()), (40, 1));
     bench.pools.set_free(60);
@@ -151,7 +151,7 @@ fn room_that_can_not_be_given_back_at_once_is_given_back_later() {
 }
 
 #[test]
-fn where_processes_can_not_be_seen_nothing_is_given_back_or_forgotten() {
+fn without_a_list_of_processes_nothing_is_given_back_or_forgotten() {
     let bench = Bench::new("");
     bench.guests.start_domain(10, "web");
     bench.ask(prepare("00000000-0000-0000-0000-000000000010", 60)).expect("there is room");
@@ -163,7 +163,7 @@ fn where_processes_can_not_be_seen_nothing_is_given_back_or_forgotten() {
 }
 
 #[test]
-fn a_guarantee_for_ordinary_memory_that_the_host_does_not_have_is_refused_and_leaves_nothing() {
+fn a_guarantee_beyond_the_hosts_ordinary_memory_is_refused_and_leaves_nothing() {
     let bench = Bench::new("[host]\nlow_free = \"1G\"");
     bench.available.store(gib(25).get(), Ordering::Relaxed);
     let of_gib = |all: u64, large: u64, pages: Vec<PoolRequest>| {
@@ -175,14 +175,14 @@ fn a_guarantee_for_ordinary_memory_that_the_host_does_not_have_is_refused_and_le
     assert!(error.starts_with("no room for web: ") && error.contains(why), "{error}");
     assert_eq!(bench.state().rooms, []);
     assert_eq!(of_gib(25, 24, Vec::new()), Ok(Answer::Done));
-    // Pages of the pool are made of what is left.
+    // Pages of the pool are made of the remaining memory.
     let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 10, node: None }];
     let error = of_gib(25, 24, pages).expect_err("nothing is left");
     assert!(error.contains("20 MiB are needed and 0 B are above host.low_free"), "{error}");
 }
 
 #[test]
-fn a_domain_leaves_the_host_the_memory_that_it_is_to_keep() {
+fn a_domain_leaves_the_host_its_reserve() {
     let bench = Bench::new("[host]\nlow_free = \"1G\"");
     bench.available.store((gib(1) + mib(100)).get(), Ordering::Relaxed);
     assert!(bench.ask(prepare("u", 51)).expect_err("102 MiB").contains("100 MiB are above host.low_free"));

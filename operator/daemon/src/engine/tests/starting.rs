@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A host on which an earlier daemon managed one guest, and a daemon that has not looked yet.
+/// A host on which an earlier daemon managed one guest, and a daemon before its first scan.
 fn not_looked_yet() -> Bench {
     let earlier = Bench::new("");
     earlier.guests.start(10, "web");
@@ -14,11 +14,11 @@ fn not_looked_yet() -> Bench {
 }
 
 #[test]
-fn a_list_waits_for_the_first_look_and_calls_no_managed_guest_unmanaged() {
+fn a_list_waits_for_the_first_scan_and_calls_no_managed_guest_unmanaged() {
     let bench = not_looked_yet();
     thread::scope(|scope| {
         let listed = scope.spawn(|| bench.list());
-        // A list that does not wait is answered by then, mostly.
+        // A list that did not wait would mostly be answered by then.
         thread::sleep(Duration::from_millis(100));
         bench.engine.resume().expect("its guests are seen");
         bench.engine.has_looked();
@@ -29,7 +29,7 @@ fn a_list_waits_for_the_first_look_and_calls_no_managed_guest_unmanaged() {
 }
 
 #[test]
-fn a_guest_that_is_not_taken_up_yet_says_so_with_its_policy_and_its_counters() {
+fn a_guest_that_is_not_taken_up_yet_is_marked_and_has_its_policy_and_counters() {
     let bench = not_looked_yet();
     bench.engine.has_looked();
     let listed = bench.list().remove(0);
@@ -45,7 +45,7 @@ fn a_guest_that_is_not_taken_up_yet_says_so_with_its_policy_and_its_counters() {
 }
 
 #[test]
-fn the_hosts_memory_is_known_before_anything_is_asked() {
+fn the_hosts_memory_is_known_before_the_first_request() {
     let bench = not_looked_yet();
     bench.engine.begin();
     assert!(matches!(bench.ask(Request::Daemon), Ok(Answer::Daemon(daemon)) if daemon.host_free == gib(8).get()));
