@@ -23,6 +23,7 @@ demo: build
 
 deb:
 	@packaging/build-deb
+	@packaging/build-deb --package wideleaf-lab
 
 # Tools that the tests need besides Rust. As root this installs them, otherwise it lists the missing ones.
 tools:

@@ -42,14 +42,13 @@ struct Package {
 }
 
 impl Package {
-    fn build() -> Package {
+    fn build(name: &str, programs: &[(&str, PathBuf)]) -> Package {
         let folder = tempfile::tempdir().unwrap();
-        let programs = folder.path().join("programs");
-        fs::create_dir(&programs).unwrap();
-        symlink(built(&["build", "-p", "wideleaf"], false), programs.join("wideleaf")).unwrap();
-        symlink(env!("CARGO_BIN_EXE_wideleafd"), programs.join("wideleafd")).unwrap();
+        let binaries = folder.path().join("programs");
+        fs::create_dir(&binaries).unwrap();
+        programs.iter().for_each(|(program, path)| symlink(path, binaries.join(program)).unwrap());
         let mut build = Command::new(Path::new(REPOSITORY).join("packaging/build-deb"));
-        build.arg("--binaries").arg(programs).arg("--output").arg(folder.path().join("out"));
+        build.args(["--package", name]).arg("--binaries").arg(binaries).arg("--output").arg(folder.path().join("out"));
         // Compression takes longer than everything else together, and does not change the content.
         let file = PathBuf::from(output(build.env("DPKG_DEB_COMPRESSOR_TYPE", "none")).trim());
         Package { folder, file }
@@ -97,7 +96,11 @@ fn the_package_is_complete_and_its_programs_run_where_it_is_unpacked() {
     if !can_run() {
         return;
     }
-    let package = Package::build();
+    let programs = [
+        ("wideleaf", built(&["build", "-p", "wideleaf"], false)),
+        ("wideleafd", env!("CARGO_BIN_EXE_wideleafd").into()),
+    ];
+    let package = Package::build("wideleaf", &programs);
     every_file_is_there_with_its_rights(&package);
     its_control_files_are_well_formed(&package);
     what_is_unpacked_runs(&package);
@@ -217,6 +220,30 @@ fn what_is_unpacked_runs(package: &Package) {
         true => assert_eq!(fs::metadata(hook).unwrap().permissions().mode() & 0o111, 0o111, "libvirt runs it"),
         false => assert!(why.contains("install wideleaf where root alone can write") && !hook.exists(), "{why}"),
     }
+}
+
+#[test]
+fn the_laboratory_has_a_package_of_its_own() {
+    if !can_run() {
+        return;
+    }
+    let program = built(&["build", "-p", "wideleaf-lab"], false);
+    let package = Package::build("wideleaf-lab", &[("wideleaf-lab", program)]);
+    let contents = package.contents();
+    for path in [
+        "usr/bin/wideleaf-lab",
+        "usr/share/bash-completion/completions/wideleaf-lab",
+        "usr/share/man/man1/wideleaf-lab.1.gz",
+        "usr/share/man/man1/wideleaf-lab-experiment-run.1.gz",
+        "usr/share/doc/wideleaf-lab/README.md",
+        "usr/share/doc/wideleaf-lab/copyright",
+    ] {
+        assert!(contents.contains_key(path), "no {path} in {contents:?}");
+    }
+    assert!(!contents.contains_key("usr/bin/wideleaf"), "two packages may not have the same file");
+    let version = output(Command::new(package.unpacked().join("usr/bin/wideleaf-lab")).arg("--version"));
+    assert_eq!(version, concat!("wideleaf-lab ", env!("CARGO_PKG_VERSION"), "\n"));
+    lintian_finds_nothing(&package);
 }
 
 #[test]
