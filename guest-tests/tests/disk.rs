@@ -36,7 +36,7 @@ use wideleaf_memory::second_level::SecondLevel;
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::policy::{PolicyInfo, by_name};
-use wideleaf_policies::sampled::Rotation;
+use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, PolicyChoice, Refusal, WindowIndex};
 use wideleaf_vmm::boot::BootImage;

@@ -16,7 +16,7 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, Seen};
 use wideleaf_memory::sensors::minor_faults::MinorFaultSensor;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, RamRange};
-use wideleaf_policies::sampled::Rotation;
+use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{OutcomeResult, PageSize, WindowIndex};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};

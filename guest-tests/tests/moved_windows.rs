@@ -14,7 +14,7 @@ use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::{WindowMover, probe};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
-use wideleaf_policies::sampled::Rotation;
+use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{OutcomeResult, PageSize, Refusal, WindowIndex};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};

@@ -17,7 +17,7 @@ use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
-use wideleaf_policies::sampled::Rotation;
+use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 

@@ -38,14 +38,15 @@ pub mod parameters;
 pub mod policy;
 pub mod rank;
 pub mod recording;
-pub mod remembered;
+
 pub mod reservations;
-pub mod sampled;
+pub mod rotation;
 pub mod snapshot;
 pub mod units;
 pub mod walk;
 pub mod watermark;
 pub mod window;
+pub mod window_memory;
 
 pub use action::{Action, Plan, PlannedAction};
 pub use budget::{Budget, BudgetLimits, Cost};

@@ -9,7 +9,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, WindowIndex};
 use wideleaf_simulator::calibrated::{Calibration, walk_cost};
-use wideleaf_simulator::managed::{Clock, HostConfig, Managed, Mmu, windows_of};
+use wideleaf_simulator::simulated::{Clock, HostConfig, Managed, Mmu, windows_of};
 use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::{AddressSpace, Counts, Paging, Simulator, machine};
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
-use wideleaf_policies::sampled::{Rotation, TouchFrequency};
+use wideleaf_policies::rotation::{Rotation, TouchFrequency};
 use wideleaf_policies::{
     AccessHistory, Backing, GuestMapping, Moment, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow,
 };

@@ -24,22 +24,22 @@ use crate::config::{Config, ConfigError};
 use crate::guests::{Care, Guests, ProcessId};
 use crate::host_memory::HostMemoryWatch;
 use crate::metrics::{Scrape, ScrapedVm};
-use crate::rooms::{Pools, Room};
+use crate::pool_reservations::{Pools, Room};
 use crate::state::{self, Remembered, State};
 use crate::usage;
 
-mod comings;
-mod looks;
+mod lifecycle;
 mod metadata;
-mod pool_rooms;
 mod requests;
+mod reservations;
 mod shares;
 mod starting;
+mod surveys;
 mod vm;
 
-use looks::Looks;
 pub use requests::Service;
 use starting::Starting;
+use surveys::Surveys;
 use vm::Vm;
 
 /// Interval between views of every VM. Policies plan by themselves; this is for people, and for the budget.
@@ -77,7 +77,7 @@ pub struct Engine {
     /// Held from the computation of the shares until all managers have them: the last ones sent are the
     /// last ones computed.
     sharing: Mutex<()>,
-    looks: Arc<Looks>,
+    looks: Arc<Surveys>,
     starting: Starting,
 }
 
@@ -154,7 +154,7 @@ impl Engine {
             host: HostMemoryWatch::default(),
             saved_at: Duration::ZERO,
         };
-        let looks = Arc::new(Looks::new(Arc::clone(&doors.questions)));
+        let looks = Arc::new(Surveys::new(Arc::clone(&doors.questions)));
         Engine {
             doors,
             config_path,

@@ -22,7 +22,6 @@
 //!
 //! The README describes what an operator sees of each.
 
-pub mod carry;
 pub mod config;
 pub mod daemon;
 pub mod engine;
@@ -33,7 +32,9 @@ pub mod host_memory;
 pub mod listen_error;
 pub mod metrics;
 pub mod peer;
-pub mod rooms;
+pub mod persistent_counters;
+pub mod pool_reservations;
+
 pub mod server;
 pub mod share;
 pub mod state;

@@ -19,7 +19,7 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
 use crate::guests::ProcessId;
-use crate::rooms::Room;
+use crate::pool_reservations::Room;
 
 /// Version of the file. A file of another version is moved aside like a damaged one, since its meaning is unknown.
 pub const VERSION: u32 = 1;

@@ -36,12 +36,12 @@ use crate::expectations::Expectations;
 use crate::outcome::{Outcome, OutcomeResult};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
-use crate::remembered::Remembered;
 use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
+use crate::window_memory::WindowMemory;
 
 /// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
@@ -128,7 +128,7 @@ pub struct Auto {
     resident_min: u16,
     shortage: Watermark,
     expectations: Expectations,
-    memory: Remembered<Memory>,
+    memory: WindowMemory<Memory>,
     turns: Turns,
     ranking: Ranking,
     /// Promotions done since the last plan, and their costs.
@@ -218,7 +218,7 @@ impl Auto {
             resident_min: resident_min as u16,
             shortage: Watermark::of_percent(parameters.number("short_from"), parameters.number("short_to")),
             expectations: Expectations::default(),
-            memory: Remembered::default(),
+            memory: WindowMemory::default(),
             turns: Turns::default(),
             ranking: Ranking::default(),
             bought: Vec::new(),

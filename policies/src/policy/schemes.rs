@@ -25,10 +25,10 @@ use crate::candidates::{is_demotable, is_promotable};
 use crate::expectations::Expectations;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, ParameterKind, Parameters};
-use crate::remembered::Remembered;
 use crate::snapshot::{AccessHistory, Snapshot, VmSnapshot};
 use crate::units::{Bytes, Moment, PageSize, PerTenThousand};
 use crate::watermark::Watermark;
+use crate::window_memory::WindowMemory;
 
 /// The published thresholds: 5 % and 0 % for 7 s.
 pub const ETHP: &str = "min max 5% max min max promote; 2M max 0% 0% 7s max demote";
@@ -215,7 +215,7 @@ pub struct Schemes {
     interval: Duration,
     active: Watermark,
     apply_at: Moment,
-    patterns: Remembered<Pattern>,
+    patterns: WindowMemory<Pattern>,
     expectations: Expectations,
 }
 
@@ -228,7 +228,7 @@ impl Schemes {
             interval: Duration::from_millis(parameters.number("interval_ms")),
             active: Watermark::of_percent(parameters.number("on_from"), parameters.number("off_below")),
             apply_at: Moment::START,
-            patterns: Remembered::default(),
+            patterns: WindowMemory::default(),
             expectations: Expectations::default(),
         }
     }

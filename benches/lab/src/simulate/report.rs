@@ -8,7 +8,7 @@ use serde::Serialize;
 use wideleaf_policies::{Bytes, Moment, PageSize, PerTenThousand};
 use wideleaf_simulator::Counts;
 use wideleaf_simulator::counts::{References, Served};
-use wideleaf_simulator::managed::{HistorySample, Managed};
+use wideleaf_simulator::simulated::{HistorySample, Managed};
 
 use super::args::SimulateArgs;
 use super::source::SourceInfo;

@@ -16,7 +16,7 @@ use wideleaf_policies::policy::RamStart;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_simulator::calibrated::{Calibration, walk_cost};
-use wideleaf_simulator::managed::{Clock, HostConfig, Managed};
+use wideleaf_simulator::simulated::{Clock, HostConfig, Managed};
 use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::space::ARENA_MAX;
 use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, streams};

@@ -13,7 +13,7 @@ use super::*;
 use crate::guests::Found;
 use crate::guests::fake::{FakeGuests, monitor_of};
 use crate::peer::{Access, Peer};
-use crate::rooms::{FakePool, FakePools};
+use crate::pool_reservations::{FakePool, FakePools};
 use crate::server::{Answers, ConnectionId};
 use crate::state::Loaded;
 

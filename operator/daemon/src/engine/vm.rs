@@ -7,10 +7,10 @@ use wideleaf_control::view::{Care, VmView, WorkView};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use super::SharedCare;
-use crate::carry;
 use crate::config::Wanted;
 use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
 use crate::guests::Found;
+use crate::persistent_counters;
 use crate::server::ConnectionId;
 use crate::share::Claim;
 use crate::state::Remembered;
@@ -134,7 +134,7 @@ impl Vm {
     pub(super) fn view(&self) -> VmView {
         let mut view = self.seen.clone();
         view.guarantee = self.wanted.guarantee;
-        view.work = view.work.map(|work| carry::continued(&self.before, &work));
+        view.work = view.work.map(|work| persistent_counters::continued(&self.before, &work));
         if let Some(reason) = &self.missed_because {
             view.notes.insert(0, format!("it is below its guarantee of {}: {reason}", self.wanted.guarantee));
         }
@@ -159,13 +159,16 @@ impl Vm {
     /// Record that survives the daemon. A registered VM comes back by itself: its process registers again.
     pub(super) fn remembered(&self) -> Option<Remembered> {
         let Hands::Attached(_) = self.hands else { return None };
-        let work =
-            self.seen.work.as_ref().map_or_else(|| self.before.clone(), |work| carry::continued(&self.before, work));
+        let work = self
+            .seen
+            .work
+            .as_ref()
+            .map_or_else(|| self.before.clone(), |work| persistent_counters::continued(&self.before, work));
         Some(Remembered {
             process: self.found.process,
             name: self.found.name.clone(),
             said: self.said.clone(),
-            work: carry::totals(&work),
+            work: persistent_counters::totals(&work),
         })
     }
 
@@ -181,7 +184,7 @@ impl Vm {
 }
 
 fn activity(view: &VmView) -> Activity {
-    view.work.as_ref().map_or((0, 0, 0), |work| (carry::actions(work), work.copied, work.budget_refusals))
+    view.work.as_ref().map_or((0, 0, 0), |work| (persistent_counters::actions(work), work.copied, work.budget_refusals))
 }
 
 /// `before` with the settings of `changes`, and without those that they unset.

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, PoolStatus, Settled};
 
 use super::*;
-use crate::rooms::Refusal;
+use crate::pool_reservations::Refusal;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
 /// Pages that an operator made before the test, all of them in use.

@@ -14,7 +14,7 @@ use wideleaf_control::protocol::{Answer, OrdinaryMemory, PoolRequest, RoomView};
 use wideleaf_memory::pool::Granted;
 
 use super::{Engine, locked, now_s};
-use crate::rooms::{self, Room};
+use crate::pool_reservations::{self, Room};
 
 impl Engine {
     /// Makes room for a domain. Room from an earlier start of it goes back first.
@@ -40,8 +40,8 @@ impl Engine {
             (others, table.config.host.low_free, table.rooms.len() - 1)
         };
         let mut spare = (self.doors.available)().map(|available| available.saturating_sub(to_be_kept));
-        let filled = rooms::take_ordinary(ordinary, &mut spare).and_then(|()| {
-            rooms::fill(&*self.doors.pools, &mut room, &others, spare, &mut |room| self.note(index, room))
+        let filled = pool_reservations::take_ordinary(ordinary, &mut spare).and_then(|()| {
+            pool_reservations::fill(&*self.doors.pools, &mut room, &others, spare, &mut |room| self.note(index, room))
         });
         if filled.is_ok() {
             let pages: u64 = room.grown.iter().map(Granted::pages).sum();
@@ -137,7 +137,7 @@ impl Engine {
                 (index, room.clone())
             };
             tracing::info!("room in the pool for {} goes back", room.domain);
-            rooms::empty(&*self.doors.pools, &mut room, &mut |room| self.note(index, room));
+            pool_reservations::empty(&*self.doors.pools, &mut room, &mut |room| self.note(index, room));
             next = index + usize::from(!self.close(index, &room));
         }
     }
@@ -150,7 +150,7 @@ impl Engine {
             open.map(|(index, room)| (index, room.clone())).collect()
         };
         for (index, mut room) in open {
-            rooms::settle(&*self.doors.pools, &mut room)?;
+            pool_reservations::settle(&*self.doors.pools, &mut room)?;
             self.book(index, &room);
         }
         Ok(())

@@ -12,8 +12,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::access_samples::AccessSamples;
 use super::history::HistorySample;
-use super::looks::Looks;
 use super::{HostConfig, Mmu, guest_mapping, windows_of};
 use crate::replay::feasible::{Ram, feasible};
 use crate::replay::{Costs, Tally, rows_of_page};
@@ -40,7 +40,7 @@ pub(super) struct StreamHost {
     /// Number of bits set in `touched`, per window.
     touched_pages: Vec<u16>,
     states: Vec<WindowState>,
-    looks: Looks,
+    looks: AccessSamples,
     reservations: Option<Reservations>,
     /// Page of the latest access: most accesses go to the same page again.
     latest_page: u64,
@@ -64,7 +64,7 @@ impl StreamHost {
             touched: vec![PageBits::default(); rows],
             touched_pages: vec![0; rows],
             states: vec![WindowState::default(); rows],
-            looks: Looks::new(rows),
+            looks: AccessSamples::new(rows),
             reservations: policy.reserves().map(Reservations::new),
             latest_page: u64::MAX,
             arena: config.arena,

@@ -53,7 +53,7 @@ const WORKERS: usize = 4;
 const STEP: Duration = Duration::from_millis(20);
 
 /// Views of unmanaged guests; see the module.
-pub(super) struct Looks {
+pub(super) struct Surveys {
     questions: Arc<Questions>,
     seen: Mutex<Seen>,
     changed: Condvar,
@@ -73,16 +73,16 @@ struct Seen {
     views: BTreeMap<ProcessId, Option<VmView>>,
 }
 
-impl Looks {
-    pub(super) fn new(questions: Arc<Questions>) -> Looks {
-        Looks { questions, seen: Mutex::default(), changed: Condvar::new(), patience: PATIENCE }
+impl Surveys {
+    pub(super) fn new(questions: Arc<Questions>) -> Surveys {
+        Surveys { questions, seen: Mutex::default(), changed: Condvar::new(), patience: PATIENCE }
     }
 
     /// The running guests: of a new scan, or where that takes long, of the latest.
     ///
     /// # Errors
     /// One line: the guests are not known, or not yet.
-    pub(super) fn found(self: &Arc<Looks>, guests: &Arc<dyn Guests>) -> Result<Vec<Found>, String> {
+    pub(super) fn found(self: &Arc<Surveys>, guests: &Arc<dyn Guests>) -> Result<Vec<Found>, String> {
         if !std::mem::replace(&mut self.seen().is_finding, true) {
             let (looks, guests) = (Arc::clone(self), Arc::clone(guests));
             let find = move || {
@@ -111,7 +111,7 @@ impl Looks {
     }
 
     /// Views of the unmanaged guests `found`.
-    pub(super) fn at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) -> Vec<VmView> {
+    pub(super) fn at(self: &Arc<Surveys>, guests: &Arc<dyn Guests>, found: &[Found]) -> Vec<VmView> {
         self.begin(guests, found);
         let until = Instant::now() + ANSWER_WITHIN;
         let mut seen = self.seen();
@@ -156,7 +156,7 @@ impl Looks {
         self.questions.ask(found.key(), self.patience, look).map_err(|no_answer| silent(&no_answer))
     }
 
-    fn begin(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) {
+    fn begin(self: &Arc<Surveys>, guests: &Arc<dyn Guests>, found: &[Found]) {
         let mut seen = self.seen();
         let is_fresh = seen.ended_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL);
         let is_known = |found: &Found| {
@@ -178,7 +178,7 @@ impl Looks {
         }
     }
 
-    fn round(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &[Found]) {
+    fn round(self: &Arc<Surveys>, guests: &Arc<dyn Guests>, found: &[Found]) {
         self.seen().views.retain(|process, _| found.iter().any(|found| found.process == *process));
         let queue: Mutex<VecDeque<&Found>> = Mutex::new(found.iter().collect());
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -197,7 +197,7 @@ impl Looks {
         self.end();
     }
 
-    fn look_at(self: &Arc<Looks>, guests: &Arc<dyn Guests>, found: &Found) {
+    fn look_at(self: &Arc<Surveys>, guests: &Arc<dyn Guests>, found: &Found) {
         let (looks, guests, of) = (Arc::clone(self), Arc::clone(guests), found.clone());
         // The view is stored even after the asking thread has given up.
         let look = move || {
@@ -248,13 +248,13 @@ mod tests {
     use super::*;
     use crate::guests::fake::FakeGuests;
 
-    fn looks() -> Arc<Looks> {
+    fn looks() -> Arc<Surveys> {
         let patience = Duration::from_millis(250);
-        Arc::new(Looks { patience, ..Looks::new(Arc::default()) })
+        Arc::new(Surveys { patience, ..Surveys::new(Arc::default()) })
     }
 
     /// Runs a round now, however recent the last one is, and waits for its end.
-    fn round(looks: &Arc<Looks>, guests: &FakeGuests) -> Vec<VmView> {
+    fn round(looks: &Arc<Surveys>, guests: &FakeGuests) -> Vec<VmView> {
         let door: Arc<dyn Guests> = Arc::new(guests.clone());
         let found = looks.found(&door).expect("they are seen");
         looks.round(&door, &found);

@@ -7,7 +7,7 @@ use crate::snapshot::{Snapshot, VmId, VmSnapshot};
 
 /// One value per window. A VM that appears, disappears or changes its windows starts with default values.
 #[derive(Clone, Debug, Default)]
-pub struct Remembered<T> {
+pub struct WindowMemory<T> {
     columns: Vec<Column<T>>,
 }
 
@@ -17,7 +17,7 @@ struct Column<T> {
     values: Vec<T>,
 }
 
-impl<T: Clone + Default> Remembered<T> {
+impl<T: Clone + Default> WindowMemory<T> {
     /// Makes the columns fit the snapshot. Takes constant time per VM if nothing has changed.
     pub fn fit(&mut self, snapshot: &Snapshot) {
         let same = |(column, vm): (&Column<T>, &VmSnapshot)| column.vm == vm.vm && column.values.len() == vm.len();
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn the_state_of_a_vm_survives_the_end_of_another() {
-        let mut remembered = Remembered::<u8>::default();
+        let mut remembered = WindowMemory::<u8>::default();
         remembered.fit(&Snapshot { host: None, vms: alloc::vec![vm(1, 2), vm(5, 3)] });
         remembered.of_vm(1)[2] = 7;
         remembered.fit(&Snapshot { host: None, vms: alloc::vec![vm(5, 3)] });

@@ -6,7 +6,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use wideleaf_policies::sampled::{Rotation, TouchFrequency};
+use wideleaf_policies::rotation::{Rotation, TouchFrequency};
 use wideleaf_policies::snapshot::AccessHistory;
 use wideleaf_policies::units::{Moment, WindowIndex};
 
@@ -14,7 +14,7 @@ use wideleaf_policies::units::{Moment, WindowIndex};
 const WINDOWS_PER_LOOK: usize = 64;
 
 /// The sensor, and its data on each window.
-pub(super) struct Looks {
+pub(super) struct AccessSamples {
     rotation: Rotation,
     histories: Vec<AccessHistory>,
     frequencies: Vec<TouchFrequency>,
@@ -24,9 +24,9 @@ pub(super) struct Looks {
     began_at: Moment,
 }
 
-impl Looks {
-    pub fn new(windows: usize) -> Looks {
-        Looks {
+impl AccessSamples {
+    pub fn new(windows: usize) -> AccessSamples {
+        AccessSamples {
             rotation: Rotation::default(),
             histories: vec![AccessHistory::default(); windows],
             frequencies: vec![TouchFrequency::default(); windows],

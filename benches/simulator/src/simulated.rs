@@ -11,7 +11,7 @@
 //!
 //! The policy is the one that runs on a live host, unchanged. It sees what sensors would report:
 //! - the pages that are present, from the first touch on;
-//! - for some windows at a time, whether they were touched within an interval, and how soon ([`wideleaf_policies::sampled`]);
+//! - for some windows at a time, whether they were touched within an interval, and how soon ([`wideleaf_policies::rotation`]);
 //! - the pages that hold only zeroes, which here are those that only a large page added;
 //! - the guest's page size, and the host's memory.
 //!
@@ -34,9 +34,9 @@ use wideleaf_policies::policy::Policy;
 use wideleaf_policies::snapshot::GuestMapping;
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
 
+mod access_samples;
 mod history;
 mod host;
-mod looks;
 
 pub use history::{History, HistorySample};
 

@@ -60,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// Looks for new guests and abandoned rooms.
+    /// Surveys for new guests and abandoned rooms.
     ///
     /// # Errors
     /// The running guests cannot be listed. That does not mean that none runs, so nothing is given back.
