@@ -34,8 +34,8 @@ pub enum NotComparable {
     },
     /// No cell has a figure in both results.
     #[error(
-        "cannot compare: A and B have nothing in common (no case and arm has a figure in both); choose results \
-     with common cases and arms"
+        "cannot compare: A and B have nothing in common (no case and arm has a figure in both); choose results with \
+         common cases and arms"
     )]
     NothingInCommon,
 }

@@ -128,11 +128,9 @@ impl Peer {
     pub fn arm(self) -> Arm {
         let (name, summary) = match self {
             Peer::Thp => ("host THP", "no manager; MADV_HUGEPAGE on all RAM, khugepaged at Linux's defaults"),
-            Peer::ThpTuned => (
-                "host THP, tuned",
-                "as host THP, khugepaged without a pause; its CPU time is counted \
-             as the manager's",
-            ),
+            Peer::ThpTuned => {
+                ("host THP, tuned", "as host THP, khugepaged without a pause; manager's CPU is khugepaged's")
+            }
             Peer::Hugetlb => ("hugetlb", "no manager; pages of the hugetlb pool, reserved on the host beforehand"),
             Peer::QemuThp => ("QEMU THP", "QEMU's microvm with the same image on memory-backend-ram"),
             Peer::QemuHugetlb => ("QEMU hugetlb", "as QEMU THP, on memory-backend-memfd,hugetlb=on,prealloc=on"),

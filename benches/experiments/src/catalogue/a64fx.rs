@@ -48,9 +48,7 @@ impl Catalogued for A64fx {
              unchanged?"
                 .into(),
             source: Some(
-                "the measurements of FLASH on an A64FX (seven runs without the fastest and the \
-             slowest)"
-                    .into(),
+                "the measurements of FLASH on an A64FX (seven runs without the fastest and the slowest)".into(),
             ),
             rounds: ROUNDS,
             arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
@@ -66,11 +64,7 @@ impl Catalogued for A64fx {
 fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
     let program = program(name);
     let run = [Pages::Base, Pages::Hugetlb, Pages::Thp].map(|pages| match name {
-        "amr 9 GiB" => Cell::Absent(
-            "left out: runs use at most 4 GiB, to leave memory for other work on the \
-         host"
-                .into(),
-        ),
+        "amr 9 GiB" => Cell::Absent("left out: runs use at most 4 GiB, to leave memory for other work".into()),
         _ => program.native(pages, host),
     });
     let simulated = ["4k", "64k", "2m"].map(|page| match seconds {
@@ -125,8 +119,7 @@ fn control(changed: &[String], same: &[String], unknown: &[String]) -> Vec<Strin
     let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
     let all = [
         sentence(
-            "The negative control fails here: time changed (in the published runs by at most 10 %, up or \
-         down)",
+            "The negative control fails here: time changed (in the published runs by at most 10 %, up or down)",
             changed,
         ),
         sentence("Time did not change, as published", same),

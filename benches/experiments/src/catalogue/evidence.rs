@@ -29,8 +29,8 @@ const ARMS: [(&str, &str); 6] = [
     ("promoted", "a guest that starts on 4 KiB pages and is promoted by `auto` while it runs"),
     (
         "predicted",
-        "predicted saving of 2 MiB pages for a process, from its accesses and the CPU's counters, and the \
-     actual saving",
+        "predicted saving of 2 MiB pages for a process, from its accesses and the CPU's counters, and the actual \
+         saving",
     ),
 ];
 const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
@@ -152,9 +152,7 @@ fn claims(results: &Results) -> Section {
     }
     if !*has_pmu {
         paragraphs.push(
-            "There is no PMU here: cycles per walk come from a pointer chase, not from the CPU's \
-         counters."
-                .into(),
+            "There is no PMU here: cycles per walk come from a pointer chase, not from the CPU's counters.".into(),
         );
     }
     let columns = vec![Column::text("claim"), Column::text("on this machine"), Column::number("ratio, 95 %")];
@@ -169,12 +167,8 @@ fn claims(results: &Results) -> Section {
     ];
     let row = |(claim, case, arm, to): (&str, &str, &str, &str)| {
         let comparison = Comparison::of(&results.ratios(case, arm, to, Metric::Figure), Better::Higher);
-        let said = comparison.map_or(
-            "cannot be shown on this \
-         machine"
-                .to_owned(),
-            |of| of.verdict.in_words().to_owned(),
-        );
+        let said =
+            comparison.map_or("cannot be shown on this machine".to_owned(), |of| of.verdict.in_words().to_owned());
         vec![claim.to_owned(), said, comparison.map_or("-".into(), |comparison| comparison.to_string())]
     };
     let tables = vec![Grid { caption: "Speed of GUPS".into(), columns, rows: rows.map(row).into() }];

@@ -85,9 +85,7 @@ impl Catalogued for FreeBsd {
              page-table walks?"
                 .into(),
             source: Some(
-                "the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI \
-             Sweep3D)"
-                    .into(),
+                "the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI Sweep3D)".into(),
             ),
             rounds: 6,
             arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
@@ -282,13 +280,8 @@ const COUNTERS: [(&str, Metric); 3] = [
 
 /// Direction in which superpages change the misses, simulated and published, and the factors between the counts.
 fn counters(results: &Results) -> Section {
-    let numbers = [
-        "DTLB misses, 2M : 4K, simulated",
-        "published",
-        "L2 misses of walks, 2M : 4K, \
-     simulated",
-        "published",
-    ];
+    let numbers =
+        ["DTLB misses, 2M : 4K, simulated", "published", "L2 misses of walks, 2M : 4K, simulated", "published"];
     let mut grid = Grid {
         caption: "Ratios of the counters, superpages to base pages; below 1 superpages reduce them".into(),
         columns: [Column::text("program")].into_iter().chain(numbers.map(Column::number)).collect(),
@@ -448,10 +441,7 @@ mod tests {
         assert_eq!(row("4KB", "fastest")[3..5], ["31.00", "244.1"]);
         assert_eq!(row("4KB", "slowest")[3..5], ["36.00", "286.0"]);
         assert!(
-            form.paragraphs[0].contains(
-                "cost time in the other: CG B (3.4 % \
-         published"
-            ),
+            form.paragraphs[0].contains("cost time in the other: CG B (3.4 % published"),
             "{:?}",
             form.paragraphs[0]
         );

@@ -189,15 +189,8 @@ fn costs(results: &Results) -> Section {
 }
 
 fn stream(results: &Results) -> Section {
-    let numbers = [
-        "base, MB/s",
-        "huge, MB/s",
-        "gain, %",
-        "published, base",
-        "published, huge (16 MiB)",
-        "published, \
-     gain, %",
-    ];
+    let numbers =
+        ["base, MB/s", "huge, MB/s", "gain, %", "published, base", "published, huge (16 MiB)", "published, gain, %"];
     let mut grid = Grid {
         caption: "STREAM's four functions, 3 x 44,739,240 words; means of the rounds".into(),
         columns: [Column::text("function")].into_iter().chain(numbers.map(Column::number)).collect(),
@@ -281,8 +274,7 @@ mod tests {
         assert_eq!(
             rows[3][..4],
             ["published, STREAM", "17.84", "-", "12.71"],
-            "12.7 of 17.8 %, as elsewhere in \
-         benches"
+            "12.7 of 17.8 %, as elsewhere in benches"
         );
     }
 

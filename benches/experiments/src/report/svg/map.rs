@@ -76,8 +76,7 @@ pub(super) fn draw(plot: &MapPlot) -> String {
             HPos::Center,
             TEXT_PX,
             GREY,
-            "time since the start of the timed \
-         part, s",
+            "time since the start of the timed part, s",
         );
     })
 }
