@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Guest: kernel, parameters, memory ─┬─▶ wideleaf run … --policy P              ours
-//!                                      ├─▶ wideleaf run … --host-page 2m          the kernel's THP at first touch, then khugepaged
+//!                                      ├─▶ wideleaf run … --host-page 2m          THP at first touch, then khugepaged
 //!                                      ├─▶ wideleaf run … --backing hugetlb       a pool, from the start
 //!                                      └─▶ qemu-system-x86_64 -M microvm …        THP and hugetlb in QEMU
 //! ```
@@ -128,9 +128,7 @@ impl Peer {
     pub fn arm(self) -> Arm {
         let (name, summary) = match self {
             Peer::Thp => ("host THP", "no manager; MADV_HUGEPAGE on all RAM, khugepaged at Linux's defaults"),
-            Peer::ThpTuned => {
-                ("host THP, tuned", "as host THP, khugepaged without a pause; manager's CPU is khugepaged's")
-            }
+            Peer::ThpTuned => ("host THP, tuned", "as host THP, khugepaged without pause; its CPU counts as manager's"),
             Peer::Hugetlb => ("hugetlb", "no manager; pages of the hugetlb pool, reserved on the host beforehand"),
             Peer::QemuThp => ("QEMU THP", "QEMU's microvm with the same image on memory-backend-ram"),
             Peer::QemuHugetlb => ("QEMU hugetlb", "as QEMU THP, on memory-backend-memfd,hugetlb=on,prealloc=on"),

@@ -2,7 +2,7 @@
 //! repeat a published form.
 //!
 //! ```text
-//!   published: saved 45.9 %   ours: 0.981 (0.962 - 1.004) of the time ──▶ "Published difference, indistinguishable here: CG B"
+//!   published: saved 45.9 %   ours: 0.981 (0.962 - 1.004) of the time ──▶ "…, indistinguishable here: CG B"
 //! ```
 
 use crate::metric::{Better, Metric};
