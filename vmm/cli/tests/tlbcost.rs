@@ -1,5 +1,6 @@
-//! `wideleaf tlbcost` as a person types it: a small measurement in a process, the same in a guest and kept, and what is refused before anything
-//! runs. Whether three runs agree depends on the machine's load, so what is checked holds either way.
+//! The user's view of `wideleaf tlbcost`: a small measurement in a process, the same in a guest with a saved
+//! result, and refusals before any run. The machine's load decides whether three runs agree, so the checks
+//! hold in either case.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -16,7 +17,7 @@ fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// A cell tells levels exactly where three runs agreed, and stops at ten.
+/// A cell has levels if and only if three runs agreed, and stops after ten runs.
 fn is_honest(cell: &Value) {
     let (agreed, runs, levels) = (&cell["agreed"], cell["runs"].as_u64().unwrap(), cell["levels"].as_array().unwrap());
     assert_eq!(*agreed == true, !levels.is_empty(), "{cell}");
@@ -29,7 +30,7 @@ fn is_honest(cell: &Value) {
 }
 
 #[test]
-fn a_process_is_measured_until_its_runs_agree_or_it_says_that_they_did_not() {
+fn a_process_is_measured_until_its_runs_agree_or_the_report_says_that_they_did_not() {
     let scratch = Scratch::new();
     let report = report_of(&scratch, &["--native", "--host-page=4k", "--bytes=1M"]);
     let cells = report["cells"].as_array().unwrap();
@@ -45,27 +46,27 @@ fn a_process_is_measured_until_its_runs_agree_or_it_says_that_they_did_not() {
 }
 
 #[test]
-fn pages_that_are_not_to_be_had_are_skipped_with_the_reason() {
+fn unavailable_pages_are_skipped_with_the_reason() {
     let report = report_of(&Scratch::new(), &["--native", "--host-page=1g"]);
     let why = report["cells"][0]["skipped"].as_str().unwrap();
-    // Without a pool that is the reason, and with one that a chase of 1 GiB pages needs eight of them.
+    // Without a pool, that is the reason. With a pool, the reason is that a chase of 1 GiB pages needs eight of them.
     assert!(why.contains("1 GiB") || why.contains("hugepages-1048576kB"), "{why}");
 }
 
 #[test]
-fn what_agreed_in_a_guest_is_kept_and_what_did_not_is_not() {
+fn a_guests_cost_is_saved_only_if_its_runs_agreed() {
     if !has_kvm() {
         return;
     }
     let scratch = Scratch::new();
     let path = scratch.path("cost.json");
     let save = format!("--save={}", path.display());
-    // 1 MiB shows no more than one level, so there is no cost of a whole miss to keep, and no file.
+    // 1 MiB shows at most one level, so there is no cost of a whole miss to save, and no file.
     let arguments = ["tlbcost", "--guest", "--guest-page=4k", "--host-page=4k", "--bytes=1M", &save];
     scratch.refuses(&arguments, 4, &["nothing was saved", "--bytes"]);
 }
 
-/// A prediction that ran to its end is whole, whatever the machine's load made of its figures.
+/// A prediction that ran to its end is complete, whatever the machine's load did to its numbers.
 fn is_whole(report: &Value) {
     let prediction = &report["prediction"];
     let number = |name: &str| prediction[name].as_f64().unwrap();
@@ -87,8 +88,8 @@ fn gups_is_predicted_from_all_of_its_updates() {
     let scratch = Scratch::new();
     let report = report_of(&scratch, &["--predict=gups", "--log2-words=16", "--rounds=1"]);
     is_whole(&report);
-    // 262,144 updates, each a load and a store of one line. Reckoned from HPCC's sequence alone, whose 128 streams are related: a ninth of
-    // them come again to a line that is among those kept in mind.
+    // 262,144 updates, each a load and a store of one line. The number is computed from HPCC's sequence alone, which
+    // has 128 related streams: a ninth of the updates return to a line that is still remembered.
     let visits = report["prediction"]["visits"].as_u64().unwrap();
     assert_eq!(visits, 233_302);
     assert_eq!(report["prediction"]["replayed"], visits);
@@ -97,7 +98,7 @@ fn gups_is_predicted_from_all_of_its_updates() {
 }
 
 #[test]
-fn a_benchmark_with_iterations_is_predicted_from_one_of_them() {
+fn a_benchmark_with_iterations_is_predicted_from_one_iteration() {
     let report = report_of(&Scratch::new(), &["--predict=npb.mg", "--class=S", "--rounds=1"]);
     is_whole(&report);
     let iterations = report["prediction"]["iterations"].as_array().unwrap();
@@ -106,7 +107,7 @@ fn a_benchmark_with_iterations_is_predicted_from_one_of_them() {
 }
 
 #[test]
-fn a_prediction_says_what_its_bound_assumes() {
+fn a_prediction_names_the_assumptions_of_its_bound() {
     let scratch = Scratch::new();
     let arguments = ["tlbcost", "--predict=npb.is", "--class=S", "--rounds=1"];
     let output = scratch.wideleaf(&arguments).assert().success().stderr("");
@@ -125,7 +126,7 @@ fn a_prediction_says_what_its_bound_assumes() {
 }
 
 #[test]
-fn a_prediction_that_is_interrupted_leaves_nothing() {
+fn an_interrupted_prediction_leaves_nothing() {
     let scratch = Scratch::new();
     let mut run = Running::start(&scratch, &["tlbcost", "--predict=npb.cg", "--class=A", "--output=result"]);
     run.wait_for("comm", |name| name == "kernel\n");
@@ -137,7 +138,7 @@ fn a_prediction_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-fn an_interrupted_recording_takes_its_process_along() {
+fn an_interrupted_recording_ends_its_process() {
     let scratch = Scratch::new();
     let run = Running::start(&scratch, &["tlbcost", "--predict=npb.cg", "--class=A", "--output=result"]);
     let process = run.0.id();
@@ -153,7 +154,7 @@ fn an_interrupted_recording_takes_its_process_along() {
     assert!(!std::path::Path::new(&format!("/proc/{recorder}")).exists());
 }
 
-/// Processes whose parent is this one (proc(5): the fourth field of `stat`).
+/// Processes with this parent (proc(5): the fourth field of `stat`).
 fn children_of(parent: u32) -> Vec<u32> {
     let parent_of = |process: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -165,7 +166,7 @@ fn children_of(parent: u32) -> Vec<u32> {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_line() {
+fn invalid_arguments_are_refused_in_one_line() {
     let scratch = Scratch::new();
     scratch.refuses(&["tlbcost", "--predict", "nothing"], 2, &["there is no such kernel", "wideleaf kernels"]);
     scratch.refuses(&["tlbcost", "--predict", "gups", "--class", "A"], 2, &["gups has no classes"]);
