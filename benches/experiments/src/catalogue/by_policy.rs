@@ -189,7 +189,7 @@ impl Standing {
         let own = self.bloat_of_auto().filter(|_| !self.is_lean())?;
         let less = self.bloat.iter().filter(|(_, mib)| own - mib > BLOAT_SAME_MIB);
         let less: Vec<String> = less.map(|(name, mib)| format!("{name} {}", number(*mib))).collect();
-        Some(format!("{}: {} MiB; other policies have less ({} MiB)", self.case, number(own), less.join(", ")))
+        Some(format!("{}: {} MiB, but other policies have less ({} MiB)", self.case, number(own), less.join(", ")))
     }
 }
 
@@ -331,7 +331,7 @@ pub(super) mod tests {
         let both = standing(Some(&[0.5; 6]), &[("never", 0.0), ("thp", 32.0), (AUTO, 64.0)]);
         assert_eq!(both.speed_in_words(), "GUPS (0.500 (0.500 - 0.500) of greedy's figure)");
         let fat = both.too_fat().expect("other policies have less");
-        assert_eq!(fat, "GUPS: 64.00 MiB; other policies have less (never 0, thp 32.00 MiB)");
+        assert_eq!(fat, "GUPS: 64.00 MiB, but other policies have less (never 0, thp 32.00 MiB)");
         assert_eq!(standing(None, &[(AUTO, 0.0)]).too_fat(), None);
     }
 

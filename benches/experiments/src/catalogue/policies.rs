@@ -232,7 +232,7 @@ mod tests {
         assert!(slow.starts_with("auto is slower than the fastest other policy in 13 of 13 cases: GUPS"), "{slow}");
         assert!(slow.contains("GUPS (0.800 (0.800 - 0.800) of greedy's figure);"), "{slow}");
         let fat = first(&figures(1.5, 64.0));
-        assert!(fat.contains("MG W: 64.00 MiB; other policies have less (never 0, thp 20.00 MiB)"), "{fat}");
+        assert!(fat.contains("MG W: 64.00 MiB, but other policies have less (never 0, thp 20.00 MiB)"), "{fat}");
         assert!(!fat.contains("figure"), "auto is as fast: {fat}");
         let good = first(&figures(1.48, 2.0));
         assert!(

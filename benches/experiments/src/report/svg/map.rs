@@ -105,7 +105,7 @@ fn panels(map: &MemoryMap, windows_of_ram: usize) -> Vec<Panel<'_>> {
     let shown = windows_of(map);
     let mib = |windows: usize| windows as f64 * WINDOW_MIB;
     let above = match shown < windows_of_ram {
-        true => format!(", {} of {} (the rest was never backed)", mib(shown), mib(windows_of_ram)),
+        true => format!(", {} of {} (rest never backed)", mib(shown), mib(windows_of_ram)),
         false => String::new(),
     };
     let inferred = match agreement(map) {
@@ -120,7 +120,7 @@ fn panels(map: &MemoryMap, windows_of_ram: usize) -> Vec<Panel<'_>> {
         Panel { title: title.into(), above, legend, letters, color: size_color, together: of_sizes, map }
     };
     let heat = Panel {
-        title: "heat: share of samples in which the guest had touched the window".into(),
+        title: "heat: share of samples with an access by the guest".into(),
         above: above.clone(),
         legend: heat_keys(),
         letters: |column| &column.heat,
@@ -163,7 +163,7 @@ impl Panel<'_> {
             (MARGIN, y + LINE / 2),
             HPos::Left,
             TEXT_PX,
-            &format!("{}; vertical axis: guest-physical MiB{}", self.title, self.above),
+            &format!("{}; vertical: guest-physical MiB{}", self.title, self.above),
         );
         canvas.legend(y + LINE, &self.entries(), |index, from, to| {
             self.cell(canvas, self.legend[index].letter, from, to);
@@ -288,7 +288,7 @@ mod tests {
         let backing: Vec<&str> = drawn.columns.iter().map(|column| &*column.backing).collect();
         assert_eq!(backing, ["44.", "4.2", "..."]);
         assert!(drawn.columns.iter().all(|column| column.heat.len() == 3 && column.second_level.len() == 3));
-        assert!(panels(&drawn, 8)[0].above.contains("6 of 16 (the rest was never backed)"));
+        assert!(panels(&drawn, 8)[0].above.contains("6 of 16 (rest never backed)"));
         let none = MemoryMap { columns: vec![column("...")], ..MemoryMap::default() };
         assert_eq!(windows_of(&up_to_last_backed(&none)), 3);
         assert_eq!(panels(&none, 3)[0].above, "");

@@ -118,5 +118,5 @@ fn a_map_shows_kvms_counts_beside_the_inferred_mappings() {
     assert!(texts.contains("(at the end 192 in 2 MiB; KVM counts 190)"), "{texts}");
     assert!(texts.contains("|4 KiB|") && texts.contains("|not known|"), "{texts}");
     // The last 32 windows are never backed: the picture ends before them, and says so.
-    assert!(texts.contains("MiB, 448 of 512 (the rest was never backed)") && !texts.contains("|nothing|"), "{texts}");
+    assert!(texts.contains("MiB, 448 of 512 (rest never backed)") && !texts.contains("|nothing|"), "{texts}");
 }
