@@ -218,8 +218,8 @@ fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
     let of_promotions = |of: fn(&Promotion) -> f64| median(promotions.iter().map(of).collect());
     let window_p99 = of_promotions(|promotion| promotion.window_p99_ms);
     println!(
-        "  medians of {} rounds; all guests verified their table. To {:.1} % on huge pages in {:.2} s; a window \
-         occupies the host for {window_p99:.2} ms (p99), {:.2} ms (max)",
+        "  medians of {} rounds; all guests verified their table. To {:.1} % on huge pages in {:.2} s; host's time \
+         per window {window_p99:.2} ms (p99), {:.2} ms (max)",
         attached.len(),
         of_promotions(|promotion| promotion.reached),
         of_promotions(|promotion| promotion.took.as_secs_f64()),

@@ -227,7 +227,7 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
             format!("{shown} in {} of {cases} cases: {}.", fast.len(), names(&fast))
         }),
         Some(bloat),
-        (unknown > 0).then(|| format!("In {unknown} more cases auto cannot be compared.")),
+        (unknown > 0).then(|| format!("Cases in which auto cannot be compared: {unknown}.")),
     ];
     vec![paragraphs.into_iter().flatten().collect::<Vec<_>>().join(" ")]
 }

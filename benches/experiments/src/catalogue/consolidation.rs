@@ -81,8 +81,8 @@ impl Catalogued for Consolidation {
     fn lead(&self, results: &Results) -> Vec<String> {
         let cases = results.experiment.cases.iter();
         let told: Vec<String> = cases.flat_map(|case| slower_beside(results, &case.name)).collect();
-        let what = "The figure covers the hot guests alone. Other guests beside them, which it does not include, are \
-            slower than under never";
+        let what = "The figure covers the hot guests alone. Other guests, which it does not cover, are slower than \
+            under never";
         if told.is_empty() { vec![] } else { vec![format!("{what}: {}.", told.join("; "))] }
     }
 

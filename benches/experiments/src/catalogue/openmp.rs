@@ -191,8 +191,8 @@ fn misses(results: &Results) -> Section {
 const NOTES: [&str; 3] = [
     "Misses are simulated: the Opteron 270 has K8's TLB. One thread represents all threads, so they do not reflect \
      that each thread has a TLB for its own quarter of the arrays.",
-    "BT and SP in the reference's order, class A. FreeBSD's measurements on such an Opteron contradict the published \
-     ones: in these BT and SP of class B miss more often on 2 MiB pages.",
+    "BT and SP in the reference's order, class A. FreeBSD's measurements on such an Opteron contradict the OpenMP \
+     paper: in them BT and SP of class B miss more often on 2 MiB pages.",
     "ITLB misses are absent: recorded accesses have no instruction fetches. The published ones are at most 0.45 per \
      second (MG), about 90 cycles per second.",
 ];

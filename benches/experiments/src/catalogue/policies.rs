@@ -248,7 +248,7 @@ mod tests {
         results.runs.retain(|run| run.case != "GUPS" || run.arm != AUTO);
         let lead = Policies.lead(&results);
         assert!(
-            lead[0].contains("in 12 of 12 cases") && lead[0].ends_with("In 1 more cases auto cannot be compared."),
+            lead[0].contains("in 12 of 12 cases") && lead[0].ends_with("Cases in which auto cannot be compared: 1."),
             "{lead:?}"
         );
     }

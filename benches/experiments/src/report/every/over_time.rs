@@ -92,7 +92,7 @@ fn maps(results: &Results, section: &mut Section) {
     }
     if let Some((difference, cell)) = seen.iter().max_by_key(|(difference, _)| difference) {
         section.paragraphs.push(format!(
-            "Which windows the second level maps in which size is inferred, since KVM counts only totals. Over all \
+            "The page size of each window in the second level is inferred, since KVM counts only totals. Over all \
              maps and instants, the inferred number of 2 MiB windows and KVM's count of such mappings differ by at \
              most {difference} ({cell}). KVM maps a window when the guest touches it, so its count may be lower."
         ));
