@@ -25,7 +25,7 @@ const ALWAYS_DIFFERENT: [&str; 4] =
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotComparable {
     /// The results are of different experiments.
-    #[error("cannot compare: A has results of {a}, B of {b}; only results of the same experiment are comparable")]
+    #[error("A has results of {a}, B of {b}; only results of the same experiment are comparable")]
     Experiments {
         /// Name of A's experiment.
         a: String,
@@ -34,7 +34,7 @@ pub enum NotComparable {
     },
     /// No cell has a figure in both results.
     #[error(
-        "cannot compare: A and B have nothing in common (no case and arm has a figure in both); choose results with \
+        "A and B have nothing in common (no case and arm has a figure in both); choose results with \
          common cases and arms"
     )]
     NothingInCommon,

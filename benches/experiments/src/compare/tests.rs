@@ -64,7 +64,7 @@ fn different_experiments_and_results_without_common_figures_are_refused() {
     let refused = report(&a, &b).expect_err("another experiment").to_string();
     assert_eq!(
         refused,
-        "cannot compare: A has results of made-by-hand, B of another; only results of the same experiment are \
+        "A has results of made-by-hand, B of another; only results of the same experiment are \
          comparable"
     );
     let mut nothing = fixture::results();
